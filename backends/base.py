@@ -1,0 +1,72 @@
+"""The contract between the engine loop and an engine adapter."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from lmi_handlers.outputs import TokenOutput
+from lmi_handlers.properties import ServingProperties
+from lmi_handlers.request import TokenRequest
+
+
+class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """The model on disk, as the engine process has resolved it. `path` is None for a backend that needs no model."""
+
+    path: Path | None
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a loaded backend can do. Sent to the web workers; asking for more is the client's 4xx, never a silent drop.
+
+    `max_model_len` counts prompt and generated tokens together. `max_logprobs` bounds `logprobs` and `prompt_logprobs`.
+    `unsupported` names the `SamplingParams` fields that this backend cannot honour.
+    """
+
+    backend: str
+    max_model_len: int
+    vocab_size: int
+    max_logprobs: int = 20
+    unsupported: tuple[str, ...] = ()
+
+
+class Backend(ABC):
+    """One loaded model. One thread calls it, so adapters need no locks.
+
+    A method that raises `RequestFailed` or `InvalidRequest` fails the request at hand; any other exception, or the end of
+    the process, is the engine's death. Adapters turn their engine's exceptions into these at their own boundary.
+    """
+
+    needs_model: ClassVar[bool] = True
+    """False for an engine that generates without weights; it is then given a byte-level tokenizer."""
+
+    @classmethod
+    @abstractmethod
+    def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> Backend:
+        """Load the model. `report` takes a short phase such as "loading weights" for `/ping`. Raises `ConfigError`."""
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What this engine, with this model, can do."""
+
+    @abstractmethod
+    def add_request(self, request: TokenRequest) -> None:
+        """Start a sequence; its first output comes from a later `step`. Raises `InvalidRequest` if it never can."""
+
+    @abstractmethod
+    def abort(self, request_id: str) -> None:
+        """Forget a sequence: no output of it comes from any later `step`. Unknown ids are ignored."""
+
+    @abstractmethod
+    def step(self) -> list[TokenOutput]:
+        """Advance every running sequence and return what is new. Each sequence ends with exactly one output that has a finish reason."""
+
+    def close(self) -> None:
+        """Give back what the process exit would not."""

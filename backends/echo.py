@@ -1,0 +1,174 @@
+"""`echo`: a deterministic engine without a model, for tests, benchmarks and the development of clients.
+
+It answers with the prompt, over and over until `max_tokens`; without `ignore_eos` it ends the sequence after one round.
+`option.echo_tokens_per_second` paces each sequence. With `option.echo_faults=true` a prompt may ask for trouble: the words
+
+    RAISE@3   the request fails at its third token
+    DIE@3     the process is killed there, as the kernel kills one that is out of memory
+    CRASH@3   `step` raises, which ends the engine for every request
+    SLEEP@3   one step takes `option.echo_load_seconds` seconds
+    HANG@3    the sequence never produces another token, and never ends
+
+`option.echo_fault` makes loading itself slow (`slow_load`, by `option.echo_load_seconds`), fail (`raise_in_load`) or die
+(`exit_in_load`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+
+from backends.base import Backend, Capabilities, ModelFiles
+from lmi_handlers.errors import ConfigError, InvalidRequest
+from lmi_handlers.outputs import FinishReason, TokenOutput
+from lmi_handlers.properties import ServingProperties
+from lmi_handlers.request import TokenRequest
+
+MAX_MODEL_LEN = 1 << 20
+_FAULT = re.compile(rb"\b(RAISE|DIE|CRASH|SLEEP|HANG)@(\d+)\b")
+_PAUSE = 0.001
+_LOGPROB = -0.5
+
+
+class _Sequence:
+    """A prompt on its way back."""
+
+    def __init__(self, request: TokenRequest, max_tokens: int, fault: tuple[str, int] | None) -> None:
+        self.request = request
+        self.max_tokens = max_tokens
+        self.fault = fault
+        self.produced = 0
+        self.started = time.monotonic()
+
+
+class EchoBackend(Backend):
+    """Repeats prompts. One token per sequence and step, at most `tokens_per_second` for each sequence."""
+
+    needs_model = False
+
+    def __init__(
+        self, model: ModelFiles, *, max_model_len: int, tokens_per_second: float, faults: bool, sleep_seconds: float
+    ) -> None:
+        self._eos_token_id = model.eos_token_ids[0] if model.eos_token_ids else None
+        self._capabilities = Capabilities(
+            backend="echo", max_model_len=max_model_len, vocab_size=model.vocab_size, max_logprobs=20
+        )
+        self._tokens_per_second = tokens_per_second
+        self._faults = faults
+        self._sleep_seconds = sleep_seconds
+        self._sequences: dict[str, _Sequence] = {}
+
+    @classmethod
+    def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> EchoBackend:
+        """Load nothing, at the pace and with the outcome that the options ask for."""
+        fault = properties.echo_fault
+        if fault == "exit_in_load":
+            os._exit(3)
+        if fault == "raise_in_load":
+            raise ConfigError("option.echo_fault=raise_in_load: the echo backend fails to load, as it was asked to")
+        if fault == "slow_load":
+            report("pretending to load weights")
+            time.sleep(properties.echo_load_seconds)
+        return cls(
+            model,
+            max_model_len=properties.max_model_len or MAX_MODEL_LEN,
+            tokens_per_second=properties.echo_tokens_per_second or math.inf,
+            faults=properties.echo_faults,
+            sleep_seconds=properties.echo_load_seconds,
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """No limits to speak of."""
+        return self._capabilities
+
+    def add_request(self, request: TokenRequest) -> None:
+        """Take the prompt; raises `InvalidRequest` if it fills the model length."""
+        prompt = request.prompt_token_ids
+        limit = self._capabilities.max_model_len
+        if not prompt or len(prompt) >= limit:
+            raise InvalidRequest(f"has {len(prompt)} tokens; from 1 to {limit - 1} are possible", field="inputs")
+        max_tokens = min(request.sampling_params.max_tokens or limit, limit - len(prompt))
+        self._sequences[request.request_id] = _Sequence(request, max_tokens, self._fault_in(prompt))
+
+    def abort(self, request_id: str) -> None:
+        """Forget the sequence."""
+        self._sequences.pop(request_id, None)
+
+    def step(self) -> list[TokenOutput]:
+        """One token for every sequence whose time has come."""
+        now = time.monotonic()
+        outputs = [output for sequence in list(self._sequences.values()) if (output := self._advance(sequence, now))]
+        for output in outputs:
+            if output.finish_reason is not None:
+                del self._sequences[output.request_id]
+        if not outputs:
+            time.sleep(_PAUSE)
+        return outputs
+
+    def _advance(self, sequence: _Sequence, now: float) -> TokenOutput | None:
+        if now - sequence.started < sequence.produced / self._tokens_per_second:
+            return None
+        request = sequence.request
+        if sequence.fault is not None and sequence.produced + 1 >= sequence.fault[1]:
+            fault = sequence.fault[0]
+            if fault == "RAISE":
+                return TokenOutput(
+                    request_id=request.request_id,
+                    token_ids=[],
+                    finish_reason=FinishReason.ERROR,
+                    error=f"the echo backend failed at token {sequence.produced + 1}, as the prompt asked",
+                )
+            if fault == "DIE":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if fault == "CRASH":
+                raise RuntimeError("the echo backend crashed, as the prompt asked")
+            if fault == "HANG":
+                return None
+            sequence.fault = None
+            time.sleep(self._sleep_seconds)
+        params, prompt = request.sampling_params, request.prompt_token_ids
+        ends = (
+            sequence.produced == len(prompt)
+            and not params.ignore_eos
+            and sequence.produced >= params.min_tokens
+            and self._eos_token_id is not None
+        )
+        token_id = self._eos_token_id if ends and self._eos_token_id is not None else prompt[sequence.produced % len(prompt)]
+        sequence.produced += 1
+        finish_reason = None
+        if ends:
+            finish_reason = FinishReason.EOS_TOKEN
+        elif token_id in params.stop_token_ids and sequence.produced >= params.min_tokens:
+            finish_reason = FinishReason.STOP_SEQUENCE
+        elif sequence.produced >= sequence.max_tokens:
+            finish_reason = FinishReason.LENGTH
+        top = params.logprobs
+        return TokenOutput(
+            request_id=request.request_id,
+            token_ids=[token_id],
+            logprobs=None if top is None else [_LOGPROB],
+            top_logprobs=None if not top else [self._top(token_id, top)],
+            prompt_logprobs=self._prompt_logprobs(sequence),
+            finish_reason=finish_reason,
+        )
+
+    def _top(self, token_id: int, count: int) -> list[tuple[int, float]]:
+        others = [(token_id + step) % self._capabilities.vocab_size for step in range(1, count)]
+        return [(token_id, _LOGPROB), *((other, _LOGPROB - rank) for rank, other in enumerate(others, 1))]
+
+    def _prompt_logprobs(self, sequence: _Sequence) -> list[float | None] | None:
+        if sequence.produced != 1 or sequence.request.sampling_params.prompt_logprobs is None:
+            return None
+        return [None, *[_LOGPROB] * (len(sequence.request.prompt_token_ids) - 1)]
+
+    def _fault_in(self, prompt: list[int]) -> tuple[str, int] | None:
+        if not self._faults:
+            return None
+        # Only the byte tokenizer's ids spell out the prompt; with a real model's tokenizer there are no faults to find.
+        match = _FAULT.search(bytes(token_id for token_id in prompt if token_id < 256))
+        return (match[1].decode(), int(match[2])) if match else None

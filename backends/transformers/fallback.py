@@ -1,0 +1,53 @@
+"""The slow way that is right for every model: each sequence by itself, with the library's own cache."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from backends.transformers.runner import Runner
+from backends.transformers.sequence import Chunk, Sequence
+
+
+class SequentialRunner(Runner):
+    """One forward of batch 1 for each chunk, as the library's `generate` would do it.
+
+    What a model carries from token to token, keys and values or a recurrent state, stays in the keyword arguments that
+    the library hands on from one forward to the next, so no kind of cache is known here.
+    """
+
+    takes_partial_prompts = False
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._device: torch.device = model.get_input_embeddings().weight.device
+        self._keeps_last_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._kwargs: dict[int, dict[str, Any]] = {}
+
+    def forward(self, chunks: list[Chunk]) -> torch.Tensor:
+        """Compute the chunks one after the other."""
+        with torch.inference_mode():
+            return torch.cat([self._forward_one(chunk) for chunk in chunks])
+
+    def release(self, sequence: Sequence) -> None:
+        """Drop the sequence's cache."""
+        self._kwargs.pop(id(sequence), None)
+
+    def _forward_one(self, chunk: Chunk) -> torch.Tensor:
+        input_ids = torch.tensor([chunk.sequence.token_ids[: chunk.stop]], device=self._device)
+        kwargs = self._kwargs.get(id(chunk.sequence))
+        first = kwargs is None
+        if kwargs is None:
+            kwargs = {"use_cache": True, "attention_mask": torch.ones_like(input_ids)}
+        if self._keeps_last_logits:
+            kwargs["logits_to_keep"] = chunk.num_logits
+        inputs = self._model.prepare_inputs_for_generation(
+            input_ids, next_sequence_length=chunk.stop - chunk.start, is_first_iteration=first, **kwargs
+        )
+        output = self._model(**inputs, return_dict=True)
+        # The library has no public name for this half of its generation protocol; models override it, so do call it.
+        self._kwargs[id(chunk.sequence)] = self._model._update_model_kwargs_for_generation(output, kwargs)  # noqa: SLF001
+        logits: torch.Tensor = output.logits[0, -chunk.num_logits :]
+        return logits

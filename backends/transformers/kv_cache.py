@@ -1,0 +1,59 @@
+"""Keys and values of the running sequences: one slot each, written in place."""
+
+from __future__ import annotations
+
+import torch
+
+# A multiple of what the CPU's attention kernel takes at a time, and little enough to waste.
+BLOCK_SIZE = 256
+
+
+class KVCache:
+    """For each layer, keys `[slots, positions, kv_heads, head_dim]` and values likewise.
+
+    Layers appear as they are first written, since their shapes are the model's own affair. Room grows in both
+    directions as it is asked for and is not given back: what was needed once will be needed again.
+    """
+
+    def __init__(self) -> None:
+        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.num_slots = 0
+        self.num_positions = 0
+
+    def reserve(self, num_slots: int, num_positions: int) -> None:
+        """Make room for at least `num_slots` sequences of `num_positions` tokens, what is stored kept."""
+        if num_slots <= self.num_slots and num_positions <= self.num_positions:
+            return
+        if num_slots > self.num_slots:
+            self.num_slots = max(num_slots, 2 * self.num_slots)
+        if num_positions > self.num_positions:
+            self.num_positions = -(-num_positions // BLOCK_SIZE) * BLOCK_SIZE
+        for layer, (keys, values) in self._layers.items():
+            self._layers[layer] = self._grown(keys), self._grown(values)
+
+    def write(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor, index: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store `[tokens, kv_heads, head_dim]` at `index` (slot * num_positions + position); return the whole layer."""
+        if layer not in self._layers:
+            self._layers[layer] = self._empty(keys), self._empty(values)
+        stored_keys, stored_values = self._layers[layer]
+        stored_keys.flatten(0, 1).index_copy_(0, index, keys)
+        stored_values.flatten(0, 1).index_copy_(0, index, values)
+        return stored_keys, stored_values
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of slot `source` over slot `target`."""
+        for keys, values in self._layers.values():
+            keys[target, :length] = keys[source, :length]
+            values[target, :length] = values[source, :length]
+
+    def _empty(self, like: torch.Tensor) -> torch.Tensor:
+        # Zeros, not whatever the memory holds: a masked position still counts zero times its value, and zero times
+        # not-a-number is not zero.
+        return like.new_zeros(self.num_slots, self.num_positions, *like.shape[1:])
+
+    def _grown(self, stored: torch.Tensor) -> torch.Tensor:
+        grown = stored.new_zeros(self.num_slots, self.num_positions, *stored.shape[2:])
+        grown[: stored.shape[0], : stored.shape[1]] = stored
+        return grown

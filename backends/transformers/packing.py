@@ -1,0 +1,143 @@
+"""Linear layers for the CPU: weights kept in the layout that oneDNN computes in, siblings of one input as one product.
+
+PyTorch's own linear converts its weight to that layout on every call, which for few tokens costs more than the product.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class PackedLinear(nn.Module):
+    """`torch.nn.Linear` for inference on the CPU, `[..., in_features]` to `[..., out_features]`."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach())  # noqa: SLF001 (as torch.compile calls it)
+        self._bias = None if bias is None else bias.detach()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the layer."""
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")  # noqa: SLF001
+        return out
+
+
+class MergedLinear:
+    """Several linear layers that always get the same input, computed as one product and handed out in parts."""
+
+    def __init__(self, linears: list[nn.Linear]) -> None:
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        bias = None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
+        self._linear = PackedLinear(weight, bias)
+        self._sizes = [linear.out_features for linear in linears]
+        self._input: torch.Tensor | None = None
+        self._parts: list[torch.Tensor | None] = []
+
+    def part(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        """Return the output of the layer `number` for `x`; the first to ask has them all computed."""
+        part = self._parts[number] if x is self._input else None
+        if part is None:
+            self._input = x
+            self._parts = list(self._linear(x).split(self._sizes, dim=-1))
+            part = self._parts[number]
+            assert part is not None  # noqa: S101 (for the type checker)
+        self._parts[number] = None
+        if not any(other is not None for other in self._parts):
+            self._input = None
+        return part
+
+
+class LinearPart(nn.Module):
+    """Stands where one of the layers of a `MergedLinear` stood."""
+
+    def __init__(self, merged: MergedLinear, number: int, linear: nn.Linear) -> None:
+        super().__init__()
+        self.out_features, self.in_features = linear.weight.shape
+        self._merged = merged
+        self._number = number
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the layer."""
+        return self._merged.part(self._number, x)
+
+
+class LinearInputs:
+    """Watches one forward of a model for which linear layers are fed by the same tensor.
+
+    Use as a context manager around the forward; `siblings` then has the names, each list in the order of the calls.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._handles: list[Any] = []
+        self._seen: dict[tuple[str, int], list[str]] = defaultdict(list)
+        self._alive: list[torch.Tensor] = []  # an id is a name only as long as what it names lives
+
+    def __enter__(self) -> LinearInputs:
+        for name, module in self._model.named_modules():
+            if type(module) is nn.Linear:
+                self._handles.append(module.register_forward_pre_hook(self._note(name)))
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._alive.clear()
+
+    @property
+    def siblings(self) -> list[list[str]]:
+        """Names of layers under one parent that got the very same tensor, where there are two or more."""
+        calls = defaultdict[str, int](int)
+        for names in self._seen.values():
+            for name in names:
+                calls[name] += 1
+        groups = ([name for name in names if calls[name] == 1] for names in self._seen.values())
+        return [names for names in groups if len(names) > 1]
+
+    def _note(self, name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
+        def hook(_module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+            self._alive.append(args[0])
+            self._seen[name.rpartition(".")[0], id(args[0])].append(name)
+
+        return hook
+
+
+def can_pack(model: nn.Module) -> bool:
+    """Return whether every weight is on the CPU, in a type that oneDNN takes here, and no hook moves it about."""
+    supported = {torch.float32}
+    if torch.backends.mkldnn.is_available():
+        if torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001 (as torch.compile asks)
+            supported.add(torch.bfloat16)
+        if torch.ops.mkldnn._is_mkldnn_fp16_supported():  # noqa: SLF001 (as torch.compile asks)
+            supported.add(torch.float16)
+        moved = any(hasattr(module, "_hf_hook") for module in model.modules())
+        return not moved and all(p.device.type == "cpu" and p.dtype in supported for p in model.parameters())
+    return False
+
+
+def pack(model: nn.Module, siblings: list[list[str]]) -> dict[str, nn.Module]:
+    """Replace every plain `nn.Linear` in `model`, the `siblings` by parts of one; return what stood there by name."""
+    linears: dict[str, nn.Linear] = {n: m for n, m in model.named_modules() if type(m) is nn.Linear}
+    replaced: dict[str, nn.Module] = dict(linears)
+    packed: dict[str, nn.Module] = {}
+    for names in siblings:
+        group = [linears[name] for name in names]
+        if len({(linear.in_features, linear.weight.dtype, linear.bias is None) for linear in group}) == 1:
+            merged = MergedLinear(group)
+            packed |= {name: LinearPart(merged, i, linears[name]) for i, name in enumerate(names)}
+    packed |= {n: PackedLinear(m.weight, m.bias) for n, m in linears.items() if n not in packed}
+    unpack(model, packed)
+    return replaced
+
+
+def unpack(model: nn.Module, modules: dict[str, nn.Module]) -> None:
+    """Put `modules` in their places in `model`, by name."""
+    for name, module in modules.items():
+        parent, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, module)

@@ -1,0 +1,238 @@
+"""Choosing the next token of many sequences at once.
+
+Everything is a handful of passes over `[rows, vocabulary]`. Two things that torch offers for this are left out because
+they are slow there: `multinomial` (an exponential a token) gives way to the inverse of the cumulative distribution, and
+a full sort to `topk`, which grows until it holds the nucleus.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import torch
+
+from lmi_handlers.sampling_params import SamplingParams
+
+# Below this a temperature only overflows; the most probable token is all that is left of the distribution.
+MIN_TEMPERATURE = 1e-5
+
+_BELOW_ONE = 1.0 - 2.0**-24  # the largest float32 under 1
+_NUCLEUS_SIZES = (64, 1024)
+
+Value = TypeVar("Value", int, float)
+
+
+class SamplerState:
+    """What the sampler must remember of one sequence: its parameters, its random numbers, what it has seen.
+
+    `stop_ids` are the ids that end the sequence, which `min_tokens` holds back. A sequence's random numbers come from
+    its own generator, one for each token, so that its tokens do not depend on who else is in the batch.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_token_ids: list[int],
+        stop_ids: set[int],
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        self.params = params
+        self.greedy = params.temperature < MIN_TEMPERATURE
+        self.num_generated = 0
+        self._random = random.Random(params.seed)  # noqa: S311 (nothing secret; None takes the system's entropy)
+        self._seen: torch.Tensor | None = None
+        if params.repetition_penalty != 1.0:
+            self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+            self._seen[torch.tensor(prompt_token_ids, device=device)] = True
+        self._counts: torch.Tensor | None = None
+        if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
+            self._counts = torch.zeros(vocab_size, device=device)
+        self._bias: tuple[torch.Tensor, torch.Tensor] | None = None
+        if params.logit_bias:
+            ids = torch.tensor(list(params.logit_bias), device=device)
+            self._bias = ids, torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=device)
+        self._held_back: torch.Tensor | None = None
+        if params.min_tokens > 0 and (known := [token for token in stop_ids if token < vocab_size]):
+            self._held_back = torch.tensor(known, device=device)
+
+    @property
+    def edits_logits(self) -> bool:
+        """True where `edit_logits` would change something."""
+        return not (self._seen is self._counts is self._bias is self._held_back is None)
+
+    def edit_logits(self, logits: torch.Tensor) -> None:
+        """Apply bias, penalties and `min_tokens` to one row of logits, `[vocabulary]`, in place."""
+        params = self.params
+        if self._bias is not None:
+            logits.index_add_(0, *self._bias)
+        if self._seen is not None:
+            penalty = params.repetition_penalty
+            penalised = torch.where(logits < 0, logits * penalty, logits / penalty)
+            logits.copy_(torch.where(self._seen, penalised, logits))
+        if self._counts is not None:
+            logits.sub_(self._counts, alpha=params.frequency_penalty)
+            logits.sub_((self._counts > 0).to(logits.dtype), alpha=params.presence_penalty)
+        if self._held_back is not None and self.num_generated < params.min_tokens:
+            logits.index_fill_(0, self._held_back, -math.inf)
+
+    def draw(self) -> float:
+        """Return the next random number of this sequence, from 0 to just under 1."""
+        return min(self._random.random(), _BELOW_ONE)
+
+    def append(self, token_id: int) -> None:
+        """Take note of a generated token."""
+        self.num_generated += 1
+        if self._seen is not None:
+            self._seen[token_id] = True
+        if self._counts is not None:
+            self._counts[token_id] += 1
+
+
+class Sampled(NamedTuple):
+    """The next token of one sequence; `logprob` and `top` where its parameters ask for them. `error` excludes the rest."""
+
+    token_id: int
+    logprob: float | None = None
+    top: list[tuple[int, float]] | None = None
+    error: str | None = None
+
+
+def sample(logits: torch.Tensor, states: list[SamplerState]) -> list[Sampled]:
+    """Choose a token for each row of `logits`, `[rows, vocabulary]` of any float type, which may be overwritten.
+
+    The order is bias, penalties, temperature, `top_k`, `top_p`, `min_p`, `typical_p`. Logprobs are of the model's own
+    distribution, before any of these. A row without a usable number fails alone.
+    """
+    logits = logits.float()
+    wanted = [row for row, state in enumerate(states) if state.params.logprobs is not None]
+    raw = logits[wanted] if wanted else None
+    for row, state in enumerate(states):
+        if state.edits_logits:
+            state.edit_logits(logits[row])
+    best, tokens = logits.max(dim=-1)
+    stochastic = [row for row, state in enumerate(states) if not state.greedy]
+    if len(stochastic) == len(states):
+        tokens = _draw(logits, states)
+    elif stochastic:
+        tokens[stochastic] = _draw(logits[stochastic], [states[row] for row in stochastic])
+    sampled = [
+        Sampled(token_id) if usable else Sampled(-1, error="the model gave logits that are not finite numbers")
+        for token_id, usable in zip(tokens.tolist(), best.isfinite().tolist(), strict=True)
+    ]
+    if raw is not None:
+        for row, logprob, top in zip(wanted, *_logprobs(raw, tokens[wanted], states, wanted), strict=True):
+            if sampled[row].error is None:
+                sampled[row] = Sampled(sampled[row].token_id, logprob, top)
+    return sampled
+
+
+def _logprobs(
+    raw: torch.Tensor, tokens: torch.Tensor, states: list[SamplerState], rows: list[int]
+) -> tuple[list[float], list[list[tuple[int, float]] | None]]:
+    """Return the logprob of each sampled token and the best ones of its row, as many as that row asks for."""
+    total = raw.logsumexp(dim=-1, keepdim=True)
+    logprobs = (raw.gather(1, tokens[:, None]) - total).squeeze(1).tolist()
+    counts = [states[row].params.logprobs or 0 for row in rows]
+    if not any(counts):
+        return logprobs, [None] * len(rows)
+    values, ids = raw.topk(min(max(counts), raw.shape[-1]), dim=-1)
+    pairs = zip(ids.tolist(), (values - total).tolist(), strict=True)
+    tops = [list(zip(*pair, strict=True))[:count] if count else None for pair, count in zip(pairs, counts, strict=True)]
+    return logprobs, tops
+
+
+def token_logprobs(logits: torch.Tensor, token_ids: list[int]) -> list[float]:
+    """Return the logprob of `token_ids[i]` under row i of `logits`, `[len(token_ids), vocabulary]`."""
+    logits = logits.float()
+    tokens = torch.tensor(token_ids, device=logits.device)
+    logprobs: list[float] = (logits.gather(1, tokens[:, None]).squeeze(1) - logits.logsumexp(dim=-1)).tolist()
+    return logprobs
+
+
+# Random choice
+
+
+def _draw(logits: torch.Tensor, states: list[SamplerState]) -> torch.Tensor:
+    """Draw a token id for each row, `[rows]`."""
+    params = [state.params for state in states]
+    scores = logits
+    if any(p.temperature != 1.0 for p in params):
+        scores = scores / _column([p.temperature for p in params], scores)
+    vocab_size = scores.shape[-1]
+    scores = _filter(scores, [p.top_k if 0 < p.top_k < vocab_size else None for p in params], _outside_top_k)
+    scores = _filter(scores, [p.top_p if p.top_p < 1.0 else None for p in params], _outside_top_p)
+    scores = _filter(scores, [p.min_p if p.min_p > 0.0 else None for p in params], _outside_min_p)
+    scores = _filter(scores, [p.typical_p if p.typical_p < 1.0 else None for p in params], _outside_typical_p)
+    cumulative = scores.softmax(dim=-1).cumsum(dim=-1)
+    drawn = _column([state.draw() for state in states], scores) * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, drawn, right=True).squeeze(1)
+    return tokens.clamp_(max=vocab_size - 1)  # only rows of not-a-number end beyond the last token
+
+
+def _filter(
+    scores: torch.Tensor,
+    values: list[Value | None],
+    outside: Callable[[torch.Tensor, list[Value]], torch.Tensor],
+) -> torch.Tensor:
+    """Set to minus infinity what `outside` marks, in the rows that have a value; the other rows cost nothing."""
+    rows = [row for row, value in enumerate(values) if value is not None]
+    if not rows:
+        return scores
+    chosen = [value for value in values if value is not None]
+    if len(rows) == len(values):
+        return scores.masked_fill(outside(scores, chosen), -math.inf)
+    scores = scores.clone()
+    some = scores[rows]
+    scores[rows] = some.masked_fill_(outside(some, chosen), -math.inf)
+    return scores
+
+
+def _outside_top_k(scores: torch.Tensor, top_k: list[int]) -> torch.Tensor:
+    """Mark what is less than the k-th best score; what ties with it stays."""
+    best = scores.topk(max(top_k), dim=-1).values
+    kth = torch.tensor(top_k, device=scores.device)[:, None] - 1
+    return scores < best.gather(1, kth)
+
+
+def _outside_top_p(scores: torch.Tensor, top_p: list[float]) -> torch.Tensor:
+    """Mark what lies beyond the fewest best tokens that hold `top_p` of the probability."""
+    return scores < _nucleus_threshold(scores, scores.softmax(dim=-1), top_p)
+
+
+def _outside_min_p(scores: torch.Tensor, min_p: list[float]) -> torch.Tensor:
+    """Mark what has less than `min_p` times the probability of the best token."""
+    return scores < scores.amax(dim=-1, keepdim=True) + _column([math.log(p) for p in min_p], scores)
+
+
+def _outside_typical_p(scores: torch.Tensor, typical_p: list[float]) -> torch.Tensor:
+    """Mark what lies beyond the fewest tokens of about average information that hold `typical_p` of the probability."""
+    logprobs = scores.log_softmax(dim=-1)
+    probs = logprobs.exp()
+    entropy = -(logprobs * probs).nansum(dim=-1, keepdim=True)
+    typicality = -(-logprobs - entropy).abs()
+    return typicality < _nucleus_threshold(typicality, probs, typical_p)
+
+
+def _nucleus_threshold(keys: torch.Tensor, probs: torch.Tensor, masses: list[float]) -> torch.Tensor:
+    """Return the least key of the fewest best-keyed tokens that hold the mass, `[rows, 1]`."""
+    vocab_size = keys.shape[-1]
+    mass = _column(masses, keys)
+    threshold = keys.new_empty(len(masses), 1)
+    rows = torch.arange(len(masses), device=keys.device)
+    for size in (*_NUCLEUS_SIZES, vocab_size):
+        size = min(size, vocab_size)
+        best, ids = keys[rows].topk(size, dim=-1)
+        inside = (probs[rows].gather(1, ids).cumsum(dim=-1) < mass[rows]).sum(dim=-1, keepdim=True)
+        threshold[rows] = best.gather(1, inside.clamp(max=size - 1))
+        rows = rows[inside.squeeze(1) >= size]  # these need more tokens than were looked at
+        if size == vocab_size or rows.numel() == 0:
+            break
+    return threshold
+
+
+def _column(values: list[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]

@@ -1,0 +1,67 @@
+"""One sequence on its way through the engine, and the piece of it that one step computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from backends.transformers.sampler import SamplerState
+from lmi_handlers.request import TokenRequest
+from lmi_handlers.sampling_params import SamplingParams
+
+
+class Sequence:
+    """Prompt and generated ids in `token_ids`, of which the first `num_computed` have their keys and values cached.
+
+    `max_len` bounds `token_ids`: the prompt and `max_tokens`, or the model's length where that is less.
+    """
+
+    def __init__(self, request: TokenRequest, state: SamplerState, max_model_len: int) -> None:
+        self.request_id = request.request_id
+        self.params: SamplingParams = request.sampling_params
+        self.token_ids = list(request.prompt_token_ids)
+        self.prompt_len = len(self.token_ids)
+        self.num_computed = 0
+        self.state = state
+        self.max_len = max_model_len
+        if self.params.max_tokens is not None:
+            self.max_len = min(max_model_len, self.prompt_len + self.params.max_tokens)
+        self.prompt_logprobs: list[float | None] | None = None if self.params.prompt_logprobs is None else [None]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The tokens `start:stop` of a sequence, to be computed in this step after the `start` tokens before them.
+
+    Logits are wanted for the positions `first_logit:stop`, which is none of them in the midst of a long prompt.
+    """
+
+    sequence: Sequence
+    start: int
+    stop: int
+    first_logit: int
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The ids to feed to the model."""
+        return self.sequence.token_ids[self.start : self.stop]
+
+    @property
+    def num_logits(self) -> int:
+        """How many rows of logits come back for this chunk."""
+        return self.stop - self.first_logit
+
+    @property
+    def samples(self) -> bool:
+        """True where the chunk reaches the end of what is known, so that its last logits give the next token."""
+        return self.stop == len(self.sequence.token_ids)
+
+
+def next_chunk(sequence: Sequence, stop: int) -> Chunk:
+    """Make the chunk that takes `sequence` from what is computed to `stop`."""
+    if sequence.prompt_logprobs is not None and sequence.num_computed < sequence.prompt_len:
+        first_logit = sequence.num_computed
+    elif stop == len(sequence.token_ids):
+        first_logit = stop - 1
+    else:
+        first_logit = stop
+    return Chunk(sequence, sequence.num_computed, stop, first_logit)

@@ -1,0 +1,64 @@
+"""LMI's dynamic-batch formats, byte for byte as DJL Serving 0.31 writes them.
+
+    [\n  {\n    "generated_text":"..."\n  }\n]      a list also for a single prompt
+    {"outputs": ["Deep"]}\n                          a line whenever there is new text, one entry a prompt; ASCII only
+"""
+
+from __future__ import annotations
+
+import json
+
+from formatters.base import Formatter
+from lmi_handlers.errors import LMIError
+from lmi_handlers.outputs import TextDelta
+from lmi_handlers.request import GenerationRequest
+
+FAILURE = "invoke handler failure"
+
+
+class DynamicJsonFormatter(Formatter):
+    """One list of `generated_text` objects, in the order of the prompts."""
+
+    content_type = "application/json"
+    streams = False
+
+    def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...]) -> None:
+        super().__init__(request, prompt_tokens)
+        self._texts = [prompt if request.return_full_text else "" for prompt in request.prompts]
+
+    def feed(self, delta: TextDelta) -> bytes:
+        """Keep the text for later."""
+        self._texts[delta.index] += delta.text
+        return b""
+
+    def finish(self) -> bytes:
+        """Return the list."""
+        return pretty([{"generated_text": text} for text in self._texts]).encode()
+
+
+class DynamicJsonLinesFormatter(Formatter):
+    """`option.enable_streaming`: lines of new text."""
+
+    content_type = "application/jsonlines"
+    streams = True
+
+    def feed(self, delta: TextDelta) -> bytes:
+        """Return a line, "" standing for the other prompts, unless there is nothing to show."""
+        if not delta.text:
+            return b""
+        outputs = [""] * len(self.request.prompts)
+        outputs[delta.index] = delta.text
+        return json.dumps({"outputs": outputs}).encode() + b"\n"
+
+    def finish(self) -> bytes:
+        """Nothing: there is no last line of a special kind."""
+        return b""
+
+    def error(self, error: LMIError) -> bytes:
+        """The error body, on one line."""
+        return json.dumps({"code": 424, "message": FAILURE, "error": str(error)}).encode() + b"\n"
+
+
+def pretty(value: object) -> str:
+    """Render JSON as DJL's `Output` does: indented by two, no space after the colon, UTF-8 as it is."""
+    return json.dumps(value, ensure_ascii=False, indent=2, separators=(",", ":"))

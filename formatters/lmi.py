@@ -1,0 +1,240 @@
+"""LMI's rolling-batch formats, byte for byte as DJL Serving 0.31 writes them.
+
+    json        {"generated_text": "Deep Learning is"}
+    jsonlines   {"token": {"id": 338, "text": " is", "log_prob": -0.007}, "generated_text": "Deep Learning is"}\n
+    sse         data: {"token": {...}}\n\n
+
+With `tgi_compat` the same documents carry TGI's key names, details unless refused, and json becomes an array.
+Sources: the LMI input/output schema document, and what the real server puts on the wire (tests/data/lmi-0.31.json).
+"""
+
+from __future__ import annotations
+
+import math
+from json.encoder import encode_basestring as quote
+from typing import ClassVar
+
+import msgspec
+
+from formatters.base import Formatter
+from lmi_handlers.errors import LMIError
+from lmi_handlers.outputs import FinishReason, TextDelta, Token
+from lmi_handlers.request import GenerationRequest
+
+
+class TokenKeys(msgspec.Struct, frozen=True):
+    """What a token's fields are called, and whether its error text has a place."""
+
+    logprob: str
+    special: str
+    error: str | None
+
+
+LMI_KEYS = TokenKeys(logprob="log_prob", special="special_token", error="error_msg")
+TGI_KEYS = TokenKeys(logprob="logprob", special="special", error=None)
+
+
+class LmiFormatter(Formatter):
+    """What all of LMI's rolling-batch formats share: the token object, details, and the text so far."""
+
+    keys: ClassVar[TokenKeys] = LMI_KEYS
+
+    def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...]) -> None:
+        super().__init__(request, prompt_tokens)
+        self._n = request.sampling_params.n
+        self._answers = [Answer(prompt) for prompt in request.prompts for _ in range(self._n)]
+
+    def token(self, token: Token) -> str:
+        """Render one token object. Special tokens show no text where they are to be skipped: clients print what they get."""
+        hidden = token.special and self.request.sampling_params.skip_special_tokens
+        text = quote("" if hidden else token.text)
+        special = f', "{self.keys.special}": true' if token.special else ""
+        return f'{{"id": {token.id}, "text": {text}, "{self.keys.logprob}": {number(token.logprob)}{special}}}'
+
+    def tokens(self, tokens: list[Token] | tuple[Token, ...]) -> str:
+        """Render a list of token objects."""
+        return "[" + ", ".join(map(self.token, tokens)) + "]"
+
+    def optional_details(self, answer: Answer) -> str:
+        """Render `prefill` and `top_tokens`, each with its comma, where the request asked for them."""
+        parts = ""
+        if answer.prompt_tokens:
+            parts += f', "prefill": {self.tokens(answer.prompt_tokens)}'
+        if self.request.top_n_tokens and answer.tokens:
+            count = self.request.top_n_tokens
+            parts += f', "top_tokens": [{", ".join(self.tokens(token.top[:count]) for token in answer.tokens)}]'
+        return parts
+
+    def generated_text(self, answer: Answer) -> str:
+        """Render the answer's text as a JSON string, the prompt in front where the request wants it."""
+        return quote(answer.prompt + answer.text if self.request.return_full_text else answer.text)
+
+
+class Answer:
+    """One sequence as far as it has come."""
+
+    def __init__(self, prompt: str) -> None:
+        self.prompt = prompt
+        self.text = ""
+        self.tokens: list[Token] = []
+        self.prompt_tokens: tuple[Token, ...] = ()
+        self.finish_reason: FinishReason | None = None
+
+    def feed(self, delta: TextDelta) -> None:
+        """Add what is new."""
+        self.text += delta.text
+        self.tokens.extend(delta.tokens)
+        self.prompt_tokens = self.prompt_tokens or delta.prompt_tokens
+        self.finish_reason = delta.finish_reason
+
+    @property
+    def reason(self) -> str:
+        """The finish reason as JSON."""
+        return f'"{self.finish_reason.value}"' if self.finish_reason else "null"
+
+    @property
+    def logprob(self) -> float:
+        """The probability of the whole sequence, as a logarithm."""
+        return math.fsum(token.logprob or 0.0 for token in self.tokens)
+
+
+class JsonFormatter(LmiFormatter):
+    """One document at the end; a list of documents for a list of prompts."""
+
+    content_type = "application/json"
+    streams = False
+
+    def feed(self, delta: TextDelta) -> bytes:
+        """Keep the delta for later."""
+        self._answers[delta.index].feed(delta)
+        return b""
+
+    def finish(self) -> bytes:
+        """Return the document."""
+        groups = [self._answers[start : start + self._n] for start in range(0, len(self._answers), self._n)]
+        return self.envelope([self._document(group) for group in groups]).encode()
+
+    def envelope(self, documents: list[str]) -> str:
+        """An object for a single prompt, an array for a list of prompts."""
+        return documents[0] if len(self.request.prompts) == 1 else self.array(documents)
+
+    @staticmethod
+    def array(documents: list[str]) -> str:
+        """Render the documents as a JSON array."""
+        return "[" + ", ".join(documents) + "]"
+
+    def _document(self, answers: list[Answer]) -> str:
+        best = max(answers, key=lambda answer: answer.logprob)
+        text = self.generated_text(best)
+        if self._n > 1:
+            others = [self._sequence(answer) for answer in answers if answer is not best]
+            details = (
+                f'{{"inputs": {quote(best.prompt)}, {self._facts(best)}, "tokens": {self.tokens(best.tokens)}'
+                f'{self.optional_details(best)}, "best_of_sequences": {self.array(others)}}}'
+            )
+        elif self.request.details:
+            details = (
+                f'{{{self._facts(best)}, "inputs": {quote(best.prompt)}, "tokens": {self.tokens(best.tokens)}'
+                f"{self.optional_details(best)}}}"
+            )
+        else:
+            return f'{{"generated_text": {text}}}'
+        return f'{{"generated_text": {text}, "details": {details}}}'
+
+    def _sequence(self, answer: Answer) -> str:
+        return (
+            f'{{{self._facts(answer)}, "tokens": {self.tokens(answer.tokens)}{self.optional_details(answer)}, '
+            f'"generated_text": {self.generated_text(answer)}}}'
+        )
+
+    @staticmethod
+    def _facts(answer: Answer) -> str:
+        return f'"finish_reason": {answer.reason}, "generated_tokens": {len(answer.tokens)}'
+
+
+class JsonLinesFormatter(LmiFormatter):
+    """One line a token; the last one has the whole text and the details. Of several sequences the first is streamed."""
+
+    content_type = "application/jsonlines"
+    streams = True
+
+    def feed(self, delta: TextDelta) -> bytes:
+        """Return a line for each token."""
+        if delta.index:
+            return b""
+        answer = self._answers[0]
+        answer.feed(delta)
+        tokens = [self.token(token) for token in delta.tokens]
+        if delta.finish_reason is None:
+            return "".join([self.record(f'{{"token": {token}}}') for token in tokens]).encode()
+        last = tokens.pop() if tokens else self.token(_NO_TOKEN)
+        lines = [self.record(f'{{"token": {token}}}') for token in tokens]
+        details = self._details(answer, len(answer.tokens)) if self.request.details else ""
+        lines.append(self.record(f'{{"token": {last}, "generated_text": {self.generated_text(answer)}{details}}}'))
+        return "".join(lines).encode()
+
+    def finish(self) -> bytes:
+        """Nothing: the last token's line was the end."""
+        return b""
+
+    def error(self, error: LMIError) -> bytes:
+        """The last line, with a token that is none and `finish_reason` "error"."""
+        answer = self._answers[0]
+        answer.finish_reason = FinishReason.ERROR
+        cause = f', "{self.keys.error}": {quote(str(error))}' if self.keys.error else ""
+        token = f'{{"id": -1, "text": "", "{self.keys.logprob}": -1, "{self.keys.special}": true{cause}}}'
+        if self.request.details:
+            details = self._details(answer, len(answer.tokens) + 1)
+        else:
+            details = ', "details": {"finish_reason": "error"}'
+        return self.record(f'{{"token": {token}, "generated_text": {quote(answer.text)}{details}}}').encode()
+
+    def record(self, document: str) -> str:
+        """Frame one document."""
+        return document + "\n"
+
+    def _details(self, answer: Answer, generated_tokens: int) -> str:
+        return (
+            f', "details": {{"finish_reason": {answer.reason}, "generated_tokens": {generated_tokens}, '
+            f'"inputs": {quote(answer.prompt)}{self.optional_details(answer)}}}'
+        )
+
+
+class SseFormatter(JsonLinesFormatter):
+    """The same documents as server-sent events."""
+
+    content_type = "text/event-stream"
+
+    def record(self, document: str) -> str:
+        """Frame one document as an event."""
+        return f"data: {document}\n\n"
+
+
+class TgiJsonFormatter(JsonFormatter):
+    """`tgi_compat`: an array also for a single prompt."""
+
+    keys = TGI_KEYS
+
+    def envelope(self, documents: list[str]) -> str:
+        """Always an array."""
+        return self.array(documents)
+
+
+class TgiJsonLinesFormatter(JsonLinesFormatter):
+    """`tgi_compat` with `output_formatter=jsonlines`."""
+
+    keys = TGI_KEYS
+
+
+class TgiSseFormatter(SseFormatter):
+    """`tgi_compat`, streaming."""
+
+    keys = TGI_KEYS
+
+
+_NO_TOKEN = Token(id=-1, text="")
+
+
+def number(value: float | None) -> str:
+    """Render a logprob; what JSON has no number for becomes null."""
+    return repr(value) if value is not None and math.isfinite(value) else "null"

@@ -1,0 +1,122 @@
+"""LMI's rolling-batch dialect: `{"inputs": "..", "parameters": {..}, "stream": false}`.
+
+Source: the LMI input/output schema document. Deviations, all on the side of the client: `inputs` may be a list, answered
+in order; every error says its cause first and names the field, where DJL has one fixed sentence.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from formatters import available_formatters, load_formatter_class
+from formatters.base import Formatter
+from formatters.lmi import quote
+from lmi_handlers.dialects.base import Dialect, ErrorResponse, Parsed, Payload
+from lmi_handlers.dialects.lmi_parameters import LmiBody, parse_body
+from lmi_handlers.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EngineDead,
+    EngineNotReady,
+    InvalidRequest,
+    LMIError,
+    ModelNotFound,
+    PayloadTooLarge,
+    QueueFull,
+)
+from lmi_handlers.properties import ServingProperties
+from lmi_handlers.request import GenerationRequest
+
+STATUS: dict[type[LMIError], int] = {
+    PayloadTooLarge: 413,
+    ModelNotFound: 404,
+    QueueFull: 503,
+    DeadlineExceeded: 504,
+    EngineNotReady: 503,
+    EngineDead: 500,
+}
+"""HTTP status by error, looked up along the class's ancestors; whatever is not here is LMI's 424."""
+
+REQUEST_FORMATTERS = ("json", "jsonlines", "sse")
+"""What `parameters.output_formatter` of a request may name."""
+
+logger = logging.getLogger(__name__)
+
+
+def status_of(error: LMIError) -> int:
+    """LMI's HTTP status for an error."""
+    return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 424)
+
+
+class LmiDialect(Dialect):
+    """The schema that LMI documents for continuous batching."""
+
+    def __init__(self, properties: ServingProperties) -> None:
+        """Raises `ConfigError` where `option.output_formatter` cannot be imported."""
+        self._tgi_compat = properties.tgi_compat
+        self._formatter = properties.output_formatter
+        self._logged: set[str] = set()
+        names = {name: f"tgi_{name}" if self._tgi_compat else name for name in REQUEST_FORMATTERS}
+        if self._formatter is not None and self._formatter not in names:
+            if self._formatter not in available_formatters():
+                known = ", ".join(sorted(REQUEST_FORMATTERS))
+                raise ConfigError(f"option.output_formatter has value {self._formatter!r}: not one of {known}")
+            names[self._formatter] = self._formatter
+        self._formatters = {name: load_formatter_class(full_name) for name, full_name in names.items()}
+
+    def parse(self, payload: Payload) -> Parsed:
+        """Validate a body and choose how to answer it."""
+        body = parse_body(payload)
+        stream = payload.stream if body.stream is None else body.stream
+        formatter, unknown = self._choose(body.parameters.output_formatter, payload.accept, stream=stream)
+        if formatter.streams and len(body.prompts) > 1:
+            raise InvalidRequest("a list of prompts cannot be streamed; send them one by one", field="inputs")
+        ignored = body.ignored + unknown
+        self._log_ignored(ignored)
+        return Parsed(self._request(payload.request_id, body, ignored, formatter), formatter)
+
+    def error(self, error: LMIError) -> ErrorResponse:
+        """`{"error":"<cause>","code":424}`, compact as DJL's front end writes it."""
+        status = status_of(error)
+        return ErrorResponse(status, f'{{"error":{quote(str(error))},"code":{status}}}'.encode())
+
+    def _choose(self, requested: str | None, accept: str, *, stream: bool) -> tuple[type[Formatter], tuple[str, ...]]:
+        """The formatter: the request's own, then the option's, then by `stream`. With it what of the request was no name."""
+        if requested in self._formatters:
+            return self._formatters[requested], ()
+        if self._formatter is not None:
+            name = self._formatter
+        elif not stream:
+            name = "json"
+        elif "text/event-stream" in accept:
+            name = "sse"
+        elif "application/jsonlines" in accept:
+            name = "jsonlines"
+        else:
+            name = "sse" if self._tgi_compat else "jsonlines"
+        return self._formatters[name], () if requested is None else ("output_formatter",)
+
+    def _request(
+        self, request_id: str, body: LmiBody, ignored: tuple[str, ...], formatter: type[Formatter]
+    ) -> GenerationRequest:
+        parameters = body.parameters
+        details = self._tgi_compat if parameters.details is None else parameters.details
+        needs_logprobs = formatter.streams or details or parameters.sequences > 1
+        return GenerationRequest(
+            request_id=request_id,
+            prompts=body.prompts,
+            sampling_params=parameters.sampling_params(stream=formatter.streams, needs_logprobs=needs_logprobs),
+            truncate=parameters.truncate_to,
+            stream=formatter.streams,
+            details=details,
+            decoder_input_details=bool(parameters.decoder_input_details),
+            return_full_text=bool(parameters.return_full_text),
+            top_n_tokens=parameters.top_tokens,
+            ignored_parameters=ignored,
+        )
+
+    def _log_ignored(self, ignored: tuple[str, ...]) -> None:
+        for name in ignored:
+            if name not in self._logged and len(self._logged) < 1000:  # names are the clients' to choose
+                self._logged.add(name)
+                logger.warning("unknown parameter ignored", extra={"parameter": name[:100]})

@@ -1,0 +1,45 @@
+"""LMI's dynamic-batch dialect, for `option.rolling_batch=disable`: `inputs` a string or a list, the answer always a list.
+
+Source: the LMI input/output schema document. As in DJL the text contains the prompt unless `return_full_text` is false.
+"""
+
+from __future__ import annotations
+
+from formatters.dynamic import FAILURE, DynamicJsonFormatter, DynamicJsonLinesFormatter, pretty
+from lmi_handlers.dialects.base import Dialect, ErrorResponse, Parsed, Payload
+from lmi_handlers.dialects.lmi import status_of
+from lmi_handlers.dialects.lmi_parameters import parse_body
+from lmi_handlers.errors import LMIError
+from lmi_handlers.properties import ServingProperties
+from lmi_handlers.request import GenerationRequest
+
+_ROLLING_BATCH_ONLY = ("n", "best_of", "details", "decoder_input_details", "top_n_tokens", "output_formatter")
+
+
+class LmiDynamicDialect(Dialect):
+    """The schema that LMI documents for dynamic and static batching."""
+
+    def __init__(self, properties: ServingProperties) -> None:
+        self._streaming = properties.enable_streaming != "false"
+
+    def parse(self, payload: Payload) -> Parsed:
+        """Validate a body. `option.enable_streaming` streams every answer, SageMaker's streaming API the one at hand."""
+        body = parse_body(payload)
+        formatter = DynamicJsonLinesFormatter if self._streaming or payload.stream else DynamicJsonFormatter
+        without_effect = tuple(name for name in _ROLLING_BATCH_ONLY if getattr(body.parameters, name) is not None)
+        full_text = body.parameters.return_full_text
+        request = GenerationRequest(
+            request_id=payload.request_id,
+            prompts=body.prompts,
+            sampling_params=body.parameters.sampling_params(stream=True, needs_logprobs=False),
+            truncate=body.parameters.truncate_to,
+            stream=formatter.streams,
+            return_full_text=full_text is None or full_text,
+            ignored_parameters=body.ignored + without_effect,
+        )
+        return Parsed(request, formatter)
+
+    def error(self, error: LMIError) -> ErrorResponse:
+        """`{"code":424,"message":"invoke handler failure","error":"<cause>"}`, over five lines as DJL writes it."""
+        status = status_of(error)
+        return ErrorResponse(status, pretty({"code": status, "message": FAILURE, "error": str(error)}).encode())

@@ -1,0 +1,231 @@
+"""LMI's request body, and its generation parameters with all their spellings as `SamplingParams`.
+
+Source: the LMI input/output schema document, "GenerationParameters" and the additional ones of vLLM and lmi-dist.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from lmi_handlers.dialects.base import Payload, conversion_error, decode_json
+from lmi_handlers.errors import InvalidRequest, UnsupportedFeature
+from lmi_handlers.sampling_params import SamplingParams
+
+DEFAULT_MAX_NEW_TOKENS = 30
+
+T = TypeVar("T")
+
+
+class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """The `parameters` object. null means absent, as it does for every JSON client that writes out all its fields."""
+
+    do_sample: bool | None = None
+    seed: int | str | None = None
+    temperature: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    logit_bias: dict[int, float] | None = None
+    max_new_tokens: int | None = None
+    max_tokens: int | None = None
+    min_new_tokens: int | None = None
+    min_tokens: int | None = None
+    stop_sequences: list[str] | str | None = None
+    stop: list[str] | str | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos_token: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    num_beams: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    top_n_tokens: int | None = None
+    details: bool | None = None
+    decoder_input_details: bool | None = None
+    return_full_text: bool | None = None
+    output_formatter: str | None = None
+
+    def sampling_params(self, *, stream: bool, needs_logprobs: bool) -> SamplingParams:
+        """Translate. Raises `InvalidRequest` with LMI's name of the field, `UnsupportedFeature` for beam search.
+
+        Without `do_sample` and `temperature` decoding is greedy; a temperature alone samples, as LMI does since 0.32.
+        In a stream only the first sequence can be shown, so only one is made.
+        """
+        if (self.num_beams or 1) > 1:
+            raise UnsupportedFeature("beam search is not supported; use n with do_sample", field="parameters.num_beams")
+        values: dict[str, object] = {
+            "n": 1 if stream else self.sequences,
+            "max_tokens": _first(self.max_new_tokens, self.max_tokens, DEFAULT_MAX_NEW_TOKENS),
+            "min_tokens": _first(self.min_new_tokens, self.min_tokens),
+            "temperature": self._temperature(),
+            "seed": self._seed(),
+            "stop": _strings(_first(self.stop_sequences, self.stop)),
+            "stop_token_ids": None if self.stop_token_ids is None else tuple(self.stop_token_ids),
+            "ignore_eos": _first(self.ignore_eos_token, self.ignore_eos),
+            "logprobs": self.top_tokens if needs_logprobs else None,
+            "prompt_logprobs": _first(self.prompt_logprobs, 0 if self.decoder_input_details else None),
+        }
+        for name in _SAME_NAME:
+            values[name] = getattr(self, name)
+        given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+        try:
+            return SamplingParams(**given)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, field=f"parameters.{self._spelling(error.field)}") from error
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences to make: LMI shows all that `best_of` makes."""
+        return max(_at_least("n", self.n, 1), _at_least("best_of", self.best_of, 1))
+
+    @property
+    def top_tokens(self) -> int:
+        """How many alternatives to show for each token. LMI's own default, `logprobs` 1, shows none."""
+        if self.top_n_tokens is not None:
+            return self.top_n_tokens
+        return self.logprobs if self.logprobs is not None and self.logprobs != 1 else 0
+
+    @property
+    def truncate_to(self) -> int | None:
+        """How many prompt tokens to keep, the last ones."""
+        return None if self.truncate is None else _at_least("truncate", self.truncate, 1)
+
+    def _temperature(self) -> float:
+        if self.do_sample is False or (self.do_sample is None and self.temperature is None):
+            return 0.0
+        return 1.0 if self.temperature is None else self.temperature
+
+    def _seed(self) -> int | None:
+        if not isinstance(self.seed, str):
+            return self.seed
+        if not (self.seed.isascii() and self.seed.isdigit()):
+            raise InvalidRequest(f"must be an integer, got {self.seed[:32]!r}", field="parameters.seed")
+        return int(self.seed)
+
+    def _spelling(self, field: str | None) -> str | None:
+        """The name that the client used for a `SamplingParams` field."""
+        for spelling in _SPELLINGS.get(field or "", ()):
+            if getattr(self, spelling) is not None:
+                return spelling
+        return field
+
+
+_SAME_NAME = (
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "logit_bias",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+)
+_SPELLINGS = {
+    "n": ("n", "best_of"),
+    "max_tokens": ("max_new_tokens", "max_tokens"),
+    "min_tokens": ("min_new_tokens", "min_tokens"),
+    "stop": ("stop_sequences", "stop"),
+    "logprobs": ("top_n_tokens", "logprobs"),
+}
+
+# Beam search's own parameters, and the one way of joining special tokens that fast tokenizers have.
+_WITHOUT_EFFECT: dict[str, object] = {
+    "length_penalty": 1.0,
+    "early_stopping": False,
+    "spaces_between_special_tokens": True,
+}
+
+
+class LmiBody(msgspec.Struct, frozen=True):
+    """A body taken apart. `ignored` names what has no effect here, for the client to be told; `stream` None: not said."""
+
+    prompts: tuple[str, ...]
+    parameters: LmiParameters
+    ignored: tuple[str, ...]
+    stream: bool | None
+
+
+def parse_body(payload: Payload) -> LmiBody:
+    """Validate a body; `text/plain` is a prompt as it is. Raises `InvalidRequest` naming the field."""
+    body = _decode(payload)
+    prompts = _prompts(body.get("inputs", msgspec.UNSET))
+    parameters, ignored = _parameters(body.get("parameters", {}))
+    stream = body.get("stream")
+    if not isinstance(stream, bool | None):
+        raise InvalidRequest(f"must be true or false, got {stream!r:.40}", field="stream")
+    return LmiBody(prompts, parameters, ignored, stream)
+
+
+def _decode(payload: Payload) -> dict[str, object]:
+    if payload.content_type == "text/plain":
+        try:
+            return {"inputs": payload.data.decode()}
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"the body is not UTF-8: {error}") from error
+    body = decode_json(payload.data)
+    if not isinstance(body, dict):
+        raise InvalidRequest(f"the body must be a JSON object with the field 'inputs', got {type(body).__name__}")
+    return body
+
+
+def _prompts(value: object) -> tuple[str, ...]:
+    if value is msgspec.UNSET:
+        raise InvalidRequest("is missing; it must be the prompt, a string", field="inputs")
+    if isinstance(value, str):
+        if not value:
+            raise InvalidRequest("must not be empty", field="inputs")
+        return (value,)
+    if not isinstance(value, list):
+        raise InvalidRequest(f"must be a string or a list of strings, got {type(value).__name__}", field="inputs")
+    if not value:
+        raise InvalidRequest("must not be an empty list", field="inputs")
+    for position, prompt in enumerate(value):
+        if not isinstance(prompt, str) or not prompt:
+            raise InvalidRequest("must be a string that is not empty", field=f"inputs[{position}]")
+    return tuple(value)
+
+
+def _parameters(value: object) -> tuple[LmiParameters, tuple[str, ...]]:
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"must be an object, got {type(value).__name__}", field="parameters")
+    try:
+        parameters = msgspec.convert(value, LmiParameters, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise conversion_error(error, prefix="parameters") from error
+    known = {field.name for field in msgspec.structs.fields(LmiParameters)}
+    ignored = [name for name in value if name not in known]
+    ignored += [name for name, default in _WITHOUT_EFFECT.items() if getattr(parameters, name) not in (None, default)]
+    return parameters, tuple(ignored)
+
+
+def _first(*values: T | None) -> T | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _strings(value: list[str] | str | None) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _at_least(field: str, value: int | None, low: int) -> int:
+    if value is None:
+        return low
+    if value < low:
+        raise InvalidRequest(f"must be at least {low}, got {value}", field=f"parameters.{field}")
+    return value

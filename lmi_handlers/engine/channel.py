@@ -1,0 +1,69 @@
+"""Framing: one message is a 4-byte big-endian length and that many bytes of MessagePack, over a Unix stream socket."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+import msgspec
+
+from lmi_handlers.engine.messages import EngineMessage, WorkerMessage
+
+Sent = TypeVar("Sent", bound=msgspec.Struct)
+Received = TypeVar("Received", bound=msgspec.Struct)
+
+_LENGTH = struct.Struct(">I")
+_READ_BUFFER = 1 << 16
+
+
+class Channel(Generic[Sent, Received]):
+    """One end of a connection. Any thread may `send`; one thread iterates over `receive`."""
+
+    def __init__(self, sock: socket.socket, decoder: msgspec.msgpack.Decoder[Received]) -> None:
+        self._socket = sock
+        self._reader = sock.makefile("rb", buffering=_READ_BUFFER)
+        self._decoder = decoder
+        self._encoder = msgspec.msgpack.Encoder()
+        self._sending = threading.Lock()
+
+    def send(self, message: Sent) -> None:
+        """Write one message. Raises `OSError` where the other end is gone."""
+        payload = self._encoder.encode(message)
+        with self._sending:
+            self._socket.sendall(_LENGTH.pack(len(payload)) + payload)
+
+    def receive(self) -> Iterator[Received]:
+        """Messages until the other end closes, however that comes about."""
+        while True:
+            try:
+                header = self._reader.read(_LENGTH.size)
+                if len(header) < _LENGTH.size:
+                    return
+                (length,) = _LENGTH.unpack(header)
+                payload = self._reader.read(length)
+            except OSError:
+                return
+            if len(payload) < length:
+                return
+            yield self._decoder.decode(payload)
+
+    def close(self) -> None:
+        """End the connection; a `receive` in another thread ends too."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the other end was first
+        self._socket.close()
+
+
+def worker_end(sock: socket.socket) -> Channel[WorkerMessage, EngineMessage]:
+    """The web worker's end: sends `Submit` and `Abort`."""
+    return Channel(sock, msgspec.msgpack.Decoder(EngineMessage))
+
+
+def engine_end(sock: socket.socket) -> Channel[EngineMessage, WorkerMessage]:
+    """The engine process's end: sends states, `Outputs` and `Failed`."""
+    return Channel(sock, msgspec.msgpack.Decoder(WorkerMessage))

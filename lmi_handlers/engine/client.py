@@ -1,0 +1,238 @@
+"""The web worker's view of the engine: its state, and one `Generation` for each request in flight.
+
+Plain threads, queues and sockets, which gevent replaces by its own where the worker is a gevent worker.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+from lmi_handlers import errors
+from lmi_handlers.engine.channel import Channel, worker_end
+from lmi_handlers.engine.messages import (
+    Abort,
+    EngineInfo,
+    EngineMessage,
+    Failed,
+    Loading,
+    Outputs,
+    Ready,
+    SequenceOutput,
+    Submit,
+    WorkerMessage,
+)
+from lmi_handlers.errors import ClientDisconnected, DeadlineExceeded, EngineDead, EngineNotReady, LMIError
+from lmi_handlers.sampling_params import SamplingParams
+
+_RECONNECT_INTERVAL = 0.1
+_WATCH_INTERVAL = 0.05
+
+class EngineState(enum.Enum):
+    """STARTING also covers a restart; DRAINING is this worker's own shutdown."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class Generation:
+    """The outputs of one submitted request, as they come.
+
+    Iterating yields lists of outputs, everything that has arrived since the last time, and ends when each of the
+    request's sequences has finished or was aborted. Raises the error that ended the request: the engine's,
+    `DeadlineExceeded` or `ClientDisconnected`. Leaving the `with` block before the end aborts what still runs.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        channel: Channel[WorkerMessage, EngineMessage],
+        submit: Submit,
+        deadline: float,
+        connected: Callable[[], bool],
+    ) -> None:
+        self.number = submit.number
+        self.deadline = deadline
+        self.connected = connected
+        self._client = client
+        self._channel = channel
+        self._running = set(range(len(submit.prompts) * submit.sampling_params.n))
+        self._queue: queue.SimpleQueue[SequenceOutput | LMIError] = queue.SimpleQueue()
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[list[SequenceOutput]]:
+        while self._running:
+            batch: list[SequenceOutput] = []
+            failure = self._collect(self._queue.get(), batch)
+            while failure is None:
+                try:
+                    failure = self._collect(self._queue.get_nowait(), batch)
+                except queue.Empty:
+                    break
+            if batch:
+                yield batch  # what came before an error is still good
+            if failure is not None:
+                raise failure
+
+    def close(self) -> None:
+        """Abort what still runs; nothing is delivered from here on."""
+        if self._client.forget(self) and self._running:
+            self._send(Abort(self.number))
+
+    def put(self, item: SequenceOutput | LMIError) -> None:
+        """Hand over what has arrived; called by the client's threads."""
+        self._queue.put(item)
+
+    def abort(self, index: int) -> None:
+        """Stop sequence `index`, whose text is complete; the others go on."""
+        if index in self._running:
+            self._running.discard(index)
+            self._send(Abort(self.number, index))
+
+    def _collect(self, item: SequenceOutput | LMIError, batch: list[SequenceOutput]) -> LMIError | None:
+        if isinstance(item, LMIError):
+            return item
+        if item.index in self._running:  # else it was under way when its sequence was aborted
+            batch.append(item)
+            if item.output.finish_reason is not None:
+                self._running.discard(item.index)
+        return None
+
+    def _send(self, message: WorkerMessage) -> None:
+        try:
+            self._channel.send(message)
+        except OSError:
+            pass  # the engine is gone, and the request with it
+
+
+class EngineClient:
+    """Connects to the engine, again and again, and multiplexes this worker's requests over the connection.
+
+    `on_ready` is called, before the state turns READY, with what the engine says of itself each time one has loaded.
+    """
+
+    def __init__(self, socket_path: Path, on_ready: Callable[[EngineInfo], None]) -> None:
+        self._socket_path = socket_path
+        self._on_ready = on_ready
+        self._channel: Channel[WorkerMessage, EngineMessage] | None = None
+        self._generations: dict[int, Generation] = {}
+        self._numbers = itertools.count(1)
+        self._state = EngineState.STARTING
+        self._draining = False
+        self.phase = "starting"
+
+    def start(self) -> None:
+        """Start the threads that read from the engine and watch over the requests."""
+        threading.Thread(target=self._connect_forever, name="engine-reader", daemon=True).start()
+        threading.Thread(target=self._watch, name="request-watch", daemon=True).start()
+
+    @property
+    def state(self) -> EngineState:
+        """Known without asking anybody, so `/ping` can answer at any time."""
+        return EngineState.DRAINING if self._draining else self._state
+
+    def submit(
+        self,
+        prompts: list[list[int]],
+        sampling_params: SamplingParams,
+        *,
+        request_id: str,
+        timeout: float,
+        connected: Callable[[], bool],
+    ) -> Generation:
+        """Start a request. `timeout` seconds from now it fails; as soon as `connected()` is false it is aborted.
+
+        Raises `EngineNotReady` where no engine takes requests.
+        """
+        channel = self._channel
+        if channel is None or self._state is not EngineState.READY:
+            raise EngineNotReady(f"the engine is not ready: {self.phase}")
+        submit = Submit(next(self._numbers), request_id, prompts, sampling_params)
+        generation = Generation(self, channel, submit, time.monotonic() + timeout, connected)
+        self._generations[submit.number] = generation
+        try:
+            channel.send(submit)
+        except OSError as error:
+            self.forget(generation)
+            raise EngineNotReady("the engine has just gone away") from error
+        return generation
+
+    def forget(self, generation: Generation) -> bool:
+        """Stop delivering to a request; False where that had happened already."""
+        return self._generations.pop(generation.number, None) is not None
+
+    def drain(self, seconds: float) -> None:
+        """The worker is shutting down: `/ping` says so, and what is not done after `seconds` fails."""
+        self._draining = True
+        time.sleep(seconds)
+        self._fail_all(EngineNotReady("the server is shutting down and the time to finish is over"))
+
+    def _connect_forever(self) -> None:
+        while True:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                sock.connect(str(self._socket_path))
+            except OSError:
+                sock.close()
+                time.sleep(_RECONNECT_INTERVAL)
+                continue
+            self._channel = worker_end(sock)
+            for message in self._channel.receive():
+                self._handle(message)
+            self._state, self.phase = EngineState.STARTING, "the engine process has ended and is restarted"
+            self._channel.close()
+            self._channel = None
+            self._fail_all(EngineDead("the engine process ended while it worked on this request"))
+
+    def _handle(self, message: EngineMessage) -> None:
+        if isinstance(message, Outputs):
+            generations = self._generations
+            for output in message.outputs:
+                generation = generations.get(output.number)
+                if generation is not None:
+                    generation.put(output)
+        elif isinstance(message, Failed):
+            failed = self._generations.get(message.number)
+            if failed is not None:
+                failed.put(_error_of(message))
+        elif isinstance(message, Ready):
+            self._on_ready(message.info)
+            self._state, self.phase = EngineState.READY, "ready"
+        else:
+            self._state, self.phase = EngineState.STARTING, message.phase
+
+    def _fail_all(self, error: LMIError) -> None:
+        for generation in list(self._generations.values()):
+            generation.put(error)
+
+    def _watch(self) -> None:
+        """End requests whose client has left or whose time is over, also while the engine says nothing."""
+        while True:
+            time.sleep(_WATCH_INTERVAL)
+            now = time.monotonic()
+            for generation in list(self._generations.values()):
+                if not generation.connected():
+                    generation.put(ClientDisconnected("the client closed the connection"))
+                elif now >= generation.deadline:
+                    generation.put(DeadlineExceeded("the request was not done within predict_timeout"))
+
+
+def _error_of(message: Failed) -> LMIError:
+    error = getattr(errors, message.error)
+    assert issubclass(error, LMIError)  # noqa: S101  both ends are the same version of this package
+    return error(message.message)

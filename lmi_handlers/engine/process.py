@@ -1,0 +1,226 @@
+"""The engine process: loads one model, then serves web workers over a Unix socket until its parent goes away."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from backends import load_backend_class
+from backends.base import Backend, ModelFiles
+from backends.selection import select_backend
+from lmi_handlers.engine.admission import Admission, DynamicBatch, RollingBatch
+from lmi_handlers.engine.channel import engine_end
+from lmi_handlers.engine.loop import Disconnected, EngineLoop, Inbox
+from lmi_handlers.engine.messages import EngineInfo, EngineMessage, Loading, Ready
+from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
+from lmi_handlers.engine.settings import EXIT_CONFIG, EngineSettings
+from lmi_handlers.errors import ConfigError, EngineDead
+from lmi_handlers.log import configure_logging
+from lmi_handlers.properties import ServingProperties
+from lmi_handlers.text.bundle import build_byte_bundle, build_text_bundle
+
+EXIT_STUCK = 70
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerConnection:
+    """One connected web worker. Messages leave through a thread of their own, so that a slow worker stops nobody."""
+
+    def __init__(self, sock: socket.socket, inbox: Inbox) -> None:
+        self._channel = engine_end(sock)
+        self._inbox = inbox
+        self._outbox: queue.SimpleQueue[EngineMessage | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write, daemon=True)
+        self._writer.start()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def send(self, message: EngineMessage) -> None:
+        """Queue a message; never blocks, and does nothing once the worker has gone."""
+        self._outbox.put(message)
+
+    def flush(self, timeout: float) -> None:
+        """Write what is queued and take no more; for the process's end."""
+        self._outbox.put(None)
+        self._writer.join(timeout)
+
+    def _write(self) -> None:
+        try:
+            while (message := self._outbox.get()) is not None:
+                self._channel.send(message)
+        except OSError:
+            self._channel.close()
+
+    def _read(self) -> None:
+        for message in self._channel.receive():
+            self._inbox.put((self, message))
+        self._inbox.put((self, Disconnected()))
+
+
+class WorkerServer:
+    """Accepts web workers and tells each of them, now and on every change, how far the engine has come."""
+
+    def __init__(self, path: Path, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._state: EngineMessage = Loading("starting")
+        self._connections: list[WorkerConnection] = []
+        self._lock = threading.Lock()
+        path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def announce(self, state: Loading | Ready) -> None:
+        """Tell every worker, and those still to come."""
+        with self._lock:
+            self._state = state
+            for connection in self._connections:
+                connection.send(state)
+
+    def flush(self) -> None:
+        """Deliver what is queued for the workers, within a second."""
+        with self._lock:
+            for connection in self._connections:
+                connection.flush(timeout=1.0)
+
+    def _accept(self) -> None:
+        while True:
+            sock, _ = self._listener.accept()
+            with self._lock:
+                connection = WorkerConnection(sock, self._inbox)
+                connection.send(self._state)
+                self._connections.append(connection)
+
+
+def serve(settings: EngineSettings, lifeline: int) -> None:
+    """Load the model and run the loop until `lifeline`, a file descriptor whose other end the parent holds, is closed.
+
+    Raises `ConfigError` where the model or an option is wrong.
+    """
+    inbox: Inbox = queue.SimpleQueue()
+    server = WorkerServer(settings.socket_path, inbox)
+    threading.Thread(target=_exit_with_parent, args=(lifeline,), daemon=True).start()
+
+    def report(phase: str) -> None:
+        logger.info("engine loading", extra={"phase": phase})
+        server.announce(Loading(phase))
+
+    started = time.monotonic()
+    backend, info = _load(settings, report)
+    loop = EngineLoop(backend, _admission(settings.properties), settings.properties.job_queue_size, inbox)
+    limit = settings.properties.predict_timeout
+    threading.Thread(target=_watch_steps, args=(loop, limit, server), daemon=True).start()
+    server.announce(Ready(info))
+    logger.info(
+        "engine ready",
+        extra={"backend": info.backend, "model": info.model_name, "seconds": round(time.monotonic() - started, 3)},
+    )
+    try:
+        loop.run()
+    finally:
+        server.flush()
+
+
+def _load(settings: EngineSettings, report: Callable[[str], None]) -> tuple[Backend, EngineInfo]:
+    properties = settings.properties
+    selection = select_backend(properties)
+    logger.info("backend selected", extra={"backend": selection.name, "reason": selection.reason})
+    backend_class = load_backend_class(selection.name)
+    model_path: Path | None = None
+    if backend_class.needs_model or properties.model_id is not None:
+        report("locating the model")
+        model_path = resolve_model(
+            properties.model_id,
+            model_dir=Path(properties.model_dir) if properties.model_dir else None,
+            revision=properties.revision,
+            cache_dir=default_cache_dir(os.environ),
+            report=report,
+        )
+    report("preparing the tokenizer")
+    if model_path is None:
+        bundle = build_byte_bundle(settings.bundle_dir)
+    else:
+        bundle = build_text_bundle(model_path, settings.bundle_dir, trust_remote_code=properties.trust_remote_code)
+    report("loading the model")
+    files = ModelFiles(path=model_path, eos_token_ids=bundle.eos_token_ids, vocab_size=bundle.vocab_size)
+    backend = backend_class.load(files, properties, report)
+    capabilities = backend.capabilities
+    return backend, EngineInfo(
+        bundle=str(settings.bundle_dir),
+        backend=capabilities.backend,
+        model_name=properties.name,
+        max_model_len=capabilities.max_model_len,
+        vocab_size=capabilities.vocab_size,
+        max_logprobs=capabilities.max_logprobs,
+        unsupported=capabilities.unsupported,
+    )
+
+
+def _admission(properties: ServingProperties) -> Admission:
+    if properties.rolling:
+        return RollingBatch(properties.max_rolling_batch_size)
+    return DynamicBatch(properties.batch_size, properties.max_batch_delay / 1000)
+
+
+def _watch_steps(loop: EngineLoop, limit: float, server: WorkerServer) -> None:
+    """A step that takes longer than any request may is stuck for good: say so to everyone, and start afresh."""
+    while True:
+        time.sleep(min(1.0, limit / 4))
+        started = loop.step_started
+        if started is not None and time.monotonic() - started > limit:
+            logger.critical("engine step stuck; the process ends", extra={"seconds": limit})
+            loop.fail_all(EngineDead(f"one engine step took longer than predict_timeout ({limit:g} s); it restarts"))
+            server.flush()
+            os._exit(EXIT_STUCK)
+
+
+def _exit_with_parent(lifeline: int) -> None:
+    """The parent holds the other end for as long as it lives; nobody is left to serve after that."""
+    while os.read(lifeline, 1024):
+        pass
+    os._exit(0)
+
+
+def main() -> int:
+    """Entry of `python -m lmi_handlers.engine.process`; settings come on standard input."""
+    configure_logging()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to the whole group; the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    settings = msgspec.json.decode(_read_line(sys.stdin.fileno()), type=EngineSettings)
+    try:
+        serve(settings, sys.stdin.fileno())
+    except ConfigError as error:
+        print(f"lmi: error: {error}", file=sys.stderr, flush=True)
+        return EXIT_CONFIG
+    except Exception:
+        logger.exception("engine died")
+        return 1
+    return 0
+
+
+def _read_line(descriptor: int) -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        chunk = os.read(descriptor, 1 << 16)
+        if not chunk:
+            raise SystemExit("lmi_handlers.engine.process expects its settings on standard input")
+        line += chunk
+    return line
+
+
+if __name__ == "__main__":
+    # Daemon threads may sit in native code; ending without interpreter shutdown cannot hang on them.
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,37 @@
+"""What a new engine process is told, and the directory that it shares with the web workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from lmi_handlers.properties import ServingProperties
+
+SOCKET_VARIABLE = "LMI_ENGINE_SOCKET"
+"""Environment variable with the path of the engine's Unix socket; whoever finds it set does not start an engine."""
+
+EXIT_CONFIG = 78
+"""Exit status of an engine process that a new start cannot help (sysexits' EX_CONFIG)."""
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line on an engine process's standard input, as JSON. `runtime_dir` is private to one server."""
+
+    runtime_dir: str
+    properties: ServingProperties
+
+    @property
+    def socket_path(self) -> Path:
+        """Where workers connect."""
+        return Path(self.runtime_dir) / "engine.sock"
+
+    @property
+    def bundle_dir(self) -> Path:
+        """Where the text bundle goes."""
+        return Path(self.runtime_dir) / "text"
+
+    @property
+    def failure_path(self) -> Path:
+        """Exists once the supervisor has given up; holds the exit status for the whole server."""
+        return Path(self.runtime_dir) / "failed"

@@ -1,0 +1,103 @@
+"""Keeps one engine process running: starts it, starts it again with back-off when it dies, gives up when that does not help."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+
+import msgspec
+
+from lmi_handlers.engine.settings import EXIT_CONFIG, EngineSettings
+from lmi_handlers.log import configure_logging
+
+_FIRST_BACK_OFF = 0.5
+
+logger = logging.getLogger(__name__)
+
+
+class Restarts:
+    """Decides whether, and after how many seconds, an engine that died may start again: `limit` times in `window` seconds."""
+
+    def __init__(self, limit: int, window: float) -> None:
+        self._limit = limit
+        self._window = window
+        self._deaths: deque[float] = deque()
+
+    def after_death(self, now: float) -> float | None:
+        """Return the seconds to wait before the next start, or None to give up."""
+        while self._deaths and now - self._deaths[0] > self._window:
+            self._deaths.popleft()
+        if len(self._deaths) >= self._limit:
+            return None
+        self._deaths.append(now)
+        return float(_FIRST_BACK_OFF * 2 ** (len(self._deaths) - 1))
+
+
+def supervise(settings: EngineSettings) -> int:
+    """Run engines until this process is told to stop (returns 0) or no further start makes sense (returns an exit status).
+
+    The engine's standard input is its lifeline: it ends when this process does, however that comes about.
+    """
+    properties = settings.properties
+    restarts = Restarts(properties.restart_limit, properties.restart_window)
+    line = msgspec.json.encode(settings) + b"\n"
+    while True:
+        engine = subprocess.Popen([sys.executable, "-m", "lmi_handlers.engine.process"], stdin=subprocess.PIPE)
+        assert engine.stdin is not None  # noqa: S101  follows from stdin=PIPE
+        engine.stdin.write(line)
+        engine.stdin.flush()
+        status = engine.wait()
+        engine.stdin.close()
+        if status == EXIT_CONFIG:
+            return status
+        delay = restarts.after_death(time.monotonic())
+        logger.error("engine process ended", extra={"status": _describe(status), "restart_in": delay})
+        if delay is None:
+            print(
+                f"lmi: error: the engine died {properties.restart_limit + 1} times "
+                f"in {properties.restart_window:g} s (last: {_describe(status)}); giving up",
+                file=sys.stderr,
+                flush=True,
+            )
+            return 1
+        time.sleep(delay)
+
+
+def _describe(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    name = signal.Signals(-status).name
+    return f"{name}; was it out of memory?" if name == "SIGKILL" else name
+
+
+def main() -> int:
+    """Entry of `python -m lmi_handlers.engine.supervisor`, a child of gunicorn's arbiter. Settings come on standard input.
+
+    When there is nothing left to try, the arbiter is told to shut down; its exit status is set by its `on_exit` hook.
+    """
+    configure_logging()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    parent = os.getppid()
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSettings)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    status = supervise(settings)
+    settings.failure_path.write_text(str(status))
+    os.kill(parent, signal.SIGTERM)
+    return status
+
+
+def _end_with_parent() -> None:
+    """Standard input ends when the arbiter and all its workers are gone; the engine ends with this process."""
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

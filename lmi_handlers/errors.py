@@ -1,0 +1,86 @@
+"""Everything that can go wrong, as one tree.
+
+    LMIError
+    ├── ConfigError              an option or model the operator must mend; the process does not start
+    ├── RequestError             this request dies, every other one lives
+    │   ├── InvalidRequest           the client must change its request
+    │   │   ├── UnsupportedFeature       the backend in use cannot do what was asked
+    │   │   └── PayloadTooLarge          the body is over `max_request_size`
+    │   ├── ModelNotFound            no model of that name is served here
+    │   ├── QueueFull                `job_queue_size` requests wait already
+    │   ├── DeadlineExceeded         `predict_timeout` seconds have passed
+    │   ├── RequestFailed            the engine could not go on with this request
+    │   └── ClientDisconnected       nobody is left to answer
+    └── EngineError              every request of the engine dies
+        ├── EngineNotReady           it is still loading, or restarting
+        └── EngineDead               it ended while it worked on the request
+
+Each dialect maps these classes to its own HTTP status and body in one table; the classes themselves know no HTTP.
+"""
+
+from __future__ import annotations
+
+
+class LMIError(Exception):
+    """Base of every error that this package raises on purpose. `str(error)` is one sentence, the cause first."""
+
+
+class ConfigError(LMIError):
+    """An option or a model that the operator must mend before anything can start."""
+
+
+class RequestError(LMIError):
+    """The request at hand cannot be answered; no other request notices."""
+
+
+class InvalidRequest(RequestError):
+    """The client sent something that can never be answered as it stands; `field` names the culprit where there is one."""
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.message = message
+        self.field = field
+
+
+class UnsupportedFeature(InvalidRequest):
+    """A field is fine in itself, but the backend in use cannot honour it."""
+
+
+class PayloadTooLarge(InvalidRequest):
+    """The request body is larger than `max_request_size`."""
+
+
+class ModelNotFound(RequestError):
+    """The path or query names a model that is not served here."""
+
+
+class QueueFull(RequestError):
+    """`job_queue_size` requests are waiting; `retry_after` is the number of seconds after which to try again."""
+
+    retry_after = 1
+
+
+class DeadlineExceeded(RequestError):
+    """The request was not done `predict_timeout` seconds after it came in."""
+
+
+class RequestFailed(RequestError):
+    """The engine accepted the request and then failed it alone."""
+
+
+class ClientDisconnected(RequestError):
+    """The client closed its connection before the answer was complete."""
+
+
+class EngineError(LMIError):
+    """The engine as a whole cannot serve."""
+
+
+class EngineNotReady(EngineError):
+    """The engine is starting, restarting or draining; trying again later makes sense."""
+
+    retry_after = 5
+
+
+class EngineDead(EngineError):
+    """The engine ended with requests in flight, or cannot go on."""

@@ -1,0 +1,710 @@
+"""Every option, declared once: `ServingProperties` is the record, each field's `Option` says what the file may hold.
+
+`python -m lmi_handlers.options > docs/options.md` writes the reference page from these declarations.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+SERVER = ("server",)
+ENGINES = ("transformers", "vllm", "lmi_dist", "tensorrt_llm")
+EVERY_BACKEND = ("echo", *ENGINES)
+TRANSFORMERS = ("transformers",)
+VLLM = ("vllm",)
+VLLM_FAMILY = ("vllm", "lmi_dist")
+LMI_DIST = ("lmi_dist",)
+GPU_ENGINES = ("vllm", "lmi_dist", "tensorrt_llm")
+TENSORRT_LLM = ("tensorrt_llm",)
+ECHO = ("echo",)
+
+ROLLING_BATCH_BACKENDS = {"scheduler": "transformers", "lmi-dist": "lmi_dist", "trtllm": "tensorrt_llm"}
+"""LMI's names for a way of batching that are not themselves the name of the backend doing it."""
+
+
+class InvalidValue(ValueError):
+    """The text is no value of the option; the message completes "has value 'x': ..."."""
+
+
+@dataclass(frozen=True, eq=False)
+class Option:
+    """What a field of `ServingProperties` is in serving.properties.
+
+    `read_by` holds backend names, or "server" for what the HTTP side and the engine loop read. `key` is the name in the
+    file where that is not `option.<field>`; `aliases` are further names for the same setting. `spellings` maps words
+    that users write, in lower case, to those that the field holds.
+    """
+
+    help: str
+    read_by: tuple[str, ...]
+    _: KW_ONLY
+    key: str = ""
+    aliases: tuple[str, ...] = ()
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    gt: float | None = None
+    ge: float | None = None
+    le: float | None = None
+    deprecated: str = ""
+
+
+class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The settings in effect for one model. Made by `load_properties`; crosses to the engine process as JSON.
+
+    None means that the backend's own default holds. No secret is ever in here.
+    """
+
+    # Model
+
+    model_id: Annotated[
+        str | None,
+        Option(
+            "Model to serve: Hugging Face id, path or `s3://` prefix. Unset: the model directory itself.",
+            (*SERVER, *ENGINES),
+            aliases=("option.s3url",),
+        ),
+    ] = None
+    model_name: Annotated[
+        str | None,
+        Option(
+            "Name clients may ask for. Unset: from the directory that holds serving.properties, else from `model_id`.",
+            SERVER,
+            aliases=("option.modelName",),
+        ),
+    ] = None
+    revision: Annotated[str | None, Option("Branch, tag or commit on the hub.", (*SERVER, *ENGINES))] = None
+    task: Annotated[str | None, Option("What the model is for, such as `text-generation`.", GPU_ENGINES)] = None
+    trust_remote_code: Annotated[bool, Option("Run Python code that comes with the model.", ENGINES)] = False
+
+    # Engine and batching
+
+    rolling_batch: Annotated[
+        str,
+        Option(
+            "Continuous batching: `auto`, `disable`, or who does it: `scheduler` (the transformers backend), `vllm`, "
+            "`lmi-dist`, `trtllm` or the name of any other backend.",
+            SERVER,
+            spellings={"lmi_dist": "lmi-dist", "tensorrt_llm": "trtllm"},
+        ),
+    ] = "auto"
+    backend: Annotated[
+        str,
+        Option(
+            "Engine to use where `rolling_batch` names none: `auto` or the name of a backend.",
+            SERVER,
+            # LMI's TensorRT-LLM handler has an option of this name; its usual value must keep working.
+            spellings={"lmi-dist": "lmi_dist", "trtllm": "tensorrt_llm", "pytorch": "tensorrt_llm"},
+        ),
+    ] = "auto"
+    max_rolling_batch_size: Annotated[
+        int,
+        Option("Most sequences generated at the same time.", EVERY_BACKEND, aliases=("option.max_num_seqs",), ge=1),
+    ] = 32
+    max_rolling_batch_prefill_tokens: Annotated[
+        int | None,
+        Option("Most prompt tokens in one engine step.", ENGINES, aliases=("option.max_num_batched_tokens",), ge=1),
+    ] = None
+    batch_size: Annotated[
+        int,
+        Option(
+            "Dynamic batching: requests collected into one static batch. Above 1 it turns rolling batch off.",
+            SERVER,
+            key="batch_size",
+            aliases=("max_dynamic_batch_size",),
+            ge=1,
+        ),
+    ] = 1
+    max_batch_delay: Annotated[
+        int, Option("Dynamic batching: milliseconds to wait for more requests.", SERVER, key="max_batch_delay", ge=0)
+    ] = 100
+    job_queue_size: Annotated[
+        int, Option("Requests that may wait; one more is refused.", SERVER, key="job_queue_size", ge=1)
+    ] = 1000
+    max_model_len: Annotated[
+        int | None,
+        Option("Most tokens of prompt and answer together.", EVERY_BACKEND, aliases=("option.max_seq_len",), ge=1),
+    ] = None
+
+    # HTTP
+
+    output_formatter: Annotated[
+        str | None,
+        Option("Format of every answer, unless the request names one. Unset: by the request's `stream`.", SERVER),
+    ] = None
+    tgi_compat: Annotated[
+        bool, Option("Answer in TGI's shape: arrays, its token keys, SSE when streaming.", SERVER)
+    ] = False
+    enable_streaming: Annotated[
+        Literal["false", "true", "huggingface"],
+        Option(
+            "With `rolling_batch=disable`: stream every answer.",
+            SERVER,
+            deprecated="clients ask for a stream with `stream` in the request",
+        ),
+    ] = "false"
+    default_accept: Annotated[str | None, Option("Content type where a request has no `Accept`.", SERVER)] = None
+    max_request_size: Annotated[
+        int,
+        Option("Largest request body in bytes.", SERVER, key="max_request_size", ge=1),
+    ] = 64 * 1024 * 1024
+    predict_timeout: Annotated[int, Option("Seconds that one request may take.", SERVER, ge=1)] = 240
+    web_workers: Annotated[
+        int | None,
+        Option("Web worker processes; `lmi serve --workers` wins. Not copies of the model.", SERVER, ge=1, le=256),
+    ] = None
+
+    # Life of the engine process
+
+    model_loading_timeout: Annotated[int, Option("Seconds that loading the model may take.", SERVER, ge=1)] = 1200
+    restart_limit: Annotated[
+        int,
+        Option(
+            "Restarts of a dead engine within `restart_window` before the server gives up.",
+            SERVER,
+            aliases=("retry_threshold",),
+            ge=0,
+        ),
+    ] = 3
+    restart_window: Annotated[int, Option("Seconds over which restarts are counted.", SERVER, ge=1)] = 600
+
+    # Loading the model
+
+    dtype: Annotated[
+        Literal["auto", "fp32", "fp16", "bf16", "int8"],
+        Option(
+            "Type of the weights; `auto` takes the model's own. `float32`, `float16` and `bfloat16` are understood.",
+            ENGINES,
+            aliases=("option.data_type",),
+            spellings={"float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"},
+        ),
+    ] = "auto"
+    device_map: Annotated[str | None, Option("Where the weights go: `auto`, `cpu`, `cuda`, ...", TRANSFORMERS)] = None
+    low_cpu_mem_usage: Annotated[
+        bool | None, Option("Load the weights without a second copy in memory.", TRANSFORMERS)
+    ] = None
+    quantize: Annotated[
+        str | None,
+        Option(
+            "Quantisation method, such as `awq`; each backend has its own.",
+            GPU_ENGINES,
+            aliases=("option.quantization",),
+        ),
+    ] = None
+    tensor_parallel_degree: Annotated[
+        int | Literal["max"],
+        Option(
+            "GPUs that one layer is split over; `max` takes all.",
+            GPU_ENGINES,
+            aliases=("option.tensor_parallel_size",),
+            ge=1,
+        ),
+    ] = "max"
+    pipeline_parallel_degree: Annotated[
+        int,
+        Option("Stages that the layers are split into.", GPU_ENGINES, aliases=("option.pipeline_parallel_size",), ge=1),
+    ] = 1
+    gpu_memory_utilization: Annotated[
+        float | None, Option("Share of GPU memory that the engine may take.", GPU_ENGINES, gt=0, le=1)
+    ] = None
+    enforce_eager: Annotated[bool | None, Option("Do without CUDA graphs.", VLLM_FAMILY)] = None
+    load_format: Annotated[str | None, Option("Format of the weight files.", GPU_ENGINES)] = None
+    device: Annotated[str | None, Option("Kind of device to run on.", VLLM_FAMILY)] = None
+    preloaded_model: Annotated[bool | None, Option("The weights are in memory already.", VLLM_FAMILY)] = None
+    cpu_offload_gb_per_gpu: Annotated[
+        float | None,
+        Option("GiB of weights kept in CPU memory.", VLLM_FAMILY, aliases=("option.cpu_offload_gb",), ge=0),
+    ] = None
+    tokenizer: Annotated[str | None, Option("Tokenizer, where it is not the model's own.", TENSORRT_LLM)] = None
+    tokenizer_mode: Annotated[str | None, Option("How to load the tokenizer.", GPU_ENGINES)] = None
+    tokenizer_revision: Annotated[str | None, Option("Revision of the tokenizer.", GPU_ENGINES)] = None
+    skip_tokenizer_init: Annotated[bool | None, Option("Load no tokenizer in the engine.", TENSORRT_LLM)] = None
+
+    # Generation
+
+    max_logprobs: Annotated[int | None, Option("Most log probabilities per token.", VLLM_FAMILY, ge=0)] = None
+    enable_chunked_prefill: Annotated[bool | None, Option("Split long prompts over several steps.", GPU_ENGINES)] = None
+    enable_prefix_caching: Annotated[
+        bool | None, Option("Reuse the cache of equal prompt beginnings.", VLLM_FAMILY)
+    ] = None
+    chat_template: Annotated[str | None, Option("Chat template, as a path or as text.", VLLM)] = None
+    chat_template_content_format: Annotated[
+        Literal["auto", "string", "openai"] | None,
+        Option("How the template takes message content.", VLLM),
+    ] = None
+    enable_auto_tool_choice: Annotated[bool | None, Option("Let the model choose to call tools.", VLLM)] = None
+    tool_call_parser: Annotated[str | None, Option("Format of the model's tool calls.", VLLM)] = None
+    enable_reasoning: Annotated[bool | None, Option("Separate reasoning from the answer.", VLLM)] = None
+    reasoning_parser: Annotated[str | None, Option("Format of the model's reasoning.", VLLM)] = None
+    normalize: Annotated[bool | None, Option("Normalise embeddings.", VLLM)] = None
+    guided_decoding_backend: Annotated[str | None, Option("Library for grammars.", GPU_ENGINES)] = None
+
+    # Adapters
+
+    enable_lora: Annotated[bool, Option("Serve LoRA adapters.", GPU_ENGINES)] = False
+    max_loras: Annotated[int | None, Option("Most adapters in one batch.", GPU_ENGINES, ge=1)] = None
+    max_lora_rank: Annotated[int | None, Option("Highest rank of an adapter.", GPU_ENGINES, ge=1)] = None
+    max_cpu_loras: Annotated[int | None, Option("Most adapters kept in CPU memory.", GPU_ENGINES, ge=1)] = None
+    lora_extra_vocab_size: Annotated[int | None, Option("Most tokens an adapter may add.", VLLM_FAMILY, ge=0)] = None
+    lora_dtype: Annotated[str | None, Option("Type of the adapters' weights.", VLLM_FAMILY)] = None
+    long_lora_scaling_factors: Annotated[
+        str | None, Option("Scaling factors of long-context adapters.", VLLM_FAMILY)
+    ] = None
+    fully_sharded_loras: Annotated[bool | None, Option("Split adapters over GPUs completely.", VLLM_FAMILY)] = None
+
+    # lmi-dist
+
+    speculative_draft_model: Annotated[str | None, Option("Draft model for speculative decoding.", LMI_DIST)] = None
+    speculative_length: Annotated[int | None, Option("Tokens drafted at a time.", LMI_DIST, ge=1)] = None
+    draft_model_tp_size: Annotated[int | None, Option("GPUs of the draft model.", LMI_DIST, ge=1)] = None
+    record_acceptance_rate: Annotated[bool | None, Option("Report how many drafted tokens are kept.", LMI_DIST)] = None
+    speculative_telemetry: Annotated[bool | None, Option("Log figures of speculative decoding.", LMI_DIST)] = None
+
+    # TensorRT-LLM
+
+    max_input_len: Annotated[int | None, Option("Most prompt tokens.", TENSORRT_LLM, ge=1)] = None
+    max_output_len: Annotated[int | None, Option("Most generated tokens.", TENSORRT_LLM, ge=1)] = None
+    max_num_tokens: Annotated[int | None, Option("Most tokens in one engine step.", TENSORRT_LLM, ge=1)] = None
+    max_num_sequences: Annotated[int | None, Option("Most sequences with a cache.", TENSORRT_LLM, ge=1)] = None
+    max_beam_width: Annotated[int | None, Option("Widest beam search.", TENSORRT_LLM, ge=1)] = None
+    tokens_per_block: Annotated[int | None, Option("Tokens in a cache block.", TENSORRT_LLM, ge=1)] = None
+    batching_type: Annotated[str | None, Option("Static or in-flight batching.", TENSORRT_LLM)] = None
+    batch_scheduler_policy: Annotated[str | None, Option("How requests join the batch.", TENSORRT_LLM)] = None
+    kv_cache_free_gpu_mem_fraction: Annotated[
+        float | None,
+        Option(
+            "Share of free GPU memory for the cache.",
+            TENSORRT_LLM,
+            aliases=("option.free_gpu_memory_fraction",),
+            gt=0,
+            le=1,
+        ),
+    ] = None
+    enable_kv_cache_reuse: Annotated[
+        bool | None,
+        Option("Reuse the cache of equal prompt beginnings.", TENSORRT_LLM, aliases=("option.enable_block_reuse",)),
+    ] = None
+    enable_overlap_scheduler: Annotated[bool | None, Option("Overlap scheduling with execution.", TENSORRT_LLM)] = None
+    use_cuda_graph: Annotated[bool | None, Option("Run decoding from CUDA graphs.", TENSORRT_LLM)] = None
+    attn_backend: Annotated[str | None, Option("Attention kernels.", TENSORRT_LLM)] = None
+    moe_backend: Annotated[str | None, Option("Mixture-of-experts kernels.", TENSORRT_LLM)] = None
+    kv_cache_dtype: Annotated[str | None, Option("Type of the cache.", GPU_ENGINES)] = None
+    normalize_log_probs: Annotated[bool | None, Option("Normalise log probabilities.", TENSORRT_LLM)] = None
+    gather_generation_logits: Annotated[bool | None, Option("Keep the logits.", TENSORRT_LLM)] = None
+    context_parallel_size: Annotated[int | None, Option("GPUs a context is split over.", TENSORRT_LLM, ge=1)] = None
+    moe_tensor_parallel_size: Annotated[int | None, Option("GPUs an expert is split over.", TENSORRT_LLM, ge=1)] = None
+    moe_expert_parallel_size: Annotated[int | None, Option("GPUs experts are spread over.", TENSORRT_LLM, ge=1)] = None
+    enable_attention_dp: Annotated[bool | None, Option("Data-parallel attention.", TENSORRT_LLM)] = None
+    auto_parallel: Annotated[bool | None, Option("Plan parallelism automatically.", TENSORRT_LLM)] = None
+    auto_parallel_world_size: Annotated[int | None, Option("GPUs to plan for.", TENSORRT_LLM, ge=1)] = None
+    max_tokens: Annotated[int | None, Option("Most tokens in the cache.", TENSORRT_LLM, ge=1)] = None
+    max_attention_window: Annotated[str | None, Option("Attention window of each layer.", TENSORRT_LLM)] = None
+    sink_token_length: Annotated[int | None, Option("First tokens kept in the window.", TENSORRT_LLM, ge=0)] = None
+    host_cache_size: Annotated[int | None, Option("Bytes of cache in CPU memory.", TENSORRT_LLM, ge=0)] = None
+    onboard_blocks: Annotated[bool | None, Option("Bring cache blocks back to the GPU.", TENSORRT_LLM)] = None
+    cross_kv_cache_fraction: Annotated[
+        float | None, Option("Share of the cache for cross attention.", TENSORRT_LLM, ge=0, le=1)
+    ] = None
+    secondary_offload_min_priority: Annotated[int | None, Option("Offload from here.", TENSORRT_LLM, ge=0)] = None
+    event_buffer_max_size: Annotated[int | None, Option("Cache events kept.", TENSORRT_LLM, ge=0)] = None
+
+    # Echo
+
+    echo_tokens_per_second: Annotated[float | None, Option("Speed of each sequence; unset: full.", ECHO, gt=0)] = None
+    echo_load_seconds: Annotated[float, Option("Seconds that loading takes.", ECHO, ge=0)] = 0.0
+    echo_fault: Annotated[
+        Literal["none", "exit_in_load", "raise_in_load", "slow_load"],
+        Option("A failure to rehearse while loading.", ECHO),
+    ] = "none"
+    echo_faults: Annotated[bool, Option("Let prompts ask for failures.", ECHO)] = False
+
+    # Not options: where the record came from, and what no declaration knows
+
+    model_dir: str | None = None
+    extra: dict[str, str] = {}
+
+    @property
+    def name(self) -> str:
+        """The name under which the model is served: `model_name`, else made from `model_id`, else "model"."""
+        if self.model_name is not None:
+            return self.model_name
+        model_id = (self.model_id or "").rstrip("/")
+        if "://" in model_id or model_id.startswith(("/", ".")):
+            model_id = model_id.rpartition("/")[2]
+        return as_name(model_id) or "model"
+
+    @property
+    def backend_name(self) -> str:
+        """The backend asked for, or "auto" where the choice is left to what is installed."""
+        if self.rolling_batch in ("auto", "disable"):
+            return self.backend
+        return ROLLING_BATCH_BACKENDS.get(self.rolling_batch, self.rolling_batch)
+
+    @property
+    def rolling(self) -> bool:
+        """True for continuous batching, False for dynamic batching of `batch_size` requests."""
+        return self.rolling_batch != "disable"
+
+
+class DeclaredOption(msgspec.Struct, frozen=True, kw_only=True):
+    """A field of `ServingProperties` with its `Option`; it takes text of `types`, or one of the words `choices`."""
+
+    name: str
+    option: Option
+    types: tuple[type, ...]
+    choices: tuple[str, ...]
+    default: Any
+
+    @property
+    def key(self) -> str:
+        """The name in serving.properties."""
+        return self.option.key or f"option.{self.name}"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Every accepted name, `key` first. Where LMI writes none, a prefix `option.` is understood all the same."""
+        return tuple(dict.fromkeys((self.key, f"option.{self.name}", *self.option.aliases)))
+
+    @property
+    def range(self) -> str:
+        """The allowed numbers in words, or "" where there is no bound."""
+        bounds = (("at least", self.option.ge), ("above", self.option.gt), ("at most", self.option.le))
+        return " and ".join(f"{words} {bound}" for words, bound in bounds if bound is not None)
+
+    def parse(self, text: str) -> bool | int | float | str:
+        """Return the value that `text` stands for. Raises `InvalidValue`."""
+        spelling = self.option.spellings.get(text.lower(), text)
+        if spelling.lower() in self.choices:
+            return spelling.lower()
+        if bool in self.types:
+            return _boolean(text)
+        if int in self.types:
+            return self._in_range(_integer(text, self.choices))
+        if float in self.types:
+            return self._in_range(_decimal(text))
+        if self.choices:
+            raise InvalidValue(f"not one of {', '.join(self.choices)}")
+        return spelling
+
+    def _in_range(self, number: float) -> float:
+        option = self.option
+        if (
+            (option.ge is not None and number < option.ge)
+            or (option.gt is not None and number <= option.gt)
+            or (option.le is not None and number > option.le)
+        ):
+            raise InvalidValue(f"must be {self.range}")
+        return number
+
+
+def _declared() -> dict[str, DeclaredOption]:
+    hints = get_type_hints(ServingProperties, include_extras=True)
+    declared = {}
+    for item in msgspec.structs.fields(ServingProperties):
+        annotation = hints[item.name]
+        option = next((data for data in getattr(annotation, "__metadata__", ()) if isinstance(data, Option)), None)
+        if option is None:
+            continue
+        held = annotation.__origin__
+        members = get_args(held) if isinstance(held, UnionType) or get_origin(held) is Union else (held,)
+        declared[item.name] = DeclaredOption(
+            name=item.name,
+            option=option,
+            types=tuple(member for member in members if member in (bool, int, float, str)),
+            choices=tuple(word for member in members if get_origin(member) is Literal for word in get_args(member)),
+            default=item.default,
+        )
+    return declared
+
+
+OPTIONS = _declared()
+"""Field name -> declaration, in the order of `ServingProperties`."""
+
+KEYS = {key: declared for declared in OPTIONS.values() for key in declared.keys}
+"""Every name accepted in serving.properties -> declaration."""
+
+DEPRECATED_KEYS = {
+    "option.s3url": "use option.model_id",
+    "option.data_type": "use option.dtype",
+}
+"""Other names for an option that LMI has given up."""
+
+_BUILT_IN_HANDLER = "requests are handled by the server itself"
+_ONE_PROCESS = "one engine process serves the model"
+_NO_MPI = "engines start their own processes, without MPI"
+_NO_SCHEDULER = "LMI has removed the scheduler that read it"
+_CONVERSION = "it steers the conversion of checkpoints, which is not done here"
+_NO_SESSIONS = "sessions are not provided"
+_MEMORY = "the engine fails to load where memory does not suffice"
+_FRONT_END = "belongs to LMI's Java front end"
+_STATUS = "each dialect has fixed status codes"
+
+NO_EFFECT: dict[str, str] = {
+    "engine": "the engine is chosen by option.rolling_batch and option.backend",
+    "option.entryPoint": _BUILT_IN_HANDLER,
+    "option.handler": _BUILT_IN_HANDLER,
+    "option.input_formatter": _BUILT_IN_HANDLER,
+    "option.mpi_mode": _NO_MPI,
+    "option.use_passive_workers": _NO_MPI,
+    "option.cluster_size": _NO_MPI,
+    "option.async_mode": "every backend takes requests while it generates",
+    "option.parallel_loading": _ONE_PROCESS,
+    "minWorkers": _ONE_PROCESS,
+    "maxWorkers": _ONE_PROCESS,
+    "gpu.minWorkers": _ONE_PROCESS,
+    "gpu.maxWorkers": _ONE_PROCESS,
+    "cpu.minWorkers": _ONE_PROCESS,
+    "cpu.maxWorkers": _ONE_PROCESS,
+    "max_idle_time": "the engine is never stopped for being idle",
+    "load_on_devices": "see option.device_map, option.tensor_parallel_degree and CUDA_VISIBLE_DEVICES",
+    "required_memory_mb": _MEMORY,
+    "reserved_memory_mb": _MEMORY,
+    "gpu.required_memory_mb": _MEMORY,
+    "gpu.reserved_memory_mb": _MEMORY,
+    "log_request_metric": "metrics need no switch",
+    "metrics_aggregation": "metrics are histograms and need no aggregation",
+    "option.enable_venv": "the server's own Python environment is used",
+    "option.pythonExecutable": "the server's own Python environment is used",
+    "option.env": "set environment variables on the container",
+    "option.max_output_size": "answers have no size limit",
+    "option.bedrock_compat": "there is no Bedrock mode; option.output_formatter names the format",
+    "option.stop_sequence": "requests carry their own stop sequences",
+    "option.load_in_4bit": "deprecated in LMI; use option.quantize with a backend that reads it",
+    "option.load_in_8bit": "deprecated in LMI; use option.quantize with a backend that reads it",
+    "option.is_peft_model": "adapters are found by option.enable_lora",
+    "option.lmcache_auto_config": "LMCache is not provided",
+    "option.lmcache_config_file": "LMCache is not provided",
+    "option.enable_stateful_sessions": _NO_SESSIONS,
+    "option.sessions_path": _NO_SESSIONS,
+    "option.sessions_expiration": _NO_SESSIONS,
+    "option.decoding_strategy": "requests choose with do_sample",
+    "option.disable_flash_attn": _NO_SCHEDULER,
+    "option.max_sparsity": _NO_SCHEDULER,
+    "option.max_splits": _NO_SCHEDULER,
+    "option.multi_gpu": _NO_SCHEDULER,
+    "option.waiting_steps": _NO_SCHEDULER,
+    "option.draft_model_id": "use option.speculative_draft_model with a backend that reads it",
+    "option.spec_length": "use option.speculative_length with a backend that reads it",
+    "option.use_custom_all_reduce": _CONVERSION,
+    "option.multi_block_mode": _CONVERSION,
+    "option.use_fused_mlp": _CONVERSION,
+    "option.smoothquant_alpha": _CONVERSION,
+    "option.smoothquant_per_token": _CONVERSION,
+    "option.smoothquant_per_channel": _CONVERSION,
+    "option.multi_query_mode": _CONVERSION,
+    "option.q_format": _CONVERSION,
+    "option.awq_format": _CONVERSION,
+    "option.calib_size": _CONVERSION,
+    "option.awq_calib_size": _CONVERSION,
+    "option.chatglm_model_version": _CONVERSION,
+    "option.gpt_model_version": _CONVERSION,
+    "option.rotary_base": _CONVERSION,
+    "option.rotary_dim": _CONVERSION,
+    "option.rotary_scaling_type": _CONVERSION,
+    "option.rotary_scaling_factor": _CONVERSION,
+    "option.enable_trt_overlap": _CONVERSION,
+    "chunked_read_timeout": "a request has one time limit, option.predict_timeout",
+    "wait_model_loading": "the port is open, and /ping answers, while the model loads",
+    "allow_multi_status": "/ping answers 200 or 503",
+    "number_of_netty_threads": _FRONT_END,
+    "inference_address": "use `lmi serve --host` and `--port`",
+    "management_address": _FRONT_END,
+    "cluster_address": _FRONT_END,
+    "model_store": "use `lmi serve --model-dir`",
+    "load_models": "use `lmi serve --model-dir`",
+    "model_url_pattern": _FRONT_END,
+    "plugin_folder": "backends and formatters are added by Python entry points",
+    "bad_request_http_code": _STATUS,
+    "wlm_error_http_code": _STATUS,
+    "throttle_error_http_code": _STATUS,
+    "timeout_http_code": _STATUS,
+    "server_error_http_code": _STATUS,
+    "error_rate_wlm": "/ping follows the engine's state",
+    "error_rate_server": "/ping follows the engine's state",
+    "error_rate_model": "/ping follows the engine's state",
+    "error_rate_any": "/ping follows the engine's state",
+}
+"""Names in LMI users' files that change nothing here -> why."""
+
+
+def _mebibytes(text: str) -> str:
+    """In bytes. SageMaker's 0 means "streamed to the container", which is no limit that it sets."""
+    return "" if text == "0" else str(int(text) * 1024 * 1024) if re.fullmatch(r"\d{1,12}", text, re.ASCII) else text
+
+
+def _not(text: str) -> str:
+    try:
+        return "false" if _boolean(text) else "true"
+    except InvalidValue:
+        return text
+
+
+@dataclass(frozen=True)
+class Variable:
+    """An environment variable for the option `option`; `convert` makes the file's text of the variable's."""
+
+    option: str
+    convert: Callable[[str], str] = str
+
+
+# Where two variables of one table stand for the same option, the first one counts.
+
+OVERRIDES: dict[str, Variable] = {
+    "SAGEMAKER_MAX_REQUEST_SIZE": Variable("max_request_size"),
+    "SAGEMAKER_MAX_PAYLOAD_IN_MB": Variable("max_request_size", _mebibytes),
+    "SAGEMAKER_NUM_MODEL_WORKERS": Variable("web_workers"),
+    "SAGEMAKER_STARTUP_TIMEOUT": Variable("model_loading_timeout"),
+    "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": Variable("predict_timeout"),
+    "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": Variable("default_accept"),
+    "SERVING_MAX_REQUEST_SIZE": Variable("max_request_size"),
+}
+"""Stronger than serving.properties: SageMaker's own variables, then LMI's for settings of the whole server."""
+
+NATIVE: dict[str, Variable] = {
+    "HF_MODEL_ID": Variable("model_id"),
+    "HF_REVISION": Variable("revision"),
+    "HF_TASK": Variable("task"),
+    "TENSOR_PARALLEL_DEGREE": Variable("tensor_parallel_degree"),
+    "PIPELINE_PARALLEL_DEGREE": Variable("pipeline_parallel_degree"),
+    "MODEL_LOADING_TIMEOUT": Variable("model_loading_timeout"),
+    "PREDICT_TIMEOUT": Variable("predict_timeout"),
+    "SERVING_BATCH_SIZE": Variable("batch_size"),
+    "SERVING_MAX_BATCH_DELAY": Variable("max_batch_delay"),
+    "SERVING_JOB_QUEUE_SIZE": Variable("job_queue_size"),
+    "SERVING_RETRY_THRESHOLD": Variable("restart_limit"),
+}
+"""LMI's variables for settings of a model: weaker than serving.properties and `OPTION_*`."""
+
+TGI: dict[str, Variable] = {
+    "HF_MODEL_REVISION": Variable("revision"),
+    "HF_MODEL_QUANTIZE": Variable("quantize"),
+    "HF_MODEL_TRUST_REMOTE_CODE": Variable("trust_remote_code"),
+    "SM_NUM_GPUS": Variable("tensor_parallel_degree"),
+    "MAX_CONCURRENT_REQUESTS": Variable("job_queue_size"),
+    "MAX_BATCH_PREFILL_TOKENS": Variable("max_rolling_batch_prefill_tokens"),
+    "MAX_BATCH_SIZE": Variable("max_rolling_batch_size"),
+    "MAX_TOTAL_TOKENS": Variable("max_model_len"),
+    "ENABLE_CUDA_GRAPHS": Variable("enforce_eager", _not),
+    "CUDA_MEMORY_FRACTION": Variable("gpu_memory_utilization"),
+}
+"""The Text Generation Inference container's variables: weakest of all."""
+
+
+def _boolean(text: str) -> bool:
+    match text.lower():
+        case "true" | "1" | "yes" | "on":
+            return True
+        case "false" | "0" | "no" | "off":
+            return False
+    raise InvalidValue("not true or false")
+
+
+def _integer(text: str, choices: tuple[str, ...]) -> int:
+    # int() alone would take 1_000 and other scripts' digits, and refuse very long numbers with a text of its own.
+    if not re.fullmatch(r"[+-]?\d+", text, re.ASCII):
+        raise InvalidValue(" nor ".join(("not an integer", *choices)))
+    if len(text) > 18:  # more than MessagePack and JSON readers hold for certain
+        raise InvalidValue("too large")
+    return int(text)
+
+
+def _decimal(text: str) -> float:
+    if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text, re.ASCII):
+        raise InvalidValue("not a number")
+    if math.isinf(number := float(text)):
+        raise InvalidValue("too large")
+    return number
+
+
+def as_name(text: str) -> str:
+    """`text` with everything but letters, digits and underscores turned into underscores, as LMI names models."""
+    return re.sub(r"\W", "_", text, flags=re.ASCII)
+
+
+def text_of(value: object) -> str:
+    """How serving.properties writes a value; "" for None."""
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_PAGE = """\
+# Options
+
+Generated from `lmi_handlers/options.py` by `python -m lmi_handlers.options > docs/options.md`.
+
+Options come from `serving.properties` in the model directory and from the environment. For each option the first of
+these that has a value counts; an empty value counts as none.
+
+1. the variables marked *overrides* below
+2. `serving.properties`
+3. `OPTION_NAME` in the environment, for `option.name`
+4. LMI's other variables
+5. the variables of the Text Generation Inference container
+6. the default
+
+`lmi check` prints every option in effect with its value and its source, and ends with status 1 where a name is unknown.
+"""
+
+
+def options_page() -> str:
+    """Return the text of docs/options.md."""
+    server = [declared for declared in OPTIONS.values() if "server" in declared.option.read_by]
+    engine = [declared for declared in OPTIONS.values() if "server" not in declared.option.read_by]
+    return "\n".join(
+        [
+            _PAGE,
+            "## Server\n",
+            *_options_table(server),
+            "\n## Engines\n",
+            "Where no default is given, the backend's own holds. One that is set, but not read, is warned of.\n",
+            *_options_table(engine),
+            "\n## Environment\n",
+            *_environment_table(),
+            "\n`HF_TOKEN` stays in the environment, where the hub's client reads it.\n",
+            "## Accepted, without effect\n",
+            "| name | why |",
+            "| --- | --- |",
+            *(f"| `{key}` | {why} |" for key, why in NO_EFFECT.items()),
+            "",
+        ]
+    )
+
+
+def _options_table(options: list[DeclaredOption]) -> list[str]:
+    rows = ["| name | value | default | read by | meaning |", "| --- | --- | --- | --- | --- |"]
+    for declared in options:
+        default = f"`{text_of(declared.default)}`" if declared.default is not None else ""
+        cells = (f"`{declared.key}`", _kind(declared), default, ", ".join(declared.option.read_by), _meaning(declared))
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def _kind(declared: DeclaredOption) -> str:
+    names = {bool: "`true`, `false`", int: "integer", float: "number", str: "text"}
+    words = [*(names[kind] for kind in declared.types), *(f"`{choice}`" for choice in declared.choices)]
+    return ", ".join(filter(None, [*words, declared.range]))
+
+
+def _meaning(declared: DeclaredOption) -> str:
+    option = declared.option
+    deprecated = f" Deprecated: {option.deprecated}." if option.deprecated else ""
+    aliases = f" Also {', '.join(f'`{alias}`' for alias in option.aliases)}." if option.aliases else ""
+    return option.help + deprecated + aliases
+
+
+def _environment_table() -> list[str]:
+    rows = ["| variable | option | strength |", "| --- | --- | --- |"]
+    for strength, variables in (("overrides", OVERRIDES), ("LMI", NATIVE), ("TGI", TGI)):
+        for name, variable in variables.items():
+            rows.append(f"| `{name}` | `{OPTIONS[variable.option].key}` | {strength} |")
+    return rows
+
+
+if __name__ == "__main__":
+    print(options_page(), end="")

@@ -1,0 +1,59 @@
+"""What comes back: token ids from a backend, then text from the text layer. All of it immutable deltas."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class FinishReason(str, enum.Enum):
+    """Why a sequence ended; each dialect has its own words for these."""
+
+    LENGTH = "length"
+    EOS_TOKEN = "eos_token"
+    STOP_SEQUENCE = "stop_sequence"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What one sequence produced since the last step.
+
+    `token_ids` are new ids only, the end-of-sequence id included. With logprobs asked for, `logprobs` has one natural
+    logarithm for each of them and, where k best were asked for, `top_logprobs` has k pairs (id, logprob) for each, best first.
+    `prompt_logprobs` comes once, with the first output: one entry for each prompt token, the first None.
+    `error` is the cause where `finish_reason` is ERROR; this sequence alone has failed.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[float] | None = None
+    top_logprobs: list[list[tuple[int, float]]] | None = None
+    prompt_logprobs: list[float | None] | None = None
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+
+class Token(msgspec.Struct, frozen=True):
+    """A generated (or prompt) token with its text; `special` marks control tokens such as the end of a sequence."""
+
+    id: int
+    text: str
+    logprob: float | None = None
+    special: bool = False
+    top: tuple[Token, ...] = ()
+
+
+class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """New text of sequence `index` and the tokens that it came from.
+
+    `text` is what a reader should see: special tokens left out unless asked for, stop strings cut. The last delta of a
+    sequence carries `finish_reason`. `prompt_tokens` comes with the first delta where prompt logprobs were asked for.
+    """
+
+    index: int = 0
+    tokens: tuple[Token, ...] = ()
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    prompt_tokens: tuple[Token, ...] = ()

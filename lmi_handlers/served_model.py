@@ -1,0 +1,192 @@
+"""The one way of a request through a web worker: text in, token ids to the engine, tokens back, formatted bytes out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from formatters.base import Formatter
+from lmi_handlers.dialects.base import Parsed
+from lmi_handlers.engine.client import EngineClient, EngineState, Generation
+from lmi_handlers.engine.messages import EngineInfo, SequenceOutput
+from lmi_handlers.errors import InvalidRequest, LMIError, UnsupportedFeature
+from lmi_handlers.outputs import FinishReason
+from lmi_handlers.request import GenerationRequest
+from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.text.bundle import load_text_bundle
+from lmi_handlers.text.sequence import SequenceText
+from lmi_handlers.text.tokenizer import Tokenizer
+
+
+class Usage(msgspec.Struct):
+    """What one request has cost so far. Times are seconds from its arrival, None until they are known."""
+
+    started: float
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    queue_time: float | None = None
+    first_token_time: float | None = None
+    finish_reasons: list[str] = []
+
+
+class LoadedText(msgspec.Struct, frozen=True):
+    """What the engine's `Ready` gave this worker: its limits, and the model's tokenizer."""
+
+    info: EngineInfo
+    tokenizer: Tokenizer
+
+
+class ServedModel:
+    """The model that this worker serves, wherever its engine is. Thread-safe."""
+
+    def __init__(self, name: str, socket_path: Path, predict_timeout: float) -> None:
+        self.name = name
+        self._predict_timeout = predict_timeout
+        self._loaded: LoadedText | None = None
+        self._client = EngineClient(socket_path, self._on_ready)
+
+    def start(self) -> None:
+        """Connect to the engine, in the background."""
+        self._client.start()
+
+    @property
+    def state(self) -> EngineState:
+        """For `/ping`; never blocks."""
+        return self._client.state
+
+    @property
+    def phase(self) -> str:
+        """What the engine is doing, in a few words."""
+        return self._client.phase
+
+    def drain(self, seconds: float) -> None:
+        """The worker is shutting down: fail what is not done within `seconds`."""
+        threading.Thread(target=self._client.drain, args=(seconds,), daemon=True).start()
+
+    def start_generation(self, parsed: Parsed, usage: Usage, connected: Callable[[], bool]) -> Answer:
+        """Validate against the engine's limits, tokenise and submit.
+
+        Raises `InvalidRequest` where the prompt or a parameter is out of the model's reach, `EngineNotReady`.
+        """
+        loaded, request = self._loaded, parsed.request
+        prompts: list[list[int]] = []
+        if loaded is not None:
+            check_limits(request.sampling_params, loaded.info)
+            prompts = [self._encode(loaded, request, position) for position in range(len(request.prompts))]
+            usage.prompt_tokens = sum(map(len, prompts))
+        generation = self._client.submit(
+            prompts,
+            request.sampling_params,
+            request_id=request.request_id,
+            timeout=self._predict_timeout,
+            connected=connected,
+        )
+        assert loaded is not None  # noqa: S101  an engine that takes requests has said Ready
+        formatter = parsed.formatter(request, tuple(map(len, prompts)))
+        n = request.sampling_params.n
+        texts = [
+            SequenceText(loaded.tokenizer, prompt, request.sampling_params, index=position * n + sample)
+            for position, prompt in enumerate(prompts)
+            for sample in range(n)
+        ]
+        return Answer(generation, formatter, texts, usage)
+
+    def _on_ready(self, info: EngineInfo) -> None:
+        directory = Path(info.bundle)
+        tokenizer = Tokenizer(directory, load_text_bundle(directory))
+        tokenizer.encode("warm up")
+        self._loaded = LoadedText(info, tokenizer)
+
+    @staticmethod
+    def _encode(loaded: LoadedText, request: GenerationRequest, position: int) -> list[int]:
+        field = "inputs" if len(request.prompts) == 1 else f"inputs[{position}]"
+        token_ids = loaded.tokenizer.encode(request.prompts[position], truncate=request.truncate)
+        limit = loaded.info.max_model_len
+        if not token_ids:
+            raise InvalidRequest("has no tokens", field=field)
+        if len(token_ids) >= limit:
+            raise InvalidRequest(
+                f"has {len(token_ids)} tokens; the model takes {limit} in all and one must be left to generate", field=field
+            )
+        return token_ids
+
+
+class Answer:
+    """An answer in the making. Iterating yields response bytes, each of them whole records; `close` aborts it.
+
+    The engine's and the client's errors are raised until the first bytes have been yielded, and from then on written as
+    a record where the format has one. Either way that is the end.
+    """
+
+    def __init__(
+        self, generation: Generation, formatter: Formatter, texts: list[SequenceText], usage: Usage
+    ) -> None:
+        self.content_type = formatter.content_type
+        self.streams = formatter.streams
+        self.failure: LMIError | None = None
+        self._formatter = formatter
+        self._generation = generation
+        self._texts = texts
+        self.usage = usage
+        self._chunks = self._run()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._chunks
+
+    def close(self) -> None:
+        """Stop generating what nobody will read."""
+        self._chunks.close()
+        self._generation.close()
+
+    def _run(self) -> Iterator[bytes]:
+        begun = False
+        with self._generation as generation:
+            try:
+                for batch in generation:
+                    chunk = b"".join([self._feed(item) for item in batch])
+                    if chunk:
+                        yield chunk
+                        begun = True
+                last = self._formatter.finish()
+            except LMIError as error:
+                self.failure = error
+                if not begun:
+                    raise
+                last = self._formatter.error(error)
+        if last:
+            yield last
+
+    def _feed(self, item: SequenceOutput) -> bytes:
+        usage, output = self.usage, item.output
+        if usage.first_token_time is None:
+            usage.first_token_time = time.monotonic() - usage.started
+            usage.queue_time = item.queue_time
+        usage.generated_tokens += len(output.token_ids)
+        delta = self._texts[item.index].feed(output)
+        if delta.finish_reason is not None:
+            usage.finish_reasons.append(delta.finish_reason.value)
+            if delta.finish_reason is FinishReason.STOP_SEQUENCE:
+                self._generation.abort(item.index)
+        return self._formatter.feed(delta)
+
+
+def check_limits(params: SamplingParams, info: EngineInfo) -> None:
+    """Refuse what this engine cannot do. Raises `InvalidRequest` or `UnsupportedFeature` naming the field."""
+    for name in info.unsupported:
+        if getattr(params, name) != getattr(_DEFAULTS, name):
+            raise UnsupportedFeature(f"the {info.backend} backend does not support it", field=name)
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(params, name)
+        if value is not None and value > info.max_logprobs:
+            raise InvalidRequest(f"must be at most {info.max_logprobs}, got {value}", field=name)
+    for name in ("logit_bias", "stop_token_ids"):
+        for token_id in getattr(params, name) or ():
+            if not 0 <= token_id < info.vocab_size:
+                raise InvalidRequest(f"has token id {token_id}; the model's are 0 to {info.vocab_size - 1}", field=name)
+
+
+_DEFAULTS = SamplingParams()

@@ -1,0 +1,74 @@
+"""Where and how the HTTP side runs: from the environment, so that `lmi serve` and gunicorn alone see the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from lmi_handlers.errors import ConfigError
+
+SAGEMAKER_MODEL_DIR = Path("/opt/ml/model")
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`local_runtime` adds SageMaker's own runtime API; `split_payload_parts` makes its stream as unkind as AWS's may be."""
+
+    model_dir: Path | None
+    host: str = "0.0.0.0"
+    port: int = 8080
+    workers: int | None = None
+    local_runtime: bool = False
+    split_payload_parts: bool = False
+
+    def to_environ(self) -> dict[str, str]:
+        """What `from_environ` reads back."""
+        values = {
+            "LMI_MODEL_DIR": self.model_dir,
+            "LMI_HOST": self.host,
+            "LMI_PORT": self.port,
+            "LMI_WORKERS": self.workers,
+            "LMI_LOCAL_RUNTIME": "true" if self.local_runtime else None,
+            "LMI_SPLIT_PAYLOAD_PARTS": "true" if self.split_payload_parts else None,
+        }
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> ServerSettings:
+        """`SAGEMAKER_BIND_TO_PORT` is SageMaker's way to move a container off port 8080. Raises `ConfigError`."""
+        port = environ.get("LMI_PORT") or environ.get("SAGEMAKER_BIND_TO_PORT") or "8080"
+        workers = environ.get("LMI_WORKERS")
+        return cls(
+            model_dir=find_model_dir(environ.get("LMI_MODEL_DIR")),
+            host=environ.get("LMI_HOST", "0.0.0.0"),
+            port=_integer("LMI_PORT or SAGEMAKER_BIND_TO_PORT", port, 65535),
+            workers=None if workers is None else _integer("LMI_WORKERS", workers, 256),
+            local_runtime=environ.get("LMI_LOCAL_RUNTIME") == "true",
+            split_payload_parts=environ.get("LMI_SPLIT_PAYLOAD_PARTS") == "true",
+        )
+
+
+def find_model_dir(given: str | None) -> Path | None:
+    """The directory asked for, else SageMaker's, else this one if it has a serving.properties. Raises `ConfigError`."""
+    if given is not None:
+        path = Path(given)
+        if not path.is_dir():
+            raise ConfigError(f"--model-dir (LMI_MODEL_DIR) {given!r} is not a directory")
+        return path.resolve()
+    if SAGEMAKER_MODEL_DIR.is_dir():
+        return SAGEMAKER_MODEL_DIR
+    here = Path.cwd()
+    return here if (here / "serving.properties").is_file() else None
+
+
+def default_workers(cores: int | None = None) -> int:
+    """Web workers for a machine: the model needs the cores more, so few of them."""
+    return max(1, min(4, (cores or os.cpu_count() or 1) // 8))
+
+
+def _integer(name: str, text: str, high: int) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= high):
+        raise ConfigError(f"{name} has value {text!r}: not an integer from 1 to {high}")
+    return int(text)

@@ -1,0 +1,213 @@
+"""The text bundle: what web workers must know of a model's tokenizer, written by the engine process while it loads.
+
+A directory with tokenizer.json and bundle.json. `AutoTokenizer` alone knows how to read every model's tokenizer, but it
+brings torch (473 MB and 4 s for every worker): so it runs once, in the process that has torch anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from lmi_handlers.errors import ConfigError
+
+TOKENIZER_FILE = "tokenizer.json"
+BUNDLE_FILE = "bundle.json"
+
+
+class TextBundle(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts beside tokenizer.json.
+
+    `eos_token_ids` has no duplicates; its order is generation_config.json, config.json, tokenizer. `vocab_size` is the
+    number of rows of the model's output, which may be more than the tokenizer has tokens. `model_max_length` counts
+    tokens and is None where the model does not say. `special_tokens` maps names such as "bos_token" to the tokens'
+    text, for chat templates. `chat_templates` maps names to Jinja sources, the usual one being "default".
+    `generation_defaults` holds the sampling defaults of generation_config.json under their own names.
+    """
+
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    special_token_ids: tuple[int, ...]
+    special_tokens: dict[str, str] = {}
+    chat_templates: dict[str, str] = {}
+    model_max_length: int | None = None
+    generation_defaults: dict[str, bool | int | float] = {}
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template that is used where nothing asks for another one."""
+        return self.chat_templates.get("default")
+
+
+def load_text_bundle(directory: Path) -> TextBundle:
+    """Read what `build_text_bundle` or `build_byte_bundle` wrote. Raises `ConfigError`."""
+    try:
+        return msgspec.json.decode((directory / BUNDLE_FILE).read_bytes(), type=TextBundle)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"no text bundle can be read from {directory}: {error}") from error
+
+
+def build_text_bundle(
+    model_dir: Path,
+    directory: Path,
+    *,
+    trust_remote_code: bool = False,
+    gguf_file: str | None = None,
+    chat_template: str | None = None,
+) -> TextBundle:
+    """Write the bundle of the model in `model_dir` to `directory` and return it.
+
+    `gguf_file` names the file in `model_dir` to take a tokenizer from where there is no other. `chat_template` is a
+    Jinja source to use instead of the model's own. Imports transformers, so it is for the engine process. Raises
+    `ConfigError`.
+    """
+    tokenizer = _auto_tokenizer(model_dir, trust_remote_code=trust_remote_code, gguf_file=gguf_file)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(backend, Tokenizer):
+        raise ConfigError(f"the tokenizer in {model_dir} ({type(tokenizer).__name__}) has no form as {TOKENIZER_FILE}")
+    config = _read_json(model_dir / "config.json")
+    generation_config = _read_json(model_dir / "generation_config.json")
+    bundle = TextBundle(
+        vocab_size=_first_int(config, ("vocab_size",)) or len(tokenizer),
+        eos_token_ids=_eos_token_ids(generation_config, config, _text_config(config), tokenizer.eos_token_id),
+        special_token_ids=_special_token_ids(backend, tokenizer.all_special_ids),
+        special_tokens={name: str(token) for name, token in tokenizer.special_tokens_map.items()},
+        chat_templates=_chat_templates(chat_template or tokenizer.chat_template),
+        model_max_length=_model_max_length(config, tokenizer.model_max_length),
+        generation_defaults={
+            name: generation_config[name] for name in _SAMPLING_NAMES if generation_config.get(name) is not None
+        },
+    )
+    _write(bundle, backend, directory)
+    return bundle
+
+
+def build_byte_bundle(directory: Path) -> TextBundle:
+    """Write a bundle that needs no model: ids 0 to 255 are the bytes of UTF-8 and 256 is "<|endoftext|>"."""
+    backend = Tokenizer(models.BPE(vocab={char: byte for byte, char in enumerate(byte_characters())}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|endoftext|>"])
+    end_id = 256
+    bundle = TextBundle(
+        vocab_size=backend.get_vocab_size(),
+        eos_token_ids=(end_id,),
+        special_token_ids=(end_id,),
+        special_tokens={"eos_token": "<|endoftext|>"},
+        chat_templates={"default": _BYTE_CHAT_TEMPLATE},
+    )
+    _write(bundle, backend, directory)
+    return bundle
+
+
+def byte_characters() -> list[str]:
+    """Return the character that stands for each byte in the vocabulary of a byte-level BPE, as GPT-2 laid it down.
+
+    Printable characters of Latin-1 stand for themselves; the other bytes, in order, for the characters from U+0100 on.
+    """
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+_BYTE_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+_SAMPLING_NAMES = (
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "max_new_tokens",
+)
+_MAX_LENGTH_NAMES = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "n_ctx",
+    "max_sequence_length",
+)
+_NO_MAX_LENGTH = 2**31  # transformers says 1e30 where the tokenizer sets no limit
+
+
+def _auto_tokenizer(model_dir: Path, *, trust_remote_code: bool, gguf_file: str | None) -> Any:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise ConfigError(f"a model's tokenizer needs more packages: pip install transformers ({error})") from error
+    arguments = {} if gguf_file is None else {"gguf_file": gguf_file}
+    try:
+        return AutoTokenizer.from_pretrained(model_dir, trust_remote_code=trust_remote_code, **arguments)
+    except Exception as error:  # a model may bring its own code, which may raise anything
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ConfigError(f"no tokenizer can be loaded from {model_dir}: {reason}") from error
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """Return the object in `file`, an empty one where there is no file. Raises `ConfigError` for anything else."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+
+
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a multimodal model's config.json that is about its language model."""
+    part = config.get("text_config")
+    return part if isinstance(part, dict) else {}
+
+
+def _first_int(config: Mapping[str, Any], names: Iterable[str]) -> int | None:
+    for part in (config, _text_config(config)):
+        for name in names:
+            if isinstance(value := part.get(name), int):
+                return value
+    return None
+
+
+def _eos_token_ids(*sources: Mapping[str, Any] | int | None) -> tuple[int, ...]:
+    ids: dict[int, None] = {}  # a set that keeps its order
+    for source in sources:
+        value = source.get("eos_token_id") if isinstance(source, Mapping) else source
+        ids.update(dict.fromkeys(value if isinstance(value, list) else () if value is None else (value,)))
+    return tuple(ids)
+
+
+def _special_token_ids(backend: Tokenizer, named: Iterable[int]) -> tuple[int, ...]:
+    added = backend.get_added_tokens_decoder()
+    return tuple(sorted({*named, *(token_id for token_id, token in added.items() if token.special)}))
+
+
+def _chat_templates(template: str | Mapping[str, str] | None) -> dict[str, str]:
+    if template is None:
+        return {}
+    return {"default": template} if isinstance(template, str) else dict(template)
+
+
+def _model_max_length(config: Mapping[str, Any], tokenizer_limit: int) -> int | None:
+    if (length := _first_int(config, _MAX_LENGTH_NAMES)) is not None:
+        return length
+    return int(tokenizer_limit) if tokenizer_limit < _NO_MAX_LENGTH else None
+
+
+def _write(bundle: TextBundle, backend: Tokenizer, directory: Path) -> None:
+    # A tokenizer.json may carry the padding and truncation of its training; no prompt is to be padded or cut by them.
+    backend.no_padding()
+    backend.no_truncation()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / TOKENIZER_FILE).write_text(backend.to_str(), encoding="utf-8")
+        (directory / BUNDLE_FILE).write_bytes(msgspec.json.encode(bundle))
+    except OSError as error:
+        raise ConfigError(f"the text bundle cannot be written to {directory}: {error}") from error

@@ -1,0 +1,102 @@
+"""Chat messages to the text that the model was trained on, by the model's own Jinja template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jinja2
+
+from lmi_handlers.errors import InvalidRequest, UnsupportedFeature
+from lmi_handlers.text.bundle import TextBundle
+
+
+def render_chat(
+    bundle: TextBundle,
+    messages: list[dict[str, Any]],
+    *,
+    tools: list[dict[str, Any]] | None = None,
+    documents: list[dict[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> str:
+    """Return the prompt for `messages`, to be encoded without adding special tokens: the template has written them.
+
+    `add_generation_prompt` opens an answer of the assistant; `continue_final_message` leaves the last message open
+    instead. `template_kwargs` are further variables of this model's template, such as `enable_thinking`. Templates run
+    in transformers' sandbox, so they see what they see there. Raises `InvalidRequest` where the template refuses the
+    messages, and `UnsupportedFeature` where the model has no template that works.
+    """
+    template = _select_template(bundle, tools)
+    if continue_final_message and add_generation_prompt:
+        raise InvalidRequest("cannot be combined with add_generation_prompt", field="continue_final_message")
+    variables = template_kwargs or {}
+    if taken := sorted(variables.keys() & _TAKEN_NAMES):
+        raise InvalidRequest(f"cannot set {', '.join(taken)}", field="chat_template_kwargs")
+    render = load_renderer()
+    try:
+        rendered, _ = render(
+            [messages],
+            tools=tools,
+            documents=documents,
+            chat_template=template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **{**bundle.special_tokens, **variables},
+        )
+    except jinja2.TemplateSyntaxError as error:
+        raise UnsupportedFeature(f"this model's chat template does not compile: {error}", field="messages") from error
+    except _TEMPLATE_ERRORS as error:
+        raise InvalidRequest(str(error) or type(error).__name__, field="messages") from error
+    prompt: str = rendered[0]
+    return prompt
+
+
+def load_renderer() -> Callable[..., Any]:
+    """Return transformers' renderer. The first call imports it, in half a second: let a starting worker make it.
+
+    The import brings no torch and takes 30 MB. Raises `UnsupportedFeature` where transformers is not installed.
+    """
+    try:
+        from transformers.utils.chat_template_utils import render_jinja_template
+    except ImportError as error:
+        raise UnsupportedFeature("chat templates need the transformers package here", field="messages") from error
+    renderer: Callable[..., Any] = render_jinja_template
+    return renderer
+
+
+# What a template's code can raise when messages have not the shape that it expects, say `'text' + None`.
+_TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+_TAKEN_NAMES = frozenset(
+    (
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversations",
+        "documents",
+        "messages",
+        "return_assistant_tokens_mask",
+        "tools",
+    )
+)
+
+
+def _select_template(bundle: TextBundle, tools: list[dict[str, Any]] | None) -> str:
+    """Return the template that transformers would take: with tools the one named "tool_use", if there is one."""
+    templates = bundle.chat_templates
+    template = templates.get("tool_use") if tools is not None else None
+    if template is None:
+        template = bundle.chat_template
+    if template is None:
+        named = f"; it has some named {', '.join(sorted(templates))}" if templates else ""
+        raise UnsupportedFeature(f"this model has no chat template{named}", field="messages")
+    return template

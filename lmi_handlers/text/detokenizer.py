@@ -1,0 +1,92 @@
+"""Token ids to text, one id at a time."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from lmi_handlers.text.tokenizer import Pieces, Tokenizer
+
+
+class Detokenizer(Protocol):
+    """Turns one sequence's ids into pieces whose concatenation is the text that the whole of it decodes to.
+
+    A piece is "" while a character is incomplete, and its last id brings the whole of it. Bytes that can never become a
+    character are U+FFFD. A character that is still incomplete when the sequence ends is left out.
+    """
+
+    def feed(self, token_id: int) -> str:
+        """Return the text that `token_id` adds."""
+
+
+def make_detokenizer(
+    tokenizer: Tokenizer, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool
+) -> Detokenizer:
+    """Return the detokenizer for what follows a prompt. With `skip_special_tokens`, control tokens add no text.
+
+    The text continues the prompt, so its leading space is kept.
+    """
+    pieces = tokenizer.pieces(skip_special_tokens=skip_special_tokens)
+    if pieces is not None:
+        return PieceDetokenizer(pieces)
+    return WindowDetokenizer(tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens)
+
+
+class PieceDetokenizer:
+    """For decoders that give each token bytes of its own: byte-level BPE, and SentencePiece with byte fallback.
+
+    Where such a SentencePiece decoder meets a run of byte tokens that is not UTF-8 it makes U+FFFD of all of it, in
+    hindsight; here the characters before the fault have been sent, and stay.
+    """
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
+        self._incomplete = b""
+
+    def feed(self, token_id: int) -> str:
+        """Return the text that `token_id` adds."""
+        piece = self._pieces[token_id]
+        if not self._incomplete and isinstance(piece, str):
+            return piece
+        data = self._incomplete + (piece.encode() if isinstance(piece, str) else piece)
+        text, decoded = codecs.utf_8_decode(data, "replace", False)
+        self._incomplete = data[decoded:]
+        return text
+
+
+class WindowDetokenizer:
+    """For every other decoder: decodes the last few ids with and without the new one, and returns the difference.
+
+    `tokenizers.decoders.DecodeStream` does the same, but raises where a decoder changes earlier text in hindsight, and
+    never gets past a token whose text is U+FFFD.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> None:
+        self._decode = tokenizer.backend.decode
+        self._hidden = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._window = list(prompt_token_ids[-_CONTEXT_LENGTH:])
+        self._sent = len(self._window)  # how many ids at the start of the window have had their text returned
+        self._sent_text = self._decode(self._window, skip_special_tokens=False)
+
+    def feed(self, token_id: int) -> str:
+        """Return the text that `token_id` adds."""
+        if token_id in self._hidden:
+            return ""
+        self._window.append(token_id)
+        text = self._decode(self._window, skip_special_tokens=False)
+        waiting = len(self._window) - self._sent
+        if text.endswith("\ufffd") and waiting < _LONGEST_CHARACTER:
+            return ""
+        if len(text) <= len(self._sent_text):
+            self._window.pop()  # an id without text says nothing of where the next one stands
+            return ""
+        piece = text[len(self._sent_text) :]
+        del self._window[: self._sent]
+        self._sent = waiting
+        self._sent_text = self._decode(self._window, skip_special_tokens=False)
+        return piece
+
+
+_CONTEXT_LENGTH = 4  # enough for a decoder to see that it is not at the start of a text
+_LONGEST_CHARACTER = 4  # in bytes, so in byte tokens

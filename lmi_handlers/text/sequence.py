@@ -1,0 +1,127 @@
+"""The text of one sequence: a backend's outputs become deltas of tokens with text, cut at stop strings."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+
+from lmi_handlers.outputs import FinishReason, TextDelta, Token, TokenOutput
+from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.text.detokenizer import make_detokenizer
+from lmi_handlers.text.stop import StopMatcher
+from lmi_handlers.text.tokenizer import Tokenizer
+
+
+class SequenceText:
+    """Turns the `TokenOutput`s of one sequence into `TextDelta`s, in order and once each.
+
+    What always holds: the text of a delta is the concatenation of its tokens' texts, without the special tokens where
+    `skip_special_tokens` is set; a special token that is not in the text has its literal one. Tokens whose text may
+    still be cut by a stop string come with a later delta, the last one at the latest. The token that made the engine
+    end the sequence is in the text only where `include_stop_str_in_output` keeps it. Tokens after a stop string never
+    come.
+
+    A stop string that is the text of a special token also stops at that token, which leaves no text to match.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], sampling_params: SamplingParams, *, index: int = 0
+    ) -> None:
+        self.index = index
+        self.finish_reason: FinishReason | None = None
+        """Set with the last delta. The engine does not know of a stop string that matched: the caller must abort it."""
+        self._tokenizer = tokenizer
+        self._prompt_token_ids = prompt_token_ids
+        self._include_stop = sampling_params.include_stop_str_in_output
+        self._detokenizer = make_detokenizer(
+            tokenizer, prompt_token_ids, skip_special_tokens=sampling_params.skip_special_tokens
+        )
+        self._stop_strings = sampling_params.stop
+        self._stop: StopMatcher | None = None
+        if sampling_params.stop:
+            self._stop = StopMatcher(
+                sampling_params.stop,
+                include_stop_str_in_output=sampling_params.include_stop_str_in_output,
+                min_tokens=sampling_params.min_tokens,
+            )
+        self._held: deque[Token] = deque()  # the tokens of the pieces that the matcher holds
+
+    def feed(self, output: TokenOutput) -> TextDelta:
+        """Return what `output` adds: nothing after the last delta, as the engine may be steps ahead of an abort."""
+        if self.finish_reason is not None:
+            return TextDelta(index=self.index)
+        prompt_tokens = () if output.prompt_logprobs is None else self._prompt_tokens(output.prompt_logprobs)
+        tokens: list[Token] = []
+        text = ""
+        visible_ids = len(output.token_ids)
+        if output.finish_reason in _ENDED_BY_TOKEN and not self._include_stop:
+            visible_ids -= 1
+        for position, token_id in enumerate(output.token_ids):
+            piece = self._detokenizer.feed(token_id) if position < visible_ids else ""
+            token = self._token(output, position, piece)
+            if self._stop is None:
+                tokens.append(token)
+                text += piece
+            else:
+                text += self._match(self._stop, token, piece, tokens)
+                if self._stop.matched:
+                    self.finish_reason = FinishReason.STOP_SEQUENCE
+                    break
+        else:
+            if output.finish_reason is not None:
+                if self._stop is not None:
+                    text += self._release(self._stop.flush(), tokens)
+                self.finish_reason = output.finish_reason
+        return TextDelta(
+            index=self.index,
+            tokens=tuple(tokens),
+            text=text,
+            finish_reason=self.finish_reason,
+            prompt_tokens=prompt_tokens,
+        )
+
+    def _token(self, output: TokenOutput, position: int, piece: str) -> Token:
+        token_id = output.token_ids[position]
+        special = token_id in self._tokenizer.special_token_ids
+        return Token(
+            token_id,
+            self._tokenizer.token_text(token_id) if special and not piece else piece,
+            None if output.logprobs is None else output.logprobs[position],
+            special,
+            () if output.top_logprobs is None else self._top(output.top_logprobs[position]),
+        )
+
+    def _match(self, stop: StopMatcher, token: Token, piece: str, tokens: list[Token]) -> str:
+        """Add `token` to those held, move those that are free to `tokens` and return their text."""
+        self._held.append(token)
+        if token.special and not piece and token.text in self._stop_strings:
+            return self._release(stop.feed_stop(), tokens)
+        return self._release(stop.feed(piece), tokens)
+
+    def _release(self, pieces: list[str], tokens: list[Token]) -> str:
+        for piece in pieces:
+            token = self._held.popleft()
+            if token.text != piece and (piece or not token.special):
+                token = msgspec.structs.replace(token, text=piece)
+            tokens.append(token)
+        return "".join(pieces)
+
+    def _top(self, alternatives: list[tuple[int, float]]) -> tuple[Token, ...]:
+        tokenizer = self._tokenizer
+        return tuple(
+            Token(token_id, tokenizer.token_text(token_id), logprob, tokenizer.is_special(token_id))
+            for token_id, logprob in alternatives
+        )
+
+    def _prompt_tokens(self, logprobs: list[float | None]) -> tuple[Token, ...]:
+        detokenizer = make_detokenizer(self._tokenizer, (), skip_special_tokens=False)
+        return tuple(
+            Token(token_id, detokenizer.feed(token_id), logprob, self._tokenizer.is_special(token_id))
+            for token_id, logprob in zip(self._prompt_token_ids, logprobs, strict=True)
+        )
+
+
+# A backend knows no stop strings: its STOP_SEQUENCE is one of `stop_token_ids`.
+_ENDED_BY_TOKEN = (FinishReason.EOS_TOKEN, FinishReason.STOP_SEQUENCE)
