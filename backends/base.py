@@ -66,7 +66,7 @@ class Backend(ABC):
 
     @abstractmethod
     def step(self) -> list[TokenOutput]:
-        """Advance every running sequence and return what is new. Each sequence ends with exactly one output that has a finish reason."""
+        """Advance every running sequence and return what is new; each ends with exactly one output with a finish reason."""
 
     def close(self) -> None:
         """Give back what the process exit would not."""

@@ -138,7 +138,9 @@ class EchoBackend(Backend):
             and sequence.produced >= params.min_tokens
             and self._eos_token_id is not None
         )
-        token_id = self._eos_token_id if ends and self._eos_token_id is not None else prompt[sequence.produced % len(prompt)]
+        token_id = (
+            self._eos_token_id if ends and self._eos_token_id is not None else prompt[sequence.produced % len(prompt)]
+        )
         sequence.produced += 1
         finish_reason = None
         if ends:

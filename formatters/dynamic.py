@@ -1,7 +1,7 @@
-"""LMI's dynamic-batch formats, byte for byte as DJL Serving 0.31 writes them.
+r"""LMI's dynamic-batch formats, byte for byte as DJL Serving 0.31 writes them.
 
-    [\n  {\n    "generated_text":"..."\n  }\n]      a list also for a single prompt
-    {"outputs": ["Deep"]}\n                          a line whenever there is new text, one entry a prompt; ASCII only
+[\n  {\n    "generated_text":"..."\n  }\n]      a list also for a single prompt
+{"outputs": ["Deep"]}\n                          a line whenever there is new text, one entry a prompt; ASCII only
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""LMI's rolling-batch formats, byte for byte as DJL Serving 0.31 writes them.
+r"""LMI's rolling-batch formats, byte for byte as DJL Serving 0.31 writes them.
 
     json        {"generated_text": "Deep Learning is"}
     jsonlines   {"token": {"id": 338, "text": " is", "log_prob": -0.007}, "generated_text": "Deep Learning is"}\n
@@ -11,7 +11,7 @@ Sources: the LMI input/output schema document, and what the real server puts on 
 from __future__ import annotations
 
 import math
-from json.encoder import encode_basestring as quote
+from json.encoder import encode_basestring as quote  # what json.dumps uses with ensure_ascii=False
 from typing import ClassVar
 
 import msgspec

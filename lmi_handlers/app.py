@@ -62,7 +62,8 @@ def create_app() -> Flask:
     properties = load_properties(settings.model_dir, os.environ).properties
     model = ServedModel(properties.name, Path(os.environ[SOCKET_VARIABLE]), properties.predict_timeout)
     app = Flask(__name__, static_folder=None)
-    app.config["MAX_CONTENT_LENGTH"] = properties.max_request_size
+    # One byte more than allowed: Werkzeug cuts a chunked body at its limit without a word.
+    app.config["MAX_CONTENT_LENGTH"] = properties.max_request_size + 1
     app.extensions["lmi_model"] = model
     invocations = Invocations(model, invocations_dialect(properties), properties)
     app.add_url_rule("/ping", view_func=partial(ping, model), methods=["GET", "POST"], endpoint="ping")
@@ -103,12 +104,13 @@ class Invocations:
         self._model = model
         self._dialect = dialect
         self._default_accept = properties.default_accept or ""
+        self._max_request_size = properties.max_request_size
 
     def invoke(self, model: str | None = None, version: str | None = None) -> Response:  # noqa: ARG002  one version
         """`POST /invocations`, `/predictions/<model>`, `/models/<model>/invoke`."""
         exchange = Exchange(request, request.environ)
         try:
-            self._check_model(model or request.args.get("model_name") or request.headers.get("model_name"))
+            self._check_model(model or request.args.get("model_name"))
             payload = self._payload(exchange)
             if payload.content_type in JSON_LINES:
                 records = [line for line in payload.data.splitlines() if line.strip()]
@@ -126,18 +128,22 @@ class Invocations:
             raise ModelNotFound(f"Model or workflow not found: {name[:200]}")
 
     def _payload(self, exchange: Exchange) -> Payload:
-        try:
-            data = request.get_data(cache=False)
-        except RequestEntityTooLarge as error:
-            limit = request.max_content_length
-            raise PayloadTooLarge(f"the request body is larger than max_request_size ({limit} bytes)") from error
         return Payload(
-            data=data,
+            data=self._body(),
             request_id=exchange.request_id,
             content_type=request.mimetype,
             accept=request.headers.get("Accept", self._default_accept).replace("*/*", self._default_accept),
             stream=request.headers.get("X-Amzn-SageMaker-Forwarded-Api") == "InvokeEndpointWithResponseStream",
         )
+
+    def _body(self) -> bytes:
+        try:
+            data = request.get_data(cache=False)
+        except RequestEntityTooLarge:
+            data = None
+        if data is None or len(data) > self._max_request_size:
+            raise PayloadTooLarge(f"the request body is larger than max_request_size ({self._max_request_size} bytes)")
+        return data
 
     def _respond(self, exchange: Exchange, payload: Payload) -> Response:
         parsed = self._dialect.parse(payload)
@@ -223,9 +229,7 @@ class Exchange:
             raise
         return self.stream(first, chunks, answer.content_type, answer)
 
-    def stream(
-        self, first: bytes, rest: Iterator[bytes], content_type: str, answer: Answer | None = None
-    ) -> Response:
+    def stream(self, first: bytes, rest: Iterator[bytes], content_type: str, answer: Answer | None = None) -> Response:
         """Send `first` and then `rest`, a chunk for each of its items."""
         body = StreamBody(self, first, rest, answer)
         return Response(body, headers=self.headers, content_type=content_type, direct_passthrough=True)

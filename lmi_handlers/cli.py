@@ -33,8 +33,12 @@ def main() -> None:
 @click.option("--host", help="Address to listen on. Default: 0.0.0.0.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Default: SAGEMAKER_BIND_TO_PORT, else 8080.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Web worker processes. Default: by the number of cores.")
-@click.option("--local-runtime", is_flag=True, help="Also answer SageMaker's runtime API, so that boto3 works unmodified.")
-@click.option("--split-payload-parts", is_flag=True, help="Cut the local runtime's stream at hostile places, as AWS may.")
+@click.option(
+    "--local-runtime", is_flag=True, help="Also answer SageMaker's runtime API, so that boto3 works unmodified."
+)
+@click.option(
+    "--split-payload-parts", is_flag=True, help="Cut the local runtime's stream at hostile places, as AWS may."
+)
 def serve(
     *,
     model_dir: Path | None,
@@ -62,7 +66,14 @@ def serve(
         _fail(error)
     for warning in (*loaded.warnings, *loaded.unread(backend)):
         click.echo(f"lmi: warning: {warning}", err=True)
-    command = [sys.executable, "-m", "gunicorn", "-c", "python:lmi_handlers.gunicorn_conf", "lmi_handlers.app:create_app()"]
+    command = [
+        sys.executable,
+        "-m",
+        "gunicorn",
+        "-c",
+        "python:lmi_handlers.gunicorn_conf",
+        "lmi_handlers.app:create_app()",
+    ]
     os.execve(sys.executable, command, environ | settings.to_environ())  # noqa: S606  ourselves, without a shell
 
 

@@ -19,6 +19,7 @@ def client_connected(environ: Mapping[str, Any]) -> bool:
     if sock is None or _TCP_INFO is None:
         return True
     try:
-        return bool(sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] == _OPEN)
+        state: bytes = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)
     except OSError:
-        return sock.fileno() >= 0 and sock.family == socket.AF_UNIX
+        return bool(sock.fileno() >= 0 and sock.family == socket.AF_UNIX)
+    return state[0] == _OPEN

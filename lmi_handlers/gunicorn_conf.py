@@ -54,9 +54,9 @@ DRAIN_SECONDS = 25.0
 _engine: EngineSettings | None = None
 
 
-def on_starting(server: Any) -> None:  # noqa: ARG001  gunicorn's hook signature
+def on_starting(server: Any) -> None:
     """Start the engine, which loads while the workers boot."""
-    global _engine  # noqa: PLW0603  gunicorn's configuration is this module
+    global _engine
     configure_logging()
     if SOCKET_VARIABLE in os.environ:
         return

@@ -11,7 +11,7 @@ class FinishReason(str, enum.Enum):
     """Why a sequence ended; each dialect has its own words for these."""
 
     LENGTH = "length"
-    EOS_TOKEN = "eos_token"
+    EOS_TOKEN = "eos_token"  # noqa: S105  a token of text, not of access
     STOP_SEQUENCE = "stop_sequence"
     ABORT = "abort"
     ERROR = "error"

@@ -50,7 +50,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if getattr(self, name) <= 0:
                 raise InvalidRequest(f"must be greater than 0, got {getattr(self, name)}", field=name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequest(f"must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}", field="min_tokens")
+            raise InvalidRequest(
+                f"must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}", field="min_tokens"
+            )
         if "" in self.stop:
             raise InvalidRequest("must not contain an empty string", field="stop")
         for bias in (self.logit_bias or {}).values():

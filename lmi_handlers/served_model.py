@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -75,7 +75,7 @@ class ServedModel:
         loaded, request = self._loaded, parsed.request
         prompts: list[list[int]] = []
         if loaded is not None:
-            check_limits(request.sampling_params, loaded.info)
+            check_limits(request.sampling_params, loaded.info, parsed.spelling)
             prompts = [self._encode(loaded, request, position) for position in range(len(request.prompts))]
             usage.prompt_tokens = sum(map(len, prompts))
         generation = self._client.submit(
@@ -104,13 +104,16 @@ class ServedModel:
     @staticmethod
     def _encode(loaded: LoadedText, request: GenerationRequest, position: int) -> list[int]:
         field = "inputs" if len(request.prompts) == 1 else f"inputs[{position}]"
-        token_ids = loaded.tokenizer.encode(request.prompts[position], truncate=request.truncate)
-        limit = loaded.info.max_model_len
+        prompt, limit = request.prompts[position], loaded.info.max_model_len
+        if request.truncate is None and len(prompt) > _LONG * limit and loaded.tokenizer.is_longer(prompt, limit):
+            raise InvalidRequest(f"has far more than the {limit} tokens that the model takes", field=field)
+        token_ids = loaded.tokenizer.encode(prompt, truncate=request.truncate)
         if not token_ids:
             raise InvalidRequest("has no tokens", field=field)
         if len(token_ids) >= limit:
             raise InvalidRequest(
-                f"has {len(token_ids)} tokens; the model takes {limit} in all and one must be left to generate", field=field
+                f"has {len(token_ids)} tokens; the model takes {limit} in all and one must be left to generate",
+                field=field,
             )
         return token_ids
 
@@ -122,9 +125,7 @@ class Answer:
     a record where the format has one. Either way that is the end.
     """
 
-    def __init__(
-        self, generation: Generation, formatter: Formatter, texts: list[SequenceText], usage: Usage
-    ) -> None:
+    def __init__(self, generation: Generation, formatter: Formatter, texts: list[SequenceText], usage: Usage) -> None:
         self.content_type = formatter.content_type
         self.streams = formatter.streams
         self.failure: LMIError | None = None
@@ -142,7 +143,7 @@ class Answer:
         self._chunks.close()
         self._generation.close()
 
-    def _run(self) -> Iterator[bytes]:
+    def _run(self) -> Generator[bytes, None, None]:
         begun = False
         with self._generation as generation:
             try:
@@ -174,19 +175,21 @@ class Answer:
         return self._formatter.feed(delta)
 
 
-def check_limits(params: SamplingParams, info: EngineInfo) -> None:
-    """Refuse what this engine cannot do. Raises `InvalidRequest` or `UnsupportedFeature` naming the field."""
+def check_limits(params: SamplingParams, info: EngineInfo, spelling: Callable[[str], str]) -> None:
+    """Refuse what this engine cannot do. Raises `InvalidRequest` or `UnsupportedFeature` with the field's `spelling`."""
     for name in info.unsupported:
         if getattr(params, name) != getattr(_DEFAULTS, name):
-            raise UnsupportedFeature(f"the {info.backend} backend does not support it", field=name)
+            raise UnsupportedFeature(f"the {info.backend} backend does not support it", field=spelling(name))
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(params, name)
         if value is not None and value > info.max_logprobs:
-            raise InvalidRequest(f"must be at most {info.max_logprobs}, got {value}", field=name)
+            raise InvalidRequest(f"must be at most {info.max_logprobs}, got {value}", field=spelling(name))
     for name in ("logit_bias", "stop_token_ids"):
         for token_id in getattr(params, name) or ():
             if not 0 <= token_id < info.vocab_size:
-                raise InvalidRequest(f"has token id {token_id}; the model's are 0 to {info.vocab_size - 1}", field=name)
+                raise InvalidRequest(f"has token id {token_id}; the model's are 0 to {info.vocab_size - 1}", field=spelling(name))
 
 
 _DEFAULTS = SamplingParams()
+_LONG = 8
+"""Characters a token above which a prompt is measured before it is tokenised; prose has about four."""

@@ -104,7 +104,9 @@ def rolling_attention(
         layer, key[0].transpose(0, 1), value[0].transpose(0, 1), layout.cache_index.to(key.device)
     )
     scoring = _Scoring(scaling, softcap, s_aux)
-    parts = [_decode(layout, group, query, cached_keys, cached_values, sliding_window, scoring) for group in layout.decode]
+    parts = [
+        _decode(layout, group, query, cached_keys, cached_values, sliding_window, scoring) for group in layout.decode
+    ]
     for segment in layout.prefill:
         keys, values = key[:, :, segment.start : segment.stop], value[:, :, segment.start : segment.stop]
         if segment.past > 0:
@@ -146,7 +148,7 @@ def _decode(
 def _prefill(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None, scoring: _Scoring
 ) -> torch.Tensor:
-    """Attend the last tokens of a sequence, `[1, heads, tokens, dim]`, to all of it; the result is `[tokens, heads, dim]`."""
+    """Attend the last tokens of a sequence, `[1, heads, tokens, dim]`, to all of it: `[tokens, heads, dim]`."""
     count, length = query.shape[2], keys.shape[2]
     first = 0 if window is None else max(0, length - count + 1 - window)
     keys, values = keys[:, :, first:], values[:, :, first:]

@@ -15,8 +15,7 @@ from backends.transformers.fallback import SequentialRunner
 from backends.transformers.packing import LinearInputs, can_pack, pack, unpack
 from backends.transformers.rolling import RollingRunner
 from backends.transformers.runner import Runner
-from backends.transformers.sampler import SamplerState
-from backends.transformers.sequence import Sequence, next_chunk
+from backends.transformers.sequence import Chunk, Sequence
 from lmi_handlers.errors import ConfigError
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.request import TokenRequest
@@ -66,7 +65,8 @@ def load_model(path: Path, properties: ServingProperties) -> Any:
         raise ConfigError(f"option.model_id: {path} cannot be loaded by transformers: {reason}") from error
     if model.config.is_encoder_decoder:
         raise ConfigError(f"option.model_id: {model.config.model_type} is an encoder-decoder; a causal model is needed")
-    return model.eval()
+    model.train(False)
+    return model
 
 
 def choose_max_model_len(config: Any, asked: int | None) -> int:
@@ -79,22 +79,116 @@ def choose_max_model_len(config: Any, asked: int | None) -> int:
     return asked
 
 
-def choose_runner(model: Any, max_model_len: int, report: Callable[[str], None]) -> Runner:
-    """Pack the model's weights where that helps, and return the fastest runner that computes what the model computes."""
-    report("checking the rolling batch")
-    probe = _Probe(model)
+def choose_runner(model: Any, max_model_len: int) -> Runner:
+    """Pack the model's weights where that helps; return the fastest runner that computes what the model computes."""
+    vocab_size = model.get_input_embeddings().weight.shape[0]
     with LinearInputs(model) as inputs:
-        probe.expect()
+        expected = _stock_logits(model)
     if can_pack(model):
         originals = pack(model, inputs.siblings)
-        if reason := probe.difference(probe.stock_logits):
-            logger.warning("weights left unpacked", extra={"reason": reason})
+        if reason := _difference(lambda: _stock_logits(model), expected):
+            logger.warning("weights left as they are", extra={"reason": reason})
             unpack(model, originals)
-    if reason := _why_not_rolling(model, max_model_len) or probe.difference(lambda: _switch_on(model, probe, max_model_len)):
-        logger.warning(
-            "no rolling batch for this model: each sequence is computed by itself",
-            extra={"model_type": model.config.model_type, "reason": reason},
+    reason = _cannot_flatten(model.config.get_text_config(), max_model_len)
+    if not model._supports_attention_backend:  # noqa: SLF001 (the library's own mark; it has no public name)
+        reason = f"{type(model).__name__} does not take its attention from outside"
+    if reason is None:
+        stock = model.config._attn_implementation  # noqa: SLF001 (there is no public way to read it)
+        model.set_attn_implementation(ATTENTION_NAME)
+        runner = RollingRunner(model)
+        reason = _difference(lambda: _rolling_logits(runner, vocab_size), expected)
+        reason = reason or _window_missing(model.config.get_text_config(), runner.windows, max_model_len)
+        if reason is None:
+            return runner
+        model.set_attn_implementation(stock)
+    logger.warning(
+        "no rolling batch for this model; each sequence is computed by itself",
+        extra={"model_type": model.config.model_type, "reason": reason},
+    )
+    return SequentialRunner(model)
+
+
+def _cannot_flatten(config: Any, max_model_len: int) -> str | None:
+    """Return why sequences of different lengths cannot share a forward of a model with this `config`, if they cannot."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    # One set, or one for each type of layer.
+    for rope in [parameters, *(value for value in parameters.values() if isinstance(value, dict))]:
+        trained = rope.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", None)
+        if rope.get("rope_type") in ("dynamic", "longrope") and max_model_len > (trained or 0):
+            return f"its {rope['rope_type']} rotary embedding depends on the longest sequence in the batch"
+    return None
+
+
+def _window_missing(config: Any, windows: dict[int, int | None], max_model_len: int) -> str | None:
+    """Return what is wrong with the sliding windows that the layers asked for, which a short probe cannot tell."""
+    types = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    if types is None:
+        slides = window is not None and getattr(config, "use_sliding_window", True)
+        types = ["sliding_attention" if slides else "full_attention"] * len(windows)
+    for layer, kind in enumerate(types):
+        if kind not in ("full_attention", "sliding_attention"):
+            return f"layer {layer} is of type {kind}"
+        expected = window if kind == "sliding_attention" else None
+        asked = windows.get(layer)
+        if min(asked or max_model_len, max_model_len) != min(expected or max_model_len, max_model_len):
+            return f"layer {layer} asks for a window of {asked}, its configuration says {expected}"
+    return None
+
+
+# The probe: two sequences of known tokens, with the model's own logits at every position as the answer.
+
+_PROBE_LENGTHS = (9, 6)
+# (sequence, start, stop) of each step: a prompt in pieces, a second one that joins, both decoding, one left.
+_PROBE_STEPS = (((0, 0, 5),), ((0, 5, 8), (1, 0, 3)), ((0, 8, 9), (1, 3, 4)), ((1, 4, 5),), ((1, 5, 6),))
+
+
+def _probe_tokens(vocab_size: int) -> list[list[int]]:
+    return [[(31 * i + 17 * n + 7) % vocab_size for i in range(length)] for n, length in enumerate(_PROBE_LENGTHS)]
+
+
+def _stock_logits(model: Any) -> torch.Tensor:
+    embeddings = model.get_input_embeddings().weight
+    with torch.inference_mode():
+        return torch.cat(
+            [
+                model(input_ids=torch.tensor([token_ids], device=embeddings.device), use_cache=False).logits[0]
+                for token_ids in _probe_tokens(embeddings.shape[0])
+            ]
         )
-        probe.restore()
-        return SequentialRunner(model)
-    return RollingRunner(model)
+
+
+def _rolling_logits(runner: RollingRunner, vocab_size: int) -> torch.Tensor:
+    sequences = [
+        Sequence(
+            TokenRequest(request_id="probe", prompt_token_ids=token_ids, sampling_params=SamplingParams()),
+            max_model_len=len(token_ids),
+            vocab_size=vocab_size,
+            device=torch.device("cpu"),
+        )
+        for token_ids in _probe_tokens(vocab_size)
+    ]
+    logits: list[list[torch.Tensor]] = [[] for _ in sequences]
+    for step in _PROBE_STEPS:
+        chunks = [Chunk(sequences[number], start, stop, first_logit=start) for number, start, stop in step]
+        parts = runner.forward(chunks).tensor_split([chunks[0].num_logits])
+        for (number, _, stop), part in zip(step, parts, strict=False):  # a step of one sequence leaves an empty part
+            logits[number].append(part)
+            sequences[number].num_computed = stop
+    for sequence in sequences:
+        runner.release(sequence)
+    return torch.cat([part for parts in logits for part in parts])
+
+
+def _difference(compute: Callable[[], torch.Tensor], expected: torch.Tensor) -> str | None:
+    """Return what is wrong with the logits that `compute` gives, or None where they are as `expected`."""
+    try:
+        logits = compute()
+    except Exception as error:  # noqa: BLE001 (whatever a model does that we do not know, another way is left)
+        return f"{type(error).__name__}: {error}"
+    distance = (logits.float() - expected.float()).norm(dim=-1) / expected.float().norm(dim=-1)
+    worst = float(distance.max())
+    logger.debug("probe", extra={"distance": worst})
+    if worst <= _TOLERANCE.get(expected.dtype, _TOLERANCE_HALF):
+        return None
+    return f"its logits are off by {worst:.2g} of their size"

@@ -5,7 +5,7 @@ PyTorch's own linear converts its weight to that layout on every call, which for
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -92,13 +92,10 @@ class LinearInputs:
 
     @property
     def siblings(self) -> list[list[str]]:
-        """Names of layers under one parent that got the very same tensor, where there are two or more."""
-        calls = defaultdict[str, int](int)
-        for names in self._seen.values():
-            for name in names:
-                calls[name] += 1
-        groups = ([name for name in names if calls[name] == 1] for names in self._seen.values())
-        return [names for names in groups if len(names) > 1]
+        """Names of layers under one parent that got the very same tensor every time, where there are two or more."""
+        groups = {tuple(names) for names in self._seen.values()}
+        in_groups = Counter(name for names in groups for name in names)
+        return [list(names) for names in groups if len(names) > 1 and all(in_groups[name] == 1 for name in names)]
 
     def _note(self, name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
         def hook(_module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
@@ -110,15 +107,16 @@ class LinearInputs:
 
 def can_pack(model: nn.Module) -> bool:
     """Return whether every weight is on the CPU, in a type that oneDNN takes here, and no hook moves it about."""
+    if not torch._C._has_mkldnn:  # noqa: SLF001 (as torch.compile asks; so below)
+        return False
     supported = {torch.float32}
-    if torch.backends.mkldnn.is_available():
-        if torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001 (as torch.compile asks)
-            supported.add(torch.bfloat16)
-        if torch.ops.mkldnn._is_mkldnn_fp16_supported():  # noqa: SLF001 (as torch.compile asks)
-            supported.add(torch.float16)
-        moved = any(hasattr(module, "_hf_hook") for module in model.modules())
-        return not moved and all(p.device.type == "cpu" and p.dtype in supported for p in model.parameters())
-    return False
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001
+        supported.add(torch.bfloat16)
+    if torch.ops.mkldnn._is_mkldnn_fp16_supported():  # noqa: SLF001
+        supported.add(torch.float16)
+    if any(hasattr(module, "_hf_hook") for module in model.modules()):
+        return False
+    return all(p.device.type == "cpu" and p.dtype in supported for p in model.parameters())
 
 
 def pack(model: nn.Module, siblings: list[list[str]]) -> dict[str, nn.Module]:

@@ -47,7 +47,9 @@ class RollingRunner(Runner):
         token_ids = [token for _, chunk in ordered for token in chunk.token_ids]
         positions = [position for _, chunk in ordered for position in range(chunk.start, chunk.stop)]
         width = self._cache.num_positions
-        cache_index = [slot * width + position for slot, chunk in ordered for position in range(chunk.start, chunk.stop)]
+        cache_index = [
+            slot * width + position for slot, chunk in ordered for position in range(chunk.start, chunk.stop)
+        ]
         end_of = {id(chunk): end for (_, chunk), end in zip(ordered, ends, strict=True)}
         wanted = [row for chunk in chunks for row in range(end_of[id(chunk)] - chunk.num_logits, end_of[id(chunk)])]
 

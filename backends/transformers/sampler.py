@@ -36,7 +36,7 @@ class SamplerState:
         self,
         params: SamplingParams,
         prompt_token_ids: list[int],
-        stop_ids: set[int],
+        stop_ids: frozenset[int],
         vocab_size: int,
         device: torch.device,
     ) -> None:
@@ -62,7 +62,7 @@ class SamplerState:
     @property
     def edits_logits(self) -> bool:
         """True where `edit_logits` would change something."""
-        return not (self._seen is self._counts is self._bias is self._held_back is None)
+        return any(edit is not None for edit in (self._seen, self._counts, self._bias, self._held_back))
 
     def edit_logits(self, logits: torch.Tensor) -> None:
         """Apply bias, penalties and `min_tokens` to one row of logits, `[vocabulary]`, in place."""
@@ -93,7 +93,7 @@ class SamplerState:
 
 
 class Sampled(NamedTuple):
-    """The next token of one sequence; `logprob` and `top` where its parameters ask for them. `error` excludes the rest."""
+    """The next token of one sequence, with `logprob` and `top` where its parameters ask for them; or an `error`."""
 
     token_id: int
     logprob: float | None = None

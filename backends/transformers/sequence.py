@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from backends.transformers.sampler import SamplerState
+from lmi_handlers.outputs import FinishReason
 from lmi_handlers.request import TokenRequest
-from lmi_handlers.sampling_params import SamplingParams
 
 
 class Sequence:
@@ -15,17 +17,38 @@ class Sequence:
     `max_len` bounds `token_ids`: the prompt and `max_tokens`, or the model's length where that is less.
     """
 
-    def __init__(self, request: TokenRequest, state: SamplerState, max_model_len: int) -> None:
+    def __init__(
+        self,
+        request: TokenRequest,
+        *,
+        max_model_len: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        params = request.sampling_params
         self.request_id = request.request_id
-        self.params: SamplingParams = request.sampling_params
+        self.params = params
         self.token_ids = list(request.prompt_token_ids)
         self.prompt_len = len(self.token_ids)
         self.num_computed = 0
-        self.state = state
         self.max_len = max_model_len
-        if self.params.max_tokens is not None:
-            self.max_len = min(max_model_len, self.prompt_len + self.params.max_tokens)
-        self.prompt_logprobs: list[float | None] | None = None if self.params.prompt_logprobs is None else [None]
+        if params.max_tokens is not None:
+            self.max_len = min(max_model_len, self.prompt_len + params.max_tokens)
+        self.stop_token_ids = frozenset(params.stop_token_ids)
+        self.eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
+        self.sampler = SamplerState(params, self.token_ids, eos_token_ids | self.stop_token_ids, vocab_size, device)
+        self.prompt_logprobs: list[float | None] | None = None if params.prompt_logprobs is None else [None]
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the sequence ends with its last token, or None where it goes on."""
+        last = self.token_ids[-1]
+        if last in self.eos_token_ids:
+            return FinishReason.EOS_TOKEN
+        if last in self.stop_token_ids:
+            return FinishReason.STOP_SEQUENCE
+        return FinishReason.LENGTH if len(self.token_ids) >= self.max_len else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import msgspec
 
@@ -22,10 +23,11 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """What a body asks for, and how the answer is to look."""
+    """What a body asks for, how the answer is to look, and what the client calls a field of `SamplingParams`."""
 
     request: GenerationRequest
     formatter: type[Formatter]
+    spelling: Callable[[str], str]
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):
@@ -49,7 +51,7 @@ class Dialect(ABC):
 
 
 def decode_json(data: bytes) -> object:
-    """Decode a body strictly. Raises `InvalidRequest` for anything that is not one JSON value: NaN, nesting without end, a lone surrogate."""
+    """Decode a body strictly. Raises `InvalidRequest` for all that is not one JSON value: NaN, bottomless nesting, ..."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
+
 from formatters import available_formatters, load_formatter_class
 from formatters.base import Formatter
-from formatters.lmi import quote
 from lmi_handlers.dialects.base import Dialect, ErrorResponse, Parsed, Payload
 from lmi_handlers.dialects.lmi_parameters import LmiBody, parse_body
 from lmi_handlers.errors import (
@@ -73,12 +74,13 @@ class LmiDialect(Dialect):
             raise InvalidRequest("a list of prompts cannot be streamed; send them one by one", field="inputs")
         ignored = body.ignored + unknown
         self._log_ignored(ignored)
-        return Parsed(self._request(payload.request_id, body, ignored, formatter), formatter)
+        request = self._request(payload.request_id, body, ignored, formatter)
+        return Parsed(request, formatter, body.parameters.spelling)
 
     def error(self, error: LMIError) -> ErrorResponse:
         """`{"error":"<cause>","code":424}`, compact as DJL's front end writes it."""
         status = status_of(error)
-        return ErrorResponse(status, f'{{"error":{quote(str(error))},"code":{status}}}'.encode())
+        return ErrorResponse(status, msgspec.json.encode({"error": str(error), "code": status}))
 
     def _choose(self, requested: str | None, accept: str, *, stream: bool) -> tuple[type[Formatter], tuple[str, ...]]:
         """The formatter: the request's own, then the option's, then by `stream`. With it what of the request was no name."""

@@ -37,7 +37,7 @@ class LmiDynamicDialect(Dialect):
             return_full_text=full_text is None or full_text,
             ignored_parameters=body.ignored + without_effect,
         )
-        return Parsed(request, formatter)
+        return Parsed(request, formatter, body.parameters.spelling)
 
     def error(self, error: LMIError) -> ErrorResponse:
         """`{"code":424,"message":"invoke handler failure","error":"<cause>"}`, over five lines as DJL writes it."""

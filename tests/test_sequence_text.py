@@ -1,0 +1,185 @@
+"""From a backend's outputs to deltas of text and tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmi_handlers.outputs import FinishReason, TextDelta, Token, TokenOutput
+from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.text.bundle import build_byte_bundle
+from lmi_handlers.text.sequence import SequenceText
+from lmi_handlers.text.tokenizer import Tokenizer
+
+END = 256
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    directory: Path = tmp_path_factory.mktemp("byte")
+    return Tokenizer(directory, build_byte_bundle(directory))
+
+
+def output(text: str | list[int], finish_reason: FinishReason | None = None) -> TokenOutput:
+    ids = list(text.encode()) if isinstance(text, str) else text
+    return TokenOutput(request_id="r", token_ids=ids, finish_reason=finish_reason)
+
+
+def feed(tokenizer: Tokenizer, sampling_params: SamplingParams, *outputs: TokenOutput) -> list[TextDelta]:
+    sequence = SequenceText(tokenizer, [ord("x")], sampling_params, index=3)
+    return [sequence.feed(output) for output in outputs]
+
+
+def texts(deltas: list[TextDelta]) -> list[str]:
+    return [token.text for delta in deltas for token in delta.tokens]
+
+
+def test_one_token_one_delta(tokenizer: Tokenizer) -> None:
+    [delta] = feed(tokenizer, SamplingParams(), output("a"))
+    assert delta == TextDelta(index=3, tokens=(Token(ord("a"), "a"),), text="a")
+
+
+def test_the_end_token_is_literal_in_its_record_and_not_in_the_text(tokenizer: Tokenizer) -> None:
+    [delta] = feed(tokenizer, SamplingParams(), output([ord("a"), END], FinishReason.EOS_TOKEN))
+    assert delta.text == "a"
+    assert delta.tokens[-1] == Token(END, "<|endoftext|>", None, True)
+    assert delta.finish_reason is FinishReason.EOS_TOKEN
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "a"), (True, "a<|endoftext|>")])
+def test_the_end_token_without_skipping(tokenizer: Tokenizer, include: bool, text: str) -> None:
+    params = SamplingParams(skip_special_tokens=False, include_stop_str_in_output=include)
+    [delta] = feed(tokenizer, params, output([ord("a"), END], FinishReason.EOS_TOKEN))
+    assert delta.text == text
+    assert delta.tokens[-1].text == "<|endoftext|>"
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "a"), (True, "a\n")])
+def test_a_stop_token_id_of_ordinary_text(tokenizer: Tokenizer, include: bool, text: str) -> None:
+    params = SamplingParams(stop_token_ids=(ord("\n"),), include_stop_str_in_output=include)
+    deltas = feed(tokenizer, params, output("a\n", FinishReason.STOP_SEQUENCE))
+    assert deltas[0].text == "".join(texts(deltas)) == text
+    assert len(deltas[0].tokens) == 2
+
+
+def test_special_tokens_in_the_middle(tokenizer: Tokenizer) -> None:
+    params = SamplingParams(ignore_eos=True)
+    deltas = feed(tokenizer, params, output([ord("a"), END, ord("b")], FinishReason.LENGTH))
+    assert deltas[0].text == "ab"
+    assert texts(deltas) == ["a", "<|endoftext|>", "b"]
+    deltas = feed(tokenizer, SamplingParams(ignore_eos=True, skip_special_tokens=False), output([ord("a"), END]))
+    assert deltas[0].text == "a<|endoftext|>"
+
+
+def test_an_incomplete_character_at_the_end_is_left_out(tokenizer: Tokenizer) -> None:
+    [delta] = feed(tokenizer, SamplingParams(), output([ord("a"), 0xE2, 0x82], FinishReason.LENGTH))
+    assert delta.text == "a"
+    assert texts([delta]) == ["a", "", ""]
+
+
+def test_a_stop_string_ends_the_sequence(tokenizer: Tokenizer) -> None:
+    sequence = SequenceText(tokenizer, [ord("x")], SamplingParams(stop=("STOP",)))
+    first = sequence.feed(output("abST"))
+    assert (first.text, first.finish_reason, len(first.tokens)) == ("ab", None, 2)
+    last = sequence.feed(output("OPcd"))
+    assert last.finish_reason is sequence.finish_reason is FinishReason.STOP_SEQUENCE
+    assert [token.id for token in last.tokens] == list(b"STOP")
+    assert last.text == "".join(token.text for token in last.tokens) == ""
+    assert sequence.feed(output("ef", FinishReason.ABORT)) == TextDelta()
+
+
+def test_held_text_comes_with_the_end(tokenizer: Tokenizer) -> None:
+    params = SamplingParams(stop=("STOP",))
+    deltas = feed(tokenizer, params, output("aST"), output([END], FinishReason.EOS_TOKEN))
+    assert [delta.text for delta in deltas] == ["a", "ST"]
+    assert texts(deltas) == ["a", "S", "T", "<|endoftext|>"]
+    assert deltas[-1].finish_reason is FinishReason.EOS_TOKEN
+
+
+def test_a_failed_sequence_still_gives_back_what_it_held(tokenizer: Tokenizer) -> None:
+    deltas = feed(tokenizer, SamplingParams(stop=("STOP",)), output("S"), output([], FinishReason.ERROR))
+    assert [(delta.text, delta.finish_reason) for delta in deltas] == [("", None), ("S", FinishReason.ERROR)]
+
+
+def test_no_stop_within_min_tokens(tokenizer: Tokenizer) -> None:
+    params = SamplingParams(stop=("b",), min_tokens=3)
+    [delta] = feed(tokenizer, params, output("abbabx"))
+    assert (delta.text, delta.finish_reason) == ("abba", FinishReason.STOP_SEQUENCE)
+
+
+def test_a_stop_that_is_a_special_token(tokenizer: Tokenizer) -> None:
+    params = SamplingParams(stop=("<|endoftext|>", "ab!"), ignore_eos=True)
+    [delta] = feed(tokenizer, params, output([*b"ab", END, *b"cd"]))
+    assert (delta.text, delta.finish_reason) == ("ab", FinishReason.STOP_SEQUENCE)
+    assert [token.text for token in delta.tokens] == ["a", "b", "<|endoftext|>"]
+    [delta] = feed(
+        tokenizer, SamplingParams(stop=("<|endoftext|>",), min_tokens=2), output([ord("a"), END, ord("b"), END])
+    )
+    assert (delta.text, len(delta.tokens)) == ("ab", 4)
+
+
+@pytest.mark.parametrize("include", [True, False])
+@pytest.mark.parametrize("skip", [True, False])
+def test_the_end_token_stays_the_end_token_where_it_is_a_stop_too(
+    tokenizer: Tokenizer, include: bool, skip: bool
+) -> None:
+    params = SamplingParams(stop=("<|endoftext|>",), include_stop_str_in_output=include, skip_special_tokens=skip)
+    [delta] = feed(tokenizer, params, output([ord("a"), END], FinishReason.EOS_TOKEN))
+    assert delta.finish_reason is FinishReason.EOS_TOKEN
+    assert delta.text == ("a<|endoftext|>" if include and not skip else "a")
+
+
+def test_logprobs_and_alternatives(tokenizer: Tokenizer) -> None:
+    sampled = TokenOutput(
+        request_id="r",
+        token_ids=[ord("a"), 0xE2],
+        logprobs=[-0.5, -1.0],
+        top_logprobs=[[(ord("a"), -0.5), (END, -2.0)], [(0xE2, -1.0), (0xC3, -1.5)]],
+    )
+    [delta] = feed(tokenizer, SamplingParams(logprobs=2), sampled)
+    assert delta.tokens == (
+        Token(ord("a"), "a", -0.5, False, (Token(ord("a"), "a", -0.5), Token(END, "<|endoftext|>", -2.0, True))),
+        Token(0xE2, "", -1.0, False, (Token(0xE2, "\ufffd", -1.0), Token(0xC3, "\ufffd", -1.5))),
+    )
+
+
+def test_prompt_tokens_come_once(tokenizer: Tokenizer) -> None:
+    sequence = SequenceText(tokenizer, [END, *"é".encode()], SamplingParams(prompt_logprobs=0))
+    first = TokenOutput(request_id="r", token_ids=[ord("a")], prompt_logprobs=[None, -1.0, -2.0])
+    assert sequence.feed(first).prompt_tokens == (
+        Token(END, "<|endoftext|>", None, True),
+        Token(0xC3, "", -1.0),
+        Token(0xA9, "é", -2.0),
+    )
+    assert sequence.feed(output("b")).prompt_tokens == ()
+
+
+@given(
+    ids=st.lists(st.sampled_from([*b"abc", *"é".encode(), END]), max_size=30),
+    stop=st.lists(st.text("abé", min_size=1, max_size=3), max_size=2).map(tuple),
+    include=st.booleans(),
+    skip=st.booleans(),
+    step=st.integers(1, 4),
+)
+def test_token_texts_and_delta_texts_agree(
+    tokenizer: Tokenizer, ids: list[int], stop: tuple[str, ...], include: bool, skip: bool, step: int
+) -> None:
+    params = SamplingParams(stop=stop, include_stop_str_in_output=include, skip_special_tokens=skip, ignore_eos=True)
+    parts = [ids[start : start + step] for start in range(0, len(ids), step)]
+    outputs = [output(part) for part in parts] + [output([], FinishReason.LENGTH)]
+    deltas = feed(tokenizer, params, *outputs)
+    for delta in deltas:
+        assert delta.text == "".join(token.text for token in delta.tokens if not (skip and token.special))
+    tokens = [token for delta in deltas for token in delta.tokens]
+    assert [token.id for token in tokens] == ids[: len(tokens)]
+    finish_reasons = [delta.finish_reason for delta in deltas if delta.finish_reason is not None]
+    assert len(finish_reasons) == 1
+    text = "".join(delta.text for delta in deltas)
+    if finish_reasons == [FinishReason.LENGTH]:
+        assert len(tokens) == len(ids)
+        assert not any(string in text for string in stop)
+    else:
+        assert text.endswith(stop) if include else not any(string in text for string in stop)

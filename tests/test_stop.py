@@ -1,0 +1,117 @@
+"""Stop strings against a reference that looks at every prefix of the whole text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from lmi_handlers.text.stop import StopMatcher
+
+# Two letters and short strings: nearly every example has overlaps, restarts and stops inside stops.
+STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4).map(tuple)
+PIECES = st.lists(st.text("abc", max_size=5), max_size=12)
+
+
+def first_match(pieces: list[str], stop: tuple[str, ...], min_tokens: int = 0) -> tuple[int, int] | None:
+    """Start and end of the stop string that ends first, the longest where several do."""
+    text, earliest = "".join(pieces), len("".join(pieces[:min_tokens]))
+    for end in range(earliest + 1, len(text) + 1):
+        lengths = [len(string) for string in stop if text[:end].endswith(string)]
+        if lengths:
+            return end - max(lengths), end
+    return None
+
+
+def run(matcher: StopMatcher, pieces: list[str]) -> list[str]:
+    released = []
+    for piece in pieces:
+        released += matcher.feed(piece)
+        if matcher.matched:
+            return released
+    return released + matcher.flush()
+
+
+@given(PIECES, STOPS, st.booleans(), st.integers(0, 4))
+@example(["ab", "ab", "c"], ("abc",), False, 0)
+@example(["aa", "a"], ("aa",), False, 1)
+def test_text_is_cut_at_the_first_match(
+    pieces: list[str], stop: tuple[str, ...], include: bool, min_tokens: int
+) -> None:
+    matcher = StopMatcher(stop, include_stop_str_in_output=include, min_tokens=min_tokens)
+    released = run(matcher, pieces)
+    match = first_match(pieces, stop, min_tokens)
+    assert matcher.matched == (match is not None)
+    if match is None:
+        assert released == pieces
+    else:
+        start, end = match
+        assert "".join(released) == "".join(pieces)[: end if include else start]
+
+
+@given(PIECES, STOPS, st.booleans())
+def test_each_piece_comes_out_once_and_in_order(pieces: list[str], stop: tuple[str, ...], include: bool) -> None:
+    matcher = StopMatcher(stop, include_stop_str_in_output=include)
+    released = run(matcher, pieces)
+    assert len(released) <= len(pieces)
+    assert all(piece.startswith(out) for piece, out in zip(pieces, released, strict=False))
+    if matcher.matched:
+        # The last piece is the one that completed the match: without it there was none.
+        assert first_match(pieces[: len(released)], stop) is not None
+        assert first_match(pieces[: len(released) - 1], stop) is None
+
+
+@given(PIECES, STOPS, st.integers(0, 4))
+@example(["ab"], ("ab",), 1)  # once passed over, this text is no longer the start of anything
+def test_nothing_is_held_without_need(pieces: list[str], stop: tuple[str, ...], min_tokens: int) -> None:
+    matcher = StopMatcher(stop, min_tokens=min_tokens)
+    released = 0
+    for count, piece in enumerate(pieces, 1):
+        released += len(matcher.feed(piece))
+        if matcher.matched:
+            return
+        text = "".join(pieces[:count])
+        prefixes = {string[:length] for string in stop for length in range(len(string))}
+        open_length = max(len(prefix) for prefix in prefixes if text.endswith(prefix))
+        held = pieces[released:count]
+        assert len("".join(held)) >= open_length
+        assert len("".join(held[1:])) < open_length or not held
+
+
+@given(st.text("abc", max_size=30), STOPS, st.data())
+def test_the_cut_does_not_depend_on_the_pieces(text: str, stop: tuple[str, ...], data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
+    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert "".join(run(StopMatcher(stop), pieces)) == "".join(run(StopMatcher(stop), list(text)))
+
+
+def test_a_stop_inside_one_token() -> None:
+    assert run(StopMatcher(("\n",)), ["one", " two\nthree"]) == ["one", " two"]
+
+
+def test_a_stop_across_tokens_empties_those_inside_it() -> None:
+    matcher = StopMatcher(("\n\nUser:",))
+    assert matcher.feed("hi\n") == []
+    assert matcher.feed("\n") == []
+    assert matcher.feed("User") == []
+    assert matcher.feed(": what") == ["hi", "", "", ""]
+    assert matcher.matched
+
+
+def test_the_stop_itself_can_be_kept() -> None:
+    assert run(StopMatcher(("END",), include_stop_str_in_output=True), ["a E", "N", "D b"]) == ["a E", "N", "D"]
+
+
+def test_what_was_held_for_nothing_comes_back_unchanged() -> None:
+    matcher = StopMatcher(("abcd",))
+    assert matcher.feed("xab") == []
+    assert matcher.feed("c") == []
+    assert matcher.feed("!") == ["xab", "c", "!"]
+    assert not matcher.matched
+
+
+@pytest.mark.timeout(60)
+def test_long_stops_and_long_texts_cost_linear_time() -> None:
+    # One step for each character of the text and of the stop; comparing at each token anew would be 10^9 of them.
+    matcher = StopMatcher(("a" * 5_000 + "b",))
+    assert len("".join(run(matcher, ["a"] * 200_000))) == 200_000
