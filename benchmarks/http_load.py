@@ -10,9 +10,11 @@ import select
 import socket
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 _READ_SIZE = 1 << 16
+_LAST_CHUNK = b"\n\r\n0\r\n\r\n"  # the end of the last record's chunk, and the one that ends the body
 
 
 @dataclass(frozen=True)
@@ -54,76 +56,63 @@ class Load:
 
 
 def invocation(prompt: str, **parameters: object) -> bytes:
-    """A streaming request in LMI's dialect, after whose answer the server closes the connection."""
+    """A streaming request in LMI's dialect."""
     body = json.dumps({"inputs": prompt, "stream": True, "parameters": parameters}).encode()
     head = (
         "POST /invocations HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        f"Accept: application/jsonlines\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        f"Accept: application/jsonlines\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 
 
 def run_load(port: int, requests: Iterable[bytes], concurrency: int, timeout: float = 120.0) -> Load:
-    """Send `requests`, always `concurrency` of them at a time: that many at once, then the next as soon as one is answered.
+    """Send `requests` over `concurrency` connections: one on each at once, then the next where one has been answered.
 
-    Raises `TimeoutError` where they are not all answered in time, `RuntimeError` for an answer other than a 200.
+    The connections are open before the first is sent. Raises `TimeoutError` where they are not all answered in time,
+    `RuntimeError` for an answer other than a 200.
     """
     waiting = iter(requests)
-    exchanges: dict[int, _Exchange] = {}
     done: list[_Exchange] = []
-    try:
-        with select.epoll() as poller:
-            for request, _ in zip(waiting, range(concurrency), strict=False):
-                exchange = _Exchange(port, request)
-                exchanges[exchange.socket.fileno()] = exchange
-                poller.register(exchange.socket, select.EPOLLIN)
-            started = time.perf_counter()
-            for exchange in exchanges.values():
-                exchange.send()
-            while exchanges:
-                if time.perf_counter() - started > timeout:
-                    raise TimeoutError(f"{len(exchanges)} requests are not answered after {timeout:g} s")
-                for descriptor, _ in poller.poll(1.0):
-                    exchange = exchanges[descriptor]
-                    if exchange.receive():
-                        continue
-                    done.append(exchanges.pop(descriptor))
-                    exchange.socket.close()
-                    if (next_request := next(waiting, None)) is not None:
-                        exchange = _Exchange(port, next_request)
-                        exchanges[exchange.socket.fileno()] = exchange
-                        poller.register(exchange.socket, select.EPOLLIN)
-                        exchange.send()
-            seconds = time.perf_counter() - started
-    finally:
-        for exchange in exchanges.values():
-            exchange.socket.close()
+    with ExitStack() as stack:
+        poller = stack.enter_context(select.epoll())
+        sockets = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(concurrency)]
+        for sock in sockets:
+            poller.register(sock, select.EPOLLIN)
+        started = time.perf_counter()
+        exchanges = {sock.fileno(): _Exchange(sock, request) for sock, request in zip(sockets, waiting, strict=False)}
+        while exchanges:
+            if time.perf_counter() - started > timeout:
+                raise TimeoutError(f"{len(exchanges)} requests are not answered after {timeout:g} s")
+            for descriptor, _ in poller.poll(1.0):
+                exchange = exchanges[descriptor]
+                if exchange.receive():
+                    continue
+                done.append(exchanges.pop(descriptor))
+                if (request := next(waiting, None)) is not None:
+                    exchanges[descriptor] = _Exchange(exchange.socket, request)
+        seconds = time.perf_counter() - started
     return Load([exchange.answer() for exchange in done], seconds)
 
 
 class _Exchange:
-    """A connection that is open, the request to send on it, and what has come back so far."""
+    """A request that has been sent, and what has come back so far."""
 
-    def __init__(self, port: int, request: bytes) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port))
-        self._request = request
+    def __init__(self, sock: socket.socket, request: bytes) -> None:
+        self.socket = sock
         self._received: list[bytes] = []
-        self._sent_at = 0.0
+        self._tail = b""
         self._first_byte = 0.0
-
-    def send(self) -> None:
-        """Send the request."""
         self._sent_at = time.perf_counter()
-        self.socket.sendall(self._request)
+        sock.sendall(request)
 
     def receive(self) -> bool:
-        """Take what has arrived; false once the server has closed the connection."""
+        """Take what has arrived; false once that is the end of the response, a chunked body's or the connection's."""
         data = self.socket.recv(_READ_SIZE)
         if not self._received:
             self._first_byte = time.perf_counter() - self._sent_at
-        if data:
-            self._received.append(data)
-        return bool(data)
+        self._received.append(data)
+        self._tail = (self._tail + data)[-len(_LAST_CHUNK) :]
+        return bool(data) and self._tail != _LAST_CHUNK
 
     def answer(self) -> Answer:
         """Take the response apart."""

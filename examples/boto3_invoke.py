@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -55,11 +56,12 @@ def stream(client: SageMakerRuntimeClient, endpoint: str, prompt: str) -> Iterat
     response = client.invoke_endpoint_with_response_stream(
         EndpointName=endpoint, ContentType="application/json", Body=json.dumps(body)
     )
-    for line in lines(response["Body"]):
-        record = json.loads(line)
-        if record.get("details", {}).get("finish_reason") == "error":
-            raise RuntimeError(record["token"].get("error_msg", "generation failed"))
-        yield record["token"]["text"]
+    with closing(response["Body"]) as events:  # leaving early stops the generation
+        for line in lines(events):
+            record = json.loads(line)
+            if record.get("details", {}).get("finish_reason") == "error":
+                raise RuntimeError(record["token"].get("error_msg", "generation failed"))
+            yield record["token"]["text"]
 
 
 def lines(events: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ from backends.selection import select_backend
 from lmi_handlers import __version__
 from lmi_handlers.errors import ConfigError
 from lmi_handlers.properties import load_properties, render_check
-from lmi_handlers.server_settings import ServerSettings, find_model_dir
+from lmi_handlers.server_settings import find_model_dir
 
 _model_dir = click.option(
     "--model-dir",
@@ -58,14 +58,6 @@ def serve(
         "LMI_SPLIT_PAYLOAD_PARTS": "true" if split_payload_parts else None,
     }
     environ = os.environ | {name: str(value) for name, value in given.items() if value is not None}
-    try:
-        settings = ServerSettings.from_environ(environ)
-        loaded = load_properties(settings.model_dir, environ)
-        backend = select_backend(loaded.properties).name
-    except ConfigError as error:
-        _fail(error)
-    for warning in (*loaded.warnings, *loaded.unread(backend)):
-        click.echo(f"lmi: warning: {warning}", err=True)
     command = [
         sys.executable,
         "-m",
@@ -74,7 +66,7 @@ def serve(
         "python:lmi_handlers.gunicorn_conf",
         "lmi_handlers.app:create_app()",
     ]
-    os.execve(sys.executable, command, environ | settings.to_environ())  # noqa: S606  ourselves, without a shell
+    os.execve(sys.executable, command, environ)  # noqa: S606  ourselves, without a shell
 
 
 @main.command()

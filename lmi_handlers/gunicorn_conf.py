@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,16 +20,46 @@ from typing import Any
 
 import msgspec
 
+from backends import load_backend_class
+from backends.selection import select_backend
+from lmi_handlers.dialects import invocations_dialect
 from lmi_handlers.engine.settings import SOCKET_VARIABLE, EngineSettings
+from lmi_handlers.errors import ConfigError
 from lmi_handlers.log import JsonLines, configure_logging
-from lmi_handlers.properties import load_properties
+from lmi_handlers.properties import ServingProperties, load_properties
 from lmi_handlers.server_settings import ServerSettings, default_workers
 
-_settings = ServerSettings.from_environ(os.environ)
-_loaded = load_properties(_settings.model_dir, os.environ)
+
+def _start_up() -> tuple[ServerSettings, ServingProperties]:
+    """Read all configuration; what is wrong with it ends the process with a line, not with a traceback."""
+    try:
+        settings = ServerSettings.from_environ(os.environ)
+        loaded = load_properties(settings.model_dir, os.environ)
+        load_backend_class(select_backend(loaded.properties).name)
+        invocations_dialect(loaded.properties)
+        _check_port(settings)
+    except ConfigError as error:
+        print(f"lmi: error: {error}", file=sys.stderr)
+        sys.exit(1)
+    for warning in (*loaded.warnings, *loaded.unread(select_backend(loaded.properties).name)):
+        print(f"lmi: warning: {warning}", file=sys.stderr)
+    return settings, loaded.properties
+
+
+def _check_port(settings: ServerSettings) -> None:
+    """Raise `ConfigError` where the port cannot be had: gunicorn would try for five seconds before it said so."""
+    with socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((settings.host, settings.port))
+        except OSError as error:
+            raise ConfigError(f"{settings.host}:{settings.port}: {error.strerror} (--host, --port)") from error
+
+
+_settings, _properties = _start_up()
 
 bind = f"{_settings.host}:{_settings.port}"
-workers = _settings.workers or _loaded.properties.web_workers or default_workers()
+workers = _settings.workers or _properties.web_workers or default_workers()
 worker_class = "gevent"
 worker_connections = 4096
 threads = 64  # for those who choose gthread
@@ -48,9 +80,13 @@ logconfig_dict = {
     },
 }
 
-DRAIN_SECONDS = 25.0
+DRAIN_SECONDS = 24.0
 """After a SIGTERM, what is still running then gets a well-formed error; gunicorn's own patience ends a little later."""
 
+_LISTENER_CLOSES = 1.2
+"""Seconds after which a gevent worker that was told to stop accepts nothing new."""
+
+_in_flight = 0
 _engine: EngineSettings | None = None
 
 
@@ -60,7 +96,7 @@ def on_starting(server: Any) -> None:
     configure_logging()
     if SOCKET_VARIABLE in os.environ:
         return
-    _engine = EngineSettings(runtime_dir=tempfile.mkdtemp(prefix="lmi-"), properties=_loaded.properties)
+    _engine = EngineSettings(runtime_dir=tempfile.mkdtemp(prefix="lmi-"), properties=_properties)
     os.environ[SOCKET_VARIABLE] = str(_engine.socket_path)
     supervisor = subprocess.Popen([sys.executable, "-m", "lmi_handlers.engine.supervisor"], stdin=subprocess.PIPE)
     assert supervisor.stdin is not None  # noqa: S101  follows from stdin=PIPE
@@ -70,15 +106,37 @@ def on_starting(server: Any) -> None:
     server.lmi_supervisor = supervisor
 
 
+def pre_request(worker: Any, req: Any) -> None:  # noqa: ARG001  gunicorn's hook signature
+    """Count the requests that are being answered."""
+    global _in_flight
+    _in_flight += 1
+
+
+def post_request(worker: Any, req: Any, environ: Any, resp: Any) -> None:  # noqa: ARG001  gunicorn's hook signature
+    """A response has been written, or its client has gone."""
+    global _in_flight
+    _in_flight -= 1
+
+
 def post_worker_init(worker: Any) -> None:
     """Watch for the worker's shutdown, which gunicorn announces by a flag only."""
+    threading.Thread(target=_drain, args=(worker,), daemon=True).start()
 
-    def watch() -> None:
-        while worker.alive:
-            time.sleep(0.2)
-        worker.wsgi.extensions["lmi_model"].drain(DRAIN_SECONDS)
 
-    threading.Thread(target=watch, daemon=True).start()
+def _drain(worker: Any) -> None:
+    """Let what is in flight end, within limits; do not wait for connections that are merely open."""
+    while worker.alive:
+        time.sleep(0.1)
+    model = worker.wsgi.extensions["lmi_model"]
+    model.start_draining()
+    deadline = time.monotonic() + DRAIN_SECONDS
+    time.sleep(_LISTENER_CLOSES)
+    while _in_flight and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if _in_flight:
+        model.end_draining()
+        time.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGQUIT)  # gunicorn's word for "at once", which is safe now
 
 
 def on_exit(server: Any) -> None:  # noqa: ARG001  gunicorn's hook signature

@@ -87,6 +87,31 @@ class ServiceError(Exception):
         return Response(json.dumps(self.fields), self.status, headers, content_type="application/json")
 
 
+class ModelError(ServiceError):
+    """The container's failure, in AWS's words around its own. `text` is its body, None where that could not be read."""
+
+    def __init__(self, endpoint: str, status: int, text: str | None) -> None:
+        log_group = f"/aws/sagemaker/Endpoints/{endpoint[:63]}"
+        side = "client" if 400 <= status < 500 else "server"
+        head = f"Received {side} error ({status}) from primary"
+        tail = (
+            f". See https://{REGION}.console.aws.amazon.com/cloudwatch/home?region={REGION}"
+            f"#logEventViewer:group={log_group} in account {ACCOUNT} for more information."
+        )
+        if text is None:
+            cause = " and could not load the entire response body"
+        else:
+            room = MESSAGE_LIMIT - len(f'{head} with message ""{tail}')
+            cause = f' with message "{text[:room]}"'
+        fields = {
+            "Message": head + cause + tail,
+            "OriginalStatusCode": status,
+            "OriginalMessage": (text or "")[:MESSAGE_LIMIT],
+            "LogStreamArn": f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:{log_group}",
+        }
+        super().__init__(424, "ModelError", fields)
+
+
 class LocalRuntime:
     """The two operations."""
 
@@ -135,7 +160,7 @@ class TimeLimitExceeded(Exception):
 class ContainerCall:
     """The client's request on its way to the container, and the answer: its head at once, its body as it comes.
 
-    Raises `ServiceError`, on construction, where the answer is none or not a 2xx. `close` lets the container stop.
+    Raises `ModelError`, on construction, where the answer is none or not a 2xx. `close` lets the container stop.
     """
 
     def __init__(self, endpoint: str, api: str, accept: str | None, time_limit: float) -> None:
@@ -146,11 +171,15 @@ class ContainerCall:
             self._response = Response.from_app(current_app.wsgi_app, environ)  # waits for the first chunk
         except Exception as error:
             logger.exception("the container broke its response off")
-            raise self._unreadable(500) from error
-        self.content_type = self._response.headers.get("Content-Type", "application/octet-stream")
+            raise ModelError(endpoint, 500, None) from error
         self.headers = self._response.headers
-        if self._over or not 200 <= self._response.status_code < 300:
-            raise self._failure()
+        self.content_type = self.headers.get("Content-Type", "application/octet-stream")
+        if self._over:
+            self.close()
+            raise self._timed_out()
+        status = self._response.status_code
+        if not 200 <= status < 300:
+            raise ModelError(endpoint, status, self.read().decode(errors="replace"))
 
     def chunks(self) -> Iterator[bytes]:
         """Yield the body. Raises `TimeLimitExceeded`, or whatever the container does."""
@@ -162,14 +191,14 @@ class ContainerCall:
             raise TimeLimitExceeded
 
     def read(self) -> bytes:
-        """Return the whole body and close it. Raises `ServiceError`."""
+        """Return the whole body and close it. Raises `ModelError`."""
         try:
             return b"".join(self.chunks())
         except TimeLimitExceeded as error:
             raise self._timed_out() from error
         except Exception as error:
             logger.exception("the container broke its response off")
-            raise self._unreadable(self._response.status_code) from error
+            raise ModelError(self._endpoint, self._response.status_code, None) from error
         finally:
             self.close()
 
@@ -181,44 +210,8 @@ class ContainerCall:
     def _over(self) -> bool:
         return time.monotonic() >= self._deadline
 
-    def _failure(self) -> ServiceError:
-        if self._over:
-            self.close()
-            return self._timed_out()
-        return self._model_error(self._response.status_code, self.read().decode(errors="replace"))
-
-    def _timed_out(self) -> ServiceError:
-        return self._model_error(0, _TIMED_OUT)
-
-    def _model_error(self, status: int, text: str) -> ServiceError:
-        """Embed the container's own words, as far as they fit."""
-        room = MESSAGE_LIMIT - len(self._message(status, ' with message ""'))
-        message = self._message(status, f' with message "{text[:room]}"')
-        return self._error(status, message, text[:MESSAGE_LIMIT])
-
-    def _unreadable(self, status: int) -> ServiceError:
-        return self._error(status, self._message(status, " and could not load the entire response body"), "")
-
-    def _message(self, status: int, cause: str) -> str:
-        side = "client" if 400 <= status < 500 else "server"
-        return (
-            f"Received {side} error ({status}) from primary{cause}. "
-            f"See https://{REGION}.console.aws.amazon.com/cloudwatch/home?region={REGION}"
-            f"#logEventViewer:group={self._log_group} in account {ACCOUNT} for more information."
-        )
-
-    def _error(self, status: int, message: str, original_message: str) -> ServiceError:
-        fields = {
-            "Message": message,
-            "OriginalStatusCode": status,
-            "OriginalMessage": original_message,
-            "LogStreamArn": f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:{self._log_group}",
-        }
-        return ServiceError(424, "ModelError", fields)
-
-    @property
-    def _log_group(self) -> str:
-        return f"/aws/sagemaker/Endpoints/{self._endpoint[:63]}"
+    def _timed_out(self) -> ModelError:
+        return ModelError(self._endpoint, 0, _TIMED_OUT)
 
 
 def container_environ(environ: Mapping[str, Any], api: str, accept: str | None, deadline: float) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -63,9 +62,13 @@ class ServedModel:
         """What the engine is doing, in a few words."""
         return self._client.phase
 
-    def drain(self, seconds: float) -> None:
-        """The worker is shutting down: fail what is not done within `seconds`."""
-        threading.Thread(target=self._client.drain, args=(seconds,), daemon=True).start()
+    def start_draining(self) -> None:
+        """The worker is shutting down: `/ping` says so."""
+        self._client.start_draining()
+
+    def end_draining(self) -> None:
+        """The time to finish is over: what is still in flight fails."""
+        self._client.end_draining()
 
     def start_generation(self, parsed: Parsed, usage: Usage, connected: Callable[[], bool]) -> Answer:
         """Validate against the engine's limits, tokenise and submit.
@@ -187,7 +190,9 @@ def check_limits(params: SamplingParams, info: EngineInfo, spelling: Callable[[s
     for name in ("logit_bias", "stop_token_ids"):
         for token_id in getattr(params, name) or ():
             if not 0 <= token_id < info.vocab_size:
-                raise InvalidRequest(f"has token id {token_id}; the model's are 0 to {info.vocab_size - 1}", field=spelling(name))
+                raise InvalidRequest(
+                    f"has token id {token_id}; the model's are 0 to {info.vocab_size - 1}", field=spelling(name)
+                )
 
 
 _DEFAULTS = SamplingParams()

@@ -23,18 +23,6 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     local_runtime: bool = False
     split_payload_parts: bool = False
 
-    def to_environ(self) -> dict[str, str]:
-        """What `from_environ` reads back."""
-        values = {
-            "LMI_MODEL_DIR": self.model_dir,
-            "LMI_HOST": self.host,
-            "LMI_PORT": self.port,
-            "LMI_WORKERS": self.workers,
-            "LMI_LOCAL_RUNTIME": "true" if self.local_runtime else None,
-            "LMI_SPLIT_PAYLOAD_PARTS": "true" if self.split_payload_parts else None,
-        }
-        return {name: str(value) for name, value in values.items() if value is not None}
-
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> ServerSettings:
         """`SAGEMAKER_BIND_TO_PORT` is SageMaker's way to move a container off port 8080. Raises `ConfigError`."""

@@ -9,7 +9,6 @@ import pytest
 from serving import Server, StartServer
 
 
-
 @pytest.fixture
 def start_server(tmp_path: Path) -> Iterator[StartServer]:
     """Start servers that end with the test; `start_server(properties, *arguments)`."""

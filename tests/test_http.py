@@ -100,7 +100,9 @@ def test_batch_larger_than_the_queue_is_answered_in_full(start_server: StartServ
     server = start_server("option.rolling_batch=echo\noption.max_rolling_batch_size=2\njob_queue_size=3\n")
     body = "\n".join(json.dumps({"inputs": f"record {number}"}) for number in range(20))
     answer = server.invoke(data=body.encode(), headers={"Content-Type": "application/jsonlines"})
-    assert [json.loads(line)["generated_text"] for line in answer.text.splitlines()] == [f"record {n}" for n in range(20)]
+    assert [json.loads(line)["generated_text"] for line in answer.text.splitlines()] == [
+        f"record {n}" for n in range(20)
+    ]
 
 
 def test_list_of_prompts_is_answered_as_a_list(echo_server: Server) -> None:
@@ -348,5 +350,7 @@ def http_connection(server: Server) -> Any:
 
 def test_header_with_line_break_is_refused(echo_server: Server) -> None:
     with socket.create_connection(("127.0.0.1", echo_server.port), timeout=10) as sock:
-        sock.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nx-request-id: a\rSet-Cookie: b\r\nContent-Length: 0\r\n\r\n")
+        sock.sendall(
+            b"POST /invocations HTTP/1.1\r\nHost: x\r\nx-request-id: a\rSet-Cookie: b\r\nContent-Length: 0\r\n\r\n"
+        )
         assert sock.recv(100).startswith(b"HTTP/1.1 400")

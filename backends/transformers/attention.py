@@ -48,18 +48,29 @@ class PrefillSegment:
 
 @dataclass(slots=True)
 class BatchLayout:
-    """Which token of a step belongs where.
+    """Which token of a step belongs where: `slots` and `positions` have an entry for each.
 
-    `cache_index` has slot * num_positions + position for each token. `windows` collects each layer's sliding window as
-    the layers say it, for whoever wants to check that they do.
+    `windows` collects each layer's sliding window as the layers say it, for whoever wants to check that they do.
     """
 
     cache: KVCache
-    cache_index: torch.Tensor
+    slots: torch.Tensor
+    positions: torch.Tensor
     decode: list[DecodeGroup]
     prefill: list[PrefillSegment]
     windows: dict[int, int | None] = field(default_factory=dict)
     _masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
+    _indices: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def cache_index(self, kv_heads: int, device: torch.device) -> torch.Tensor:
+        """Return where in the cache each head of each token goes, `[kv_heads * tokens]`; see `KVCache.write`."""
+        index = self._indices.get(kv_heads)
+        if index is None or index.device != device:
+            heads = torch.arange(kv_heads, device=device)[:, None]
+            rows = self.slots.to(device) * kv_heads + heads
+            index = (rows * self.cache.num_positions + self.positions.to(device)).flatten()
+            self._indices[kv_heads] = index
+        return index
 
     def decode_mask(self, group: DecodeGroup, first: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
         """Return what to add to the scores of a decode group, `[slots, 1, 1, positions from first]`.
@@ -101,7 +112,7 @@ def rolling_attention(
     layer: int = module.layer_idx  # type: ignore[assignment]  # every attention module of the library numbers its layer
     layout.windows[layer] = sliding_window
     cached_keys, cached_values = layout.cache.write(
-        layer, key[0].transpose(0, 1), value[0].transpose(0, 1), layout.cache_index.to(key.device)
+        layer, key[0], value[0], layout.cache_index(key.shape[1], key.device)
     )
     scoring = _Scoring(scaling, softcap, s_aux)
     parts = [
@@ -111,8 +122,8 @@ def rolling_attention(
         keys, values = key[:, :, segment.start : segment.stop], value[:, :, segment.start : segment.stop]
         if segment.past > 0:
             stored = slice(0, segment.past + segment.stop - segment.start)
-            keys = cached_keys[segment.slot, None, stored].transpose(1, 2)
-            values = cached_values[segment.slot, None, stored].transpose(1, 2)
+            keys = cached_keys[None, segment.slot, :, stored]
+            values = cached_values[None, segment.slot, :, stored]
         parts.append(_prefill(query[:, :, segment.start : segment.stop], keys, values, sliding_window, scoring))
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0), None
 
@@ -131,15 +142,15 @@ def _decode(
     The query heads that share a key-value head are given to the kernel as so many query positions of it: no key is
     copied, and each is read once for all of them.
     """
-    heads, dim, kv_heads, count = query.shape[1], query.shape[3], keys.shape[2], len(group.lengths)
+    heads, dim, kv_heads, count = query.shape[1], query.shape[3], keys.shape[1], len(group.lengths)
     shortest, longest = min(group.lengths), max(group.lengths)
     first = 0 if window is None else max(0, shortest - window)
     slots, positions = slice(group.first_slot, group.first_slot + count), slice(first, longest)
     tokens = query[0, :, group.first_token : group.first_token + count].transpose(0, 1)
     out = scoring.attend(
         tokens.reshape(count, kv_heads, heads // kv_heads, dim),
-        keys[slots, positions].transpose(1, 2),
-        values[slots, positions].transpose(1, 2),
+        keys[slots, :, positions],
+        values[slots, :, positions],
         None if shortest == longest else layout.decode_mask(group, first, window, query),
     )
     return out.reshape(count, heads, -1)

@@ -9,8 +9,9 @@ BLOCK_SIZE = 256
 
 
 class KVCache:
-    """For each layer, keys `[slots, positions, kv_heads, head_dim]` and values likewise.
+    """For each layer, keys `[slots, kv_heads, positions, head_dim]` and values likewise.
 
+    A head's positions lie together because they are read together: on a CPU that is a third faster than token by token.
     Layers appear as they are first written, since their shapes are the model's own affair. Room grows in both
     directions as it is asked for and is not given back: what was needed once will be needed again.
     """
@@ -34,26 +35,29 @@ class KVCache:
     def write(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor, index: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store `[tokens, kv_heads, head_dim]` at `index` (slot * num_positions + position); return the whole layer."""
+        """Store `[kv_heads, tokens, head_dim]` at `index` and return the whole layer.
+
+        `index` has `(slot * kv_heads + head) * num_positions + position` for each head and token, in that order.
+        """
         if layer not in self._layers:
             self._layers[layer] = self._empty(keys), self._empty(values)
         stored_keys, stored_values = self._layers[layer]
-        stored_keys.flatten(0, 1).index_copy_(0, index, keys)
-        stored_values.flatten(0, 1).index_copy_(0, index, values)
+        stored_keys.flatten(0, 2).index_copy_(0, index, keys.flatten(0, 1))
+        stored_values.flatten(0, 2).index_copy_(0, index, values.flatten(0, 1))
         return stored_keys, stored_values
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of slot `source` over slot `target`."""
         for keys, values in self._layers.values():
-            keys[target, :length] = keys[source, :length]
-            values[target, :length] = values[source, :length]
+            keys[target, :, :length] = keys[source, :, :length]
+            values[target, :, :length] = values[source, :, :length]
 
     def _empty(self, like: torch.Tensor) -> torch.Tensor:
         # Zeros, not whatever the memory holds: a masked position still counts zero times its value, and zero times
         # not-a-number is not zero.
-        return like.new_zeros(self.num_slots, self.num_positions, *like.shape[1:])
+        return like.new_zeros(self.num_slots, like.shape[0], self.num_positions, like.shape[2])
 
     def _grown(self, stored: torch.Tensor) -> torch.Tensor:
-        grown = stored.new_zeros(self.num_slots, self.num_positions, *stored.shape[2:])
-        grown[: stored.shape[0], : stored.shape[1]] = stored
+        grown = stored.new_zeros(self.num_slots, stored.shape[1], self.num_positions, stored.shape[3])
+        grown[: stored.shape[0], :, : stored.shape[2]] = stored
         return grown

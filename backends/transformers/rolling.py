@@ -45,17 +45,15 @@ class RollingRunner(Runner):
         ends = list(accumulate(chunk.stop - chunk.start for _, chunk in ordered))
 
         token_ids = [token for _, chunk in ordered for token in chunk.token_ids]
-        positions = [position for _, chunk in ordered for position in range(chunk.start, chunk.stop)]
-        width = self._cache.num_positions
-        cache_index = [
-            slot * width + position for slot, chunk in ordered for position in range(chunk.start, chunk.stop)
-        ]
+        slots = [slot for slot, chunk in ordered for _ in range(chunk.start, chunk.stop)]
+        positions = self._tensor([position for _, chunk in ordered for position in range(chunk.start, chunk.stop)])
         end_of = {id(chunk): end for (_, chunk), end in zip(ordered, ends, strict=True)}
         wanted = [row for chunk in chunks for row in range(end_of[id(chunk)] - chunk.num_logits, end_of[id(chunk)])]
 
         layout = BatchLayout(
             cache=self._cache,
-            cache_index=self._tensor(cache_index),
+            slots=self._tensor(slots),
+            positions=positions,
             decode=decode_groups([slot for slot, _ in decode], [chunk.stop for _, chunk in decode], self._call_cost),
             prefill=[
                 PrefillSegment(end - (chunk.stop - chunk.start), end, slot, chunk.start)
@@ -65,7 +63,7 @@ class RollingRunner(Runner):
         with torch.inference_mode():
             output = self._model(
                 input_ids=self._tensor(token_ids)[None],
-                position_ids=self._tensor(positions)[None],
+                position_ids=positions[None],
                 use_cache=False,
                 logits_to_keep=self._tensor(wanted),
                 rolling_batch=layout,

@@ -121,7 +121,6 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.seed)
 
 
-
 _SAME_NAME = (
     "repetition_penalty",
     "presence_penalty",

@@ -172,10 +172,12 @@ class EngineClient:
         """Stop delivering to a request; False where that had happened already."""
         return self._generations.pop(generation.number, None) is not None
 
-    def drain(self, seconds: float) -> None:
-        """The worker is shutting down: `/ping` says so, and what is not done after `seconds` fails."""
+    def start_draining(self) -> None:
+        """The worker is shutting down; what is in flight goes on."""
         self._draining = True
-        time.sleep(seconds)
+
+    def end_draining(self) -> None:
+        """The time to finish is over: what is still in flight fails."""
         self._fail_all(EngineNotReady("the server is shutting down and the time to finish is over"))
 
     def _connect_forever(self) -> None:
