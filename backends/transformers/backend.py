@@ -150,6 +150,7 @@ class TransformersBackend(Backend):
     def _advance(self, sequence: Sequence, sampled: Sampled) -> TokenOutput:
         """Append the sampled token, and let go of the sequence where it ends."""
         if sampled.error is not None:
+            sequence.failed = True
             self._finish(sequence)
             return TokenOutput(
                 request_id=sequence.request_id, token_ids=[], finish_reason=FinishReason.ERROR, error=sampled.error

@@ -52,6 +52,12 @@ class KVCache:
             keys[target, :, :length] = keys[source, :, :length]
             values[target, :, :length] = values[source, :, :length]
 
+    def erase(self, slot: int) -> None:
+        """Clear a slot of what must not be read again, not even behind a mask; see `_empty`."""
+        for keys, values in self._layers.values():
+            keys[slot] = 0
+            values[slot] = 0
+
     def _empty(self, like: torch.Tensor) -> torch.Tensor:
         # Zeros, not whatever the memory holds: a masked position still counts zero times its value, and zero times
         # not-a-number is not zero.

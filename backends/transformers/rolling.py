@@ -77,9 +77,11 @@ class RollingRunner(Runner):
         if sequence not in self._slots:
             return
         slot, last = self._slots.index(sequence), self._slots.pop()
-        if last is not sequence:
-            self._slots[slot] = last
-            with torch.inference_mode():
+        with torch.inference_mode():
+            if sequence.failed:
+                self._cache.erase(slot)
+            if last is not sequence:
+                self._slots[slot] = last
                 self._cache.move(len(self._slots), slot, last.num_computed)
 
     def _tensor(self, values: list[int]) -> torch.Tensor:

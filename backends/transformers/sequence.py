@@ -14,7 +14,8 @@ from lmi_handlers.request import TokenRequest
 class Sequence:
     """Prompt and generated ids in `token_ids`, of which the first `num_computed` have their keys and values cached.
 
-    `max_len` bounds `token_ids`: the prompt and `max_tokens`, or the model's length where that is less.
+    `max_len` bounds `token_ids`: the prompt and `max_tokens`, or the model's length where that is less. `failed` says
+    that the model computed something unusable for it, which then also lies in its cache.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Sequence:
         self.token_ids = list(request.prompt_token_ids)
         self.prompt_len = len(self.token_ids)
         self.num_computed = 0
+        self.failed = False
         self.max_len = max_model_len
         if params.max_tokens is not None:
             self.max_len = min(max_model_len, self.prompt_len + params.max_tokens)

@@ -1,0 +1,224 @@
+"""The sampler against transformers' own logits processors, and its promises about batches."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from backends.transformers.sampler import Sampled, SamplerState, sample, token_logprobs
+from lmi_handlers.sampling_params import SamplingParams
+
+CPU = torch.device("cpu")
+VOCAB_SIZE = 1500  # more than the middle size that the nucleus search tries
+
+
+def make_state(
+    params: SamplingParams, prompt: list[int] | None = None, output: list[int] | None = None
+) -> SamplerState:
+    state = SamplerState(params, prompt or [1], frozenset({2, *params.stop_token_ids}), VOCAB_SIZE, CPU)
+    for token in output or []:
+        state.append(token)
+    return state
+
+
+def make_logits(seed: int, rows: int = 1, spread: float = 4.0) -> torch.Tensor:
+    return torch.randn(rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def reference_scores(
+    logits: torch.Tensor, params: SamplingParams, prompt: list[int], output: list[int]
+) -> torch.Tensor:
+    """Scores of one row after everything that `params` ask for, by transformers' processors where it has them."""
+    scores = logits.clone()[None]
+    for token, bias in (params.logit_bias or {}).items():
+        scores[0, token] += bias
+    ids = torch.tensor([prompt + output])
+    scores = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)(ids, scores)
+    for token in set(output):
+        scores[0, token] -= params.frequency_penalty * output.count(token) + params.presence_penalty
+    if len(output) < params.min_tokens:
+        scores[0, [2, *params.stop_token_ids]] = -math.inf
+    warpers: list[Any] = [TemperatureLogitsWarper(params.temperature)]
+    warpers += [TopKLogitsWarper(params.top_k)] if params.top_k > 0 else []
+    warpers += [TopPLogitsWarper(params.top_p)] if params.top_p < 1 else []
+    warpers += [MinPLogitsWarper(params.min_p)] if params.min_p > 0 else []
+    warpers += [TypicalLogitsWarper(params.typical_p)] if params.typical_p < 1 else []
+    for warper in warpers:
+        scores = warper(ids, scores)
+    row: torch.Tensor = scores[0]
+    return row
+
+
+def assert_drawn_from(token: int, scores: torch.Tensor, seed: int, draws_before: int = 0) -> None:
+    """Check that `token` is where the seed's random number falls in the distribution of `scores`, rounding aside."""
+    source = random.Random(seed)
+    number = [source.random() for _ in range(draws_before + 1)][-1]
+    probs = scores.double().softmax(dim=-1)
+    assert probs[token] > 0
+    below = float(probs[:token].sum())
+    assert below - 1e-5 <= number <= below + float(probs[token]) + 1e-5
+
+
+sampling_params = st.builds(
+    SamplingParams,
+    temperature=st.floats(0.2, 3.0),
+    top_k=st.sampled_from([0, -1, 1, 2, 40, 1200, 5000]),
+    top_p=st.sampled_from([1.0, 0.999, 0.9, 0.5, 0.01]),
+    min_p=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
+    typical_p=st.sampled_from([1.0, 0.95, 0.4]),
+    repetition_penalty=st.sampled_from([1.0, 0.7, 1.5]),
+    presence_penalty=st.sampled_from([0.0, 1.5, -1.0]),
+    frequency_penalty=st.sampled_from([0.0, 0.8, -0.5]),
+    logit_bias=st.none() | st.dictionaries(st.integers(0, VOCAB_SIZE - 1), st.floats(-100, 100), max_size=4),
+    min_tokens=st.sampled_from([0, 3, 50]),
+    stop_token_ids=st.sampled_from([(), (5, 7)]),
+    seed=st.integers(0, 2**64 - 1),
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    params=st.lists(sampling_params, min_size=1, max_size=5),
+    history=st.lists(st.integers(0, 60), min_size=1, max_size=12),
+    logits_seed=st.integers(0, 10**6),
+    spread=st.sampled_from([0.01, 1.0, 5.0]),
+)
+def test_every_row_is_drawn_as_transformers_would(
+    params: list[SamplingParams], history: list[int], logits_seed: int, spread: float
+) -> None:
+    """Whatever parameters the other rows have: prompt and output split the history in the middle."""
+    half = len(history) // 2 + 1
+    prompt, output = history[:half], history[half:]
+    logits = make_logits(logits_seed, rows=len(params), spread=spread)
+    expected = [reference_scores(row, p, prompt, output) for row, p in zip(logits, params, strict=True)]
+    sampled = sample(logits.clone(), [make_state(p, prompt, output) for p in params])
+    for choice, scores, p in zip(sampled, expected, params, strict=True):
+        assert choice.error is None
+        assert p.seed is not None
+        assert_drawn_from(choice.token_id, scores, p.seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_greedy_takes_the_best_token_after_edits(seed: int) -> None:
+    logits = make_logits(seed)
+    best = int(logits.argmax())
+    assert sample(logits.clone(), [make_state(SamplingParams(temperature=0))])[0] == Sampled(best)
+    params = SamplingParams(temperature=0, logit_bias={best: -100.0})
+    assert sample(logits.clone(), [make_state(params)])[0].token_id == int(logits[0].topk(2).indices[1])
+
+
+def test_temperature_next_to_zero_is_greedy() -> None:
+    logits = make_logits(0)
+    assert sample(logits.clone(), [make_state(SamplingParams(temperature=1e-40))])[0].token_id == int(logits.argmax())
+
+
+def test_ties_at_the_kth_place_stay() -> None:
+    """As in transformers: with half precision ties are common, and which of them a sort puts first is chance."""
+    logits = torch.full((1, VOCAB_SIZE), -30.0)
+    logits[0, [10, 20, 30]] = 5.0
+    drawn = {sample(logits.clone(), [make_state(SamplingParams(top_k=2, seed=seed))])[0].token_id for seed in range(60)}
+    assert drawn == {10, 20, 30}
+
+
+def test_the_frequencies_follow_the_distribution() -> None:
+    """Without a seed, so by the system's entropy: 4000 draws of a three-token distribution."""
+    logits = torch.full((4000, VOCAB_SIZE), -math.inf)
+    logits[:, [3, 700, 1499]] = torch.tensor([0.2, 0.3, 0.5]).log()
+    drawn = [choice.token_id for choice in sample(logits, [make_state(SamplingParams()) for _ in range(4000)])]
+    for token, probability in ((3, 0.2), (700, 0.3), (1499, 0.5)):
+        # Six standard deviations.
+        assert abs(drawn.count(token) / 4000 - probability) < 6 * math.sqrt(probability * (1 - probability) / 4000)
+
+
+def test_a_seed_gives_the_same_tokens_in_any_batch() -> None:
+    mixed = [SamplingParams(temperature=0), SamplingParams(top_p=0.3), SamplingParams(top_k=3, logprobs=2)]
+    for seed in range(20):
+        logits = make_logits(seed, rows=4)
+        params = SamplingParams(temperature=0.9, top_p=0.95, seed=seed)
+        alone = sample(logits[3:].clone(), [make_state(params)])[0]
+        assert sample(logits.clone(), [make_state(p) for p in (*mixed, params)])[3] == alone
+
+
+def test_each_token_takes_the_next_random_number() -> None:
+    state = make_state(SamplingParams(seed=11))
+    for step in range(5):
+        logits = make_logits(step, spread=1.0)
+        token = sample(logits.clone(), [state])[0].token_id
+        state.append(token)
+        assert_drawn_from(token, logits[0], seed=11, draws_before=step)
+
+
+def test_logprobs_are_the_models_own() -> None:
+    """Of the distribution before bias, penalties and temperature, best first; 0 asks for the sampled token alone."""
+    logits = make_logits(4, rows=4)
+    asked = [
+        SamplingParams(temperature=0.3, logprobs=3, logit_bias={9: 100.0}),
+        SamplingParams(temperature=0, logprobs=0),
+        SamplingParams(),
+        SamplingParams(temperature=0, repetition_penalty=1.8, logprobs=20),
+    ]
+    expected = logits.log_softmax(dim=-1)
+    sampled = sample(logits.clone(), [make_state(params) for params in asked])
+    for row, (choice, params) in enumerate(zip(sampled, asked, strict=True)):
+        if params.logprobs is None:
+            assert choice.logprob is None
+            assert choice.top is None
+            continue
+        assert choice.logprob == pytest.approx(float(expected[row, choice.token_id]), abs=1e-5)
+        if params.logprobs == 0:
+            assert choice.top is None
+            continue
+        values, ids = expected[row].topk(params.logprobs)
+        assert choice.top is not None
+        assert [token for token, _ in choice.top] == ids.tolist()
+        assert [logprob for _, logprob in choice.top] == pytest.approx(values.tolist(), abs=1e-5)
+    assert sampled[0].token_id == 9
+
+
+def test_token_logprobs() -> None:
+    logits = make_logits(5, rows=3).to(torch.bfloat16)
+    expected = logits.float().log_softmax(dim=-1)
+    assert token_logprobs(logits, [4, 0, 1499]) == pytest.approx(
+        [float(expected[0, 4]), float(expected[1, 0]), float(expected[2, 1499])], abs=1e-5
+    )
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(temperature=0), SamplingParams(top_p=0.5, typical_p=0.5, logprobs=2)]
+)
+def test_a_row_that_is_no_distribution_fails_alone(bad: float, params: SamplingParams) -> None:
+    logits = make_logits(6, rows=3)
+    logits[1, 77] = bad
+    good = SamplingParams(temperature=0, logprobs=1)
+    sampled = sample(logits.clone(), [make_state(good), make_state(params), make_state(good)])
+    assert sampled[1].error is not None
+    assert sampled[1].logprob is None
+    for row in (0, 2):
+        assert sampled[row].error is None
+        assert sampled[row].token_id == int(logits[row].argmax())
+
+
+def test_min_tokens_holds_back_every_end() -> None:
+    logits = torch.zeros(1, VOCAB_SIZE)
+    logits[0, 2], logits[0, 5], logits[0, 8] = 9.0, 8.0, 7.0
+    state = make_state(SamplingParams(temperature=0, min_tokens=2, stop_token_ids=(5,)))
+    tokens = []
+    for _ in range(3):
+        tokens.append(sample(logits.clone(), [state])[0].token_id)
+        state.append(tokens[-1])
+    assert tokens == [8, 8, 2]
