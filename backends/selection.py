@@ -7,6 +7,7 @@ import importlib.util
 import msgspec
 
 from backends import available_backends
+from lmi_handlers.errors import ConfigError
 from lmi_handlers.properties import ServingProperties
 
 _PREFERENCE = (("vllm", "vllm"),)
@@ -21,11 +22,15 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 def select_backend(properties: ServingProperties) -> Selection:
-    """Follow `option.rolling_batch` or `option.backend`; with both on `auto`, take the best that is installed."""
-    name = properties.backend_name
+    """Follow `option.rolling_batch` or `option.backend`; with both on `auto`, take the best that is installed.
+
+    Raises `ConfigError` for a backend that does not exist. Imports none.
+    """
+    name, available = properties.backend_name, available_backends()
+    if name not in ("auto", *available):
+        raise ConfigError(f"unknown backend {name!r}; known: {', '.join(sorted(available))}")
     if name != "auto":
         return Selection(name, "serving.properties asks for it")
-    available = available_backends()
     for candidate, library in _PREFERENCE:
         if candidate in available and importlib.util.find_spec(library) is not None:
             return Selection(candidate, f"{library} is installed")

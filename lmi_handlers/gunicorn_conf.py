@@ -20,7 +20,6 @@ from typing import Any
 
 import msgspec
 
-from backends import load_backend_class
 from backends.selection import select_backend
 from lmi_handlers.dialects import invocations_dialect
 from lmi_handlers.engine.settings import SOCKET_VARIABLE, EngineSettings
@@ -35,13 +34,13 @@ def _start_up() -> tuple[ServerSettings, ServingProperties]:
     try:
         settings = ServerSettings.from_environ(os.environ)
         loaded = load_properties(settings.model_dir, os.environ)
-        load_backend_class(select_backend(loaded.properties).name)
+        backend = select_backend(loaded.properties).name
         invocations_dialect(loaded.properties)
         _check_port(settings)
     except ConfigError as error:
         print(f"lmi: error: {error}", file=sys.stderr)
         sys.exit(1)
-    for warning in (*loaded.warnings, *loaded.unread(select_backend(loaded.properties).name)):
+    for warning in (*loaded.warnings, *loaded.unread(backend)):
         print(f"lmi: warning: {warning}", file=sys.stderr)
     return settings, loaded.properties
 

@@ -38,8 +38,7 @@ def echo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def model_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server on the real small model, in float32."""
-    server = Server(
-        tmp_path_factory.mktemp("smollm2") / "smollm2", "option.rolling_batch=scheduler\noption.dtype=fp32\n"
-    )
+    properties = "option.rolling_batch=scheduler\noption.dtype=fp32\n"
+    server = Server(tmp_path_factory.mktemp("model") / "smollm2", properties, "--local-runtime")
     yield server.wait_ready(timeout=300)
     server.stop()

@@ -196,6 +196,13 @@ def test_configuration_error_ends_the_server_with_one_line(start_server: StartSe
     assert "Traceback" not in server.log
 
 
+def test_loading_has_a_limit(start_server: StartServer) -> None:
+    limits = "option.echo_fault=slow_load\noption.echo_load_seconds=60\noption.model_loading_timeout=1\n"
+    server = start_server(ECHO + limits, ready=False)
+    assert server.process.wait(30) == 1
+    assert "lmi: error: loading took longer than model_loading_timeout (1 s)" in server.log
+
+
 def test_engine_that_dies_in_load_is_given_up(start_server: StartServer) -> None:
     server = start_server(ECHO + "option.echo_fault=exit_in_load\noption.restart_limit=1\n", ready=False)
     assert server.process.wait(30) == 1

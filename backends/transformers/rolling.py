@@ -65,11 +65,11 @@ class RollingRunner(Runner):
                 input_ids=self._tensor(token_ids)[None],
                 position_ids=positions[None],
                 use_cache=False,
-                logits_to_keep=self._tensor(wanted),
+                logits_to_keep=self._tensor(wanted or [0]),  # not every model and kernel takes none
                 rolling_batch=layout,
             )
         self.windows = layout.windows
-        logits: torch.Tensor = output.logits[0]
+        logits: torch.Tensor = output.logits[0, : len(wanted)]
         return logits
 
     def release(self, sequence: Sequence) -> None:
@@ -85,7 +85,7 @@ class RollingRunner(Runner):
                 self._cache.move(len(self._slots), slot, last.num_computed)
 
     def _tensor(self, values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, device=self._device)
+        return torch.tensor(values, dtype=torch.long, device=self._device)
 
 
 def decode_groups(slots: list[int], lengths: list[int], call_cost: int) -> list[DecodeGroup]:

@@ -101,6 +101,7 @@ class Sampled(NamedTuple):
     error: str | None = None
 
 
+@torch.inference_mode()
 def sample(logits: torch.Tensor, states: list[SamplerState]) -> list[Sampled]:
     """Choose a token for each row of `logits`, `[rows, vocabulary]` of any float type, which may be overwritten.
 

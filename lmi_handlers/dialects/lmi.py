@@ -15,6 +15,7 @@ from formatters.base import Formatter
 from lmi_handlers.dialects.base import Dialect, ErrorResponse, Parsed, Payload
 from lmi_handlers.dialects.lmi_parameters import LmiBody, parse_body
 from lmi_handlers.errors import (
+    ClientDisconnected,
     ConfigError,
     DeadlineExceeded,
     EngineDead,
@@ -33,6 +34,7 @@ STATUS: dict[type[LMIError], int] = {
     ModelNotFound: 404,
     QueueFull: 503,
     DeadlineExceeded: 504,
+    ClientDisconnected: 499,  # nobody will see it but the log
     EngineNotReady: 503,
     EngineDead: 500,
 }

@@ -10,7 +10,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -31,7 +32,7 @@ from lmi_handlers.text.bundle import build_byte_bundle, build_text_bundle
 
 EXIT_STUCK = 70
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("lmi_handlers.engine.process")  # __name__ is "__main__" here
 
 
 class WorkerConnection:
@@ -117,7 +118,8 @@ def serve(settings: EngineSettings, lifeline: int) -> None:
         server.announce(Loading(phase))
 
     started = time.monotonic()
-    backend, info = _load(settings, report)
+    with _loading_limit(settings.properties.model_loading_timeout):
+        backend, info = _load(settings, report)
     loop = EngineLoop(backend, _admission(settings.properties), settings.properties.job_queue_size, inbox)
     limit = settings.properties.predict_timeout
     threading.Thread(target=_watch_steps, args=(loop, limit, server), daemon=True).start()
@@ -132,10 +134,28 @@ def serve(settings: EngineSettings, lifeline: int) -> None:
         server.flush()
 
 
+@contextmanager
+def _loading_limit(seconds: float) -> Iterator[None]:
+    """End the process with a line if the block takes longer; whatever it hangs on cannot be interrupted otherwise."""
+
+    def give_up() -> None:
+        print(
+            f"lmi: error: loading took longer than model_loading_timeout ({seconds:g} s)", file=sys.stderr, flush=True
+        )
+        os._exit(EXIT_CONFIG)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    yield
+    timer.cancel()
+
+
 def _load(settings: EngineSettings, report: Callable[[str], None]) -> tuple[Backend, EngineInfo]:
     properties = settings.properties
     selection = select_backend(properties)
     logger.info("backend selected", extra={"backend": selection.name, "reason": selection.reason})
+    report("importing the engine")
     backend_class = load_backend_class(selection.name)
     model_path: Path | None = None
     if backend_class.needs_model or properties.model_id is not None:

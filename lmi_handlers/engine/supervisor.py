@@ -18,7 +18,7 @@ from lmi_handlers.log import configure_logging
 
 _FIRST_BACK_OFF = 0.5
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("lmi_handlers.engine.supervisor")  # __name__ is "__main__" here
 
 
 class Restarts:

@@ -1,0 +1,62 @@
+"""What the documents tell a newcomer to type works, and what they link to is there."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from serving import Server
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("sagemaker/*.md")})
+
+
+def code_block(language: str, containing: str) -> str:
+    blocks = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    block: str = next(block for block in blocks if containing in block)
+    return block
+
+
+@pytest.mark.model
+def test_readme_curl(model_server: Server) -> None:
+    command = code_block("sh", "curl").replace("127.0.0.1:8080", f"127.0.0.1:{model_server.port}")
+    answer = subprocess.run(["bash", "-c", command], capture_output=True, check=True, timeout=60)
+    text = json.loads(answer.stdout)["generated_text"]
+    assert len(text.split()) > 10
+
+
+@pytest.mark.model
+def test_readme_boto3(model_server: Server) -> None:
+    script = code_block("python", "boto3").replace("127.0.0.1:8080", f"127.0.0.1:{model_server.port}")
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=60)
+    prompt = {"inputs": "The three primary colours are", "parameters": {"max_new_tokens": 32}}
+    assert answer.stdout.decode() == model_server.invoke(prompt).json()["generated_text"]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+        if not target.startswith("http"):
+            assert (document.parent / target).exists(), target
+
+
+def test_structure_page_names_every_module() -> None:
+    page = (ROOT / "docs" / "structure.md").read_text()
+    for module in [
+        *ROOT.glob("lmi_handlers/*.py"),
+        *ROOT.glob("lmi_handlers/engine/*.py"),
+        *ROOT.glob("backends/*.py"),
+    ]:
+        if module.name not in ("__init__.py", "settings.py"):
+            assert module.name in page, module
+
+
+def test_top_level_folder_sagemaker_is_no_package() -> None:
+    assert not (ROOT / "sagemaker" / "__init__.py").exists()
+    taken = {"serve.py", "train.py", "core.py"}
+    assert not taken & {path.name for path in (ROOT / "sagemaker").iterdir()}

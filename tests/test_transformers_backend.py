@@ -1,0 +1,578 @@
+"""The transformers backend against the library's own `generate` and forward, alone and in any company."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.base import ModelFiles
+from backends.transformers import TransformersBackend
+from backends.transformers.fallback import SequentialRunner
+from backends.transformers.loading import _window_missing
+from backends.transformers.rolling import RollingRunner, decode_groups
+from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
+from lmi_handlers.errors import ConfigError, InvalidRequest
+from lmi_handlers.outputs import FinishReason, TokenOutput
+from lmi_handlers.properties import ServingProperties
+from lmi_handlers.request import TokenRequest
+from lmi_handlers.sampling_params import SamplingParams
+
+VOCAB_SIZE = 128
+EOS = 2
+
+TINY: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 96,
+    "initializer_range": 0.4,  # large enough for what a token attends to to decide what follows it
+    "bos_token_id": 1,
+    "eos_token_id": EOS,
+    "pad_token_id": 0,
+}
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96}
+MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
+# Beyond 16 tokens every position's rotation is another one, so sequences of both kinds cannot share a forward.
+LONGROPE = {
+    "original_max_position_embeddings": 16,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [1.5, 2.5, 4.0, 8.0],
+    },
+}
+
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {}),
+    "qwen2": ("Qwen2Config", {}),
+    "qwen3": ("Qwen3Config", {}),
+    "mistral_sliding_window": ("MistralConfig", {"sliding_window": 5}),
+    "gemma2_softcap": (
+        "Gemma2Config",
+        {"sliding_window": 5, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8},
+    ),
+    "gemma3_sliding_window": ("Gemma3TextConfig", {"sliding_window": 5, "query_pre_attn_scalar": 8}),
+    "gpt2": ("GPT2Config", GPT2),
+    "mixtral": ("MixtralConfig", MOE),
+    "gpt_oss_sinks": ("GptOssConfig", MOE | {"sliding_window": 8}),
+}
+SLOW_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom": ("BloomConfig", {"n_layer": 2, "n_head": 4}),
+    "mamba": ("MambaConfig", {"state_size": 4, "num_hidden_layers": 2}),
+    "phi3_longrope": ("Phi3Config", LONGROPE),
+}
+
+
+def make_model(name: str) -> Any:
+    """Build a small float32 model with random weights, the same at every call."""
+    config_class, options = (CONFIGS | SLOW_CONFIGS)[name]
+    config = getattr(transformers, config_class)(**(TINY | options))
+    torch.manual_seed(5)
+    attention = {"attn_implementation": "eager"} if name.startswith("gemma2") else {}
+    model: Any = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # the library's own
+        config, dtype=torch.float32, **attention
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # norms, biases and sinks start as constants; a mistake in them would not show
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model.eval()
+
+
+def make_backend(model: Any, **options: Any) -> TransformersBackend:
+    return TransformersBackend(model, eos_token_ids=(EOS,), **options)
+
+
+def reference(model: Any, prompt: list[int], params: SamplingParams) -> list[int]:
+    """What `generate` gives for this greedy request by itself."""
+    max_tokens = params.max_tokens
+    output = model.generate(
+        input_ids=torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=max_tokens,
+        min_new_tokens=max_tokens if params.ignore_eos else params.min_tokens or None,
+        repetition_penalty=params.repetition_penalty,
+        eos_token_id=None if params.ignore_eos else EOS,
+        pad_token_id=0,
+    )
+    ids: list[int] = output[0, len(prompt) :].tolist()
+    return ids
+
+
+def greedy(max_tokens: int, **fields: Any) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, **fields)
+
+
+@dataclass
+class Collected:
+    """Everything that came for one request."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    prompt_logprobs: list[float | None] | None = None
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+
+class Driver:
+    """Steps a backend and sorts its output by request, checking what holds for every backend."""
+
+    def __init__(self, backend: TransformersBackend) -> None:
+        self.backend = backend
+        self.collected: dict[str, Collected] = defaultdict(Collected)
+        self.open: set[str] = set()
+
+    def add(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
+        self.backend.add_request(TokenRequest(request_id=request_id, prompt_token_ids=prompt, sampling_params=params))
+        self.open.add(request_id)
+
+    def abort(self, request_id: str) -> None:
+        self.backend.abort(request_id)
+        self.open.discard(request_id)
+
+    def step(self) -> list[TokenOutput]:
+        outputs = self.backend.step()
+        for output in outputs:
+            assert output.request_id in self.open, "output after the end, or of an aborted request"
+            request = self.collected[output.request_id]
+            request.prompt_logprobs = output.prompt_logprobs if not request.token_ids else request.prompt_logprobs
+            request.token_ids += output.token_ids
+            request.logprobs += output.logprobs or []
+            request.top_logprobs += output.top_logprobs or []
+            request.finish_reason, request.error = output.finish_reason, output.error
+            if output.finish_reason is not None:
+                self.open.discard(output.request_id)
+        return outputs
+
+    def run(self, most_steps: int = 2000) -> dict[str, Collected]:
+        for _ in range(most_steps):
+            if not self.open:
+                return self.collected
+            self.step()
+        raise AssertionError(f"still open after {most_steps} steps: {self.open}")
+
+
+def generate(backend: TransformersBackend, prompt: list[int], params: SamplingParams) -> Collected:
+    driver = Driver(backend)
+    driver.add("one", prompt, params)
+    return driver.run()["one"]
+
+
+def random_prompt(rng: random.Random, length: int) -> list[int]:
+    return [rng.randrange(3, VOCAB_SIZE) for _ in range(length)]
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return make_model("llama")
+
+
+@pytest.fixture
+def backend() -> TransformersBackend:
+    return make_backend(make_model("llama"))
+
+
+# Every architecture
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, *SLOW_CONFIGS])
+def test_greedy_in_company_is_generate_alone(name: str) -> None:
+    """Requests of different lengths join one step after another, long prompts in pieces; one is aborted."""
+    rng = random.Random(name)
+    backend = make_backend(make_model(name), max_prefill_tokens=6, max_batch_size=4)
+    assert type(backend._runner) is (RollingRunner if name in CONFIGS else SequentialRunner)
+    requests = {f"r{n}": (random_prompt(rng, rng.randint(1, 22)), greedy(rng.randint(4, 20))) for n in range(6)}
+    driver = Driver(backend)
+    driver.add("aborted", random_prompt(rng, 9), greedy(50, ignore_eos=True))
+    for number, (request_id, (prompt, params)) in enumerate(requests.items()):
+        driver.add(request_id, prompt, params)
+        driver.step()
+        if number == 3:
+            driver.abort("aborted")
+    collected = driver.run()
+    model = make_model(name)
+    for request_id, (prompt, params) in requests.items():
+        expected = reference(model, prompt, params)
+        assert collected[request_id].token_ids == expected, request_id
+        ended = FinishReason.EOS_TOKEN if expected[-1] == EOS else FinishReason.LENGTH
+        assert collected[request_id].finish_reason is ended
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral_sliding_window", "gemma2_softcap", "gpt_oss_sinks"])
+def test_rolling_logits_are_the_models_own(name: str) -> None:
+    """Closer than equal tokens can show: prompt logprobs, in pieces, against one plain forward."""
+    prompt = random_prompt(random.Random(1), 40)
+    backend = make_backend(make_model(name), max_prefill_tokens=7)
+    got = generate(backend, prompt, greedy(1, prompt_logprobs=0)).prompt_logprobs
+    with torch.inference_mode():
+        expected = make_model(name)(input_ids=torch.tensor([prompt])).logits[0].log_softmax(dim=-1)
+    assert got is not None
+    assert got[0] is None
+    assert got[1:] == pytest.approx([float(expected[i, token]) for i, token in enumerate(prompt[1:])], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "windows", "fine"),
+    [
+        ({"sliding_window": 40}, {0: 40, 1: 40}, True),
+        ({"sliding_window": 40}, {0: 40, 1: None}, False),
+        ({"sliding_window": None}, {0: None, 1: None}, True),
+        ({"sliding_window": None}, {0: None, 1: 40}, False),
+        ({"sliding_window": 200}, {0: None, 1: None}, True),
+        ({"sliding_window": 40, "layer_types": ["full_attention", "sliding_attention"]}, {0: None, 1: 40}, True),
+        ({"sliding_window": 40, "layer_types": ["full_attention", "sliding_attention"]}, {0: None, 1: None}, False),
+        ({"sliding_window": 40, "layer_types": ["full_attention", "chunked_attention"]}, {0: None, 1: None}, False),
+    ],
+)
+def test_windows_that_the_probe_is_too_short_for(
+    fields: dict[str, Any], windows: dict[int, int | None], fine: bool
+) -> None:
+    """What the layers asked for is compared with what the configuration promises, for sequences of up to 96 tokens."""
+    assert (_window_missing(SimpleNamespace(**fields), windows, 96) is None) is fine
+
+
+# Company
+
+
+@settings(deadline=None, max_examples=25)
+@given(data=st.data())
+def test_nobody_notices_who_joins_and_leaves(llama: Any, data: st.DataObject) -> None:
+    backend = make_backend(
+        make_model("llama"),
+        max_prefill_tokens=data.draw(st.integers(1, 40), label="budget"),
+        max_batch_size=data.draw(st.integers(1, 6), label="batch"),
+    )
+    driver = Driver(backend)
+    requests: dict[str, tuple[list[int], SamplingParams]] = {}
+    actions = data.draw(st.lists(st.sampled_from(["add", "add", "step", "step", "step", "abort"]), max_size=30))
+    for number, action in enumerate(actions):
+        if action == "add":
+            prompt = data.draw(st.lists(st.integers(3, VOCAB_SIZE - 1), min_size=1, max_size=30))
+            requests[f"r{number}"] = prompt, greedy(data.draw(st.integers(1, 15)))
+            driver.add(f"r{number}", *requests[f"r{number}"])
+        elif action == "abort" and driver.open:
+            gone = data.draw(st.sampled_from(sorted(driver.open)))
+            driver.abort(gone)
+            del requests[gone]
+        else:
+            driver.step()
+    collected = driver.run()
+    for request_id, (prompt, params) in requests.items():
+        assert collected[request_id].token_ids == reference(llama, prompt, params)
+    assert backend._runner._slots == []  # type: ignore[attr-defined]  # only the rolling runner has slots
+
+
+def test_a_seed_gives_the_same_tokens_in_any_batch(backend: TransformersBackend) -> None:
+    rng = random.Random(3)
+    prompt = random_prompt(rng, 12)
+    params = SamplingParams(temperature=1.3, top_p=0.95, seed=7, max_tokens=25, ignore_eos=True)
+    alone = generate(backend, prompt, params).token_ids
+    driver = Driver(backend)
+    for n in range(5):
+        driver.add(f"before{n}", random_prompt(rng, 3 + n), SamplingParams(max_tokens=30, ignore_eos=True, seed=n))
+        driver.step()
+    driver.add("it", prompt, params)
+    driver.step()
+    driver.add("after", random_prompt(rng, 20), SamplingParams(max_tokens=30, ignore_eos=True, top_k=3))
+    assert driver.run()["it"].token_ids == alone
+    other = generate(
+        backend, prompt, SamplingParams(temperature=1.3, top_p=0.95, seed=8, max_tokens=25, ignore_eos=True)
+    )
+    assert other.token_ids != alone
+
+
+def test_without_a_seed_answers_differ(backend: TransformersBackend) -> None:
+    params = SamplingParams(max_tokens=20, temperature=2.0, ignore_eos=True)
+    assert len({tuple(generate(backend, [5, 6, 7], params).token_ids) for _ in range(4)}) > 1
+
+
+def test_more_requests_than_the_batch_takes_wait(backend: TransformersBackend, llama: Any) -> None:
+    small = make_backend(make_model("llama"), max_batch_size=2)
+    driver = Driver(small)
+    prompts = [random_prompt(random.Random(n), 5) for n in range(5)]
+    for n, prompt in enumerate(prompts):
+        driver.add(str(n), prompt, greedy(6, ignore_eos=True))
+    assert {output.request_id for output in driver.step()} == {"0", "1"}
+    collected = driver.run()
+    for n, prompt in enumerate(prompts):
+        assert collected[str(n)].token_ids == reference(llama, prompt, greedy(6, ignore_eos=True))
+
+
+def test_a_long_prompt_stops_nobody(backend: TransformersBackend) -> None:
+    """While its pieces are computed, one a step, the sequence that runs already gets a token in every step."""
+    slow = make_backend(make_model("llama"), max_prefill_tokens=8)
+    driver = Driver(slow)
+    driver.add("short", [5, 6], greedy(40, ignore_eos=True))
+    driver.step()
+    driver.add("long", random_prompt(random.Random(0), 60), greedy(2))
+    for _ in range(7):
+        assert [output.request_id for output in driver.step()] == ["short"]
+    assert {output.request_id for output in driver.step()} == {"short", "long"}
+
+
+def test_abort_frees_the_slot_and_unknown_ids_are_ignored(backend: TransformersBackend) -> None:
+    driver = Driver(backend)
+    for n in range(3):
+        driver.add(str(n), [4 + n, 9], greedy(50, ignore_eos=True))
+    driver.step()
+    driver.abort("1")
+    driver.abort("never heard of")
+    runner = backend._runner
+    assert isinstance(runner, RollingRunner)
+    assert [sequence.request_id for sequence in runner._slots] == ["0", "2"]
+    assert {output.request_id for output in driver.step()} == {"0", "2"}
+    driver.abort("0")
+    driver.abort("2")
+    assert backend.step() == []
+    assert runner._slots == []
+
+
+def test_abort_in_the_midst_of_a_prompt(llama: Any) -> None:
+    driver = Driver(make_backend(make_model("llama"), max_prefill_tokens=4))
+    driver.add("gone", random_prompt(random.Random(0), 30), greedy(5))
+    driver.step()
+    driver.abort("gone")
+    driver.add("next", [5, 6, 7], greedy(8))
+    assert driver.run()["next"].token_ids == reference(llama, [5, 6, 7], greedy(8))
+
+
+def test_a_sequence_that_fails_takes_nobody_along(llama: Any) -> None:
+    """Token 99's embedding is broken, so whoever has it gets no numbers; also whoever takes over its slot is well."""
+    model = make_model("llama")
+    backend = make_backend(model)
+    model.get_input_embeddings().weight.data[99] = math.nan
+    driver = Driver(backend)
+    prompts = {"before": [5, 6, 7], "broken": [99] * 30, "beside": [8, 9]}
+    for request_id, prompt in prompts.items():
+        driver.add(request_id, prompt, greedy(12, ignore_eos=True))
+    driver.step()
+    assert driver.collected["broken"].finish_reason is FinishReason.ERROR
+    assert driver.collected["broken"].error
+    assert driver.collected["broken"].token_ids == []
+    driver.add("heir", [10, 11, 12, 13], greedy(12, ignore_eos=True))
+    collected = driver.run()
+    for request_id, prompt in {"before": [5, 6, 7], "beside": [8, 9], "heir": [10, 11, 12, 13]}.items():
+        assert collected[request_id].token_ids == reference(llama, prompt, greedy(12, ignore_eos=True))
+
+
+@given(
+    gaps=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 5000)), min_size=1, max_size=40),
+    call_cost=st.integers(0, 5000),
+)
+def test_decode_groups_cover_every_slot_once(gaps: list[tuple[int, int]], call_cost: int) -> None:
+    slots: list[int] = []
+    lengths: list[int] = []
+    for gap, length in gaps:
+        slots.append((slots[-1] if slots else -1) + gap)
+        lengths.append(length)
+    groups = decode_groups(slots, lengths, call_cost)
+    covered = [(group.first_slot + i, length) for group in groups for i, length in enumerate(group.lengths)]
+    assert covered == list(zip(slots, lengths, strict=True))
+    assert [group.first_token for group in groups] == [
+        sum(len(before.lengths) for before in groups[:n]) for n in range(len(groups))
+    ]
+    read = sum(len(group.lengths) * max(group.lengths) + call_cost for group in groups)
+    assert read <= sum(length + call_cost for length in lengths), "worse than each sequence by itself"
+
+
+# What a request may ask
+
+
+def first_tokens(model: Any, prompt: list[int], count: int) -> list[int]:
+    return reference(model, prompt, greedy(count, ignore_eos=True))
+
+
+def test_stop_token_ids_and_eos(backend: TransformersBackend, llama: Any) -> None:
+    prompt = [5, 17, 23]
+    tokens = first_tokens(llama, prompt, 6)
+    third = tokens[2]
+    assert third not in tokens[:2]
+    stopped = generate(backend, prompt, greedy(6, ignore_eos=True, stop_token_ids=(third,)))
+    assert stopped.token_ids == tokens[:3]
+    assert stopped.finish_reason is FinishReason.STOP_SEQUENCE
+
+    with_eos = TransformersBackend(make_model("llama"), eos_token_ids=(EOS, third))
+    ended = generate(with_eos, prompt, greedy(6))
+    assert ended.token_ids == tokens[:3]
+    assert ended.finish_reason is FinishReason.EOS_TOKEN
+    ignored = generate(with_eos, prompt, greedy(6, ignore_eos=True))
+    assert ignored.token_ids == tokens
+    assert ignored.finish_reason is FinishReason.LENGTH
+    last = generate(with_eos, prompt, greedy(3))
+    assert last.finish_reason is FinishReason.EOS_TOKEN, "an end is an end, also where the length is reached with it"
+
+
+def test_min_tokens(llama: Any) -> None:
+    prompt = [5, 17, 23]
+    first = first_tokens(llama, prompt, 1)[0]
+    backend = TransformersBackend(make_model("llama"), eos_token_ids=(first,))
+    assert generate(backend, prompt, greedy(8)).token_ids == [first]
+    held = generate(backend, prompt, greedy(8, min_tokens=4)).token_ids
+    assert first not in held[:4]
+    assert len(held) >= 4
+
+
+def test_repetition_penalty_is_generates(backend: TransformersBackend, llama: Any) -> None:
+    params = greedy(20, repetition_penalty=1.7)
+    assert generate(backend, [5, 6, 7, 8], params).token_ids == reference(llama, [5, 6, 7, 8], params)
+
+
+def test_logprobs_are_those_of_a_plain_forward(backend: TransformersBackend, llama: Any) -> None:
+    prompt = random_prompt(random.Random(8), 10)
+    params = greedy(6, ignore_eos=True, logprobs=3, prompt_logprobs=1, presence_penalty=1.0)
+    got = generate(backend, prompt, params)
+    with torch.inference_mode():
+        expected = llama(input_ids=torch.tensor([prompt + got.token_ids])).logits[0].log_softmax(dim=-1)
+    assert len(got.logprobs) == len(got.top_logprobs) == 6
+    for n, token in enumerate(got.token_ids):
+        row = expected[len(prompt) - 1 + n]
+        assert got.logprobs[n] == pytest.approx(float(row[token]), abs=1e-4)
+        assert [token for token, _ in got.top_logprobs[n]] == row.topk(3).indices.tolist()
+        assert [logprob for _, logprob in got.top_logprobs[n]] == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
+    assert got.prompt_logprobs is not None
+    assert got.prompt_logprobs[0] is None
+    assert got.prompt_logprobs[1:] == pytest.approx(
+        [float(expected[i, token]) for i, token in enumerate(prompt[1:])], abs=1e-4
+    )
+
+
+def test_max_model_len_ends_a_sequence(llama: Any) -> None:
+    backend = make_backend(make_model("llama"), max_model_len=20)
+    assert backend.capabilities.max_model_len == 20
+    got = generate(backend, [5] * 12, SamplingParams(temperature=0, ignore_eos=True))
+    assert len(got.token_ids) == 8
+    assert got.finish_reason is FinishReason.LENGTH
+    assert (
+        generate(backend, [5] * 19, SamplingParams(temperature=0, ignore_eos=True)).finish_reason is FinishReason.LENGTH
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "words"),
+    [
+        ([], SamplingParams(), "no tokens"),
+        ([5] * 96, SamplingParams(), "96"),
+        ([5, VOCAB_SIZE], SamplingParams(), "128"),
+        ([5, -1], SamplingParams(), "-1"),
+        ([5], SamplingParams(logit_bias={4000: 1.0}), "logit_bias: token id 4000"),
+        ([5], SamplingParams(logprobs=21), "logprobs: must be at most 20"),
+        ([5], SamplingParams(prompt_logprobs=21), "prompt_logprobs: must be at most 20"),
+    ],
+)
+def test_what_can_never_run_is_refused(
+    backend: TransformersBackend, prompt: list[int], params: SamplingParams, words: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        backend.add_request(TokenRequest(request_id="no", prompt_token_ids=prompt, sampling_params=params))
+    assert backend.step() == []
+
+
+def test_a_request_id_is_taken_once(backend: TransformersBackend) -> None:
+    request = TokenRequest(request_id="twice", prompt_token_ids=[5], sampling_params=greedy(3))
+    backend.add_request(request)
+    with pytest.raises(InvalidRequest, match="twice"):
+        backend.add_request(request)
+
+
+# Loading
+
+
+@pytest.fixture
+def properties() -> ServingProperties:
+    return ServingProperties(dtype="fp32")
+
+
+def test_load_from_a_folder(tmp_path: Any, llama: Any, properties: ServingProperties) -> None:
+    llama.save_pretrained(tmp_path)
+    phases: list[str] = []
+    files = ModelFiles(path=tmp_path, eos_token_ids=(EOS,), vocab_size=VOCAB_SIZE)
+    backend = TransformersBackend.load(files, properties, phases.append)
+    assert backend.capabilities.max_model_len == 96
+    assert backend.capabilities.vocab_size == VOCAB_SIZE
+    assert phases[0] == "loading weights"
+    assert generate(backend, [5, 6], greedy(5)).token_ids == reference(llama, [5, 6], greedy(5))
+    backend.close()
+
+
+def test_a_folder_that_cannot_be_loaded(tmp_path: Any, properties: ServingProperties) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "nobody_knows_it"}')
+    files = ModelFiles(path=tmp_path, eos_token_ids=(EOS,), vocab_size=VOCAB_SIZE)
+    with pytest.raises(ConfigError, match=r"option\.model_id.*nobody_knows_it"):
+        TransformersBackend.load(files, properties, lambda phase: None)
+
+
+def test_options_that_no_model_can_honour(llama: Any, tmp_path: Any) -> None:
+    with pytest.raises(ConfigError, match=r"option\.max_model_len.*96.*97"):
+        make_backend(make_model("llama"), max_model_len=97)
+    llama.save_pretrained(tmp_path)
+    files = ModelFiles(path=tmp_path, eos_token_ids=(EOS,), vocab_size=VOCAB_SIZE)
+    with pytest.raises(ConfigError, match=r"option\.dtype.*int8"):
+        TransformersBackend.load(files, ServingProperties(dtype="int8"), lambda phase: None)
+
+
+# The real model
+
+
+@pytest.fixture(scope="module")
+def small_model() -> Callable[[torch.dtype], Any]:
+    path = resolve_model(
+        None, model_dir=None, revision=None, cache_dir=default_cache_dir(os.environ), report=lambda phase: None
+    )
+    return lambda dtype: transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+
+
+@pytest.mark.model
+@pytest.mark.timeout(600)
+def test_the_real_model_in_float32_under_a_random_schedule(small_model: Callable[[torch.dtype], Any]) -> None:
+    rng = random.Random(20)
+    backend = make_backend(small_model(torch.float32), max_prefill_tokens=48, max_batch_size=5)
+    assert type(backend._runner) is RollingRunner
+    model = small_model(torch.float32)
+    requests: dict[str, tuple[list[int], SamplingParams]] = {}
+    driver = Driver(backend)
+    for n in range(9):
+        prompt = [rng.randrange(20, 40_000) for _ in range(rng.choice([1, 5, 30, 120]))]
+        requests[f"r{n}"] = prompt, greedy(rng.randint(4, 24))
+        driver.add(f"r{n}", *requests[f"r{n}"])
+        for _ in range(rng.randint(0, 4)):
+            driver.step()
+        if n in (3, 6) and driver.open:
+            gone = rng.choice(sorted(driver.open))
+            driver.abort(gone)
+            del requests[gone]
+    collected = driver.run()
+    for request_id, (prompt, params) in requests.items():
+        assert collected[request_id].token_ids == reference(model, prompt, params), request_id
+
+
+@pytest.mark.model
+def test_the_real_model_as_it_comes(small_model: Callable[[torch.dtype], Any]) -> None:
+    """bfloat16: rounding differs with the batch, so the choice of the next token is what is compared, not a whole text."""
+    model = small_model(torch.bfloat16)
+    backend = make_backend(small_model(torch.bfloat16))
+    assert type(backend._runner) is RollingRunner
+    prompt = [1, 504, 3575, 282, 4649, 314]
+    got = generate(backend, prompt, greedy(1, logprobs=5))
+    with torch.inference_mode():
+        expected = model(input_ids=torch.tensor([prompt])).logits[0, -1].float().log_softmax(dim=-1)
+    assert float(expected.max() - expected[got.token_ids[0]]) < 0.2
+    assert got.logprobs[0] == pytest.approx(float(expected[got.token_ids[0]]), abs=0.2)
