@@ -32,16 +32,23 @@ def bench_front_end(directory: Path) -> None:
     notes: list[str] = []
     for streams, (own, others) in measured.items():
         name, target = f"{streams} streams: ", FIRST_BYTE if streams == max(REQUESTS) else None
-        speed, first_byte = Paired(own.tokens_per_second, others.tokens_per_second), Paired(own.first_byte, others.first_byte)
+        speed, first_byte = (
+            Paired(own.tokens_per_second, others.tokens_per_second),
+            Paired(own.first_byte, others.first_byte),
+        )
         rows.append(speed.row(name + "speed", "tokens/s", target=SPEED))
         rows.append(first_byte.row(name + "slowest first byte", "ms", scale=1e3, target=target))
-        rows.append(Paired(own.worker_cpu, others.worker_cpu).row(name + "CPU of the web worker", "us/token", scale=1e6))
+        rows.append(
+            Paired(own.worker_cpu, others.worker_cpu).row(name + "CPU of the web worker", "us/token", scale=1e6)
+        )
         notes.append(
             f"{streams} streams: our engine process takes {statistics.median(own.engine_cpu) * 1e6:.1f} us/token beside the "
             f"web worker; records in a write: ours {statistics.median(own.records_per_write):.1f}, "
             f"the peer's {statistics.median(others.records_per_write):.1f}."
         )
-    print_table(f"Front end: echo, streams of {TOKENS} tokens, against FastAPI + uvicorn + uvloop", PAIRED_HEADER, rows, *notes)
+    print_table(
+        f"Front end: echo, streams of {TOKENS} tokens, against FastAPI + uvicorn + uvloop", PAIRED_HEADER, rows, *notes
+    )
 
 
 @dataclass

@@ -60,7 +60,9 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
 
 def machine() -> str:
     """The hardware and the load it is under already, in a line."""
-    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), ": ?")
+    cpu = next(
+        (line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), ": ?"
+    )
     return (
         f"{os.cpu_count()} cores of {cpu.partition(': ')[2]}, {platform.system()} {platform.release()}, "
         f"Python {platform.python_version()}; load average before the start {os.getloadavg()[0]:.2f}"

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from front_end import bench_front_end
 from report import machine
+from rolling_batch import bench_rolling_batch
+from start_up import bench_start_up
 
-PARTS = {"front-end": bench_front_end}
+PARTS = {"front-end": bench_front_end, "rolling-batch": bench_rolling_batch, "start-up": bench_start_up}
 
 
 def main() -> None:

@@ -113,7 +113,17 @@ def fastapi_server(directory: Path, records: bytes) -> Iterator[Server]:
     (directory / "records").write_bytes(records)
     port = _free_port()
     command = [sys.executable, "-m", "uvicorn", "--app-dir", str(HERE), "peer_fastapi:app", "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--loop", "uvloop", "--http", "httptools", "--no-access-log", "--log-level", "warning"]
+    command += [
+        "--port",
+        str(port),
+        "--loop",
+        "uvloop",
+        "--http",
+        "httptools",
+        "--no-access-log",
+        "--log-level",
+        "warning",
+    ]
     environ = {"BENCH_RECORDS": str(directory / "records")}
     with _running(command, directory / "server.log", environ) as process:
         yield Server(process, port, directory / "server.log")

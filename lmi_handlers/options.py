@@ -65,7 +65,7 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     model_id: Annotated[
         str | None,
         Option(
-            "Model to serve: Hugging Face id, path or `s3://` prefix. Unset: the model directory itself.",
+            "Model to serve: a directory, a `.gguf` file or a Hugging Face id. Unset: the model directory, else SmolLM2-135M.",
             (*SERVER, *ENGINES),
             aliases=("option.s3url",),
         ),

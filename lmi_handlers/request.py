@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
+from lmi_handlers.errors import InvalidRequest
 from lmi_handlers.sampling_params import SamplingParams
+
+
+class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How to search with beams, in transformers' words. Validated on construction; raises `InvalidRequest`.
+
+    An answer's score is its logprob divided by its length to the power of `length_penalty`: above 0 favours long ones.
+    `early_stopping` ends the search once `num_beams` answers are complete, though a better one may be under way.
+    """
+
+    num_beams: int
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.num_beams <= _MAX_BEAMS:
+            raise InvalidRequest(f"must be from 2 to {_MAX_BEAMS}, got {self.num_beams}", field="num_beams")
+        if not (math.isfinite(self.length_penalty) and abs(self.length_penalty) <= _MAX_PENALTY):
+            raise InvalidRequest(
+                f"must be from -{_MAX_PENALTY} to {_MAX_PENALTY}, got {self.length_penalty}", field="length_penalty"
+            )
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One client request, typed and validated: no dict of parameters lives past this point.
 
-    `prompts` holds one text for a plain request and several for a list; each of them is sampled `sampling_params.n` times.
+    `prompts` holds one text for a plain request and several for a list; each of them is sampled `sampling_params.n` times,
+    or with `beam_search` the `n` best beams are its answers.
     The remaining fields say how the answer is to look; only formatters read them.
     """
 
     request_id: str
     prompts: tuple[str, ...]
     sampling_params: SamplingParams
+    beam_search: BeamSearchParams | None = None
     truncate: int | None = None
     stream: bool = False
     details: bool = False
@@ -32,3 +57,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     request_id: str
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
+
+
+_MAX_BEAMS = 128  # as `SamplingParams.n`
+_MAX_PENALTY = 10  # keeps every length to that power a number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -9,16 +10,19 @@ from pathlib import Path
 import msgspec
 
 from formatters.base import Formatter
+from lmi_handlers.beam_generation import BeamGeneration, check_beam_search
 from lmi_handlers.dialects.base import Parsed
 from lmi_handlers.engine.client import EngineClient, EngineState, Generation
 from lmi_handlers.engine.messages import EngineInfo, SequenceOutput
-from lmi_handlers.errors import InvalidRequest, LMIError, UnsupportedFeature
+from lmi_handlers.errors import EngineNotReady, InvalidRequest, LMIError, RequestFailed, UnsupportedFeature
 from lmi_handlers.outputs import FinishReason
 from lmi_handlers.request import GenerationRequest
 from lmi_handlers.sampling_params import SamplingParams
 from lmi_handlers.text.bundle import load_text_bundle
 from lmi_handlers.text.sequence import SequenceText
 from lmi_handlers.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class Usage(msgspec.Struct):
@@ -76,19 +80,14 @@ class ServedModel:
         Raises `InvalidRequest` where the prompt or a parameter is out of the model's reach, `EngineNotReady`.
         """
         loaded, request = self._loaded, parsed.request
-        prompts: list[list[int]] = []
-        if loaded is not None:
-            check_limits(request.sampling_params, loaded.info, parsed.spelling)
-            prompts = [self._encode(loaded, request, position) for position in range(len(request.prompts))]
-            usage.prompt_tokens = sum(map(len, prompts))
-        generation = self._client.submit(
-            prompts,
-            request.sampling_params,
-            request_id=request.request_id,
-            timeout=self._predict_timeout,
-            connected=connected,
-        )
-        assert loaded is not None  # noqa: S101  an engine that takes requests has said Ready
+        if loaded is None:
+            raise EngineNotReady(f"the engine is not ready: {self.phase}")
+        check_limits(request.sampling_params, loaded.info, parsed.spelling)
+        if request.beam_search is not None:
+            check_beam_search(request, request.beam_search, loaded.info, loaded.tokenizer, parsed.spelling)
+        prompts = [self._encode(loaded, request, position) for position in range(len(request.prompts))]
+        usage.prompt_tokens = sum(map(len, prompts))
+        generation = self._generate(loaded, request, prompts, connected)
         formatter = parsed.formatter(request, tuple(map(len, prompts)))
         n = request.sampling_params.n
         texts = [
@@ -97,6 +96,32 @@ class ServedModel:
             for sample in range(n)
         ]
         return Answer(generation, formatter, texts, usage)
+
+    def _generate(
+        self,
+        loaded: LoadedText,
+        request: GenerationRequest,
+        prompts: list[list[int]],
+        connected: Callable[[], bool],
+    ) -> Generation | BeamGeneration:
+        if request.beam_search is None:
+            return self._client.submit(
+                prompts,
+                request.sampling_params,
+                request_id=request.request_id,
+                timeout=self._predict_timeout,
+                connected=connected,
+            )
+        return BeamGeneration(
+            self._client,
+            prompts,
+            request,
+            request.beam_search,
+            info=loaded.info,
+            tokenizer=loaded.tokenizer,
+            timeout=self._predict_timeout,
+            connected=connected,
+        )
 
     def _on_ready(self, info: EngineInfo) -> None:
         directory = Path(info.bundle)
@@ -128,7 +153,13 @@ class Answer:
     a record where the format has one. Either way that is the end.
     """
 
-    def __init__(self, generation: Generation, formatter: Formatter, texts: list[SequenceText], usage: Usage) -> None:
+    def __init__(
+        self,
+        generation: Generation | BeamGeneration,
+        formatter: Formatter,
+        texts: list[SequenceText],
+        usage: Usage,
+    ) -> None:
         self.content_type = formatter.content_type
         self.streams = formatter.streams
         self.failure: LMIError | None = None
@@ -156,11 +187,11 @@ class Answer:
                         yield chunk
                         begun = True
                 last = self._formatter.finish()
-            except LMIError as error:
-                self.failure = error
+            except Exception as error:
+                self.failure = error if isinstance(error, LMIError) else _unforeseen(error)
                 if not begun:
-                    raise
-                last = self._formatter.error(error)
+                    raise self.failure from error
+                last = self._formatter.error(self.failure)
         if last:
             yield last
 
@@ -176,6 +207,12 @@ class Answer:
             if delta.finish_reason is FinishReason.STOP_SEQUENCE:
                 self._generation.abort(item.index)
         return self._formatter.feed(delta)
+
+
+def _unforeseen(error: Exception) -> RequestFailed:
+    """Log a mistake of ours, or of a plug-in's formatter, which must not cost the client its well-formed end."""
+    logger.exception("internal error", exc_info=error)
+    return RequestFailed(f"internal error ({type(error).__name__}); the server's log says more")
 
 
 def check_limits(params: SamplingParams, info: EngineInfo, spelling: Callable[[str], str]) -> None:

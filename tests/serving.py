@@ -50,7 +50,7 @@ class Server:
         raise AssertionError(f"server not ready within {timeout} s:\n{self.log}")
 
     def ping(self) -> requests.Response:
-        return requests.get(f"{self.url}/ping", timeout=5)
+        return requests.get(f"{self.url}/ping", headers={"Connection": "close"}, timeout=5)
 
     def invoke(self, body: object = None, *, path: str = "/invocations", **options: object) -> requests.Response:
         options.setdefault("timeout", 60)
@@ -65,8 +65,17 @@ class Server:
 
     def web_worker(self) -> psutil.Process:
         """The first web worker."""
+        return self.web_workers()[0]
+
+    def web_workers(self) -> list[psutil.Process]:
+        """All of them."""
+        supervisor = self.supervisor()
+        return [child for child in psutil.Process(self.process.pid).children() if child != supervisor]
+
+    def supervisor(self) -> psutil.Process:
+        """The process that starts engines."""
         children = psutil.Process(self.process.pid).children()
-        return next(child for child in children if "lmi_handlers.engine.supervisor" not in child.cmdline())
+        return next(child for child in children if "lmi_handlers.engine.supervisor" in child.cmdline())
 
     def stop(self) -> None:
         """End at once; a test of the graceful way sends SIGTERM itself."""

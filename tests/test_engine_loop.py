@@ -34,7 +34,9 @@ class WatchedEcho(EchoBackend):
 
     def __init__(self) -> None:
         files = ModelFiles(path=None, eos_token_ids=(EOS,), vocab_size=257)
-        super().__init__(files, max_model_len=MAX_MODEL_LEN, tokens_per_second=float("inf"), faults=True, sleep_seconds=0)
+        super().__init__(
+            files, max_model_len=MAX_MODEL_LEN, tokens_per_second=float("inf"), faults=True, sleep_seconds=0
+        )
         self.running: dict[str, int] = {}
         self.joined: list[str] = []
         self.most_running = 0
@@ -80,7 +82,7 @@ def echoed(prompt: bytes, params: SamplingParams) -> tuple[list[int], FinishReas
     """What the echo backend answers when nothing goes wrong."""
     room = min(params.max_tokens or MAX_MODEL_LEN, MAX_MODEL_LEN - len(prompt))
     tokens = [*(prompt * MAX_MODEL_LEN)[:room]] if params.ignore_eos else [*prompt, EOS][:room]
-    return tokens, FinishReason.EOS_TOKEN if tokens[-1] == EOS else FinishReason.LENGTH
+    return tokens, FinishReason.EOS_TOKEN if EOS in tokens else FinishReason.LENGTH
 
 
 def fault_of(prompt: bytes, params: SamplingParams) -> str | None:
@@ -109,6 +111,7 @@ class Tracked:
         self.finished: dict[int, FinishReason] = {}
         self.aborted: set[int] = set()
         self.gone = False
+        self.gone_handled = False
         self.failure: str | None = None
 
     @property
@@ -130,7 +133,7 @@ class Tracked:
 
     def take_failure(self, message: Failed) -> None:
         assert self.failure is None, "failed twice"
-        assert not self.gone or not self.handled, "failed after it was aborted"
+        assert not self.gone_handled, "failed after it was aborted"
         self.failure = message.error
         if message.error != "QueueFull":
             assert message.error in self.faults
@@ -213,10 +216,9 @@ class Workers(RuleBasedStateMachine):
 
     # What the engine does
 
-    @precondition(lambda self: self.has_work())
     @rule()
     def turn(self) -> None:
-        if not self.has_work():
+        if not self.has_work():  # no precondition: where a delay plays a part, examples would not replay
             return
         workers = {worker for worker, _ in self.requests}
         before = {worker: len(worker.received) for worker in workers}
@@ -227,6 +229,7 @@ class Workers(RuleBasedStateMachine):
             for message, running in received:
                 self.take(worker, message, running)
         for request in self.requests.values():
+            request.gone_handled = request.gone  # until then it may have failed on its way into the engine
             if not request.handled:
                 request.handled = True
                 if request.failure != "QueueFull":
@@ -280,7 +283,7 @@ class Workers(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "loop"):
             return
-        for _ in range(len(self.requests) * 6 * MAX_MODEL_LEN):
+        for _ in range((len(self.requests) + 1) * 6 * MAX_MODEL_LEN):
             if not self.has_work():
                 break
             self.turn()
@@ -457,11 +460,11 @@ def test_places_that_a_bad_request_does_not_take_go_to_the_next() -> None:
 
 def test_a_full_dynamic_batch_does_not_wait_for_its_delay() -> None:
     desk = Desk(DynamicBatch(2, 60.0))
-    for number in range(1, 9):
+    for number in range(1, 81):
         desk.submit(number, b"a", max_tokens=2)
     started = time.monotonic()
-    desk.turn_until(*range(1, 9))
-    assert time.monotonic() - started < 30
+    desk.turn_until(*range(1, 81))
+    assert time.monotonic() - started < 2
 
 
 def test_dynamic_batch_comes_after_its_delay() -> None:
@@ -482,7 +485,6 @@ def test_crash_of_the_backend_is_told_to_everyone() -> None:
     desk.inbox.put((other, Submit(1, "other", [list(b"CRASH@2")], SamplingParams())))
     desk.submit(2, b"waiting")
     with pytest.raises(RuntimeError, match="as the prompt asked"):
-        desk.abort(1, 1)
         desk.loop.run()
     assert desk.failures() == [(1, "EngineDead"), (2, "EngineDead")]
     [failed] = [message for message in other.messages if isinstance(message, Failed)]

@@ -281,7 +281,7 @@ BAD_PARAMETERS: dict[str, list[object]] = {
     "truncate": [0, -1, "x"],
     "do_sample": ["false", 1],
     "details": ["yes"],
-    "num_beams": [2],
+    "num_beams": [0, -1, 20, 1000, "2"],
 }
 
 

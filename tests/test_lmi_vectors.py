@@ -139,10 +139,9 @@ def test_parameter_translation(vector: dict[str, Any]) -> None:
     given, expected = vector["input"], dict(vector["output"])
     if given.get("do_sample") == "false":
         pytest.skip("DJL takes the string for true; a wrong type is an error here")
-    if "num_beams" in given:
-        pytest.skip("beam search is refused")
     body = parse_body(Payload(data=json.dumps({"inputs": "x", "parameters": given}).encode(), request_id="r"))
     params = body.parameters.sampling_params(stream=False, needs_logprobs=True)
+    assert (body.parameters.beam_search_params() is not None) == expected.pop("use_beam_search", False)
     expected.pop("best_of", None)  # vLLM has dropped it; `n` says how many are made
     if expected["logprobs"] == 1:
         expected["logprobs"] = 0  # the sampled token's own logprob, which is all that DJL shows of it
@@ -201,7 +200,7 @@ OTHER_CONTRACTS = {
     "messages, logprobs, stream": "chat",
     "POST /v1/chat/completions?model_name=plain": "chat",
     "parameters.output_formatter=3p_stream, non-stream": "Bedrock",
-    "num_beams=2, details, non-stream": "beam search is refused",
+    "num_beams=2, details, non-stream": "the scripted engine has one answer to every prompt, so no beam can go on",
     "header adapter not registered": "adapters",
     "GET /ping": "one model a server; see test_server.py",
     "GET /models": "management",

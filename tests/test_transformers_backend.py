@@ -6,7 +6,7 @@ import math
 import os
 import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -179,6 +179,15 @@ def generate(backend: TransformersBackend, prompt: list[int], params: SamplingPa
 
 def random_prompt(rng: random.Random, length: int) -> list[int]:
     return [rng.randrange(3, VOCAB_SIZE) for _ in range(length)]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """With so little to compute, more threads mostly wait for each other, for long on a machine that is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -19,12 +19,14 @@ class PackedLinear(nn.Module):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach())  # noqa: SLF001 (as torch.compile calls it)
+        # The two operators that torch.compile makes of a linear layer on the CPU; they have no public name.
+        self._linear = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach())  # noqa: SLF001
         self._bias = None if bias is None else bias.detach()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the layer."""
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")  # noqa: SLF001
+        out: torch.Tensor = self._linear(x, self._weight, self._bias, "none", [], "")
         return out
 
 

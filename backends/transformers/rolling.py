@@ -38,9 +38,8 @@ class RollingRunner(Runner):
         self._cache.reserve(len(self._slots), max(chunk.stop for chunk in chunks))
         slot_of = {id(sequence): slot for slot, sequence in enumerate(self._slots)}
         placed = [(slot_of[id(chunk.sequence)], chunk) for chunk in chunks]
-        # One token with a past is a decode, be it the last token of a prompt.
-        decode = sorted(((s, c) for s, c in placed if c.start == c.stop - 1 > 0), key=lambda pair: pair[0])
-        prefill = [(slot, chunk) for slot, chunk in placed if not chunk.start == chunk.stop - 1 > 0]
+        decode = sorted(((slot, chunk) for slot, chunk in placed if chunk.decodes), key=lambda pair: pair[0])
+        prefill = [(slot, chunk) for slot, chunk in placed if not chunk.decodes]
         ordered = decode + prefill
         ends = list(accumulate(chunk.stop - chunk.start for _, chunk in ordered))
 

@@ -76,6 +76,11 @@ class Chunk:
         return self.stop - self.first_logit
 
     @property
+    def decodes(self) -> bool:
+        """True for one token after others: what generates, and now and then the last token of a prompt."""
+        return 0 < self.start == self.stop - 1
+
+    @property
     def samples(self) -> bool:
         """True where the chunk reaches the end of what is known, so that its last logits give the next token."""
         return self.stop == len(self.sequence.token_ids)

@@ -104,12 +104,14 @@ class LmiDialect(Dialect):
         self, request_id: str, body: LmiBody, ignored: tuple[str, ...], formatter: type[Formatter]
     ) -> GenerationRequest:
         parameters = body.parameters
+        beam_search = parameters.beam_search_params()
         details = self._tgi_compat if parameters.details is None else parameters.details
         needs_logprobs = formatter.streams or details or parameters.sequences > 1
         return GenerationRequest(
             request_id=request_id,
             prompts=body.prompts,
             sampling_params=parameters.sampling_params(stream=formatter.streams, needs_logprobs=needs_logprobs),
+            beam_search=beam_search,
             truncate=parameters.truncate_to,
             stream=formatter.streams,
             details=details,

@@ -32,6 +32,7 @@ class LmiDynamicDialect(Dialect):
             request_id=payload.request_id,
             prompts=body.prompts,
             sampling_params=body.parameters.sampling_params(stream=True, needs_logprobs=False),
+            beam_search=body.parameters.beam_search_params(),
             truncate=body.parameters.truncate_to,
             stream=formatter.streams,
             return_full_text=full_text is None or full_text,

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from lmi_handlers.dialects.base import Payload, conversion_error, decode_json
-from lmi_handlers.errors import InvalidRequest, UnsupportedFeature
+from lmi_handlers.errors import InvalidRequest
+from lmi_handlers.request import BeamSearchParams
 from lmi_handlers.sampling_params import SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 30
@@ -59,13 +60,11 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
     output_formatter: str | None = None
 
     def sampling_params(self, *, stream: bool, needs_logprobs: bool) -> SamplingParams:
-        """Translate. Raises `InvalidRequest` with LMI's name of the field, `UnsupportedFeature` for beam search.
+        """Translate. Raises `InvalidRequest` with LMI's name of the field.
 
         Without `do_sample` and `temperature` decoding is greedy; a temperature alone samples, as LMI does since 0.32.
         In a stream only the first sequence can be shown, so only one is made.
         """
-        if (self.num_beams or 1) > 1:
-            raise UnsupportedFeature("beam search is not supported; use n with do_sample", field="parameters.num_beams")
         values: dict[str, object] = {
             "n": 1 if stream else self.sequences,
             "max_tokens": _first(self.max_new_tokens, self.max_tokens, DEFAULT_MAX_NEW_TOKENS),
@@ -86,10 +85,21 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
         except InvalidRequest as error:
             raise InvalidRequest(error.message, field=self.spelling(error.field or "")) from error
 
+    def beam_search_params(self) -> BeamSearchParams | None:
+        """Translate what concerns beam search; None for fewer than two beams. Raises `InvalidRequest`."""
+        if _at_least("num_beams", self.num_beams, 1) == 1:
+            return None
+        values = {name: getattr(self, name) for name in BeamSearchParams.__struct_fields__}
+        try:
+            return BeamSearchParams(**{name: value for name, value in values.items() if value is not None})
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, field=self.spelling(error.field or "")) from error
+
     @property
     def sequences(self) -> int:
-        """How many sequences to make: LMI shows all that `best_of` makes."""
-        return max(_at_least("n", self.n, 1), _at_least("best_of", self.best_of, 1))
+        """How many sequences to make: LMI shows all that `best_of` makes, and without either of them all beams."""
+        sequences = max(_at_least("n", self.n, 1), _at_least("best_of", self.best_of, 1))
+        return sequences if sequences > 1 else _at_least("num_beams", self.num_beams, 1)
 
     @property
     def top_tokens(self) -> int:
@@ -137,16 +147,15 @@ _SPELLINGS = {
     "n": ("n", "best_of"),
     "max_tokens": ("max_new_tokens", "max_tokens"),
     "min_tokens": ("min_new_tokens", "min_tokens"),
+    "temperature": ("temperature", "do_sample"),
     "stop": ("stop_sequences", "stop"),
     "logprobs": ("top_n_tokens", "logprobs"),
 }
 
-# Beam search's own parameters, and the one way of joining special tokens that fast tokenizers have.
-_WITHOUT_EFFECT: dict[str, object] = {
-    "length_penalty": 1.0,
-    "early_stopping": False,
-    "spaces_between_special_tokens": True,
-}
+# What has no effect, unless it says the default: the other ways of joining special tokens than the one that fast
+# tokenizers have, and beam search's own parameters in a request without it.
+_WITHOUT_EFFECT: dict[str, object] = {"spaces_between_special_tokens": True}
+_WITHOUT_EFFECT_WITHOUT_BEAMS: dict[str, object] = {"length_penalty": 1.0, "early_stopping": False}
 
 
 class LmiBody(msgspec.Struct, frozen=True):
@@ -207,7 +216,10 @@ def _parameters(value: object) -> tuple[LmiParameters, tuple[str, ...]]:
         raise conversion_error(error, prefix="parameters") from error
     known = {field.name for field in msgspec.structs.fields(LmiParameters)}
     ignored = [name for name in value if name not in known]
-    ignored += [name for name, default in _WITHOUT_EFFECT.items() if getattr(parameters, name) not in (None, default)]
+    without_effect = _WITHOUT_EFFECT
+    if (parameters.num_beams or 1) == 1:
+        without_effect = without_effect | _WITHOUT_EFFECT_WITHOUT_BEAMS
+    ignored += [name for name, default in without_effect.items() if getattr(parameters, name) not in (None, default)]
     return parameters, tuple(ignored)
 
 

@@ -48,6 +48,11 @@ def resolve_model(
         if model_dir is not None and (path := _find_model(model_dir)) is not None:
             return _prepare(path, cache_dir, report)
         return _prepare(_default_model(), cache_dir, report)
+    if "://" in model_id:
+        raise ConfigError(
+            f"option.model_id: {model_id} is a URL; download it first, or let SageMaker do so (ModelDataSource), and name "
+            "the directory"
+        )
     if (local := _local_path(model_id, model_dir)) is not None:
         found = _find_model(local)
         if found is None:

@@ -1,0 +1,92 @@
+"""The rolling batch on the default model, through HTTP, against transformers' own ways to generate in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+from pathlib import Path
+
+import tokenizers
+from http_load import invocation, run_load
+from report import PAIRED_HEADER, Paired, Target, print_table
+from servers import Responder, Server, lmi_server, responder
+
+from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
+
+CONCURRENCY = (1, 8, 32)
+PROMPT_TOKENS = 64
+NEW_TOKENS = 64
+ROUNDS = 3
+"""Of those against `generate`. `generate_batch` takes several times as long and has a single one."""
+
+SERVED: dict[str, object] = {"option.rolling_batch": "scheduler", "option.dtype": "bf16"}
+TARGET = Target(1.4)
+WORDS = ("time", "people", "way", "water", "day", "part", "place", "work", "life", "world", "house", "river", "night")
+
+
+def bench_rolling_batch(directory: Path) -> None:
+    """Print tokens a second at each concurrency beside the peers'. Only one of the processes works at a time."""
+    with lmi_server(directory / "model", SERVED) as server:
+        model = resolve_model(
+            None, model_dir=None, revision=None, cache_dir=default_cache_dir(os.environ), report=lambda _: None
+        )
+        prompts = _prompts(model)
+        arguments = [str(model), "generate", str(NEW_TOKENS)]
+        with responder(directory / "generate", "peer_transformers.py", *arguments) as static:
+            measured = {n: _rounds(server, static, prompts, n, ROUNDS) for n in CONCURRENCY}
+            threads = static.hello["threads"]
+        arguments[1] = "generate_batch"
+        with responder(directory / "generate_batch", "peer_transformers.py", *arguments) as continuous:
+            continuously = {n: _rounds(server, continuous, prompts, n, 1) for n in CONCURRENCY}
+    rows = [measured[n].speed.row(f"{n} concurrent, against generate", "tokens/s", target=TARGET) for n in CONCURRENCY]
+    rows += [continuously[n].speed.row(f"{n} concurrent, against generate_batch", "tokens/s") for n in CONCURRENCY]
+    first = ", ".join(f"{statistics.median(measured[n].first_byte) * 1e3:.0f} ms at {n}" for n in CONCURRENCY)
+    print_table(
+        f"Rolling batch: SmolLM2-135M in bfloat16, {PROMPT_TOKENS} prompt and {NEW_TOKENS} new tokens, streamed",
+        PAIRED_HEADER,
+        rows,
+        f"`generate` has the whole batch from the start and streams nothing; {threads} threads each. "
+        f"Our slowest first token, at all starting at once: {first}.",
+    )
+
+
+class Figures:
+    """Tokens a second of the rounds at one concurrency, and our slowest first byte in each, in seconds."""
+
+    def __init__(self) -> None:
+        self.speed = Paired()
+        self.first_byte: list[float] = []
+
+
+def _rounds(server: Server, peer: Responder, prompts: list[Prompt], concurrency: int, rounds: int) -> Figures:
+    figures = Figures()
+    prompts = prompts[:concurrency]
+    for _ in range(rounds):
+        requests = [invocation(text, max_new_tokens=NEW_TOKENS, ignore_eos_token=True) for text, _ in prompts]
+        load = run_load(server.port, requests, concurrency)
+        answer = peer.ask([token_ids for _, token_ids in prompts])
+        tokens = concurrency * NEW_TOKENS
+        if answer["tokens"] != tokens or sum(answer.records for answer in load.answers) != tokens:
+            raise RuntimeError(f"{tokens} tokens were to be made, not {answer['tokens']}")
+        figures.speed.ours.append(load.tokens_per_second)
+        figures.speed.peer.append(tokens / answer["seconds"])
+        figures.first_byte.append(load.slowest_first_byte)
+    return figures
+
+
+Prompt = tuple[str, list[int]]
+
+
+def _prompts(model: Path) -> list[Prompt]:
+    """As many as are sent at once, all different and of the same number of tokens."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
+    words = random.Random(0)
+    prompts: list[Prompt] = []
+    for _ in range(max(CONCURRENCY)):
+        text = "".join(f" {word}" for word in words.choices(WORDS, k=PROMPT_TOKENS))
+        token_ids = tokenizer.encode(text).ids
+        if len(token_ids) != PROMPT_TOKENS:
+            raise RuntimeError(f"the prompt has {len(token_ids)} tokens, not {PROMPT_TOKENS}")
+        prompts.append((text, token_ids))
+    return prompts

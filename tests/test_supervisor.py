@@ -1,0 +1,95 @@
+"""Who ends when whom is killed, and how often an engine may come back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import psutil
+from hypothesis import given
+from hypothesis import strategies as st
+from serving import Server, StartServer
+
+from lmi_handlers.engine.supervisor import Restarts
+
+ECHO = "option.rolling_batch=echo\noption.echo_faults=true\n"
+
+
+# Restarts
+
+
+@given(limit=st.integers(0, 5), window=st.floats(1, 1000), gaps=st.lists(st.floats(0, 500), max_size=30))
+def test_never_more_restarts_than_allowed_in_any_window(limit: int, window: float, gaps: list[float]) -> None:
+    restarts, now, granted = Restarts(limit, window), 0.0, list[float]()
+    for gap in gaps:
+        now += gap
+        if restarts.after_death(now) is None:
+            assert sum(now - earlier <= window for earlier in granted) == limit, "gave up though it might go on"
+            break
+        granted.append(now)
+        assert sum(now - earlier <= window for earlier in granted) <= limit
+
+
+def test_back_off_doubles_and_starts_again_after_a_quiet_window() -> None:
+    restarts = Restarts(limit=3, window=100)
+    assert [restarts.after_death(now) for now in (0, 1, 2)] == [0.5, 1, 2]
+    assert restarts.after_death(3) is None
+    assert restarts.after_death(200) == 0.5
+
+
+def test_no_restarts_at_all() -> None:
+    assert Restarts(limit=0, window=100).after_death(0) is None
+
+
+# Real processes
+
+
+def kill_and_wait(start_server: StartServer, choose: Callable[[Server], psutil.Process]) -> list[psutil.Process]:
+    """Kill one process of a server that is busy; return those of its family that still run some seconds later."""
+    server = start_server(ECHO + "option.web_workers=2\n")
+    arbiter = psutil.Process(server.process.pid)
+    family = [arbiter, *arbiter.children(recursive=True)]
+    assert len(family) == 5, "arbiter, two web workers, supervisor, engine"
+    choose(server).kill()
+    _, alive = psutil.wait_procs(family, timeout=8)
+    return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_kill_of_the_arbiter_leaves_no_orphans(start_server: StartServer) -> None:
+    assert kill_and_wait(start_server, lambda server: psutil.Process(server.process.pid)) == []
+
+
+def test_kill_of_the_supervisor_ends_its_engine_and_the_server(start_server: StartServer) -> None:
+    """Nobody could start an engine any more, so the container must end, and SageMaker start another."""
+    assert kill_and_wait(start_server, lambda server: server.supervisor()) == []
+
+
+def test_killed_web_worker_is_replaced_and_its_requests_are_dropped(start_server: StartServer) -> None:
+    server = start_server(ECHO + "option.max_rolling_batch_size=1\n")
+    endless = {"inputs": "abc", "stream": True, "parameters": {"max_new_tokens": 1_000_000, "ignore_eos_token": True}}
+    with server.invoke(endless, stream=True) as answer:
+        next(answer.iter_lines())
+        server.web_worker().kill()
+    server.wait_ready()
+    assert server.invoke({"inputs": "hello"}, timeout=20).json() == {"generated_text": "hello"}
+
+
+def test_server_gives_up_after_its_restarts(start_server: StartServer) -> None:
+    server = start_server(ECHO + "option.restart_limit=1\n")
+    engine = server.engine()
+    engine.kill()
+    engine.wait(10)
+    server.wait_ready().engine().kill()
+    assert server.process.wait(30) == 1
+    assert "lmi: error: the engine died 2 times in 600 s (last: SIGKILL; was it out of memory?)" in server.log
+
+
+def test_deaths_outside_the_window_do_not_count(start_server: StartServer) -> None:
+    server = start_server(ECHO + "option.restart_limit=1\noption.restart_window=1\n")
+    for _ in range(3):
+        time.sleep(1.1)
+        engine = server.engine()
+        engine.kill()
+        engine.wait(10)
+        server.wait_ready()
+        assert server.process.poll() is None
