@@ -124,7 +124,8 @@ class JsonFormatter(LmiFormatter):
         return "[" + ", ".join(documents) + "]"
 
     def _document(self, answers: list[Answer]) -> str:
-        best = max(answers, key=lambda answer: answer.logprob)
+        # Beams come ranked, by a score that is not their probability alone.
+        best = answers[0] if self.request.beam_search else max(answers, key=lambda answer: answer.logprob)
         text = self.generated_text(best)
         if self._n > 1:
             others = [self._sequence(answer) for answer in answers if answer is not best]

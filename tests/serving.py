@@ -17,22 +17,32 @@ import requests
 
 
 class Server:
-    """A running `lmi serve`. `log` is what it has written to standard error."""
+    """A running `lmi serve`, or any other `command` that serves on `port`, started in the model's directory.
+
+    `log` is what it has written to standard error.
+    """
 
     def __init__(
-        self, directory: Path, properties: str, *arguments: str, environ: dict[str, str] | None = None
+        self,
+        directory: Path,
+        properties: str,
+        *arguments: str,
+        environ: dict[str, str] | None = None,
+        command: list[str] | None = None,
+        port: int | None = None,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "serving.properties").write_text(properties)
-        self.port = free_port()
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.name = directory.name
         self._log_path = directory / "stderr.log"
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("LMI_", "OPTION_", "SERVING_"))}
-        command = [sys.executable, "-m", "lmi_handlers.cli", "serve", "--model-dir", str(directory)]
-        command += ["--host", "127.0.0.1", "--port", str(self.port), *arguments]
+        if command is None:
+            command = [sys.executable, "-m", "lmi_handlers.cli", "serve", "--model-dir", str(directory)]
+            command += ["--host", "127.0.0.1", "--port", str(self.port), *arguments]
         with self._log_path.open("wb") as log:
-            self.process = subprocess.Popen(command, stderr=log, stdout=log, env=clean | (environ or {}))
+            self.process = subprocess.Popen(command, cwd=directory, stderr=log, stdout=log, env=clean | (environ or {}))
 
     @property
     def log(self) -> str:

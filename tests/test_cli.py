@@ -1,0 +1,198 @@
+"""The command line, as an operator types it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+from serving import Server, free_port
+
+from lmi_handlers import __version__
+
+Completed = subprocess.CompletedProcess[str]
+
+
+def lmi(*arguments: str, cwd: Path, **environ: str) -> Completed:
+    """Run `lmi` to its end, with no configuration but the one given."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(CONFIGURATION)}
+    command = [sys.executable, "-m", "lmi_handlers.cli", *arguments]
+    return subprocess.run(
+        command, cwd=cwd, env=clean | environ, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+CONFIGURATION = ("LMI_", "OPTION_", "SERVING_", "SAGEMAKER_", "HF_MODEL", "MODEL_")
+
+
+def write(directory: Path, properties: str) -> Path:
+    (directory / "serving.properties").write_text(properties)
+    return directory
+
+
+def line_with(text: str, word: str) -> str:
+    [line] = [line for line in text.splitlines() if word in line]
+    return line
+
+
+def assert_one_line(result: Completed, *words: str) -> None:
+    """Failed, and said why in one line and without a traceback."""
+    assert result.returncode == 1
+    [line] = [line for line in result.stderr.splitlines() if line.startswith("lmi: error: ")]
+    assert "Traceback" not in result.stderr
+    for word in words:
+        assert word in line
+
+
+# lmi
+
+
+def test_help_names_the_commands(tmp_path: Path) -> None:
+    result = lmi("--help", cwd=tmp_path)
+    assert result.returncode == 0
+    assert {"serve", "check"} <= {line.split()[0] for line in result.stdout.splitlines() if line.strip()}
+    assert lmi("--version", cwd=tmp_path).stdout.rstrip().endswith(__version__)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nonsense"], ["serve", "--port", "0"], ["serve", "--port", "x"], ["check", "x"]]
+)
+def test_bad_usage(tmp_path: Path, arguments: list[str]) -> None:
+    result = lmi(*arguments, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("Usage: ")
+
+
+def test_installed_command_is_this_one() -> None:
+    command = Path(sys.executable).with_name("lmi")
+    result = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.rstrip().endswith(__version__)
+
+
+# lmi check
+
+
+def test_check_shows_value_source_and_reader_of_each_option(tmp_path: Path) -> None:
+    write(tmp_path, "option.rolling_batch=echo\njob_queue_size=7\n")
+    result = lmi("check", "--model-dir", str(tmp_path), cwd=tmp_path, OPTION_MAX_ROLLING_BATCH_SIZE="5")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert lines[0] == "backend: echo (serving.properties asks for it)"
+    assert line_with(result.stdout, "job_queue_size").split()[:3] == ["job_queue_size", "7", "serving.properties"]
+    line = line_with(result.stdout, "option.max_rolling_batch_size")
+    assert line.split()[1] == "5"
+    assert "environment variable OPTION_MAX_ROLLING_BATCH_SIZE" in line
+    assert "read by " in line
+    assert line_with(result.stdout, "predict_timeout").split()[1:3] == ["240", "default"]
+
+
+def test_check_says_why_a_backend_was_chosen(tmp_path: Path) -> None:
+    write(tmp_path, "")
+    lines = lmi("check", "--model-dir", str(tmp_path), cwd=tmp_path).stdout.splitlines()
+    assert lines[0] == "backend: transformers (no faster engine is installed)"
+
+
+def test_check_fails_on_an_unknown_option_and_names_the_nearest(tmp_path: Path) -> None:
+    write(tmp_path, "option.rolling_batch=echo\noption.max_roling_batch_size=4\n")
+    result = lmi("check", "--model-dir", str(tmp_path), cwd=tmp_path)
+    assert result.returncode == 1
+    assert "unknown option option.max_roling_batch_size; did you mean option.max_rolling_batch_size?" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("properties", "words"),
+    [
+        ("option.max_rolling_batch_size=many\n", ["option.max_rolling_batch_size", "'many'"]),
+        ("option.rolling_batch=nonsense\n", ["unknown backend 'nonsense'", "echo"]),
+        ("option.rolling_batch=echo\nbatch_size=4\n", ["option.rolling_batch=echo", "batch_size=4"]),
+        ("option.rolling_batch=echo\noption.output_formatter=morse\n", ["option.output_formatter", "'morse'"]),
+    ],
+)
+def test_check_and_serve_refuse_the_same_mistakes(tmp_path: Path, properties: str, words: list[str]) -> None:
+    write(tmp_path, properties)
+    assert_one_line(lmi("check", "--model-dir", str(tmp_path), cwd=tmp_path), *words)
+    port = str(free_port())
+    arguments = ["--model-dir", str(tmp_path), "--host", "127.0.0.1", "--port", port]
+    assert_one_line(lmi("serve", *arguments, cwd=tmp_path), *words)
+
+
+def test_check_shows_no_secret(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "option.rolling_batch=echo\noption.hf_token=hf_AbCdEf\noption.api_key=sk-123456\n"
+        "option.model_id=https://user:pass9876@example.com/model\n",
+    )
+    result = lmi("check", "--model-dir", str(tmp_path), cwd=tmp_path, OPTION_AWS_SECRET_ACCESS_KEY="wJalrXUt")
+    shown = result.stdout + result.stderr
+    for secret in ("hf_AbCdEf", "sk-123456", "pass9876", "wJalrXUt"):
+        assert secret not in shown
+    assert line_with(result.stdout, "option.api_key ").split()[1] == "******"
+
+
+def test_check_of_the_file_in_this_directory(tmp_path: Path) -> None:
+    write(tmp_path, "option.rolling_batch=echo\n")
+    assert lmi("check", cwd=tmp_path).stdout.startswith("backend: echo")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert lmi("check", cwd=elsewhere, LMI_MODEL_DIR=str(tmp_path)).stdout.startswith("backend: echo")
+    assert lmi("check", cwd=elsewhere).stdout.startswith("backend: transformers")
+
+
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_model_dir_that_is_not_there(tmp_path: Path, command: str) -> None:
+    assert_one_line(lmi(command, "--model-dir", "nowhere", cwd=tmp_path), "--model-dir", "'nowhere'")
+
+
+def test_check_survives_a_file_that_is_not_text(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_bytes(b"option.rolling_batch=\xff\n")
+    assert_one_line(lmi("check", "--model-dir", str(tmp_path), cwd=tmp_path), "serving.properties", "UTF-8")
+
+
+# lmi serve
+
+
+@pytest.mark.parametrize("port", ["eighty", "0", "65536", "-1", "8080 8081"])
+def test_port_of_sagemaker_that_is_none(tmp_path: Path, port: str) -> None:
+    write(tmp_path, "option.rolling_batch=echo\n")
+    assert_one_line(lmi("serve", cwd=tmp_path, SAGEMAKER_BIND_TO_PORT=port), "SAGEMAKER_BIND_TO_PORT", repr(port))
+
+
+@pytest.fixture
+def port_by_environment(tmp_path: Path) -> Iterator[Server]:
+    port = free_port()
+    directory = tmp_path / "m"
+    command = [sys.executable, "-m", "lmi_handlers.cli", "serve", "--host", "127.0.0.1"]
+    server = Server(
+        directory,
+        "option.rolling_batch=echo\n",
+        command=command,
+        port=port,
+        environ={"SAGEMAKER_BIND_TO_PORT": str(port)},
+    )
+    yield server
+    server.stop()
+
+
+def test_sagemaker_moves_the_port(port_by_environment: Server) -> None:
+    server = port_by_environment.wait_ready()
+    assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
+    process = server.process
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    with pytest.raises(requests.ConnectionError):
+        server.ping()
+
+
+def test_serve_goes_on_with_an_unknown_option_and_says_so(tmp_path: Path) -> None:
+    server = Server(tmp_path / "m", "option.rolling_batch=echo\noption.max_roling_batch_size=4\n")
+    try:
+        server.wait_ready()
+    finally:
+        server.stop()
+    assert "lmi: warning: unknown option option.max_roling_batch_size; did you mean" in server.log
