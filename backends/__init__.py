@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import importlib
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
 
+from backends.base import Backend
 from lmi_handlers.errors import ConfigError
-
-if TYPE_CHECKING:
-    from backends.base import Backend
 
 BACKENDS: dict[str, str] = {
     "echo": "backends.echo:EchoBackend",
@@ -28,7 +25,9 @@ def load_backend_class(name: str) -> type[Backend]:
     """Import the adapter called `name`, one of `available_backends`. Raises `ConfigError` where it cannot be imported."""
     module_name, _, class_name = available_backends()[name].partition(":")
     try:
-        backend: type[Backend] = getattr(importlib.import_module(module_name), class_name)
-    except ImportError as error:
-        raise ConfigError(f"backend {name!r} cannot be imported: {error}") from error
-    return backend
+        loaded: object = getattr(importlib.import_module(module_name), class_name)
+    except Exception as error:  # a third party's module may fail in any way
+        raise ConfigError(f"backend {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if not (isinstance(loaded, type) and issubclass(loaded, Backend)):
+        raise ConfigError(f"backend {name!r} is not a backends.base.Backend: {module_name}:{class_name}")
+    return loaded

@@ -13,7 +13,7 @@ from servers import Server, fastapi_server, lmi_server
 TOKENS = 128
 ROUNDS = 7
 REQUESTS = {32: 512, 256: 1024}
-"""Concurrent streams, and how many streams a round has in all."""
+"""Concurrent streams, and how many streams a round has in all; before them comes a burst of as many as are concurrent."""
 
 ECHO: dict[str, object] = {"option.rolling_batch": "echo", "option.max_rolling_batch_size": 512}
 REQUEST = invocation("The quick brown fox jumps over the lazy dog. ", max_new_tokens=TOKENS, ignore_eos_token=True)
@@ -31,16 +31,13 @@ def bench_front_end(directory: Path) -> None:
     rows: list[list[str]] = []
     notes: list[str] = []
     for streams, (own, others) in measured.items():
-        name, target = f"{streams} streams: ", FIRST_BYTE if streams == max(REQUESTS) else None
-        speed, first_byte = (
-            Paired(own.tokens_per_second, others.tokens_per_second),
-            Paired(own.first_byte, others.first_byte),
-        )
-        rows.append(speed.row(name + "speed", "tokens/s", target=SPEED))
-        rows.append(first_byte.row(name + "slowest first byte", "ms", scale=1e3, target=target))
-        rows.append(
-            Paired(own.worker_cpu, others.worker_cpu).row(name + "CPU of the web worker", "us/token", scale=1e6)
-        )
+        speed = Paired(own.tokens_per_second, others.tokens_per_second)
+        first_byte = Paired(own.first_byte, others.first_byte)
+        cpu = Paired(own.worker_cpu, others.worker_cpu)
+        target = FIRST_BYTE if streams == max(REQUESTS) else None
+        rows.append(speed.row(f"{streams} streams", "tokens/s", target=SPEED))
+        rows.append(first_byte.row(f"{streams} streams, slowest first byte", "ms", scale=1e3, target=target))
+        rows.append(cpu.row(f"{streams} streams, CPU of the web worker", "us/token", scale=1e6))
         notes.append(
             f"{streams} streams: our engine process takes {statistics.median(own.engine_cpu) * 1e6:.1f} us/token beside the "
             f"web worker; records in a write: ours {statistics.median(own.records_per_write):.1f}, "
@@ -53,23 +50,25 @@ def bench_front_end(directory: Path) -> None:
 
 @dataclass
 class Rounds:
-    """What the rounds of one server at one concurrency gave: seconds, and for CPU seconds a token."""
+    """What the rounds of one server at one concurrency gave. Times are in seconds, those of the CPU a token."""
 
-    tokens_per_second: list[float] = field(default_factory=list)
     first_byte: list[float] = field(default_factory=list)
+    tokens_per_second: list[float] = field(default_factory=list)
     worker_cpu: list[float] = field(default_factory=list)
     engine_cpu: list[float] = field(default_factory=list)
     records_per_write: list[float] = field(default_factory=list)
 
     def run(self, server: Server, streams: int, expected: bytes) -> None:
         """Add a round. Raises `RuntimeError` where an answer is not `expected`."""
+        burst = run_load(server.port, [REQUEST] * streams, streams)
+        _check(burst, expected)
+        self.first_byte.append(burst.slowest_first_byte)
         worker, engine = server.web_worker, server.engine
         worker_before, engine_before = worker.cpu_seconds, engine.cpu_seconds if engine else 0.0
         load = run_load(server.port, [REQUEST] * REQUESTS[streams], streams)
         _check(load, expected)
         tokens = REQUESTS[streams] * TOKENS
         self.tokens_per_second.append(load.tokens_per_second)
-        self.first_byte.append(load.slowest_first_byte)
         self.records_per_write.append(load.records_per_chunk)
         self.worker_cpu.append((worker.cpu_seconds - worker_before) / tokens)
         self.engine_cpu.append(((engine.cpu_seconds if engine else 0.0) - engine_before) / tokens)

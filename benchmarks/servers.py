@@ -179,6 +179,9 @@ def _running(
         )
         try:
             yield process
+        except Exception:
+            print(f"the last of {log}:\n{log.read_text()[-2000:]}", file=sys.stderr)  # the folder is about to go
+            raise
         finally:
             process.send_signal(signal.SIGTERM)
             try:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import importlib
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
 
+from formatters.base import Formatter
 from lmi_handlers.errors import ConfigError
-
-if TYPE_CHECKING:
-    from formatters.base import Formatter
 
 FORMATTERS: dict[str, str] = {
     "json": "formatters.lmi:JsonFormatter",
@@ -37,7 +34,9 @@ def load_formatter_class(name: str) -> type[Formatter]:
         raise ConfigError(f"unknown output formatter {name!r}; known: {', '.join(sorted(formatters))}")
     module_name, _, class_name = formatters[name].partition(":")
     try:
-        formatter: type[Formatter] = getattr(importlib.import_module(module_name), class_name)
-    except ImportError as error:
-        raise ConfigError(f"output formatter {name!r} cannot be imported: {error}") from error
-    return formatter
+        loaded: object = getattr(importlib.import_module(module_name), class_name)
+    except Exception as error:  # a third party's module may fail in any way
+        raise ConfigError(f"output formatter {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if not (isinstance(loaded, type) and issubclass(loaded, Formatter)):
+        raise ConfigError(f"output formatter {name!r} is not a formatters.base.Formatter: {module_name}:{class_name}")
+    return loaded

@@ -46,10 +46,11 @@ class LmiFormatter(Formatter):
 
     def token(self, token: Token) -> str:
         """Render one token object. Special tokens show no text where they are to be skipped: clients print what they get."""
-        hidden = token.special and self.request.sampling_params.skip_special_tokens
-        text = quote("" if hidden else token.text)
-        special = f', "{self.keys.special}": true' if token.special else ""
-        return f'{{"id": {token.id}, "text": {text}, "{self.keys.logprob}": {number(token.logprob)}{special}}}'
+        logprob = number(token.logprob)
+        if not token.special:
+            return f'{{"id": {token.id}, "text": {quote(token.text)}, "{self.keys.logprob}": {logprob}}}'
+        text = quote("" if self.request.sampling_params.skip_special_tokens else token.text)
+        return f'{{"id": {token.id}, "text": {text}, "{self.keys.logprob}": {logprob}, "{self.keys.special}": true}}'
 
     def tokens(self, tokens: list[Token] | tuple[Token, ...]) -> str:
         """Render a list of token objects."""

@@ -6,6 +6,7 @@ arbiter; should it give up on the engine, the arbiter ends too, with a failure a
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -19,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from gunicorn.glogging import Logger
 
 from backends.selection import select_backend
 from lmi_handlers.dialects import invocations_dialect
 from lmi_handlers.engine.settings import SOCKET_VARIABLE, EngineSettings
 from lmi_handlers.errors import ConfigError
-from lmi_handlers.log import JsonLines, configure_logging
+from lmi_handlers.log import configure_logging
 from lmi_handlers.properties import ServingProperties, load_properties
 from lmi_handlers.server_settings import ServerSettings, default_workers
 
@@ -36,23 +38,12 @@ def _start_up() -> tuple[ServerSettings, ServingProperties]:
         loaded = load_properties(settings.model_dir, os.environ)
         backend = select_backend(loaded.properties).name
         invocations_dialect(loaded.properties)
-        _check_port(settings)
     except ConfigError as error:
         print(f"lmi: error: {error}", file=sys.stderr)
         sys.exit(1)
     for warning in (*loaded.warnings, *loaded.unread(backend)):
         print(f"lmi: warning: {warning}", file=sys.stderr)
     return settings, loaded.properties
-
-
-def _check_port(settings: ServerSettings) -> None:
-    """Raise `ConfigError` where the port cannot be had: gunicorn would try for five seconds before it said so."""
-    with socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind((settings.host, settings.port))
-        except OSError as error:
-            raise ConfigError(f"{settings.host}:{settings.port}: {error.strerror} (--host, --port)") from error
 
 
 _settings, _properties = _start_up()
@@ -67,17 +58,21 @@ graceful_timeout = 27
 keepalive = 75
 control_socket_disable = True
 limit_request_line = 8190
-logconfig_dict = {
-    "version": 1,
-    "disable_existing_loggers": False,
-    "formatters": {"json": {"()": JsonLines}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json", "stream": "ext://sys.stderr"}},
-    "root": {"level": "INFO", "handlers": ["stderr"]},
-    "loggers": {
-        "gunicorn.error": {"level": "WARNING", "handlers": [], "propagate": True},
-        "gunicorn.access": {"level": "CRITICAL", "handlers": [], "propagate": False},
-    },
-}
+
+
+class logger_class(Logger):  # type: ignore[misc]  # noqa: N801  gunicorn has no types; the name is the setting's
+    """gunicorn's own messages through our logging; no access log, for ours says more and costs less."""
+
+    def setup(self, cfg: Any) -> None:  # noqa: ARG002  gunicorn's signature
+        """Warnings and worse go where everything else does."""
+        configure_logging()
+        self.error_log.handlers.clear()
+        self.error_log.propagate = True
+        self.error_log.setLevel("WARNING")
+
+    def access(self, *_arguments: Any) -> None:
+        """Nothing."""
+
 
 DRAIN_SECONDS = 24.0
 """After a SIGTERM, what is still running then gets a well-formed error; gunicorn's own patience ends a little later."""
@@ -87,12 +82,15 @@ _LISTENER_CLOSES = 1.2
 
 _in_flight = 0
 _engine: EngineSettings | None = None
+_supervisor_pid: int | None = None
 
 
 def on_starting(server: Any) -> None:
     """Start the engine, which loads while the workers boot."""
-    global _engine
+    global _engine, _supervisor_pid
     configure_logging()
+    for address in server.cfg.address:
+        _check_port(address)
     if SOCKET_VARIABLE in os.environ:
         return
     _engine = EngineSettings(runtime_dir=tempfile.mkdtemp(prefix="lmi-"), properties=_properties)
@@ -103,6 +101,21 @@ def on_starting(server: Any) -> None:
     supervisor.stdin.flush()
     # The pipe stays open for as long as this process, or a worker forked from it, lives: that is the engine's lifeline.
     server.lmi_supervisor = supervisor
+    _supervisor_pid = supervisor.pid
+
+
+def _check_port(address: Any) -> None:
+    """End the process with a line where the port cannot be had: gunicorn would try for five seconds before it said so."""
+    if not isinstance(address, tuple):
+        return  # a Unix socket or an inherited descriptor
+    host, port = address
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, port))
+        except OSError as error:
+            print(f"lmi: error: {host}:{port}: {error.strerror} (--host, --port)", file=sys.stderr)
+            sys.exit(1)
 
 
 def pre_request(worker: Any, req: Any) -> None:  # noqa: ARG001  gunicorn's hook signature
@@ -120,12 +133,29 @@ def post_request(worker: Any, req: Any, environ: Any, resp: Any) -> None:  # noq
 def post_worker_init(worker: Any) -> None:
     """Watch for the worker's shutdown, which gunicorn announces by a flag only."""
     threading.Thread(target=_drain, args=(worker,), daemon=True).start()
+    # What is loaded by now stays for good, and of what comes later little is cyclic: look for garbage there, and less often.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _drain(worker: Any) -> None:
     """Let what is in flight end, within limits; do not wait for connections that are merely open."""
     while worker.alive:
         time.sleep(0.1)
+        if _engine is not None and _supervisor_pid is not None and not _exists(_supervisor_pid):
+            # Killed, as by the kernel when memory is short: nobody could start an engine again.
+            _engine.failure_path.write_text("1")
+            os.kill(os.getppid(), signal.SIGTERM)
+            break
     model = worker.wsgi.extensions["lmi_model"]
     model.start_draining()
     deadline = time.monotonic() + DRAIN_SECONDS

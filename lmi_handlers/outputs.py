@@ -1,4 +1,7 @@
-"""What comes back: token ids from a backend, then text from the text layer. All of it immutable deltas."""
+"""What comes back: token ids from a backend, then text from the text layer. All of it immutable deltas.
+
+There are a hundred thousand of these a second and none can be part of a cycle, so the garbage collector leaves them out.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ class FinishReason(str, enum.Enum):
     ERROR = "error"
 
 
-class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """What one sequence produced since the last step.
 
     `token_ids` are new ids only, the end-of-sequence id included. With logprobs asked for, `logprobs` has one natural
@@ -35,7 +38,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     error: str | None = None
 
 
-class Token(msgspec.Struct, frozen=True):
+class Token(msgspec.Struct, frozen=True, gc=False):
     """A generated (or prompt) token with its text; `special` marks control tokens such as the end of a sequence."""
 
     id: int
@@ -45,7 +48,7 @@ class Token(msgspec.Struct, frozen=True):
     top: tuple[Token, ...] = ()
 
 
-class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
+class TextDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """New text of sequence `index` and the tokens that it came from.
 
     `text` is what a reader should see: special tokens left out unless asked for, stop strings cut. The last delta of a

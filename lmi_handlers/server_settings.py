@@ -53,7 +53,7 @@ def find_model_dir(given: str | None) -> Path | None:
 
 def default_workers(cores: int | None = None) -> int:
     """Web workers for a machine: the model needs the cores more, so few of them."""
-    return max(1, min(4, (cores or os.cpu_count() or 1) // 8))
+    return max(1, min(4, (cores or os.cpu_count() or 1) // 4))
 
 
 def _integer(name: str, text: str, high: int) -> int:

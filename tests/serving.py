@@ -36,6 +36,7 @@ class Server:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.name = directory.name
+        self.directory = directory
         self._log_path = directory / "stderr.log"
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("LMI_", "OPTION_", "SERVING_"))}
         if command is None:

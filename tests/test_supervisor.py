@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 
@@ -93,3 +94,17 @@ def test_deaths_outside_the_window_do_not_count(start_server: StartServer) -> No
         engine.wait(10)
         server.wait_ready()
         assert server.process.poll() is None
+
+
+def test_sigterm_to_every_process_is_as_good_as_one_to_the_arbiter(start_server: StartServer) -> None:
+    """As service managers send it: the engine must outlive what the web workers still have to finish."""
+    server = start_server(ECHO + "option.echo_tokens_per_second=20\n")
+    body = {"inputs": "x" * 30, "stream": True, "parameters": {"max_new_tokens": 30}}
+    arbiter = psutil.Process(server.process.pid)
+    with server.invoke(body, stream=True) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        for process in (*arbiter.children(recursive=True), arbiter):
+            process.terminate()
+        assert json.loads(list(lines)[-1])["generated_text"] == "x" * 30
+    assert server.process.wait(30) == 0

@@ -158,6 +158,9 @@ _WITHOUT_EFFECT: dict[str, object] = {"spaces_between_special_tokens": True}
 _WITHOUT_EFFECT_WITHOUT_BEAMS: dict[str, object] = {"length_penalty": 1.0, "early_stopping": False}
 
 
+_KNOWN = frozenset(LmiParameters.__struct_fields__)
+
+
 class LmiBody(msgspec.Struct, frozen=True):
     """A body taken apart. `ignored` names what has no effect here, for the client to be told; `stream` None: not said."""
 
@@ -214,8 +217,7 @@ def _parameters(value: object) -> tuple[LmiParameters, tuple[str, ...]]:
         parameters = msgspec.convert(value, LmiParameters, str_keys=True)
     except msgspec.ValidationError as error:
         raise conversion_error(error, prefix="parameters") from error
-    known = {field.name for field in msgspec.structs.fields(LmiParameters)}
-    ignored = [name for name in value if name not in known]
+    ignored = [name for name in value if name not in _KNOWN]
     without_effect = _WITHOUT_EFFECT
     if (parameters.num_beams or 1) == 1:
         without_effect = without_effect | _WITHOUT_EFFECT_WITHOUT_BEAMS

@@ -55,7 +55,7 @@ class Channel(Generic[Sent, Received]):
         """End the connection; a `receive` in another thread ends too."""
         with contextlib.suppress(OSError):  # the other end may have been first
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        self._socket.close()  # which takes effect once the reader, of another thread, is gone too
 
 
 def worker_end(sock: socket.socket) -> Channel[WorkerMessage, EngineMessage]:

@@ -33,7 +33,7 @@ from lmi_handlers.errors import ClientDisconnected, DeadlineExceeded, EngineDead
 from lmi_handlers.sampling_params import SamplingParams
 
 _RECONNECT_INTERVAL = 0.1
-_WATCH_INTERVAL = 0.05
+_WATCH_INTERVAL = 0.1
 
 
 class EngineState(enum.Enum):

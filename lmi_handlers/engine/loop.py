@@ -89,6 +89,7 @@ class EngineLoop:
 
     def turn(self) -> None:
         """One round: take what has arrived, start what may start, step, hand out what is new."""
+        self._admit()  # to the places that the last step has freed
         self._receive()
         self._admit()
         if self._sequences:
@@ -103,8 +104,10 @@ class EngineLoop:
 
     def fail_all(self, error: LMIError) -> None:
         """Tell every waiting and running request that it has failed. For the loop's end, or when the loop is stuck."""
-        for request in list(self._requests.values()):
-            self._fail(request, error)
+        requests = list(self._requests.values())
+        self._requests.clear()  # and nothing else: the backend may be stuck, or of no more use
+        for request in requests:
+            self._tell(request, error)
 
     def _receive(self) -> None:
         timeout = 0.0
@@ -149,13 +152,14 @@ class EngineLoop:
         self._waiting_sequences += len(request.waiting)
 
     def _admit(self) -> None:
-        if not self._waiting:
-            return
-        age = time.monotonic() - self._waiting[0].arrived
-        room = self._admission.room(waiting=self._waiting_sequences, oldest_wait=age, running=len(self._sequences))
-        while room > 0 and self._waiting:
-            self._start_next(self._waiting[0])
-            room -= 1
+        while self._waiting:
+            age = time.monotonic() - self._waiting[0].arrived
+            room = self._admission.room(waiting=self._waiting_sequences, oldest_wait=age, running=len(self._sequences))
+            if room <= 0:
+                return
+            for _ in range(room):  # again after that: one that fails here takes no place
+                if self._waiting:
+                    self._start_next(self._waiting[0])
 
     def _start_next(self, request: _Request) -> None:
         """Hand the backend the next waiting sequence of the request at the queue's head."""
@@ -175,12 +179,14 @@ class EngineLoop:
 
     def _deliver(self, outputs: list[TokenOutput]) -> None:
         by_worker: dict[Worker, list[SequenceOutput]] = {}
+        failed: list[tuple[_Request, RequestFailed]] = []
         for output in outputs:
             request = self._sequences.get(output.request_id)
             if request is None:
-                continue  # aborted while the step ran
+                continue  # it failed with another sequence of its request
             if output.finish_reason is FinishReason.ERROR:
-                self._fail(request, RequestFailed(output.error or "the engine gave no cause"))
+                self._forget(request)
+                failed.append((request, RequestFailed(output.error or "the engine gave no cause")))
                 continue
             index = request.running[output.request_id]
             by_worker.setdefault(request.worker, []).append(
@@ -192,6 +198,8 @@ class EngineLoop:
                     self._forget(request)
         for worker, batch in by_worker.items():
             worker.send(Outputs(batch))
+        for request, error in failed:  # a failure is the last word on its request
+            self._tell(request, error)
 
     def _abort(self, request: _Request, index: int | None) -> None:
         """Drop one sequence, or with `index` None all of them."""
@@ -199,11 +207,20 @@ class EngineLoop:
             for request_id in [key for key, running in request.running.items() if running == index]:
                 self._backend.abort(request_id)
                 del self._sequences[request_id], request.running[request_id]
+            left = deque(item for item in request.waiting if item[0] != index)
+            self._waiting_sequences -= len(request.waiting) - len(left)
+            if request.waiting and not left:
+                self._waiting.remove(request)
+            request.waiting = left
         if index is None or (not request.running and not request.waiting):
             self._forget(request)
 
     def _fail(self, request: _Request, error: LMIError) -> None:
         self._forget(request)
+        self._tell(request, error)
+
+    @staticmethod
+    def _tell(request: _Request, error: LMIError) -> None:
         request.worker.send(Failed(request.number, type(error).__name__, str(error)))
 
     def _forget(self, request: _Request) -> None:

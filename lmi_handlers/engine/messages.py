@@ -60,7 +60,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
     info: EngineInfo
 
 
-class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
+class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A backend's output for sequence `index` of request `number`; `queue_time` is how many seconds the request waited."""
 
     number: int

@@ -24,6 +24,7 @@ from lmi_handlers.engine.channel import engine_end
 from lmi_handlers.engine.loop import Disconnected, EngineLoop, Inbox
 from lmi_handlers.engine.messages import EngineInfo, EngineMessage, Loading, Ready
 from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
+from lmi_handlers.engine.outbox import Outbox
 from lmi_handlers.engine.settings import EXIT_CONFIG, EngineSettings
 from lmi_handlers.errors import ConfigError, EngineDead
 from lmi_handlers.log import configure_logging
@@ -38,10 +39,11 @@ logger = logging.getLogger("lmi_handlers.engine.process")  # __name__ is "__main
 class WorkerConnection:
     """One connected web worker. Messages leave through a thread of their own, so that a slow worker stops nobody."""
 
-    def __init__(self, sock: socket.socket, inbox: Inbox) -> None:
+    def __init__(self, sock: socket.socket, inbox: Inbox, on_gone: Callable[[WorkerConnection], None]) -> None:
         self._channel = engine_end(sock)
         self._inbox = inbox
-        self._outbox: queue.SimpleQueue[EngineMessage | None] = queue.SimpleQueue()
+        self._on_gone = on_gone
+        self._outbox = Outbox()
         self._writer = threading.Thread(target=self._write, daemon=True)
         self._writer.start()
         threading.Thread(target=self._read, daemon=True).start()
@@ -57,8 +59,11 @@ class WorkerConnection:
 
     def _write(self) -> None:
         try:
-            while (message := self._outbox.get()) is not None:
-                self._channel.send(message)
+            while True:
+                for message in self._outbox.take():
+                    if message is None:
+                        return
+                    self._channel.send(message)
         except OSError:
             self._channel.close()
 
@@ -66,6 +71,9 @@ class WorkerConnection:
         for message in self._channel.receive():
             self._inbox.put((self, message))
         self._inbox.put((self, Disconnected()))
+        self._on_gone(self)
+        self._outbox.put(None)
+        self._channel.close()
 
 
 class WorkerServer:
@@ -99,9 +107,13 @@ class WorkerServer:
         while True:
             sock, _ = self._listener.accept()
             with self._lock:
-                connection = WorkerConnection(sock, self._inbox)
+                connection = WorkerConnection(sock, self._inbox, self._forget)
                 connection.send(self._state)
                 self._connections.append(connection)
+
+    def _forget(self, connection: WorkerConnection) -> None:
+        with self._lock:
+            self._connections.remove(connection)
 
 
 def serve(settings: EngineSettings, lifeline: int) -> None:

@@ -83,7 +83,7 @@ def main() -> int:
     """
     configure_logging()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is in flight must end first; the arbiter's pipe says when
     parent = os.getppid()
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSettings)
     threading.Thread(target=_end_with_parent, daemon=True).start()

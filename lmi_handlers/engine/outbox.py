@@ -1,0 +1,75 @@
+"""What waits to be sent to one web worker; steps that it is behind are joined, so that it catches up at little cost."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+from collections import defaultdict
+from typing import TypeVar
+
+from lmi_handlers.engine.messages import EngineMessage, Outputs, SequenceOutput
+from lmi_handlers.outputs import TokenOutput
+
+T = TypeVar("T")
+
+
+class Outbox:
+    """A queue of messages. Any thread puts, one takes.
+
+    A worker that keeps up gets one message a step. For one that does not, the tokens of several steps become one output
+    for each sequence: rendering and sending them together costs a fraction of doing so one by one.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[EngineMessage | None] = queue.SimpleQueue()
+
+    def put(self, message: EngineMessage | None) -> None:
+        """Add a message; None is the end. Never blocks."""
+        self._queue.put(message)
+
+    def take(self) -> list[EngineMessage | None]:
+        """Wait for a message and return all there are, in order, each run of `Outputs` as one."""
+        waiting = [self._queue.get()]
+        while not self._queue.empty():
+            waiting.append(self._queue.get())
+        messages: list[EngineMessage | None] = []
+        for joinable, run in itertools.groupby(waiting, lambda message: isinstance(message, Outputs)):
+            if joinable:
+                messages.append(join_outputs([message for message in run if isinstance(message, Outputs)]))
+            else:
+                messages += run
+        return messages
+
+
+def join_outputs(steps: list[Outputs]) -> Outputs:
+    """Return a message with one output for each sequence: all that `steps`, which follow each other, have of it."""
+    if len(steps) == 1:
+        return steps[0]
+    parts: defaultdict[tuple[int, int], list[SequenceOutput]] = defaultdict(list)
+    for step in steps:
+        for output in step.outputs:
+            parts[output.number, output.index].append(output)
+    return Outputs([_join(outputs) for outputs in parts.values()])
+
+
+def _join(parts: list[SequenceOutput]) -> SequenceOutput:
+    if len(parts) == 1:
+        return parts[0]
+    outputs = [part.output for part in parts]
+    joined = TokenOutput(
+        request_id=outputs[0].request_id,
+        token_ids=[token_id for output in outputs for token_id in output.token_ids],
+        logprobs=_chain([output.logprobs for output in outputs]),
+        top_logprobs=_chain([output.top_logprobs for output in outputs]),
+        prompt_logprobs=outputs[0].prompt_logprobs,
+        finish_reason=outputs[-1].finish_reason,
+        error=outputs[-1].error,
+    )
+    return SequenceOutput(parts[0].number, parts[0].index, joined, parts[0].queue_time)
+
+
+def _chain(lists: list[list[T] | None]) -> list[T] | None:
+    """One list of them all; None where none of them is there."""
+    if all(values is None for values in lists):
+        return None
+    return [value for values in lists for value in values or ()]

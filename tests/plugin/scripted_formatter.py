@@ -1,0 +1,21 @@
+"""A third party's output format: each delta's text with its number of tokens, as CSV. Found through its entry point only."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from formatters.base import Formatter
+from lmi_handlers.outputs import TextDelta
+
+
+class CsvFormatter(Formatter):
+    """One line a delta, such as `"Hello",1`; a last one with the number of tokens of the prompt."""
+
+    content_type: ClassVar[str] = "text/csv"
+    streams: ClassVar[bool] = True
+
+    def feed(self, delta: TextDelta) -> bytes:
+        return f'"{delta.text}",{len(delta.tokens)}\n'.encode()
+
+    def finish(self) -> bytes:
+        return f'"",{sum(self.prompt_tokens)}\n'.encode()

@@ -1,0 +1,126 @@
+"""Web workers stay small, and logs are JSON lines without a word of anybody's prompt."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from serving import Server
+
+HEAVY = ("torch", "transformers", "accelerate", "vllm", "boto3", "numpy")
+MOST_MIB = 150
+
+
+def libraries(process: psutil.Process) -> set[str]:
+    """The heavy packages that have native code in the process's memory."""
+    maps = Path(f"/proc/{process.pid}/maps").read_text()
+    return {name for name in HEAVY if f"/site-packages/{name}/" in maps}
+
+
+def resident_mib(process: psutil.Process) -> float:
+    size: int = process.memory_info().rss
+    return size / 2**20
+
+
+# Size
+
+
+@pytest.mark.parametrize("module", ["lmi_handlers.app", "lmi_handlers.gunicorn_conf", "lmi_handlers.cli"])
+def test_edge_imports_no_engine_library(module: str, tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text("option.rolling_batch=scheduler\n")
+    program = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={"LMI_MODEL_DIR": str(tmp_path), "LMI_HOST": "127.0.0.1", "LMI_PORT": "1"} | {"PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (result.stdout, result.returncode) == ("[]\n", 0), result.stderr
+
+
+@pytest.mark.parametrize("name", ["echo_server", pytest.param("model_server", marks=pytest.mark.model)])
+def test_web_worker_is_small_after_it_has_worked(name: str, request: pytest.FixtureRequest) -> None:
+    server: Server = request.getfixturevalue(name)
+    for stream in (False, True):
+        answer = server.invoke({"inputs": "Hello, world", "stream": stream, "parameters": {"max_new_tokens": 4}})
+        assert answer.status_code == 200
+    for process in (server.web_worker(), server.supervisor(), psutil.Process(server.process.pid)):
+        assert libraries(process) == set()
+        assert resident_mib(process) < MOST_MIB
+    if name == "model_server":
+        assert "torch" in libraries(server.engine()), "else the check above sees nothing"
+
+
+# Logs
+
+SECRET = "xyzzyplugh"
+"""A word of every prompt below, long enough to be found and short enough to fit into an error message."""
+
+
+@pytest.fixture(scope="module")
+def private_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose whole log is checked."""
+    properties = (
+        "option.rolling_batch=echo\noption.echo_faults=true\noption.max_model_len=256\nmax_request_size=4096\n"
+        "option.no_such_option=1\n"
+    )
+    server = Server(tmp_path_factory.mktemp("private") / "m", properties)
+    yield server.wait_ready()
+    server.stop()
+
+
+def bodies() -> dict[str, Any]:
+    """Requests of all kinds of outcome, each with the secret in its prompt."""
+    return {
+        "fine": {"inputs": f"{SECRET} is fine"},
+        "streamed": {"inputs": f"{SECRET} is fine", "stream": True, "parameters": {"details": True}},
+        "fails in mid-stream": {"inputs": f"{SECRET} RAISE@3", "stream": True},
+        "fails at once": {"inputs": f"{SECRET} RAISE@1"},
+        "too long": {"inputs": SECRET * 50},
+        "far too long": {"inputs": SECRET * 300},
+        "larger than a request may be": {"inputs": SECRET * 1000},
+        "of the wrong type": {"inputs": {"text": SECRET}},
+        "in the wrong place": {"prompt": SECRET},
+        "a list with a wrong item": {"inputs": [SECRET, 7]},
+        "a bad parameter": {"inputs": SECRET, "parameters": {"temperature": -1}},
+        "a parameter of the wrong type": {"inputs": SECRET, "parameters": {"max_new_tokens": SECRET}},
+        "a stop of the wrong type": {"inputs": SECRET, "parameters": {"stop": {SECRET: 1}}},
+        "an unknown parameter": {"inputs": SECRET, "parameters": {"colour": SECRET}},
+    }
+
+
+RAW = {
+    "cut off": b'{"inputs": "' + SECRET.encode(),
+    "no JSON at all": SECRET.encode(),
+    "not UTF-8": b'{"inputs": "' + SECRET.encode() + b'\xff"}',
+    "several lines": f'{{"inputs": "{SECRET}"}}\n{SECRET}\n{{"inputs": 7, "x": "{SECRET}"}}\n'.encode(),
+}
+
+
+def test_log_has_no_prompt_and_only_json_lines(private_server: Server) -> None:
+    statuses = [private_server.invoke(body).status_code for body in bodies().values()]
+    for content_type in ("application/json", "application/jsonlines"):
+        for data in RAW.values():
+            answer = private_server.invoke(data=data, headers={"Content-Type": content_type})
+            statuses.append(answer.status_code)
+    assert {200, 413, 424} <= set(statuses)
+    crash = private_server.invoke({"inputs": f"{SECRET} CRASH@2"})
+    assert crash.status_code == 500
+    private_server.wait_ready()
+    log = private_server.log
+    # What an operator has to mend is said in plain words.
+    records = [json.loads(line) for line in log.splitlines() if not line.startswith("lmi: ")]
+    assert all({"time", "level", "logger", "message"} <= record.keys() for record in records)
+    requests = [record for record in records if record["logger"] == "lmi_handlers.access_log"]
+    assert len(requests) == len(statuses) + 1
+    assert any("crashed, as the prompt asked" in record.get("exception", "") for record in records)
+    assert SECRET not in log
