@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from http_load import Load, invocation, run_load
-from report import PAIRED_HEADER, Paired, Target, print_table
+from report import PAIRED_HEADER, Paired, Target, print_table, row_without_peer
 from servers import Server, fastapi_server, lmi_server
 
 TOKENS = 128
@@ -21,6 +21,11 @@ REQUEST = invocation("The quick brown fox jumps over the lazy dog. ", max_new_to
 SPEED = Target(0.8)
 FIRST_BYTE = Target(150, of_ratio=False, at_most=True)
 
+PACE = 20
+PACED_STREAMS = 256
+PACED_REQUEST = invocation("The quick brown fox jumps over the lazy dog. ", max_new_tokens=PACE, ignore_eos_token=True)
+"""What takes a second of an engine that makes `PACE` tokens a second for each stream."""
+
 
 def bench_front_end(directory: Path) -> None:
     """Print tokens a second, the slowest first byte and processor time at each concurrency."""
@@ -28,6 +33,7 @@ def bench_front_end(directory: Path) -> None:
         expected = run_load(ours.port, [REQUEST], 1).answers[0].body
         with fastapi_server(directory / "fastapi", expected) as peer:
             measured = {streams: _measure(ours, peer, streams, expected) for streams in REQUESTS}
+    paced = _paced_first_byte(directory)
     rows: list[list[str]] = []
     notes: list[str] = []
     for streams, (own, others) in measured.items():
@@ -43,6 +49,8 @@ def bench_front_end(directory: Path) -> None:
             f"web worker; records in a write: ours {statistics.median(own.records_per_write):.1f}, "
             f"the peer's {statistics.median(others.records_per_write):.1f}."
         )
+    name = f"{PACED_STREAMS} streams at {PACE} tokens/s each, slowest first byte"
+    rows.append(row_without_peer(name, paced, "ms", scale=1e3, target=FIRST_BYTE))
     print_table(
         f"Front end: echo, streams of {TOKENS} tokens, against FastAPI + uvicorn + uvloop", PAIRED_HEADER, rows, *notes
     )
@@ -82,6 +90,13 @@ def _measure(ours: Server, peer: Server, streams: int, expected: bytes) -> tuple
         own.run(ours, streams, expected)
         others.run(peer, streams, expected)
     return own, others
+
+
+def _paced_first_byte(directory: Path) -> list[float]:
+    """The slowest first byte, in seconds, of each burst on an engine as slow as one with a model."""
+    with lmi_server(directory / "paced", ECHO | {"option.echo_tokens_per_second": PACE}) as server:
+        bursts = [run_load(server.port, [PACED_REQUEST] * PACED_STREAMS, PACED_STREAMS) for _ in range(ROUNDS + 1)]
+    return [burst.slowest_first_byte for burst in bursts[1:]]
 
 
 def _check(load: Load, expected: bytes) -> None:

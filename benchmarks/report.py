@@ -47,6 +47,14 @@ class Target:
         return f"{'<=' if self.at_most else '>='} {self.bound:g}{' x' if self.of_ratio else ''}: {'met' if met else 'MISSED'}"
 
 
+def row_without_peer(
+    name: str, values: list[float], unit: str, *, scale: float = 1.0, target: Target | None = None
+) -> list[str]:
+    """A row of the same table for a figure that has no peer: the median of `values`, times `scale`."""
+    value = statistics.median(values) * scale
+    return [name, _number(value), "", unit, "", "" if target is None else target.verdict(value)]
+
+
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *notes: str) -> None:
     """Print a table under its title, the notes below it."""
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]

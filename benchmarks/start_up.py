@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 
 from front_end import ECHO, REQUEST, TOKENS
 from http_load import invocation, run_load
-from report import PAIRED_HEADER, Paired, Target, print_table
+from report import PAIRED_HEADER, Paired, Target, print_table, row_without_peer
 from rolling_batch import SERVED
 from servers import fastapi_server, lmi_server
 
@@ -54,15 +53,9 @@ def bench_start_up(directory: Path) -> None:
             memory.row(
                 f"echo: web worker after {STREAMS} streams of {TOKENS}", "MB", scale=1 / MEGABYTE, target=MEMORY
             ),
-            _alone("SmolLM2-135M: start to ready", model_ready, "s"),
-            _alone("SmolLM2-135M: web worker", model_memory, "MB", 1 / MEGABYTE, MEMORY),
-            _alone("SmolLM2-135M: engine process", engine_memory, "MB", 1 / MEGABYTE),
+            row_without_peer("SmolLM2-135M: start to ready", model_ready, "s"),
+            row_without_peer("SmolLM2-135M: web worker", model_memory, "MB", scale=1 / MEGABYTE, target=MEMORY),
+            row_without_peer("SmolLM2-135M: engine process", engine_memory, "MB", scale=1 / MEGABYTE),
         ],
         f"torch is among the libraries of a web worker: {'yes, it is: MISSED' if any(torch_in_worker) else 'no'}.",
     )
-
-
-def _alone(name: str, values: list[float], unit: str, scale: float = 1.0, target: Target | None = None) -> list[str]:
-    """A row without a peer."""
-    value = statistics.median(values) * scale
-    return [name, f"{value:,.4g}", "", unit, "", "" if target is None else target.verdict(value)]

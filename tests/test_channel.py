@@ -37,6 +37,7 @@ from lmi_handlers.engine.messages import (
     Submit,
     WorkerMessage,
 )
+from lmi_handlers.engine.outbox import Outbox
 from lmi_handlers.engine.process import WorkerServer
 from lmi_handlers.errors import (
     ClientDisconnected,
@@ -251,6 +252,68 @@ def test_close_twice_and_receive_after_it() -> None:
         assert list(worker.receive()) == []
 
 
+# What a slow worker is behind
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[EngineMessage]:
+    """Messages as an engine may queue them: steps of up to three sequences, some of which end, with failures between."""
+    messages: list[EngineMessage] = []
+    running = {(1, 0), (1, 1), (2, 0)}
+    with_logprobs = draw(st.booleans())
+    for _ in range(draw(st.integers(0, 8))):
+        step = []
+        for number, index in draw(st.sets(st.sampled_from(sorted(running)))) if running else ():
+            tokens = draw(st.lists(st.integers(0, 9), max_size=2))
+            ends = draw(st.booleans())
+            output = TokenOutput(
+                request_id=f"{number}-{index}",
+                token_ids=tokens,
+                logprobs=[-float(token) for token in tokens] if with_logprobs else None,
+                top_logprobs=[[(token, -1.0)] for token in tokens] if with_logprobs else None,
+                finish_reason=FinishReason.LENGTH if ends else None,
+            )
+            step.append(SequenceOutput(number, index, output, 0.5))
+            if ends:
+                running.discard((number, index))
+        if step:
+            messages.append(Outputs(step))
+        if draw(st.booleans()):
+            messages.append(Failed(draw(st.integers(3, 9)), "RequestFailed", "x"))
+    return messages
+
+
+def story(messages: list[EngineMessage], number: int, index: int) -> list[object]:
+    """What one sequence is told: its tokens with their logprobs one by one, then its end."""
+    told: list[object] = []
+    for item in (item for message in messages if isinstance(message, Outputs) for item in message.outputs):
+        if (item.number, item.index) == (number, index):
+            output = item.output
+            nothing = [None] * len(output.token_ids)
+            told += zip(output.token_ids, output.logprobs or nothing, output.top_logprobs or nothing, strict=True)
+            told += [] if output.finish_reason is None else [output.finish_reason]
+    return told
+
+
+@given(histories())
+def test_steps_that_are_joined_say_the_same(messages: list[EngineMessage]) -> None:
+    outbox = Outbox()
+    for message in messages:
+        outbox.put(message)
+    outbox.put(None)
+    *taken, end = outbox.take()
+    assert end is None
+    joined = [message for message in taken if message is not None]
+    for sequence in ((1, 0), (1, 1), (2, 0)):
+        assert story(joined, *sequence) == story(messages, *sequence)
+    kinds = [type(message) for message in messages]
+    runs = [kind for position, kind in enumerate(kinds) if kind is Failed or kind not in kinds[position - 1 : position]]
+    assert [type(message) for message in joined] == runs
+    for message in joined:
+        if isinstance(message, Outputs):
+            assert len({(item.number, item.index) for item in message.outputs}) == len(message.outputs)
+
+
 # The client, a real engine loop behind it
 
 
@@ -361,7 +424,7 @@ def test_what_came_before_an_error_is_delivered(engine: Pair) -> None:
     batches: list[list[SequenceOutput]] = []
     with pytest.raises(RequestFailed):
         batches.extend(submit(client, b"RAISE@6"))
-    assert bytes(item.output.token_ids[0] for batch in batches for item in batch) == b"RAISE"
+    assert b"".join(bytes(item.output.token_ids) for batch in batches for item in batch) == b"RAISE"
 
 
 def test_leaving_a_generation_frees_its_place(engine: Pair) -> None:

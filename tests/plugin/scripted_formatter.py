@@ -1,4 +1,4 @@
-"""A third party's output format: each delta's text with its number of tokens, as CSV. Found through its entry point only."""
+"""A third party's output format: each token's text and id, as CSV. Found through its entry point only."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from lmi_handlers.outputs import TextDelta
 
 
 class CsvFormatter(Formatter):
-    """One line a delta, such as `"Hello",1`; a last one with the number of tokens of the prompt."""
+    """One line a token, such as `"Hello",1`; a last one with the number of tokens of the prompt."""
 
     content_type: ClassVar[str] = "text/csv"
     streams: ClassVar[bool] = True
 
     def feed(self, delta: TextDelta) -> bytes:
-        return f'"{delta.text}",{len(delta.tokens)}\n'.encode()
+        return "".join(f'"{token.text}",{token.id}\n' for token in delta.tokens).encode()
 
     def finish(self) -> bytes:
         return f'"",{sum(self.prompt_tokens)}\n'.encode()
