@@ -10,6 +10,7 @@ from lmi_handlers.errors import ConfigError
 
 BACKENDS: dict[str, str] = {
     "echo": "backends.echo:EchoBackend",
+    "tensorrt_llm": "backends.tensorrt_llm:TensorRTLLMBackend",
     "transformers": "backends.transformers:TransformersBackend",
 }
 

@@ -1,0 +1,213 @@
+"""serving.properties -> the arguments of `tensorrt_llm.LLM`."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensorrt_llm.llmapi import CapacitySchedulerPolicy, KvCacheConfig, SchedulerConfig
+from tensorrt_llm.lora_helper import LoraConfig
+
+from lmi_handlers.errors import ConfigError
+from lmi_handlers.properties import ServingProperties
+
+logger = logging.getLogger(__name__)
+
+# The engine's other sampler, its default, takes `seed`, the penalties and `min_p` and ignores them, and its log
+# probabilities need not include the sampled token's.
+SAMPLER_TYPE = "TRTLLMSampler"
+
+DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+_CHOICES = {"guided_decoding_backend": ("xgrammar", "llguidance"), "tokenizer_mode": ("auto", "slow")}
+
+_SAME_NAME = (
+    "tokenizer",
+    "tokenizer_mode",
+    "tokenizer_revision",
+    "load_format",
+    "enable_chunked_prefill",
+    "guided_decoding_backend",
+    "max_input_len",
+    "max_beam_width",
+    "attn_backend",
+    "gather_generation_logits",
+    "context_parallel_size",
+    "moe_tensor_parallel_size",
+    "moe_expert_parallel_size",
+    "enable_attention_dp",
+)
+"""Options that are arguments of `LLM` as they stand."""
+
+_KV_CACHE = {
+    "enable_block_reuse": "enable_kv_cache_reuse",
+    "max_tokens": "max_tokens",
+    "sink_token_length": "sink_token_length",
+    "host_cache_size": "host_cache_size",
+    "onboard_blocks": "onboard_blocks",
+    "cross_kv_cache_fraction": "cross_kv_cache_fraction",
+    "secondary_offload_min_priority": "secondary_offload_min_priority",
+    "event_buffer_max_size": "event_buffer_max_size",
+    "dtype": "kv_cache_dtype",
+    "tokens_per_block": "tokens_per_block",
+}
+"""Argument of `KvCacheConfig` -> option."""
+
+_NO_COUNTERPART = (
+    "max_num_sequences",
+    "batching_type",
+    "moe_backend",
+    "normalize_log_probs",
+    "auto_parallel",
+    "auto_parallel_world_size",
+)
+"""Options of LMI for which TensorRT-LLM 1.2 publishes no argument on its PyTorch runtime."""
+
+
+def llm_arguments(path: Path, properties: ServingProperties, *, max_model_len: int) -> dict[str, Any]:
+    """Return the keyword arguments for the checkpoint in `path`. Raises `ConfigError` with the name of the option."""
+    _check_quantize(path, properties)
+    for name, choices in _CHOICES.items():
+        if getattr(properties, name) not in (None, *choices):
+            raise ConfigError(
+                f"option.{name}: TensorRT-LLM takes {' or '.join(choices)}, not {_value(properties, name)}"
+            )
+    for name in _NO_COUNTERPART:
+        if getattr(properties, name) is not None:
+            logger.warning("TensorRT-LLM 1.2 has no such setting", extra={"option": f"option.{name}"})
+    arguments = {
+        "model": str(path),
+        "skip_tokenizer_init": _skip_tokenizer_init(properties),
+        "trust_remote_code": properties.trust_remote_code,
+        "dtype": _dtype(properties),
+        "tensor_parallel_size": _tensor_parallel_size(properties),
+        "pipeline_parallel_size": properties.pipeline_parallel_degree,
+        "max_batch_size": properties.max_rolling_batch_size if properties.rolling else properties.batch_size,
+        "max_seq_len": max_model_len,
+        "sampler_type": SAMPLER_TYPE,
+        "kv_cache_config": KvCacheConfig(**_kv_cache_arguments(properties)),
+    }
+    arguments |= {name: value for name in _SAME_NAME if (value := getattr(properties, name)) is not None}
+    if (max_num_tokens := _max_num_tokens(properties)) is not None:
+        arguments["max_num_tokens"] = max_num_tokens
+    if properties.batch_scheduler_policy is not None:
+        arguments["scheduler_config"] = SchedulerConfig(capacity_scheduler_policy=_scheduler_policy(properties))
+    if properties.enable_overlap_scheduler is not None:
+        arguments["disable_overlap_scheduler"] = not properties.enable_overlap_scheduler
+    if properties.use_cuda_graph is False:
+        arguments["cuda_graph_config"] = None
+    if properties.enable_lora:
+        limits = {name: getattr(properties, name) for name in ("max_lora_rank", "max_loras", "max_cpu_loras")}
+        arguments["enable_lora"] = True
+        arguments["lora_config"] = LoraConfig(**{name: limit for name, limit in limits.items() if limit is not None})
+    return arguments
+
+
+def choose_max_model_len(path: Path, properties: ServingProperties) -> int:
+    """Return the option, or LMI's two older ones together, or the checkpoint's own limit.
+
+    Raises `ConfigError` where nothing states one.
+    """
+    if properties.max_model_len is not None:
+        return properties.max_model_len
+    if properties.max_input_len is not None and properties.max_output_len is not None:
+        return properties.max_input_len + properties.max_output_len
+    config = _read_config(path)
+    config = config.get("text_config") or config
+    limit = config.get("max_position_embeddings") or config.get("n_positions")
+    if not isinstance(limit, int):
+        raise ConfigError("option.max_model_len: must be set, as the model's config.json states no limit")
+    return limit
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"option.model_id: TensorRT-LLM needs a checkpoint with a config.json: {error}") from error
+    return config
+
+
+def _check_quantize(path: Path, properties: ServingProperties) -> None:
+    if properties.quantize is None or (path / "hf_quant_config.json").exists():
+        return
+    if "quantization_config" not in _read_config(path):
+        raise ConfigError(
+            f"option.quantize: TensorRT-LLM 1.2 does not quantise while it loads and {path} is not quantised; "
+            f"serve a checkpoint that is {properties.quantize} already"
+        )
+
+
+def _skip_tokenizer_init(properties: ServingProperties) -> bool:
+    """Text is none of this engine's business; only grammars need its tokenizer."""
+    guided = properties.guided_decoding_backend is not None
+    if guided and properties.skip_tokenizer_init:
+        raise ConfigError("option.skip_tokenizer_init: option.guided_decoding_backend needs the tokenizer")
+    return not guided if properties.skip_tokenizer_init is None else properties.skip_tokenizer_init
+
+
+def _dtype(properties: ServingProperties) -> str:
+    if properties.dtype not in DTYPES:
+        raise ConfigError(f"option.dtype: TensorRT-LLM takes {', '.join(DTYPES)}, not {properties.dtype}")
+    return DTYPES[properties.dtype]
+
+
+def _tensor_parallel_size(properties: ServingProperties) -> int:
+    if properties.tensor_parallel_degree != "max":
+        return properties.tensor_parallel_degree
+    others = properties.pipeline_parallel_degree * (properties.context_parallel_size or 1)
+    return max(1, torch.cuda.device_count() // others)
+
+
+def _max_num_tokens(properties: ServingProperties) -> int | None:
+    asked, other = properties.max_num_tokens, properties.max_rolling_batch_prefill_tokens
+    if asked is not None and other is not None and asked != other:
+        raise ConfigError(
+            f"option.max_num_tokens: {asked} and option.max_rolling_batch_prefill_tokens={other} set the same limit"
+        )
+    return other if asked is None else asked
+
+
+def _scheduler_policy(properties: ServingProperties) -> Any:
+    try:
+        return CapacitySchedulerPolicy((properties.batch_scheduler_policy or "").upper())
+    except ValueError as error:
+        known = ", ".join(policy.value.lower() for policy in CapacitySchedulerPolicy)
+        raise ConfigError(
+            f"option.batch_scheduler_policy: TensorRT-LLM takes {known}, "
+            f"not {_value(properties, 'batch_scheduler_policy')}"
+        ) from error
+
+
+def _kv_cache_arguments(properties: ServingProperties) -> dict[str, Any]:
+    arguments = {
+        name: value for name, option in _KV_CACHE.items() if (value := getattr(properties, option)) is not None
+    }
+    # The engine counts in what is free once the weights are loaded; that is the nearest it has to a share of all.
+    fraction = properties.kv_cache_free_gpu_mem_fraction or properties.gpu_memory_utilization
+    if fraction is not None:
+        arguments["free_gpu_memory_fraction"] = fraction
+    if properties.max_attention_window is not None:
+        arguments["max_attention_window"] = _max_attention_window(properties)
+    return arguments
+
+
+def _max_attention_window(properties: ServingProperties) -> list[int]:
+    text = (properties.max_attention_window or "").strip("[] ")
+    try:
+        windows = [int(part) for part in text.split(",")]
+    except ValueError:
+        windows = []
+    if not windows or min(windows) < 1:
+        raise ConfigError(
+            "option.max_attention_window: must be integers above 0 with commas between them, "
+            f"not {_value(properties, 'max_attention_window')}"
+        )
+    return windows
+
+
+def _value(properties: ServingProperties, name: str) -> str:
+    return f"{getattr(properties, name)!r:.60}"

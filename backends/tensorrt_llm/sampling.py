@@ -1,0 +1,68 @@
+"""Our `SamplingParams` -> TensorRT-LLM's."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import tensorrt_llm
+import torch
+
+from lmi_handlers.sampling_params import SamplingParams
+
+NO_END_ID = -1
+
+
+def engine_sampling_params(
+    params: SamplingParams, *, max_tokens: int, eos_token_ids: tuple[int, ...], vocab_size: int
+) -> tensorrt_llm.SamplingParams:
+    """Return a new object, as the engine keeps and changes the one it is given.
+
+    The engine knows one end-of-sequence id and holds back that one alone for `min_tokens`; the others are stop ids to it.
+    """
+    end_id, *others = eos_token_ids or (NO_END_ID,)
+    stop_token_ids = [*params.stop_token_ids, *(() if params.ignore_eos else others)]
+    return tensorrt_llm.SamplingParams(
+        end_id=end_id,
+        pad_id=max(end_id, 0),
+        max_tokens=max_tokens,
+        min_tokens=params.min_tokens or None,
+        ignore_eos=params.ignore_eos,
+        stop_token_ids=stop_token_ids or None,
+        include_stop_str_in_output=True,  # otherwise the id that matched is taken out again at the end
+        logprobs=None if params.logprobs is None else 1,  # the sampled token's; 0 would be none
+        # The engine's own `prompt_logprobs` are those of the likeliest tokens, which the prompt's need not be among.
+        return_context_logits=params.prompt_logprobs is not None,
+        detokenize=False,
+        **_randomness(params, vocab_size),
+        **_edits(params, vocab_size),
+    )
+
+
+def _randomness(params: SamplingParams, vocab_size: int) -> dict[str, Any]:
+    if params.greedy:
+        return {}  # none of the three given is the engine's way of saying so
+    return {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k if 0 < params.top_k < vocab_size else 0,
+        "min_p": params.min_p or None,
+        # To the engine no seed is seed 0, which gives every request the same random numbers.
+        "seed": random.getrandbits(63) if params.seed is None else params.seed,
+    }
+
+
+def _edits(params: SamplingParams, vocab_size: int) -> dict[str, Any]:
+    """What changes the logits, where it does."""
+    edits: dict[str, Any] = {}
+    if params.repetition_penalty != 1.0:
+        edits["repetition_penalty"] = params.repetition_penalty
+    if params.presence_penalty != 0.0:
+        edits["presence_penalty"] = params.presence_penalty
+    if params.frequency_penalty != 0.0:
+        edits["frequency_penalty"] = params.frequency_penalty
+    if params.logit_bias:
+        bias = torch.zeros(vocab_size)
+        bias[list(params.logit_bias)] = torch.tensor(list(params.logit_bias.values()))
+        edits["embedding_bias"] = bias
+    return edits

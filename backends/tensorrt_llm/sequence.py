@@ -1,0 +1,100 @@
+"""One sequence on its way: the engine's ever-growing result -> immutable deltas."""
+
+from __future__ import annotations
+
+import torch
+from tensorrt_llm.llmapi import CompletionOutput, RequestOutput
+
+from lmi_handlers.errors import RequestFailed
+from lmi_handlers.outputs import FinishReason, TokenOutput
+from lmi_handlers.request import TokenRequest
+
+_ROWS = 256  # of logits turned into log probabilities at a time, each as wide as the vocabulary
+
+
+class Sequence:
+    """What has been taken of a result so far.
+
+    The engine hands out one object for each request, again and again, and lengthens its lists in place. It says itself
+    what is new in them, but not reliably; the count kept here is.
+    """
+
+    def __init__(self, request: TokenRequest, eos_token_ids: tuple[int, ...]) -> None:
+        params = request.sampling_params
+        self.request_id = request.request_id
+        self.finished = False
+        self._prompt_token_ids = request.prompt_token_ids
+        self._eos_token_ids = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
+        self._wants_logprobs = params.logprobs is not None
+        self._owes_prompt_logprobs = params.prompt_logprobs is not None
+        self._taken = 0
+
+    def take(self, result: RequestOutput) -> TokenOutput | None:
+        """Return what is new in `result`, None for nothing. Raises `RequestFailed` where it lacks what was asked for."""
+        completion: CompletionOutput = result.outputs[0]
+        finish_reason, error = self._ending(completion)
+        if finish_reason is FinishReason.ERROR:
+            return self.fail(error)
+        if self._owes_prompt_logprobs and result.context_logits is None and finish_reason is None:
+            return None  # they belong to the first output
+        token_ids: list[int] = completion.token_ids[self._taken :]  # a slice is a copy
+        if not token_ids and finish_reason is None:
+            return None
+        logprobs = self._logprobs(completion, token_ids) if self._wants_logprobs else None
+        prompt_logprobs = None
+        if self._owes_prompt_logprobs:
+            prompt_logprobs = _prompt_logprobs(result.context_logits, self._prompt_token_ids)
+            self._owes_prompt_logprobs = False
+        self._taken += len(token_ids)
+        self.finished = finish_reason is not None
+        return TokenOutput(
+            request_id=self.request_id,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=finish_reason,
+        )
+
+    def fail(self, error: str) -> TokenOutput:
+        """Return the output that ends the sequence with an error."""
+        self.finished = True
+        return TokenOutput(
+            request_id=self.request_id, token_ids=[], finish_reason=FinishReason.ERROR, error=error or "no cause given"
+        )
+
+    def _ending(self, completion: CompletionOutput) -> tuple[FinishReason | None, str]:
+        match completion.finish_reason:
+            case None:
+                return None, ""
+            case "length":
+                return FinishReason.LENGTH, ""
+            case "stop":
+                # The engine's one end id has no `stop_reason`; the model's others are stop ids to the engine.
+                at_eos = completion.stop_reason is None or completion.stop_reason in self._eos_token_ids
+                return FinishReason.EOS_TOKEN if at_eos else FinishReason.STOP_SEQUENCE, ""
+            case "cancelled":
+                return FinishReason.ABORT, ""
+            case other:
+                return FinishReason.ERROR, f"TensorRT-LLM ended the request: {other}"
+
+    def _logprobs(self, completion: CompletionOutput, token_ids: list[int]) -> list[float]:
+        entries = completion.logprobs[self._taken : self._taken + len(token_ids)]
+        if len(entries) < len(token_ids) or any(
+            token_id not in entry for token_id, entry in zip(token_ids, entries, strict=True)
+        ):
+            raise RequestFailed("TensorRT-LLM gave no log probability for a token that it sampled")
+        return [float(entry[token_id].logprob) for token_id, entry in zip(token_ids, entries, strict=True)]
+
+
+def _prompt_logprobs(context_logits: torch.Tensor | None, prompt_token_ids: list[int]) -> list[float | None]:
+    """Return the logprob of each prompt token; row t of the logits, `[prompt, vocabulary]`, foretells token t + 1."""
+    rows = 0 if context_logits is None else context_logits.shape[0]
+    if context_logits is None or rows != len(prompt_token_ids):
+        raise RequestFailed(f"TensorRT-LLM gave logits for {rows} of the {len(prompt_token_ids)} prompt tokens")
+    logprobs: list[float | None] = [None]
+    for start in range(0, rows - 1, _ROWS):
+        following = torch.tensor(prompt_token_ids[start + 1 : start + 1 + _ROWS], device=context_logits.device)
+        logits = context_logits[start : start + len(following)].float()
+        chosen = logits.gather(1, following[:, None]).squeeze(1) - logits.logsumexp(dim=-1)
+        logprobs += chosen.tolist()
+    return logprobs

@@ -1,0 +1,23 @@
+"""How tests steer the stand-in. The library has no such module."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class Controls:
+    """Settings of every engine made afterwards, but for `faults`, which count at once.
+
+    `faults` maps a prompt's first token to what befalls the request at its third token: "error" (the worker reports
+    one), "timeout" or "cancel", "die" (the worker reports its end), "vanish" (it is gone without a word).
+    """
+
+    step_seconds: float = 0.0
+    tokens_per_response: int = 1
+    end_id_in_token_ids: bool = True
+    gpus: int = 8
+    faults: dict[int, str] = dataclasses.field(default_factory=dict)
+
+
+controls = Controls()

@@ -1,0 +1,134 @@
+"""The engine's front: arguments checked, requests handed to the worker."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import tensorrt_llm.sampling_params as sampling
+from tensorrt_llm.contract import CONTRACT, Misuse, accepts
+from tensorrt_llm.controls import controls
+from tensorrt_llm.executor.result import RequestOutput
+from tensorrt_llm.executor.utils import RequestError
+from tensorrt_llm.executor.worker import Job, Worker
+from tensorrt_llm.llmapi.llm_args import TorchLlmArgs
+
+
+class LLM:
+    """One loaded model."""
+
+    def __init__(
+        self,
+        model: str | Path,
+        tokenizer: Any = None,
+        tokenizer_mode: str = "auto",
+        skip_tokenizer_init: bool = False,
+        trust_remote_code: bool = False,
+        tensor_parallel_size: int = 1,
+        dtype: str = "auto",
+        revision: str | None = None,
+        tokenizer_revision: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        named = {name: value for name, value in locals().items() if name not in ("self", "kwargs")}
+        kwargs.pop("backend", None)
+        others = [name for name in kwargs if name in CONTRACT["LLM"]["trt_only_field_names_unverified"]]
+        if others:
+            raise ValueError(
+                "The following arguments are specific to TensorRT backend and cannot be used with PyTorch backend: "
+                f"{others}.\nPlease use another."
+            )
+        for name in kwargs:
+            if name not in TorchLlmArgs.FIELDS:
+                raise ValueError(f"LLM got invalid argument: {name}")
+        self.args = TorchLlmArgs(**named, **kwargs)
+        needed = self.args.tensor_parallel_size * self.args.pipeline_parallel_size * self.args.context_parallel_size
+        if needed > controls.gpus:
+            raise RuntimeError(f"Only {controls.gpus} GPUs are available, but {needed} are required.")
+        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+        self.vocab_size: int = config["vocab_size"]
+        self.max_seq_len: int = self.args.max_seq_len or config["max_position_embeddings"]
+        self.tokenizer: Any = None if self.args.skip_tokenizer_init else object()
+        self.submitted: list[Any] = []
+        """Every `SamplingParams` that came in. The library has no such attribute."""
+        self._ids = itertools.count(1)
+        self._executor: Worker | None = Worker(self.args, self.vocab_size, self.max_seq_len)
+
+    def generate_async(
+        self,
+        inputs: Any,
+        sampling_params: Any = None,
+        lora_request: Any = None,
+        prompt_adapter_request: None = None,
+        streaming: bool = False,
+        kv_cache_retention_config: None = None,
+        disaggregated_params: None = None,
+        trace_headers: None = None,
+        _postproc_params: None = None,
+        scheduling_params: None = None,
+        cache_salt: str | None = None,
+    ) -> RequestOutput:
+        """Start a request. No coroutine; but only a result made while an event loop runs can be iterated over there."""
+        if self._executor is None or self._executor.stopped:
+            raise RuntimeError("LLM is shutting down")
+        params = self._prepare(sampling_params)
+        prompt = _prompt_token_ids(inputs)
+        if not accepts("Optional[str]", cache_salt) or not isinstance(streaming, bool):
+            raise TypeError(f"wrong type of cache_salt {cache_salt!r} or streaming {streaming!r}")
+        limit = self.args.max_num_tokens
+        if not self.args.enable_chunked_prefill and limit and len(prompt) > limit:
+            raise RequestError(
+                f"The sum of prompt length ({len(prompt)}), query length (0) should not exceed max_num_tokens ({limit})"
+            )
+        result = RequestOutput._make(next(self._ids), prompt, params, self._executor, streaming)
+        self._executor.submit(Job(result, prompt, params, cache_salt=cache_salt, streaming=streaming))
+        return result
+
+    def shutdown(self) -> None:
+        """Stop the worker."""
+        if self._executor is not None:
+            self._executor.shutdown()
+            self._executor = None
+
+    def _check_health(self) -> bool:
+        return self._executor is not None and not self._executor.stopped
+
+    def _prepare(self, params: Any) -> Any:
+        if params is None:
+            params = sampling.SamplingParams()
+        if not isinstance(params, sampling.SamplingParams):
+            raise TypeError(f"The sampling_params must be type SamplingParams or None, but got {type(params)}")
+        if params.end_id is None:
+            if self.tokenizer is None:
+                raise ValueError(
+                    "tokenizer is required to reset end_id if it is None, "
+                    "or you can explicitly specify the end_id for sampling_params"
+                )
+            raise Misuse(
+                "without end_id the engine changes the caller's SamplingParams and takes it from its tokenizer"
+            )
+        for name in ("stop", "bad"):
+            if getattr(params, name) is not None:
+                raise RuntimeError(f"{name} is not processed by tokenizer, please call the setup method.")
+        if params.embedding_bias is not None and tuple(params.embedding_bias.shape) != (self.vocab_size,):
+            raise Misuse(f"embedding_bias must have one number for each of {self.vocab_size} tokens")
+        if params.guided_decoding is not None and (self.tokenizer is None or self.args.guided_decoding_backend is None):
+            raise Misuse("guided decoding needs guided_decoding_backend and a tokenizer")
+        if any(seen is params for seen in self.submitted):
+            raise Misuse("this SamplingParams was submitted before; the engine keeps the object")
+        self.submitted.append(params)
+        return params
+
+
+def _prompt_token_ids(inputs: Any) -> list[int]:
+    if isinstance(inputs, dict):
+        assert "prompt" in inputs or "prompt_token_ids" in inputs
+        inputs = inputs.get("prompt_token_ids", inputs.get("prompt"))
+    if isinstance(inputs, str):
+        raise Misuse("the stand-in has no tokenizer: token ids only")
+    if not isinstance(inputs, list):
+        raise TypeError(f"Invalid type of inputs for llm.generate: {type(inputs)}")
+    assert isinstance(inputs[0], int)
+    return inputs
