@@ -6,6 +6,7 @@ What came is taken apart only afterwards, so that the client takes as little as 
 from __future__ import annotations
 
 import json
+import re
 import select
 import socket
 import time
@@ -14,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 _READ_SIZE = 1 << 16
+_CONTENT_LENGTH = re.compile(rb"HTTP/1.1 .*?\r\ncontent-length: (\d+)\r\n.*?\r\n\r\n", re.DOTALL | re.IGNORECASE)
 _LAST_CHUNK = b"\n\r\n0\r\n\r\n"  # the end of the last record's chunk, and the one that ends the body
 
 
@@ -55,12 +57,12 @@ class Load:
         return sum(answer.records for answer in self.answers) / sum(answer.chunks for answer in self.answers)
 
 
-def invocation(prompt: str, **parameters: object) -> bytes:
-    """A streaming request in LMI's dialect."""
-    body = json.dumps({"inputs": prompt, "stream": True, "parameters": parameters}).encode()
+def invocation(prompt: str, *, stream: bool = True, **parameters: object) -> bytes:
+    """A request in LMI's dialect."""
+    body = json.dumps({"inputs": prompt, "stream": stream, "parameters": parameters}).encode()
     head = (
         "POST /invocations HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        f"Accept: application/jsonlines\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"Accept: */*\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 
@@ -102,6 +104,7 @@ class _Exchange:
         self._received: list[bytes] = []
         self._tail = b""
         self._first_byte = 0.0
+        self._missing: int | None = None  # bytes of a body whose length was announced
         self._sent_at = time.perf_counter()
         sock.sendall(request)
 
@@ -110,7 +113,12 @@ class _Exchange:
         data = self.socket.recv(_READ_SIZE)
         if not self._received:
             self._first_byte = time.perf_counter() - self._sent_at
+            if match := _CONTENT_LENGTH.match(data):
+                self._missing = match.end() + int(match[1])
         self._received.append(data)
+        if self._missing is not None:
+            self._missing -= len(data)
+            return bool(data) and self._missing > 0
         self._tail = (self._tail + data)[-len(_LAST_CHUNK) :]
         return bool(data) and self._tail != _LAST_CHUNK
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import statistics
 from pathlib import Path
 
 import tokenizers
-from http_load import invocation, run_load
+from http_load import Answer, invocation, run_load
 from report import PAIRED_HEADER, Paired, Target, print_table
 from servers import Responder, Server, lmi_server, responder
 
@@ -34,19 +35,21 @@ def bench_rolling_batch(directory: Path) -> None:
         prompts = _prompts(model)
         arguments = [str(model), "generate", str(NEW_TOKENS)]
         with responder(directory / "generate", "peer_transformers.py", *arguments) as static:
-            measured = {n: _rounds(server, static, prompts, n, ROUNDS) for n in CONCURRENCY}
+            measured = {n: _rounds(server, static, prompts, n, ROUNDS, stream=False) for n in CONCURRENCY}
+            streamed = {n: _rounds(server, static, prompts, n, ROUNDS, stream=True) for n in CONCURRENCY}
             threads = static.hello["threads"]
         arguments[1] = "generate_batch"
         with responder(directory / "generate_batch", "peer_transformers.py", *arguments) as continuous:
-            continuously = {n: _rounds(server, continuous, prompts, n, 1) for n in CONCURRENCY}
+            continuously = {n: _rounds(server, continuous, prompts, n, 1, stream=False) for n in CONCURRENCY}
     rows = [measured[n].speed.row(f"{n} concurrent, against generate", "tokens/s", target=TARGET) for n in CONCURRENCY]
+    rows += [streamed[n].speed.row(f"{n} concurrent, streamed, against generate", "tokens/s") for n in CONCURRENCY]
     rows += [continuously[n].speed.row(f"{n} concurrent, against generate_batch", "tokens/s") for n in CONCURRENCY]
-    first = ", ".join(f"{statistics.median(measured[n].first_byte) * 1e3:.0f} ms at {n}" for n in CONCURRENCY)
+    first = ", ".join(f"{statistics.median(streamed[n].first_byte) * 1e3:.0f} ms at {n}" for n in CONCURRENCY)
     print_table(
-        f"Rolling batch: SmolLM2-135M in bfloat16, {PROMPT_TOKENS} prompt and {NEW_TOKENS} new tokens, streamed",
+        f"Rolling batch: SmolLM2-135M in bfloat16, {PROMPT_TOKENS} prompt and {NEW_TOKENS} new tokens",
         PAIRED_HEADER,
         rows,
-        f"`generate` has the whole batch from the start and streams nothing; {threads} threads each. "
+        f"The peers have the whole batch from the start and stream nothing; {threads} threads each. "
         f"Our slowest first token, at all starting at once: {first}.",
     )
 
@@ -59,20 +62,30 @@ class Figures:
         self.first_byte: list[float] = []
 
 
-def _rounds(server: Server, peer: Responder, prompts: list[Prompt], concurrency: int, rounds: int) -> Figures:
+def _rounds(
+    server: Server, peer: Responder, prompts: list[Prompt], concurrency: int, rounds: int, *, stream: bool
+) -> Figures:
     figures = Figures()
     prompts = prompts[:concurrency]
-    for _ in range(rounds):
-        requests = [invocation(text, max_new_tokens=NEW_TOKENS, ignore_eos_token=True) for text, _ in prompts]
+    parameters = {"max_new_tokens": NEW_TOKENS, "ignore_eos_token": True, "details": True}
+    for number in range(rounds + 1):
+        requests = [invocation(text, stream=stream, **parameters) for text, _ in prompts]
         load = run_load(server.port, requests, concurrency)
         answer = peer.ask([token_ids for _, token_ids in prompts])
         tokens = concurrency * NEW_TOKENS
-        if answer["tokens"] != tokens or sum(answer.records for answer in load.answers) != tokens:
+        if answer["tokens"] != tokens or sum(map(_generated_tokens, load.answers)) != tokens:
             raise RuntimeError(f"{tokens} tokens were to be made, not {answer['tokens']}")
-        figures.speed.ours.append(load.tokens_per_second)
-        figures.speed.peer.append(tokens / answer["seconds"])
-        figures.first_byte.append(load.slowest_first_byte)
+        if number:  # the first is for warming up
+            figures.speed.ours.append(tokens / load.seconds)
+            figures.speed.peer.append(tokens / answer["seconds"])
+            figures.first_byte.append(load.slowest_first_byte)
     return figures
+
+
+def _generated_tokens(answer: Answer) -> int:
+    details = json.loads(answer.body.splitlines()[-1])["details"]
+    count: int = details["generated_tokens"]
+    return count
 
 
 Prompt = tuple[str, list[int]]

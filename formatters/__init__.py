@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-from importlib.metadata import entry_points
-
 from formatters.base import Formatter
-from lmi_handlers.errors import ConfigError
+from lmi_handlers.plugins import load_class, with_entry_points
 
 FORMATTERS: dict[str, str] = {
     "json": "formatters.lmi:JsonFormatter",
@@ -24,19 +21,9 @@ ENTRY_POINT_GROUP = "lmi_handlers.formatters"
 
 def available_formatters() -> dict[str, str]:
     """`FORMATTERS` and what other distributions register under the entry point group `lmi_handlers.formatters`."""
-    return FORMATTERS | {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
+    return with_entry_points(FORMATTERS, ENTRY_POINT_GROUP)
 
 
 def load_formatter_class(name: str) -> type[Formatter]:
-    """Import the formatter called `name`. Raises `ConfigError` for an unknown name or one that cannot be imported."""
-    formatters = available_formatters()
-    if name not in formatters:
-        raise ConfigError(f"unknown output formatter {name!r}; known: {', '.join(sorted(formatters))}")
-    module_name, _, class_name = formatters[name].partition(":")
-    try:
-        loaded: object = getattr(importlib.import_module(module_name), class_name)
-    except Exception as error:  # a third party's module may fail in any way
-        raise ConfigError(f"output formatter {name!r} cannot be imported: {type(error).__name__}: {error}") from error
-    if not (isinstance(loaded, type) and issubclass(loaded, Formatter)):
-        raise ConfigError(f"output formatter {name!r} is not a formatters.base.Formatter: {module_name}:{class_name}")
-    return loaded
+    """Import the formatter called `name`. Raises `ConfigError` where there is none, or none that can be imported."""
+    return load_class("output formatter", available_formatters(), name, Formatter)  # type: ignore[type-abstract]  # likewise

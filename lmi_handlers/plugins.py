@@ -1,0 +1,34 @@
+"""Classes found by name: ours in a table, other distributions' by their entry points. Nothing is imported until asked for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import TypeVar
+
+from lmi_handlers.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def with_entry_points(table: Mapping[str, str], group: str) -> dict[str, str]:
+    """Return `table`, name to "module:Class", and what other distributions register under the entry point `group`."""
+    return dict(table) | {point.name: point.value for point in entry_points(group=group)}
+
+
+def load_class(kind: str, locations: Mapping[str, str], name: str, base: type[T]) -> type[T]:
+    """Import the class called `name`, a subclass of `base`. `kind` is what to call it in an error.
+
+    Raises `ConfigError` for a name that is not there, an import that fails, or something of another kind.
+    """
+    if name not in locations:
+        raise ConfigError(f"unknown {kind} {name!r}; known: {', '.join(sorted(locations))}")
+    module_name, _, class_name = locations[name].partition(":")
+    try:
+        loaded: object = getattr(importlib.import_module(module_name), class_name)
+    except Exception as error:  # a third party's module may fail in any way
+        raise ConfigError(f"{kind} {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if not (isinstance(loaded, type) and issubclass(loaded, base)):
+        raise ConfigError(f"{kind} {name!r} is not a {base.__module__}.{base.__name__}: {locations[name]}")
+    return loaded
