@@ -16,13 +16,16 @@ from formatters import FORMATTERS, available_formatters, load_formatter_class
 from formatters.base import Formatter
 from lmi_handlers.errors import ConfigError
 
+LIBRARIES = {"tensorrt_llm": "tensorrt_llm", "transformers": "torch"}
 PLUGIN = Path(__file__).parent / "plugin"
 
 
 @pytest.mark.parametrize("name", sorted(BACKENDS))
 def test_backend_is_where_the_table_says(name: str) -> None:
-    if name == "transformers" and importlib.util.find_spec("torch") is None:
-        pytest.skip("torch is not installed")
+    if importlib.util.find_spec(LIBRARIES.get(name, "lmi_handlers")) is None:
+        with pytest.raises(ConfigError, match=f"backend '{name}' cannot be imported: ModuleNotFoundError"):
+            load_backend_class(name)
+        return
     backend = load_backend_class(name)
     assert issubclass(backend, Backend)
     assert not getattr(backend, "__abstractmethods__", None)
