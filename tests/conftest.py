@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from serving import Server, StartServer
+
+# Machines that run tests are slow at times. CI takes the same examples each time: what fails there fails for everyone.
+settings.register_profile("default", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ci" if "CI" in os.environ else "default")
 
 
 @pytest.fixture
