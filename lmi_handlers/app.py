@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -257,7 +258,8 @@ class StreamBody:
 
     def __iter__(self) -> Iterator[bytes]:
         yield self._first
-        yield from self._rest
+        with contextlib.suppress(ClientDisconnected):  # of a batch; nobody is left to tell
+            yield from self._rest
 
     def close(self) -> None:
         """Called by the WSGI server exactly once."""
