@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 _READ_SIZE = 1 << 16
-_CONTENT_LENGTH = re.compile(rb"HTTP/1.1 .*?\r\ncontent-length: (\d+)\r\n.*?\r\n\r\n", re.DOTALL | re.IGNORECASE)
+_CONTENT_LENGTH = re.compile(rb"HTTP/1.1 .*?\r\ncontent-length: (\d+)\r\n(?:.*?\r\n)?\r\n", re.DOTALL | re.IGNORECASE)
 _LAST_CHUNK = b"\n\r\n0\r\n\r\n"  # the end of the last record's chunk, and the one that ends the body
 
 
