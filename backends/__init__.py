@@ -7,8 +7,10 @@ from lmi_handlers.plugins import load_class, with_entry_points
 
 BACKENDS: dict[str, str] = {
     "echo": "backends.echo:EchoBackend",
-    "tensorrt_llm": "backends.tensorrt_llm:TensorRTLLMBackend",
-    "transformers": "backends.transformers:TransformersBackend",
+    "transformers": "backends.transformers.backend:TransformersBackend",
+    "vllm": "backends.vllm.backend:VLLMBackend",
+    "lmi_dist": "backends.lmi_dist.backend:LmiDistBackend",
+    "tensorrt_llm": "backends.tensorrt_llm.backend:TensorRTLLMBackend",
 }
 
 ENTRY_POINT_GROUP = "lmi_handlers.backends"

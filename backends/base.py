@@ -15,25 +15,32 @@ from lmi_handlers.request import TokenRequest
 
 
 class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """The model on disk, as the engine process has resolved it. `path` is None for a backend that needs no model."""
+    """The model on disk, as the engine process has resolved it. `path` is None for a backend that needs no model.
+
+    `adapters` maps the name of each LoRA adapter to its directory; empty where `option.enable_lora` is off.
+    """
 
     path: Path | None
     eos_token_ids: tuple[int, ...]
     vocab_size: int
+    adapters: dict[str, Path] = {}
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a loaded backend can do. Sent to the web workers; asking for more is the client's 4xx, never a silent drop.
 
-    `max_model_len` counts prompt and generated tokens together. `max_logprobs` bounds `logprobs` and `prompt_logprobs`.
-    `unsupported` names the `SamplingParams` fields that this backend cannot honour.
+    `max_model_len` counts prompt and generated tokens together, `max_num_seqs` the sequences that run at a time.
+    `max_logprobs` bounds `logprobs` and `prompt_logprobs`. `unsupported` names the `SamplingParams` fields that this
+    backend cannot honour, or "adapters"; `adapters` are the LoRA adapters that requests may ask for.
     """
 
     backend: str
     max_model_len: int
     vocab_size: int
+    max_num_seqs: int = 32
     max_logprobs: int = 20
     unsupported: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
 
 
 class Backend(ABC):

@@ -28,7 +28,16 @@ from lmi_handlers.outputs import FinishReason, TokenOutput
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.request import TokenRequest
 
+UNSUPPORTED = {
+    "bad_words": "the answer is the prompt, whatever is in it",
+    "allowed_token_ids": "the answer is the prompt, whatever is in it",
+    "structured_outputs": "the answer is the prompt, whatever its shape",
+    "watermark": "the answer is the prompt, and cannot be marked",
+    "adapters": "there is no model to adapt",
+}
+
 MAX_MODEL_LEN = 1 << 20
+DEFAULT_BATCH_SIZE = 32
 _FAULT = re.compile(rb"\b(RAISE|DIE|CRASH|SLEEP|HANG)@(\d+)\b")
 _PAUSE = 0.001
 _LOGPROB = -0.5
@@ -51,11 +60,23 @@ class EchoBackend(Backend):
     needs_model = False
 
     def __init__(
-        self, model: ModelFiles, *, max_model_len: int, tokens_per_second: float, faults: bool, sleep_seconds: float
+        self,
+        model: ModelFiles,
+        *,
+        max_model_len: int,
+        max_num_seqs: int = DEFAULT_BATCH_SIZE,
+        tokens_per_second: float,
+        faults: bool,
+        sleep_seconds: float,
     ) -> None:
         self._eos_token_id = model.eos_token_ids[0] if model.eos_token_ids else None
         self._capabilities = Capabilities(
-            backend="echo", max_model_len=max_model_len, vocab_size=model.vocab_size, max_logprobs=20
+            backend="echo",
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            vocab_size=model.vocab_size,
+            max_logprobs=20,
+            unsupported=tuple(UNSUPPORTED),
         )
         self._tokens_per_second = tokens_per_second
         self._faults = faults
@@ -76,6 +97,7 @@ class EchoBackend(Backend):
         return cls(
             model,
             max_model_len=properties.max_model_len or MAX_MODEL_LEN,
+            max_num_seqs=properties.max_rolling_batch_size or DEFAULT_BATCH_SIZE,
             tokens_per_second=properties.echo_tokens_per_second or math.inf,
             faults=properties.echo_faults,
             sleep_seconds=properties.echo_load_seconds,

@@ -130,7 +130,17 @@ class BeamGeneration:
             request_id=self._request.request_id,
             timeout=self._deadline - time.monotonic(),
             connected=self._connected,
+            adapters=self._adapters(),
+            priority=self._request.priority,
         )
+
+    def _adapters(self) -> list[str | None]:
+        """The adapter of each live beam."""
+        return [
+            adapter
+            for adapter, search in zip(self._request.adapters, self._searches, strict=False)  # one each, or none at all
+            for _ in search.running
+        ]
 
     def _outputs(self) -> list[SequenceOutput]:
         """The token of each beam of the step under way, in their order."""
@@ -210,7 +220,7 @@ def check_beam_search(
         raise InvalidRequest(f"must be at least {spelling('n')} ({asked.n}), got {params.num_beams}", field=field)
     step = step_params(asked, params, tokenizer)
     for name in info.unsupported:
-        if getattr(step, name) != getattr(_DEFAULTS, name):
+        if getattr(step, name, None) != getattr(_DEFAULTS, name, None):
             raise UnsupportedFeature(
                 f"beam search needs {name}, which the {info.backend} backend does not support", field=field
             )

@@ -103,9 +103,14 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         ),
     ] = "auto"
     max_rolling_batch_size: Annotated[
-        int,
-        Option("Most sequences generated at the same time.", EVERY_BACKEND, aliases=("option.max_num_seqs",), ge=1),
-    ] = 32
+        int | None,
+        Option(
+            "Most sequences generated at the same time. Unset: 32 on transformers and echo, 256 on the other engines.",
+            EVERY_BACKEND,
+            aliases=("option.max_num_seqs",),
+            ge=1,
+        ),
+    ] = None
     max_rolling_batch_prefill_tokens: Annotated[
         int | None,
         Option("Most prompt tokens in one engine step.", ENGINES, aliases=("option.max_num_batched_tokens",), ge=1),

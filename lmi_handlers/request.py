@@ -34,13 +34,16 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One client request, typed and validated: no dict of parameters lives past this point.
 
     `prompts` holds one text for a plain request and several for a list; each of them is sampled `sampling_params.n` times,
-    or with `beam_search` the `n` best beams are its answers.
+    or with `beam_search` the `n` best beams are its answers. `adapters` names the LoRA adapter of each prompt, None for the
+    model itself; empty where no prompt has one. Of those that wait, the lowest `priority` starts first.
     The remaining fields say how the answer is to look; only formatters read them.
     """
 
     request_id: str
     prompts: tuple[str, ...]
     sampling_params: SamplingParams
+    adapters: tuple[str | None, ...] = ()
+    priority: int = 0
     beam_search: BeamSearchParams | None = None
     truncate: int | None = None
     stream: bool = False
@@ -57,6 +60,8 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     request_id: str
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
+    adapter: str | None = None
+    priority: int = 0
 
 
 _MAX_BEAMS = 128  # as `SamplingParams.n`

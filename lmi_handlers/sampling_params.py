@@ -9,12 +9,37 @@ import msgspec
 from lmi_handlers.errors import InvalidRequest
 
 
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the generated text must match; exactly one is set. Validated on construction; raises `InvalidRequest`.
+
+    `json` is a JSON schema as JSON text, `json_object` any JSON object, `choice` one of these texts, `grammar` EBNF.
+    """
+
+    json: str | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in self.__struct_fields__ if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            raise InvalidRequest(
+                f"must have exactly one of {', '.join(self.__struct_fields__)}, got {' and '.join(given) or 'none'}",
+                field="structured_outputs",
+            )
+        if getattr(self, given[0]) in ("", ()):
+            raise InvalidRequest(f"{given[0]} must not be empty", field="structured_outputs")
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a request asks of the sampler. Validated on construction; raises `InvalidRequest` naming the field.
 
     `temperature` 0 is greedy. `top_k` 0 and -1 both mean off. `max_tokens` None means up to the model's length.
     `logprobs` k asks for the sampled token and the k best of each position (0: the sampled one alone), None for none;
     `prompt_logprobs` likewise for the prompt. `stop` is matched by the text layer and never reaches a backend.
+    `bad_words` are texts that must not appear; with `allowed_token_ids` nothing but these tokens does. `watermark` marks the
+    text by a slight preference for tokens that the ones before them choose (Kirchenbauer et al., left hash).
     """
 
     n: int = 1
@@ -37,6 +62,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logit_bias: dict[int, float] | None = None
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    watermark: bool = False
 
     def __post_init__(self) -> None:
         for name in _FLOATS:
@@ -53,8 +82,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise InvalidRequest(
                 f"must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}", field="min_tokens"
             )
-        if "" in self.stop:
-            raise InvalidRequest("must not contain an empty string", field="stop")
+        for name in ("stop", "bad_words"):
+            if "" in getattr(self, name):
+                raise InvalidRequest("must not contain an empty string", field=name)
+        if self.allowed_token_ids == ():
+            raise InvalidRequest("must not be empty", field="allowed_token_ids")
         for bias in (self.logit_bias or {}).values():
             if not -100 <= bias <= 100:
                 raise InvalidRequest(f"must map token ids to numbers from -100 to 100, got {bias}", field="logit_bias")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -83,6 +83,7 @@ class ServedModel:
         if loaded is None:
             raise EngineNotReady(f"the engine is not ready: {self.phase}")
         check_limits(request.sampling_params, loaded.info, parsed.spelling)
+        check_adapters(request.adapters, loaded.info, parsed.spelling)
         if request.beam_search is not None:
             check_beam_search(request, request.beam_search, loaded.info, loaded.tokenizer, parsed.spelling)
         prompts = [self._encode(loaded, request, position) for position in range(len(request.prompts))]
@@ -111,6 +112,8 @@ class ServedModel:
                 request_id=request.request_id,
                 timeout=self._predict_timeout,
                 connected=connected,
+                adapters=request.adapters,
+                priority=request.priority,
             )
         return BeamGeneration(
             self._client,
@@ -218,18 +221,31 @@ def _unforeseen(error: Exception) -> RequestFailed:
 def check_limits(params: SamplingParams, info: EngineInfo, spelling: Callable[[str], str]) -> None:
     """Refuse what this engine cannot do. Raises `InvalidRequest` or `UnsupportedFeature` with the field's `spelling`."""
     for name in info.unsupported:
-        if getattr(params, name) != getattr(_DEFAULTS, name):
+        if getattr(params, name, None) != getattr(_DEFAULTS, name, None):
             raise UnsupportedFeature(f"the {info.backend} backend does not support it", field=spelling(name))
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(params, name)
         if value is not None and value > info.max_logprobs:
             raise InvalidRequest(f"must be at most {info.max_logprobs}, got {value}", field=spelling(name))
-    for name in ("logit_bias", "stop_token_ids"):
+    for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
         for token_id in getattr(params, name) or ():
             if not 0 <= token_id < info.vocab_size:
                 raise InvalidRequest(
                     f"has token id {token_id}; the model's are 0 to {info.vocab_size - 1}", field=spelling(name)
                 )
+
+
+def check_adapters(adapters: Sequence[str | None], info: EngineInfo, spelling: Callable[[str], str]) -> None:
+    """Refuse an adapter that is not loaded. Raises `InvalidRequest`, or `UnsupportedFeature` where none can be."""
+    for name in adapters:
+        if name is None or name in info.adapters:
+            continue
+        if "adapters" in info.unsupported:
+            raise UnsupportedFeature(f"the {info.backend} backend does not support it", field=spelling("adapters"))
+        raise InvalidRequest(
+            f"adapter {name[:100]!r} is not served; known: {', '.join(info.adapters) or 'none'}",
+            field=spelling("adapters"),
+        )
 
 
 _DEFAULTS = SamplingParams()

@@ -36,7 +36,14 @@ class Engine(NamedTuple):
 ENGINES = [
     Engine("echo"),
     Engine("transformers", library="torch", options={"dtype": "fp32"}),
+    Engine(
+        "vllm",
+        library="vllm",
+        options={"dtype": "fp32", "enforce_eager": True, "extra": {"kv_cache_memory_bytes": "256M"}},
+    ),
 ]
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # engines warn of the libraries that they use themselves
 
 MAX_MODEL_LEN = 96
 PROMPTS = [
@@ -145,7 +152,7 @@ def test_capabilities(subject: Subject) -> None:
     assert capabilities.max_model_len == MAX_MODEL_LEN
     assert capabilities.vocab_size > max(subject.eos_token_ids)
     assert capabilities.max_logprobs >= 5
-    assert set(capabilities.unsupported) <= set(SamplingParams.__struct_fields__)
+    assert set(capabilities.unsupported) <= {*SamplingParams.__struct_fields__, "adapters"}
 
 
 # What is generated

@@ -16,10 +16,11 @@ from formatters import FORMATTERS, available_formatters, load_formatter_class
 from formatters.base import Formatter
 from lmi_handlers.errors import ConfigError
 
-LIBRARIES = {"tensorrt_llm": "tensorrt_llm", "transformers": "torch"}
+LIBRARIES = {"lmi_dist": "vllm", "tensorrt_llm": "tensorrt_llm", "transformers": "torch", "vllm": "vllm"}
 PLUGIN = Path(__file__).parent / "plugin"
 
 
+@pytest.mark.filterwarnings("ignore")  # engines warn of the libraries that they use themselves
 @pytest.mark.parametrize("name", sorted(BACKENDS))
 def test_backend_is_where_the_table_says(name: str) -> None:
     if importlib.util.find_spec(LIBRARIES.get(name, "lmi_handlers")) is None:

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.base import ModelFiles
-from backends.transformers import TransformersBackend
+from backends.transformers.backend import TransformersBackend
 from backends.transformers.fallback import SequentialRunner
 from backends.transformers.loading import _window_missing
 from backends.transformers.rolling import RollingRunner, decode_groups

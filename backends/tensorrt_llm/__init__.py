@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from backends.tensorrt_llm.backend import TensorRTLLMBackend
+UNSUPPORTED = {
+    "typical_p": "TensorRT-LLM has no typical sampling",
+    "bad_words": "TensorRT-LLM takes them only together with texts to stop at, which are matched outside the engine here",
+    "allowed_token_ids": "TensorRT-LLM has no such parameter",
+    "watermark": "TensorRT-LLM has no such parameter",
+}
 
-__all__ = ["TensorRTLLMBackend"]
+SAMPLED_DEFAULTS = {"temperature": 0.8, "top_k": 5, "top_p": 0.85}
+"""LMI's documented values for this engine where a request has `do_sample` and does not say more."""

@@ -10,19 +10,18 @@ from tensorrt_llm import LLM
 from tensorrt_llm.executor.utils import RequestError
 
 from backends.base import Backend, Capabilities, ModelFiles
+from backends.tensorrt_llm import UNSUPPORTED
 from backends.tensorrt_llm.actor import LLMActor
-from backends.tensorrt_llm.llm_args import choose_max_model_len, llm_arguments
+from backends.tensorrt_llm.llm_args import choose_max_model_len, llm_arguments, max_batch_size
 from backends.tensorrt_llm.sampling import engine_sampling_params
 from backends.tensorrt_llm.sequence import Sequence
-from lmi_handlers.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedFeature
+from lmi_handlers.errors import ConfigError, EngineDead, InvalidRequest
 from lmi_handlers.outputs import TokenOutput
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.request import TokenRequest
 
 MAX_LOGPROBS = 0
 """The sampler gives the log probability of the sampled token, and of no other."""
-
-UNSUPPORTED = ("typical_p",)
 
 _WAIT = 0.01
 _HEALTH_INTERVAL = 1.0
@@ -40,6 +39,7 @@ class TensorRTLLMBackend(Backend):
         model: ModelFiles,
         *,
         max_model_len: int,
+        max_num_seqs: int,
         max_input_len: int | None = None,
         max_output_len: int | None = None,
     ) -> None:
@@ -48,6 +48,7 @@ class TensorRTLLMBackend(Backend):
         self._eos_token_ids = model.eos_token_ids
         self._vocab_size = model.vocab_size
         self._max_model_len = max_model_len
+        self._max_num_seqs = max_num_seqs
         self._max_input_len = min(max_input_len or max_model_len, max_model_len - 1)
         self._max_output_len = max_output_len
         self._sequences: dict[str, Sequence] = {}
@@ -77,19 +78,21 @@ class TensorRTLLMBackend(Backend):
             llm,
             model,
             max_model_len=max_model_len,
+            max_num_seqs=max_batch_size(properties),
             max_input_len=properties.max_input_len,
             max_output_len=properties.max_output_len,
         )
 
     @property
     def capabilities(self) -> Capabilities:
-        """Everything but typical sampling and the alternatives of a token."""
+        """Everything but what `UNSUPPORTED` names, and no alternatives of a token."""
         return Capabilities(
             backend="tensorrt_llm",
             max_model_len=self._max_model_len,
+            max_num_seqs=self._max_num_seqs,
             vocab_size=self._vocab_size,
             max_logprobs=MAX_LOGPROBS,
-            unsupported=UNSUPPORTED,
+            unsupported=tuple(UNSUPPORTED),
         )
 
     def add_request(self, request: TokenRequest) -> None:
@@ -180,7 +183,5 @@ class TensorRTLLMBackend(Backend):
         for field in ("logprobs", "prompt_logprobs"):
             if (getattr(params, field) or 0) > MAX_LOGPROBS:
                 raise InvalidRequest(f"must be at most {MAX_LOGPROBS}, got {getattr(params, field)}", field=field)
-        if params.typical_p != 1.0:
-            raise UnsupportedFeature("the tensorrt_llm backend does not support it", field="typical_p")
         if request.request_id in self._sequences:
             raise InvalidRequest(f"request {request.request_id} is running already")

@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 # probabilities need not include the sampled token's.
 SAMPLER_TYPE = "TRTLLMSampler"
 
+DEFAULT_BATCH_SIZE = 256
+"""As LMI sets it for this engine."""
+
 DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 _CHOICES = {"guided_decoding_backend": ("xgrammar", "llguidance"), "tokenizer_mode": ("auto", "slow")}
@@ -85,7 +88,7 @@ def llm_arguments(path: Path, properties: ServingProperties, *, max_model_len: i
         "dtype": _dtype(properties),
         "tensor_parallel_size": _tensor_parallel_size(properties),
         "pipeline_parallel_size": properties.pipeline_parallel_degree,
-        "max_batch_size": properties.max_rolling_batch_size if properties.rolling else properties.batch_size,
+        "max_batch_size": max_batch_size(properties),
         "max_seq_len": max_model_len,
         "sampler_type": SAMPLER_TYPE,
         "kv_cache_config": KvCacheConfig(**_kv_cache_arguments(properties)),
@@ -104,6 +107,11 @@ def llm_arguments(path: Path, properties: ServingProperties, *, max_model_len: i
         arguments["enable_lora"] = True
         arguments["lora_config"] = LoraConfig(**{name: limit for name, limit in limits.items() if limit is not None})
     return arguments
+
+
+def max_batch_size(properties: ServingProperties) -> int:
+    """Most sequences that the engine takes at a time."""
+    return (properties.max_rolling_batch_size or DEFAULT_BATCH_SIZE) if properties.rolling else properties.batch_size
 
 
 def choose_max_model_len(path: Path, properties: ServingProperties) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from backends.transformers.backend import TransformersBackend
-
-__all__ = ["TransformersBackend"]
+UNSUPPORTED = {
+    "bad_words": "the sampler knows tokens, not words",
+    "structured_outputs": "no grammar is compiled yet",
+    "watermark": "the sampler does not mark yet",
+    "adapters": "weights are served as they are",
+}

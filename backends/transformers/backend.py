@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from backends.base import Backend, Capabilities, ModelFiles
+from backends.transformers import UNSUPPORTED
 from backends.transformers.loading import choose_max_model_len, choose_runner, load_model
 from backends.transformers.runner import Runner
 from backends.transformers.sampler import Sampled, sample, token_logprobs
@@ -22,6 +23,7 @@ from lmi_handlers.request import TokenRequest
 logger = logging.getLogger(__name__)
 
 MAX_LOGPROBS = 20
+DEFAULT_BATCH_SIZE = 32
 DEFAULT_PREFILL_TOKENS = 512
 
 
@@ -38,7 +40,7 @@ class TransformersBackend(Backend):
         *,
         eos_token_ids: tuple[int, ...] = (),
         max_model_len: int | None = None,
-        max_batch_size: int = 32,
+        max_batch_size: int = DEFAULT_BATCH_SIZE,
         max_prefill_tokens: int = DEFAULT_PREFILL_TOKENS,
     ) -> None:
         embeddings: torch.Tensor = model.get_input_embeddings().weight
@@ -75,18 +77,20 @@ class TransformersBackend(Backend):
             loaded,
             eos_token_ids=model.eos_token_ids,
             max_model_len=properties.max_model_len,
-            max_batch_size=properties.max_rolling_batch_size,
+            max_batch_size=properties.max_rolling_batch_size or DEFAULT_BATCH_SIZE,
             max_prefill_tokens=properties.max_rolling_batch_prefill_tokens or DEFAULT_PREFILL_TOKENS,
         )
 
     @property
     def capabilities(self) -> Capabilities:
-        """All sampling parameters are supported."""
+        """All sampling parameters but those in `UNSUPPORTED`."""
         return Capabilities(
             backend="transformers",
             max_model_len=self._max_model_len,
+            max_num_seqs=self._max_batch_size,
             vocab_size=self._vocab_size,
             max_logprobs=MAX_LOGPROBS,
+            unsupported=tuple(UNSUPPORTED),
         )
 
     def add_request(self, request: TokenRequest) -> None:

@@ -55,6 +55,10 @@ class SamplerState:
         if params.logit_bias:
             ids = torch.tensor(list(params.logit_bias), device=device)
             self._bias = ids, torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=device)
+        self._forbidden: torch.Tensor | None = None
+        if params.allowed_token_ids is not None:
+            self._forbidden = torch.ones(vocab_size, dtype=torch.bool, device=device)
+            self._forbidden[torch.tensor(params.allowed_token_ids, device=device)] = False
         self._held_back: torch.Tensor | None = None
         if params.min_tokens > 0 and (known := [token for token in stop_ids if token < vocab_size]):
             self._held_back = torch.tensor(known, device=device)
@@ -62,11 +66,15 @@ class SamplerState:
     @property
     def edits_logits(self) -> bool:
         """True where `edit_logits` would change something."""
-        return any(edit is not None for edit in (self._seen, self._counts, self._bias, self._held_back))
+        return any(
+            edit is not None for edit in (self._seen, self._counts, self._bias, self._forbidden, self._held_back)
+        )
 
     def edit_logits(self, logits: torch.Tensor) -> None:
-        """Apply bias, penalties and `min_tokens` to one row of logits, `[vocabulary]`, in place."""
+        """Apply `allowed_token_ids`, bias, penalties and `min_tokens` to one row of logits, `[vocabulary]`, in place."""
         params = self.params
+        if self._forbidden is not None:
+            logits.masked_fill_(self._forbidden, -math.inf)
         if self._bias is not None:
             logits.index_add_(0, *self._bias)
         if self._seen is not None:
@@ -167,7 +175,7 @@ def _draw(logits: torch.Tensor, states: list[SamplerState]) -> torch.Tensor:
     scores = _filter(scores, [p.top_k if 0 < p.top_k < vocab_size else None for p in params], _outside_top_k)
     scores = _filter(scores, [p.top_p if p.top_p < 1.0 else None for p in params], _outside_top_p)
     scores = _filter(scores, [p.min_p if p.min_p > 0.0 else None for p in params], _outside_min_p)
-    scores = _filter(scores, [p.typical_p if p.typical_p < 1.0 else None for p in params], _outside_typical_p)
+    scores = _filter(scores, [p.typical_p if p.typical_p < 1.0 else None for p in params], outside_typical_p)
     cumulative = scores.softmax(dim=-1).cumsum(dim=-1)
     drawn = _column([state.draw() for state in states], scores) * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, drawn, right=True).squeeze(1)
@@ -209,7 +217,7 @@ def _outside_min_p(scores: torch.Tensor, min_p: list[float]) -> torch.Tensor:
     return scores < scores.amax(dim=-1, keepdim=True) + _column([math.log(p) for p in min_p], scores)
 
 
-def _outside_typical_p(scores: torch.Tensor, typical_p: list[float]) -> torch.Tensor:
+def outside_typical_p(scores: torch.Tensor, typical_p: list[float]) -> torch.Tensor:
     """Mark what lies beyond the fewest tokens of about average information that hold `typical_p` of the probability."""
     logprobs = scores.log_softmax(dim=-1)
     probs = logprobs.exp()

@@ -18,14 +18,14 @@ class Admission(ABC):
 
 
 class RollingBatch(Admission):
-    """Continuous batching: a sequence starts as soon as fewer than `max_rolling_batch_size` run."""
+    """Continuous batching: a sequence starts as soon as fewer than `max_num_seqs` run."""
 
-    def __init__(self, max_rolling_batch_size: int) -> None:
-        self._max_running = max_rolling_batch_size
+    def __init__(self, max_num_seqs: int) -> None:
+        self._max_num_seqs = max_num_seqs
 
     def room(self, *, waiting: int, oldest_wait: float, running: int) -> int:  # noqa: ARG002  age does not matter here
         """The free places of the batch."""
-        return min(waiting, self._max_running - running)
+        return min(waiting, self._max_num_seqs - running)
 
     def wait(self, oldest_wait: float) -> float | None:  # noqa: ARG002  only a finished sequence makes room
         """Nothing but an arrival or a finished sequence changes the answer."""

@@ -12,7 +12,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -150,6 +150,8 @@ class EngineClient:
         request_id: str,
         timeout: float,
         connected: Callable[[], bool],
+        adapters: Sequence[str | None] = (),
+        priority: int = 0,
     ) -> Generation:
         """Start a request. `timeout` seconds from now it fails; as soon as `connected()` is false it is aborted.
 
@@ -158,7 +160,7 @@ class EngineClient:
         channel = self._channel
         if channel is None or self._state is not EngineState.READY:
             raise EngineNotReady(f"the engine is not ready: {self.phase}")
-        submit = Submit(next(self._numbers), request_id, prompts, sampling_params)
+        submit = Submit(next(self._numbers), request_id, prompts, sampling_params, list(adapters), priority)
         generation = Generation(self, channel, submit, time.monotonic() + timeout, connected)
         self._generations[submit.number] = generation
         try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import queue
 import time
 from collections import deque
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Protocol
 
 from backends.base import Backend
@@ -39,6 +41,7 @@ class _Request:
         self.worker = worker
         self.number = submit.number
         self.request_id = submit.request_id
+        self.priority = submit.priority
         self.arrived = time.monotonic()
         self.queue_time: float | None = None
         self.running: dict[str, int] = {}
@@ -48,12 +51,17 @@ class _Request:
     def _sequences(submit: Submit, key: int) -> Iterator[tuple[int, TokenRequest]]:
         params = submit.sampling_params
         for prompt_index, prompt in enumerate(submit.prompts):
+            adapter = submit.adapters[prompt_index] if submit.adapters else None
             for sample in range(params.n):
                 index = prompt_index * params.n + sample
                 yield (
                     index,
                     TokenRequest(
-                        request_id=f"{key}-{index}", prompt_token_ids=prompt, sampling_params=params.for_sample(sample)
+                        request_id=f"{key}-{index}",
+                        prompt_token_ids=prompt,
+                        sampling_params=params.for_sample(sample),
+                        adapter=adapter,
+                        priority=submit.priority,
                     ),
                 )
 
@@ -61,8 +69,9 @@ class _Request:
 class EngineLoop:
     """Multiplexes the requests of all workers onto one backend.
 
-    A request waits until the admission policy takes it; `job_queue_size` bounds how many may wait. Every submit ends in
-    exactly one terminal message. `step_started` is the monotonic time at which the current step began, None between steps.
+    A request waits until the admission policy takes it, the lowest `priority` first and of equal ones whoever came first;
+    `job_queue_size` bounds how many may wait. Every submit ends in exactly one terminal message. `step_started` is the
+    monotonic time at which the current step began, None between steps.
     """
 
     def __init__(self, backend: Backend, admission: Admission, job_queue_size: int, inbox: Inbox) -> None:
@@ -148,7 +157,7 @@ class EngineLoop:
         self._submitted += 1
         request = _Request(worker, submit, self._submitted)
         self._requests[worker, submit.number] = request
-        self._waiting.append(request)
+        bisect.insort(self._waiting, request, key=attrgetter("priority"))
         self._waiting_sequences += len(request.waiting)
 
     def _admit(self) -> None:

@@ -17,13 +17,15 @@ from lmi_handlers.sampling_params import SamplingParams
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Generate `sampling_params.n` sequences for each prompt. `number` is the worker's own and unique on its connection.
 
-    Sequence i of the answer belongs to prompt i // n.
+    Sequence i of the answer belongs to prompt i // n. `adapters` has one name or None for each prompt, or is empty.
     """
 
     number: int
     request_id: str
     prompts: list[list[int]]
     sampling_params: SamplingParams
+    adapters: list[str | None] = []
+    priority: int = 0
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -46,6 +48,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_logprobs: int
     unsupported: tuple[str, ...]
+    adapters: tuple[str, ...] = ()
 
 
 class Loading(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -19,6 +19,7 @@ import msgspec
 from backends import load_backend_class
 from backends.base import Backend, ModelFiles
 from backends.selection import select_backend
+from lmi_handlers.engine.adapters import find_adapters
 from lmi_handlers.engine.admission import Admission, DynamicBatch, RollingBatch
 from lmi_handlers.engine.channel import engine_end
 from lmi_handlers.engine.loop import Disconnected, EngineLoop, Inbox
@@ -132,7 +133,8 @@ def serve(settings: EngineSettings, lifeline: int) -> None:
     started = time.monotonic()
     with _loading_limit(settings.properties.model_loading_timeout):
         backend, info = _load(settings, report)
-    loop = EngineLoop(backend, _admission(settings.properties), settings.properties.job_queue_size, inbox)
+    admission = _admission(settings.properties, backend.capabilities.max_num_seqs)
+    loop = EngineLoop(backend, admission, settings.properties.job_queue_size, inbox)
     limit = settings.properties.predict_timeout
     threading.Thread(target=_watch_steps, args=(loop, limit, server), daemon=True).start()
     server.announce(Ready(info))
@@ -185,7 +187,12 @@ def _load(settings: EngineSettings, report: Callable[[str], None]) -> tuple[Back
     else:
         bundle = build_text_bundle(model_path, settings.bundle_dir, trust_remote_code=properties.trust_remote_code)
     report("loading the model")
-    files = ModelFiles(path=model_path, eos_token_ids=bundle.eos_token_ids, vocab_size=bundle.vocab_size)
+    files = ModelFiles(
+        path=model_path,
+        eos_token_ids=bundle.eos_token_ids,
+        vocab_size=bundle.vocab_size,
+        adapters=find_adapters(properties, model_path),
+    )
     backend = backend_class.load(files, properties, report)
     capabilities = backend.capabilities
     return backend, EngineInfo(
@@ -196,12 +203,13 @@ def _load(settings: EngineSettings, report: Callable[[str], None]) -> tuple[Back
         vocab_size=capabilities.vocab_size,
         max_logprobs=capabilities.max_logprobs,
         unsupported=capabilities.unsupported,
+        adapters=capabilities.adapters,
     )
 
 
-def _admission(properties: ServingProperties) -> Admission:
+def _admission(properties: ServingProperties, max_num_seqs: int) -> Admission:
     if properties.rolling:
-        return RollingBatch(properties.max_rolling_batch_size)
+        return RollingBatch(max_num_seqs)
     return DynamicBatch(properties.batch_size, properties.max_batch_delay / 1000)
 
 

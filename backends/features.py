@@ -1,0 +1,71 @@
+"""What each backend cannot do, read from its package without importing its engine: for the docs and the web workers.
+
+`python -m backends.features > docs/backends.md` writes the reference page.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from types import ModuleType
+
+from backends import BACKENDS
+from lmi_handlers.sampling_params import SamplingParams
+
+OF_THE_TEXT_LAYER = ("n", "stop", "include_stop_str_in_output", "skip_special_tokens")
+"""Fields of `SamplingParams` that no backend ever sees."""
+
+OF_REQUESTS = ("adapters", "priority")
+"""What a request may ask for besides `SamplingParams`."""
+
+
+def unsupported(backend: str) -> Mapping[str, str]:
+    """Return field -> why not. Empty for a backend of another distribution, which says so when it has loaded."""
+    return getattr(_package(backend), "UNSUPPORTED", {})
+
+
+def sampled_defaults(backend: str) -> Mapping[str, float]:
+    """Return LMI's own values for this backend where a request asks to sample and leaves the rest open."""
+    return getattr(_package(backend), "SAMPLED_DEFAULTS", {})
+
+
+def _package(backend: str) -> ModuleType | None:
+    return importlib.import_module(f"backends.{backend}") if backend in BACKENDS else None
+
+
+_PAGE = """\
+# What the backends can do
+
+Generated from `backends/` by `python -m backends.features > docs/backends.md`.
+
+Fields have vLLM's names; [lmi.md](lmi.md) says how LMI's clients spell them. A request for what the backend in use cannot
+do is refused with a 4xx that names the field and the backend; nothing is dropped in silence. `echo` has no model: it takes
+every field that is yes here, and looks at the token limits, the stop ids and the log probabilities.
+
+| field |"""
+
+
+def features_page() -> str:
+    """Return the text of docs/backends.md."""
+    tables = {name: unsupported(name) for name in BACKENDS}
+    lines = [f"{_PAGE} {' | '.join(tables)} |", f"| --- |{' --- |' * len(tables)}"]
+    for field in (*SamplingParams.__struct_fields__, *OF_REQUESTS):
+        cells = ["no" if field in table else "yes" for table in tables.values()]
+        lines.append(f"| `{field}` | {' | '.join(cells)} |")
+    lines += [
+        "",
+        f"Every backend has {_listed(OF_THE_TEXT_LAYER)} and beam search from the server itself.",
+        "",
+        "## Why not",
+        "",
+    ]
+    lines += [f"* {name}, `{field}`: {why}." for name, table in tables.items() for field, why in table.items()]
+    return "\n".join([*lines, ""])
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+if __name__ == "__main__":
+    print(features_page(), end="")

@@ -1,0 +1,162 @@
+"""The adapter: requests in, steps, deltas out, and what becomes of vLLM's errors.
+
+On one device the engine core runs in this very process, which measured faster than vLLM's own split into processes and is
+ready in a fraction of the time. With tensor or pipeline parallelism vLLM starts its workers from here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+# Before vLLM is imported: it reads these once.
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nothing leaves the machine
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+from vllm import EngineArgs, LLMEngine
+from vllm.exceptions import VLLMClientError
+from vllm.lora.request import LoRARequest
+
+from backends.base import Backend, Capabilities, ModelFiles
+from backends.vllm import UNSUPPORTED
+from backends.vllm.engine_args import engine_arguments, option_of
+from backends.vllm.sampling import engine_sampling_params, token_output
+from lmi_handlers.errors import ConfigError, EngineDead, InvalidRequest
+from lmi_handlers.outputs import TokenOutput
+from lmi_handlers.properties import ServingProperties
+from lmi_handlers.request import TokenRequest
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_REASON = 400
+
+
+class VLLMBackend(Backend):
+    """One `LLMEngine`. Whatever leaves its `step` is its death: what state an exception leaves it in is not defined."""
+
+    name = "vllm"
+
+    def __init__(self, engine: LLMEngine, model: ModelFiles) -> None:
+        """Load the adapters too. Raises `ConfigError` for one that does not fit the model."""
+        self._engine = engine
+        self._eos_token_ids = model.eos_token_ids
+        config = engine.vllm_config
+        self._by_priority = config.scheduler_config.policy == "priority"
+        self._requests: dict[str, TokenRequest] = {}
+        self._adapters = {
+            name: LoRARequest(name, number, str(path)) for number, (name, path) in enumerate(model.adapters.items(), 1)
+        }
+        for name, adapter in self._adapters.items():
+            self._load_adapter(name, adapter)
+        logger.info(
+            "model loaded",
+            extra={
+                "dtype": str(config.model_config.dtype).removeprefix("torch."),
+                "device": config.device_config.device_type,
+                "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+                "pipeline_parallel_size": config.parallel_config.pipeline_parallel_size,
+                "kv_cache_tokens": (config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size,
+            },
+        )
+        self._capabilities = Capabilities(
+            backend=self.name,
+            max_model_len=config.model_config.max_model_len,
+            max_num_seqs=config.scheduler_config.max_num_seqs,
+            vocab_size=config.model_config.get_vocab_size(),
+            max_logprobs=config.model_config.max_logprobs,
+            unsupported=(*UNSUPPORTED, *(() if config.speculative_config is None else ("typical_p",))),
+            adapters=tuple(self._adapters),
+        )
+
+    @classmethod
+    def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> Self:
+        """Build the engine. Raises `ConfigError`, in one line, for whatever stops it."""
+        if model.path is None:
+            raise ConfigError(f"option.model_id: the {cls.name} backend needs a model")
+        if not model.path.is_dir():
+            raise ConfigError(f"option.model_id: vLLM needs the directory of a checkpoint, not {model.path.name}")
+        arguments = engine_arguments(model.path, properties, backend=cls.name)
+        report("loading weights")
+        try:
+            engine = LLMEngine.from_engine_args(arguments)
+        except Exception as error:  # whatever stops the engine from starting, the operator must hear of it
+            raise load_error(error, arguments) from error
+        return cls(engine, model)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """As the engine has configured itself."""
+        return self._capabilities
+
+    def add_request(self, request: TokenRequest) -> None:
+        """Hand over a sequence. What vLLM refuses is `InvalidRequest` in vLLM's words."""
+        if request.request_id in self._requests:  # vLLM would mix the two up
+            raise InvalidRequest(f"request {request.request_id} is running already")
+        params = request.sampling_params
+        try:
+            self._engine.add_request(
+                request.request_id,
+                {"type": "token", "prompt_token_ids": request.prompt_token_ids},
+                engine_sampling_params(params, self._eos_token_ids),
+                lora_request=None if request.adapter is None else self._adapters[request.adapter],
+                priority=request.priority if self._by_priority else 0,
+            )
+        except (VLLMClientError, ValueError) as error:
+            raise InvalidRequest(_one_line(error)) from error
+        self._requests[request.request_id] = request
+
+    def abort(self, request_id: str) -> None:
+        """Forget a sequence; vLLM says nothing more of it."""
+        if self._requests.pop(request_id, None) is not None:
+            self._engine.abort_request([request_id])
+
+    def step(self) -> list[TokenOutput]:
+        """Run one step of the engine. Raises `EngineDead` for anything that goes wrong in it."""
+        if not self._requests:
+            return []
+        try:
+            outputs = self._engine.step()
+        except Exception as error:
+            raise EngineDead(f"vLLM: {_one_line(error)}") from error
+        results = []
+        for output in outputs:
+            request = self._requests[output.request_id]
+            results.append(token_output(output, request.sampling_params, request.prompt_token_ids))
+            if output.finished:
+                del self._requests[output.request_id]
+        return results
+
+    def close(self) -> None:
+        """End vLLM's worker processes, where there are any."""
+        self._engine.engine_core.shutdown()
+
+    def _load_adapter(self, name: str, adapter: LoRARequest) -> None:
+        """Before any request asks for it: one that fails to load during a step would take the whole batch with it."""
+        try:
+            self._engine.add_lora(adapter)
+        except Exception as error:
+            raise ConfigError(f"option.enable_lora: adapter {name!r} cannot be loaded: {_one_line(error)}") from error
+
+
+def load_error(error: Exception, arguments: EngineArgs) -> ConfigError:
+    """Say in one line why vLLM does not start, with the option that its words are about."""
+    reason = _one_line(error)
+    named = [name for name in vars(arguments) if "_" in name and re.search(rf"\b{name}\b", reason)]
+    named += [name for name in ("dtype", "quantization") if re.search(rf"\b{name}\b", reason)]
+    return ConfigError(f"{option_of(named[0] if named else 'model')}: vLLM cannot serve {arguments.model}: {reason}")
+
+
+def _one_line(error: Exception) -> str:
+    """VLLM's own words without the furniture of pydantic around them, and not the hundreds of names it knows."""
+    text = str(error) or type(error).__name__
+    if found := re.search(r"Value error, (.*?)(?: \[type=|$)", text, re.DOTALL):
+        text = found[1]
+    text = " ".join(re.sub(r"\[type=.*", "", text, flags=re.DOTALL).split())
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."

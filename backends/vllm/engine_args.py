@@ -1,0 +1,177 @@
+"""serving.properties -> vLLM's `EngineArgs`.
+
+Values go through vLLM's own command-line parser as text, so its types, ranges and choices are what is checked, and a
+setting that a new version brings is an option here at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import logging
+import secrets
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from vllm import EngineArgs
+from vllm.platforms import current_platform
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from lmi_handlers.errors import ConfigError
+from lmi_handlers.options import OPTIONS, text_of
+from lmi_handlers.properties import ServingProperties
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_BATCH_SIZE = 256
+"""As LMI sets it for this engine."""
+
+ALIASES = {
+    "max_rolling_batch_size": "max_num_seqs",
+    "max_rolling_batch_prefill_tokens": "max_num_batched_tokens",
+    "tensor_parallel_degree": "tensor_parallel_size",
+    "pipeline_parallel_degree": "pipeline_parallel_size",
+    "quantize": "quantization",
+    "cpu_offload_gb_per_gpu": "cpu_offload_gb",
+}
+"""Our option -> the engine argument that it sets, where that has another name."""
+
+OURS = {
+    "model": "option.model_id",
+    "revision": "option.revision",
+    "served_model_name": "option.model_name",
+    "skip_tokenizer_init": "nothing: grammars need the tokenizer",
+    "disable_log_stats": "nothing: figures come from the server",
+    "use_tqdm_on_load": "nothing: the log says what is loaded",
+    "generation_config": "nothing: requests carry their own parameters",
+    "logits_processors": "nothing: typical_p is one",
+}
+"""Engine arguments that are set here -> what to use instead."""
+
+NO_COUNTERPART = {
+    "task": "the engine generates text",
+    "device": "the engine finds the device itself",
+    "preloaded_model": "vLLM has removed it",
+    "lora_extra_vocab_size": "vLLM has removed it",
+    "long_lora_scaling_factors": "vLLM has removed it",
+    "guided_decoding_backend": 'use option.structured_outputs_config={"backend": "xgrammar"}',
+    "normalize": "no embeddings are served",
+    "record_acceptance_rate": "vLLM counts accepted tokens itself",
+    "speculative_telemetry": "vLLM counts accepted tokens itself",
+}
+"""Options of LMI that today's vLLM has no argument for."""
+
+TEXT_LAYER = (
+    "model_id",
+    "revision",
+    "chat_template",
+    "chat_template_content_format",
+    "enable_auto_tool_choice",
+    "tool_call_parser",
+    "enable_reasoning",
+    "reasoning_parser",
+)
+"""Options of LMI's vLLM handler that concern text, which the engine never sees here."""
+
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+LOGITS_PROCESSOR = "backends.vllm.typical:TypicalLogitsProcessor"
+
+
+def engine_arguments(path: Path, properties: ServingProperties, *, backend: str = "vllm") -> EngineArgs:
+    """Return the arguments for the model in `path`. Raises `ConfigError` with the name of the option.
+
+    `backend` is whose options count: `vllm`, or another that runs on it.
+    """
+    fields = {field.name for field in dataclasses.fields(EngineArgs)}
+    texts = {"max_num_seqs": str(DEFAULT_BATCH_SIZE)} | _declared(properties, backend, fields)
+    if not properties.rolling:
+        texts["max_num_seqs"] = str(properties.batch_size)
+    for name, text in properties.extra.items():
+        if name in OURS:
+            raise ConfigError(f"option.{name}: not for vLLM to be told; use {OURS[name]}")
+        if name not in fields:
+            raise ConfigError(f"option.{name}: neither this server nor vLLM has such an option{_nearest(name, fields)}")
+        texts[name] = text
+    # Without a seed of the operator's, every restart would give unseeded requests the same samples.
+    texts.setdefault("seed", str(secrets.randbits(32)))
+    arguments = EngineArgs.from_cli_args(_parse({"model": str(path)} | texts))
+    arguments.disable_log_stats = True
+    arguments.use_tqdm_on_load = False
+    if arguments.speculative_config is None:  # vLLM does not combine the two
+        arguments.logits_processors = [LOGITS_PROCESSOR]
+    return arguments
+
+
+def option_of(argument: str) -> str:
+    """Return what our users call an engine argument."""
+    names = {engine: ours for ours, engine in ALIASES.items()} | {"model": "model_id"}
+    return f"option.{names.get(argument, argument)}"
+
+
+def _declared(properties: ServingProperties, backend: str, fields: set[str]) -> dict[str, str]:
+    """The declared options that somebody has set, or that have a default of ours."""
+    texts = {}
+    for declared in OPTIONS.values():
+        name = declared.name
+        if backend not in declared.option.read_by or name in TEXT_LAYER:
+            continue
+        value = getattr(properties, name)
+        argument = ALIASES.get(name, name)
+        if value is None or (argument not in fields and name not in NO_COUNTERPART):
+            continue
+        if name in NO_COUNTERPART:
+            logger.warning(f"option {declared.key} has no effect: {NO_COUNTERPART[name]}")
+        elif name == "tensor_parallel_degree" and value == "max":
+            texts[argument] = str(max(1, current_platform.device_count() // properties.pipeline_parallel_degree))
+        elif name == "dtype":
+            texts[argument] = DTYPES.get(str(value), str(value))
+        else:
+            texts[argument] = text_of(value)
+    return texts
+
+
+class _Parser(FlexibleArgumentParser):
+    """vLLM's parser, as a function: it raises where it would end the process."""
+
+    def error(self, message: str) -> NoReturn:
+        """Turn "argument --max-num-seqs: ..." around."""
+        flags, _, reason = message.removeprefix("argument ").partition(": ")
+        name = flags.split("/")[-1].split(",")[-1].strip().lstrip("-").replace("-", "_")
+        raise ConfigError(f"{option_of(name)}: {' '.join((reason or message).split())}")
+
+
+def _parse(texts: Mapping[str, str]) -> argparse.Namespace:
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    EngineArgs.add_cli_args(parser)
+    actions = {action.dest: action for action in parser._actions}  # noqa: SLF001  argparse has no public way to list them
+    words = []
+    for name, text in texts.items():
+        action = actions.get(name)
+        if action is None:
+            raise ConfigError(f"{option_of(name)}: vLLM takes no text for it")
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(action, argparse.BooleanOptionalAction) or action.nargs == 0:
+            words.append(_switch(name, flag, text))
+        elif action.nargs in ("+", "*"):
+            words += [flag, *shlex.split(text.replace(",", " "))]
+        else:
+            words.append(f"{flag}={text}")
+    return parser.parse_args([word for word in words if word])
+
+
+def _switch(name: str, flag: str, text: str) -> str:
+    match text.lower():
+        case "true" | "1" | "yes" | "on":
+            return flag
+        case "false" | "0" | "no" | "off":
+            return f"--no-{flag[2:]}"
+    raise ConfigError(f"{option_of(name)} has value {text!r}: not true or false")
+
+
+def _nearest(name: str, fields: set[str]) -> str:
+    near = difflib.get_close_matches(name, [*fields, *OPTIONS], n=1, cutoff=0.6)
+    return f"; did you mean option.{near[0]}?" if near else ""

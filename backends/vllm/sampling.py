@@ -1,0 +1,111 @@
+"""Our `SamplingParams` and `TokenOutput`, and vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from vllm import SamplingParams as EngineSamplingParams
+from vllm.logprobs import Logprob
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+from backends.vllm.typical import TYPICAL_P
+from lmi_handlers.outputs import FinishReason, TokenOutput
+from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
+
+_SAME_NAME = (
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "ignore_eos",
+    "logprobs",
+    "prompt_logprobs",
+    "logit_bias",
+)
+_FINISH_REASONS = {"length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
+_SEED_BITS = 63
+
+
+def engine_sampling_params(params: SamplingParams, eos_token_ids: tuple[int, ...]) -> EngineSamplingParams:
+    """Return a new object, as the engine changes the one it is given. Raises vLLM's errors where it refuses a value.
+
+    The engine reads one end-of-sequence id, or more, from the model itself; ours are stop ids to it, so that both agree.
+    """
+    values = {name: getattr(params, name) for name in _SAME_NAME}
+    if params.seed is not None:
+        values["seed"] = params.seed % 2**_SEED_BITS  # torch's generators take no more
+    return EngineSamplingParams(
+        **values,
+        stop_token_ids=[*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)],
+        bad_words=list(params.bad_words) or None,
+        allowed_token_ids=None if params.allowed_token_ids is None else list(params.allowed_token_ids),
+        structured_outputs=_structured_outputs(params.structured_outputs),
+        extra_args={TYPICAL_P: params.typical_p} if params.typical_p != 1.0 else None,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        skip_clone=True,
+    )
+
+
+def _structured_outputs(wanted: StructuredOutputs | None) -> StructuredOutputsParams | None:
+    if wanted is None:
+        return None
+    return StructuredOutputsParams(
+        json=wanted.json,
+        json_object=wanted.json_object or None,
+        regex=wanted.regex,
+        choice=None if wanted.choice is None else list(wanted.choice),
+        grammar=wanted.grammar,
+    )
+
+
+def token_output(output: RequestOutput, params: SamplingParams, prompt: Sequence[int]) -> TokenOutput:
+    """Return what the engine says of one sequence, which is a delta, in our words."""
+    completion = output.outputs[0]
+    token_ids = list(completion.token_ids)
+    logprobs, top_logprobs = None, None
+    if params.logprobs is not None and completion.logprobs is not None:
+        positions = list(zip(token_ids, completion.logprobs, strict=True))
+        logprobs = [position[token_id].logprob for token_id, position in positions]
+        if params.logprobs:
+            top_logprobs = [_best(position, params.logprobs) for _, position in positions]
+    prompt_logprobs = None
+    if output.prompt_logprobs:  # with the first output only
+        prompt_logprobs = [
+            None if position is None else position[token_id].logprob
+            for token_id, position in zip(prompt, output.prompt_logprobs, strict=True)
+        ]
+    finish_reason = error = None
+    if completion.finish_reason is not None:
+        finish_reason = _finish_reason(completion.finish_reason, completion.stop_reason, params)
+        if finish_reason is FinishReason.ERROR:
+            error = f"vLLM ended the request: {completion.finish_reason}"
+    return TokenOutput(
+        request_id=output.request_id,
+        token_ids=token_ids,
+        logprobs=logprobs,
+        top_logprobs=top_logprobs,
+        prompt_logprobs=prompt_logprobs,
+        finish_reason=finish_reason,
+        error=error,
+    )
+
+
+def _best(position: Mapping[int, Logprob], count: int) -> list[tuple[int, float]]:
+    """The `count` best of a position, best first; vLLM gives the sampled token too, whatever its rank."""
+    best = sorted(position.items(), key=lambda item: item[1].rank or 0)
+    return [(token_id, logprob.logprob) for token_id, logprob in best[:count]]
+
+
+def _finish_reason(reason: str, stop_reason: int | str | None, params: SamplingParams) -> FinishReason:
+    if reason != "stop":
+        return _FINISH_REASONS.get(reason, FinishReason.ERROR)
+    # The id that matched; None where it was the model's own end of sequence.
+    return FinishReason.STOP_SEQUENCE if stop_reason in params.stop_token_ids else FinishReason.EOS_TOKEN

@@ -1,0 +1,31 @@
+"""The LoRA adapters that come with a model: LMI's folder `adapters/`, a folder in it for each of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lmi_handlers.errors import ConfigError
+from lmi_handlers.properties import ServingProperties
+
+CONFIG_NAME = "adapter_config.json"
+
+
+def find_adapters(properties: ServingProperties, model_path: Path | None) -> dict[str, Path]:
+    """Return name -> folder of what lies in `adapters/` beside serving.properties or in the model's own folder.
+
+    Empty where `option.enable_lora` is off. Raises `ConfigError` for a folder that holds no adapter.
+    """
+    if not properties.enable_lora:
+        return {}
+    places = [model_path, None if properties.model_dir is None else Path(properties.model_dir)]
+    folders = [
+        folder
+        for place in places
+        if place is not None
+        for folder in sorted((place / "adapters").glob("*"))
+        if folder.is_dir() and not folder.name.startswith(".")
+    ]
+    for folder in folders:
+        if not (folder / CONFIG_NAME).is_file():
+            raise ConfigError(f"option.enable_lora: {folder} is no adapter, it has no {CONFIG_NAME}")
+    return {folder.name: folder for folder in folders}
