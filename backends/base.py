@@ -44,7 +44,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backend(ABC):
-    """One loaded model. One thread calls it, so adapters need no locks.
+    """One loaded model. One thread calls it, `check_health` excepted, so adapters need no locks.
 
     A method that raises `RequestFailed` or `InvalidRequest` fails the request at hand; any other exception, or the end of
     the process, is the engine's death. Adapters turn their engine's exceptions into these at their own boundary.
@@ -57,6 +57,10 @@ class Backend(ABC):
     @abstractmethod
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> Backend:
         """Load the model. `report` takes a short phase such as "loading weights" for `/ping`. Raises `ConfigError`."""
+
+    @classmethod
+    def check_options(cls, properties: ServingProperties) -> None:
+        """Raise `ConfigError` for an option that the engine would refuse, without a model; for `lmi check`."""
 
     @property
     @abstractmethod
@@ -74,6 +78,9 @@ class Backend(ABC):
     @abstractmethod
     def step(self) -> list[TokenOutput]:
         """Advance every running sequence and return what is new; each ends with exactly one output with a finish reason."""
+
+    def check_health(self) -> None:
+        """Raise `EngineDead` where a process of the engine's has died. Called all the time from another thread, `step` or not."""
 
     def close(self) -> None:
         """Give back what the process exit would not."""

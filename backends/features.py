@@ -29,6 +29,11 @@ def sampled_defaults(backend: str) -> Mapping[str, float]:
     return getattr(_package(backend), "SAMPLED_DEFAULTS", {})
 
 
+def passes_options(backend: str) -> bool:
+    """Tell whether options that no declaration knows go to the engine, which knows more of them than is written here."""
+    return bool(getattr(_package(backend), "PASSES_OPTIONS", False))
+
+
 def _package(backend: str) -> ModuleType | None:
     return importlib.import_module(f"backends.{backend}") if backend in BACKENDS else None
 

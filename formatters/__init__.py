@@ -9,9 +9,9 @@ FORMATTERS: dict[str, str] = {
     "json": "formatters.lmi:JsonFormatter",
     "jsonlines": "formatters.lmi:JsonLinesFormatter",
     "sse": "formatters.lmi:SseFormatter",
-    "tgi_json": "formatters.lmi:TgiJsonFormatter",
-    "tgi_jsonlines": "formatters.lmi:TgiJsonLinesFormatter",
-    "tgi_sse": "formatters.lmi:TgiSseFormatter",
+    "tgi_json": "formatters.tgi:TgiJsonFormatter",
+    "tgi_array": "formatters.tgi:TgiArrayFormatter",
+    "tgi_sse": "formatters.tgi:TgiSseFormatter",
     "dynamic_json": "formatters.dynamic:DynamicJsonFormatter",
     "dynamic_jsonlines": "formatters.dynamic:DynamicJsonLinesFormatter",
 }

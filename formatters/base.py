@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from lmi_handlers.errors import LMIError
-from lmi_handlers.outputs import TextDelta
+from lmi_handlers.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.request import GenerationRequest
 
 
@@ -37,3 +38,36 @@ class Formatter(ABC):
     def error(self, error: LMIError) -> bytes:  # noqa: ARG002  for those that stream
         """Return the record that tells a client in mid-stream why there is no more. Asked only of those that stream."""
         return b""
+
+
+class Answer:
+    """One sequence as far as it has come."""
+
+    def __init__(self, prompt: str) -> None:
+        self.prompt = prompt
+        self.text = ""
+        self.tokens: list[Token] = []
+        self.prompt_tokens: tuple[Token, ...] = ()
+        self.finish_reason: FinishReason | None = None
+
+    def feed(self, delta: TextDelta) -> None:
+        """Add what is new."""
+        self.text += delta.text
+        self.tokens.extend(delta.tokens)
+        self.prompt_tokens = self.prompt_tokens or delta.prompt_tokens
+        self.finish_reason = delta.finish_reason
+
+    @property
+    def reason(self) -> str:
+        """The finish reason as JSON."""
+        return f'"{self.finish_reason.value}"' if self.finish_reason else "null"
+
+    @property
+    def logprob(self) -> float:
+        """The probability of the whole sequence, as a logarithm."""
+        return math.fsum(token.logprob or 0.0 for token in self.tokens)
+
+    @property
+    def mean_logprob(self) -> float:
+        """The same for its average token: long answers are at no disadvantage."""
+        return self.logprob / len(self.tokens) if self.tokens else -math.inf

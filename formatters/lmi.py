@@ -4,7 +4,6 @@ r"""LMI's rolling-batch formats, byte for byte as DJL Serving 0.31 writes them.
     jsonlines   {"token": {"id": 338, "text": " is", "log_prob": -0.007}, "generated_text": "Deep Learning is"}\n
     sse         data: {"token": {...}}\n\n
 
-With `tgi_compat` the same documents carry TGI's key names, details unless refused, and json becomes an array.
 Sources: the LMI input/output schema document, and what the real server puts on the wire (tests/data/lmi-0.31.json).
 """
 
@@ -12,32 +11,15 @@ from __future__ import annotations
 
 import math
 from json.encoder import encode_basestring as quote  # what json.dumps uses with ensure_ascii=False
-from typing import ClassVar
 
-import msgspec
-
-from formatters.base import Formatter
+from formatters.base import Answer, Formatter
 from lmi_handlers.errors import LMIError
 from lmi_handlers.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.request import GenerationRequest
 
 
-class TokenKeys(msgspec.Struct, frozen=True):
-    """What a token's fields are called, and whether its error text has a place."""
-
-    logprob: str
-    special: str
-    error: str | None
-
-
-LMI_KEYS = TokenKeys(logprob="log_prob", special="special_token", error="error_msg")
-TGI_KEYS = TokenKeys(logprob="logprob", special="special", error=None)
-
-
 class LmiFormatter(Formatter):
     """What all of LMI's rolling-batch formats share: the token object, details, and the text so far."""
-
-    keys: ClassVar[TokenKeys] = LMI_KEYS
 
     def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...]) -> None:
         super().__init__(request, prompt_tokens)
@@ -48,9 +30,9 @@ class LmiFormatter(Formatter):
         """Render one token object. Special tokens show no text where they are to be skipped: clients print what they get."""
         logprob = number(token.logprob)
         if not token.special:
-            return f'{{"id": {token.id}, "text": {quote(token.text)}, "{self.keys.logprob}": {logprob}}}'
+            return f'{{"id": {token.id}, "text": {quote(token.text)}, "log_prob": {logprob}}}'
         text = quote("" if self.request.sampling_params.skip_special_tokens else token.text)
-        return f'{{"id": {token.id}, "text": {text}, "{self.keys.logprob}": {logprob}, "{self.keys.special}": true}}'
+        return f'{{"id": {token.id}, "text": {text}, "log_prob": {logprob}, "special_token": true}}'
 
     def tokens(self, tokens: list[Token] | tuple[Token, ...]) -> str:
         """Render a list of token objects."""
@@ -71,34 +53,6 @@ class LmiFormatter(Formatter):
         return quote(answer.prompt + answer.text if self.request.return_full_text else answer.text)
 
 
-class Answer:
-    """One sequence as far as it has come."""
-
-    def __init__(self, prompt: str) -> None:
-        self.prompt = prompt
-        self.text = ""
-        self.tokens: list[Token] = []
-        self.prompt_tokens: tuple[Token, ...] = ()
-        self.finish_reason: FinishReason | None = None
-
-    def feed(self, delta: TextDelta) -> None:
-        """Add what is new."""
-        self.text += delta.text
-        self.tokens.extend(delta.tokens)
-        self.prompt_tokens = self.prompt_tokens or delta.prompt_tokens
-        self.finish_reason = delta.finish_reason
-
-    @property
-    def reason(self) -> str:
-        """The finish reason as JSON."""
-        return f'"{self.finish_reason.value}"' if self.finish_reason else "null"
-
-    @property
-    def logprob(self) -> float:
-        """The probability of the whole sequence, as a logarithm."""
-        return math.fsum(token.logprob or 0.0 for token in self.tokens)
-
-
 class JsonFormatter(LmiFormatter):
     """One document at the end; a list of documents for a list of prompts."""
 
@@ -113,16 +67,8 @@ class JsonFormatter(LmiFormatter):
     def finish(self) -> bytes:
         """Return the document."""
         groups = [self._answers[start : start + self._n] for start in range(0, len(self._answers), self._n)]
-        return self.envelope([self._document(group) for group in groups]).encode()
-
-    def envelope(self, documents: list[str]) -> str:
-        """An object for a single prompt, an array for a list of prompts."""
-        return documents[0] if len(self.request.prompts) == 1 else self.array(documents)
-
-    @staticmethod
-    def array(documents: list[str]) -> str:
-        """Render the documents as a JSON array."""
-        return "[" + ", ".join(documents) + "]"
+        documents = [self._document(group) for group in groups]
+        return (documents[0] if len(documents) == 1 else _array(documents)).encode()
 
     def _document(self, answers: list[Answer]) -> str:
         # Beams come ranked, by a score that is not their probability alone.
@@ -132,7 +78,7 @@ class JsonFormatter(LmiFormatter):
             others = [self._sequence(answer) for answer in answers if answer is not best]
             details = (
                 f'{{"inputs": {quote(best.prompt)}, {self._facts(best)}, "tokens": {self.tokens(best.tokens)}'
-                f'{self.optional_details(best)}, "best_of_sequences": {self.array(others)}}}'
+                f'{self.optional_details(best)}, "best_of_sequences": {_array(others)}}}'
             )
         elif self.request.details:
             details = (
@@ -183,8 +129,7 @@ class JsonLinesFormatter(LmiFormatter):
         """The last line, with a token that is none and `finish_reason` "error"."""
         answer = self._answers[0]
         answer.finish_reason = FinishReason.ERROR
-        cause = f', "{self.keys.error}": {quote(str(error))}' if self.keys.error else ""
-        token = f'{{"id": -1, "text": "", "{self.keys.logprob}": -1, "{self.keys.special}": true{cause}}}'
+        token = f'{{"id": -1, "text": "", "log_prob": -1, "special_token": true, "error_msg": {quote(str(error))}}}'
         if self.request.details:
             details = self._details(answer, len(answer.tokens) + 1)
         else:
@@ -212,31 +157,13 @@ class SseFormatter(JsonLinesFormatter):
         return f"data: {document}\n\n"
 
 
-class TgiJsonFormatter(JsonFormatter):
-    """`tgi_compat`: an array also for a single prompt."""
-
-    keys = TGI_KEYS
-
-    def envelope(self, documents: list[str]) -> str:
-        """Always an array."""
-        return self.array(documents)
-
-
-class TgiJsonLinesFormatter(JsonLinesFormatter):
-    """`tgi_compat` with `output_formatter=jsonlines`."""
-
-    keys = TGI_KEYS
-
-
-class TgiSseFormatter(SseFormatter):
-    """`tgi_compat`, streaming."""
-
-    keys = TGI_KEYS
-
-
 _NO_TOKEN = Token(id=-1, text="")
 
 
 def number(value: float | None) -> str:
     """Render a logprob; what JSON has no number for becomes null."""
     return repr(value) if value is not None and math.isfinite(value) else "null"
+
+
+def _array(documents: list[str]) -> str:
+    return "[" + ", ".join(documents) + "]"

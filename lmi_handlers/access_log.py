@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from lmi_handlers.served_model import Usage
+from lmi_handlers.usage import Usage
 
 logger = logging.getLogger(__name__)
 

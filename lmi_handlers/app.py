@@ -2,53 +2,45 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import re
 import time
-import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
-from flask import Flask, Request, Response, request
-from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+from flask import Flask, Response, request
+from werkzeug.exceptions import HTTPException
 
-from lmi_handlers.access_log import log_request
-from lmi_handlers.connection import client_connected
+from backends.features import sampled_defaults
+from backends.selection import select_backend
+from lmi_handlers.access_control import AccessControl
 from lmi_handlers.dialects import invocations_dialect
-from lmi_handlers.dialects.base import Dialect, ErrorResponse, Payload
+from lmi_handlers.dialects.base import Dialect, Payload
 from lmi_handlers.engine.client import EngineState
 from lmi_handlers.engine.settings import SOCKET_VARIABLE
 from lmi_handlers.errors import (
     ClientDisconnected,
     ConfigError,
-    EngineNotReady,
+    InvalidRequest,
     LMIError,
     ModelNotFound,
-    PayloadTooLarge,
     QueueFull,
 )
+from lmi_handlers.http_exchange import Exchange
 from lmi_handlers.local_runtime import local_runtime
+from lmi_handlers.metrics.requests import CONTENT_TYPE
 from lmi_handlers.properties import ServingProperties, load_properties
-from lmi_handlers.served_model import Answer, ServedModel, Usage
-from lmi_handlers.server_settings import ServerSettings
+from lmi_handlers.served_model import Answer, ServedModel
+from lmi_handlers.server_settings import ServerSettings, default_workers
+from lmi_handlers.tgi_routes import TgiRoutes
+from lmi_handlers.usage import Usage
 
 JSON_LINES = ("application/jsonlines", "application/jsonl", "application/x-jsonlines", "application/x-ndjson")
 BATCH_WINDOW = 32
 """Records of one batch body that are in the engine at a time."""
-
-_FIXED_HEADERS = {
-    "Pragma": "no-cache",
-    "Cache-Control": "no-cache; no-store, must-revalidate, private",
-    "Expires": "Thu, 01 Jan 1970 00:00:00 UTC",
-}
-_INFERENCE_ID = "X-Amzn-SageMaker-Inference-Id"
-_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
 def create_app() -> Flask:
@@ -61,18 +53,26 @@ def create_app() -> Flask:
     if SOCKET_VARIABLE not in os.environ:
         raise ConfigError(f"{SOCKET_VARIABLE} is not set: run gunicorn with -c python:lmi_handlers.gunicorn_conf")
     properties = load_properties(settings.model_dir, os.environ).properties
-    model = ServedModel(properties.name, Path(os.environ[SOCKET_VARIABLE]), properties.predict_timeout)
+    model = ServedModel(
+        properties.name, Path(os.environ[SOCKET_VARIABLE]), properties.predict_timeout, properties.max_input_tokens
+    )
     app = Flask(__name__, static_folder=None)
     # One byte more than allowed: Werkzeug cuts a chunked body at its limit without a word.
     app.config["MAX_CONTENT_LENGTH"] = properties.max_request_size + 1
     app.extensions["lmi_model"] = model
-    invocations = Invocations(model, invocations_dialect(properties), properties)
+    dialect = invocations_dialect(properties, sampled_defaults(select_backend(properties).name))
+    invocations = Invocations(model, dialect, properties)
     app.add_url_rule("/ping", view_func=partial(ping, model), methods=["GET", "POST"], endpoint="ping")
     for number, rule in enumerate(
         ("/invocations", "/predictions/<model>", "/predictions/<model>/<version>", "/models/<model>/invoke")
     ):
         app.add_url_rule(rule, view_func=invocations.invoke, methods=["POST"], endpoint=f"invoke-{number}")
+    app.add_url_rule("/metrics", view_func=partial(metrics, model), endpoint="metrics")
+    workers = settings.workers or properties.web_workers or default_workers()
+    app.register_blueprint(TgiRoutes(model, properties, workers).blueprint())
     app.register_error_handler(HTTPException, http_error)
+    # A secret is read where it is used and goes through no file and no record of settings.
+    AccessControl(properties.cors_allowed_origin, os.environ.get("API_KEY")).install(app)
     if settings.local_runtime:
         app.register_blueprint(local_runtime(split_payload_parts=settings.split_payload_parts))
     model.start()
@@ -84,6 +84,11 @@ def ping(model: ServedModel) -> Response:
     if model.state is EngineState.READY:
         return _json(200, {model.name: {"status": "Healthy"}})
     return _json(503, {model.name: {"status": model.state.value.capitalize(), "phase": model.phase}})
+
+
+def metrics(model: ServedModel) -> Response:
+    """What this server has done and does, of all of its processes, as Prometheus reads it."""
+    return Response(model.metrics.page(), content_type=CONTENT_TYPE)
 
 
 def http_error(error: HTTPException) -> Response:
@@ -109,7 +114,7 @@ class Invocations:
 
     def invoke(self, model: str | None = None, version: str | None = None) -> Response:  # noqa: ARG002  one version
         """`POST /invocations`, `/predictions/<model>`, `/models/<model>/invoke`."""
-        exchange = Exchange(request, request.environ)
+        exchange = Exchange(self._dialect)
         try:
             self._check_model(model or request.args.get("model_name"))
             payload = self._payload(exchange)
@@ -117,12 +122,12 @@ class Invocations:
                 records = [line for line in payload.data.splitlines() if line.strip()]
                 if len(records) > 1:
                     return self._batch(exchange, payload, records)
-            return self._respond(exchange, payload)
+            return exchange.generate(self._model, payload)
         except ModelNotFound as error:
             response = _json(404, {"code": 404, "type": "ModelNotFoundException", "message": str(error)})
-            return exchange.refuse(response, error)
+            return exchange.close(response, error)
         except LMIError as error:
-            return exchange.refuse(_error_response(self._dialect.error(error), error), error)
+            return exchange.refuse(error)
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self._model.name:
@@ -130,161 +135,73 @@ class Invocations:
 
     def _payload(self, exchange: Exchange) -> Payload:
         return Payload(
-            data=self._body(),
+            data=exchange.body(self._max_request_size),
             request_id=exchange.request_id,
             content_type=request.mimetype,
             accept=request.headers.get("Accept", self._default_accept).replace("*/*", self._default_accept),
             stream=request.headers.get("X-Amzn-SageMaker-Forwarded-Api") == "InvokeEndpointWithResponseStream",
+            adapter=request.headers.get("X-Amzn-SageMaker-Adapter-Identifier") or request.args.get("adapter"),
         )
-
-    def _body(self) -> bytes:
-        try:
-            data = request.get_data(cache=False)
-        except RequestEntityTooLarge:
-            data = None
-        if data is None or len(data) > self._max_request_size:
-            raise PayloadTooLarge(f"the request body is larger than max_request_size ({self._max_request_size} bytes)")
-        return data
-
-    def _respond(self, exchange: Exchange, payload: Payload) -> Response:
-        parsed = self._dialect.parse(payload)
-        if parsed.request.ignored_parameters:
-            exchange.headers["x-lmi-ignored-parameters"] = _header_value(", ".join(parsed.request.ignored_parameters))
-        answer = self._model.start_generation(parsed, exchange.usage, exchange.connected)
-        return exchange.answer(answer)
 
     def _batch(self, exchange: Exchange, payload: Payload, records: list[bytes]) -> Response:
         """Answer each record on a line of its own, in order, errors in their record's place: what batch transform needs."""
-        lines = self._lines(exchange, [msgspec.structs.replace(payload, data=record) for record in records])
+        exchange.counts = False  # its records do
+        lines = self._lines(
+            exchange, [msgspec.structs.replace(payload, data=record, stream=False) for record in records]
+        )
         first = next(lines)
         return exchange.stream(first, lines, JSON_LINES[0])
 
     def _lines(self, exchange: Exchange, payloads: list[Payload]) -> Iterator[bytes]:
-        begun: deque[tuple[Payload, Answer | ErrorResponse]] = deque()
+        begun: deque[tuple[Payload, Usage, Answer | LMIError]] = deque()
         try:
             for position, payload in enumerate(payloads):
                 if len(begun) == BATCH_WINDOW:
                     yield self._line(exchange, *begun.popleft())
                 payload = msgspec.structs.replace(payload, request_id=f"{payload.request_id}-{position}")
-                begun.append((payload, self._begin(exchange, payload)))
+                usage = Usage(started=time.monotonic())
+                begun.append((payload, usage, self._begin(exchange, payload, usage)))
             while begun:
                 yield self._line(exchange, *begun.popleft())
         finally:
-            for _, answer in begun:
+            for _, usage, answer in begun:
                 if isinstance(answer, Answer):
                     answer.close()
+                    answer = ClientDisconnected("the client closed the connection")
+                self._model.metrics.ended(usage, answer)
 
-    def _begin(self, exchange: Exchange, payload: Payload) -> Answer | ErrorResponse:
-        usage = Usage(started=time.monotonic())
+    def _begin(self, exchange: Exchange, payload: Payload, usage: Usage) -> Answer | LMIError:
         try:
-            return self._model.start_generation(self._dialect.parse(payload), usage, exchange.connected)
+            parsed = self._dialect.parse(payload)
+            if parsed.request.stream:
+                raise InvalidRequest(
+                    "a record of a batch is answered on one line and cannot be streamed", field="stream"
+                )
+            return self._model.start_generation(parsed, usage, exchange.connected)
         except LMIError as error:
-            return self._dialect.error(error)
+            return error
 
-    def _line(self, exchange: Exchange, payload: Payload, answer: Answer | ErrorResponse) -> bytes:
+    def _line(self, exchange: Exchange, payload: Payload, usage: Usage, answer: Answer | LMIError) -> bytes:
         while isinstance(answer, Answer):
             try:
-                body = b"".join(answer)
-                exchange.usage.generated_tokens += answer.usage.generated_tokens
-                exchange.usage.prompt_tokens += answer.usage.prompt_tokens
+                body, failure = b"".join(answer), answer.failure
+                exchange.usage.generated_tokens += usage.generated_tokens
+                exchange.usage.prompt_tokens += usage.prompt_tokens
                 break
             except QueueFull as error:
                 time.sleep(error.retry_after)  # a batch has time; its other records make room
-                answer = self._begin(exchange, payload)
-            except ClientDisconnected:
-                raise
+                answer = self._begin(exchange, payload, usage)
             except LMIError as error:
-                answer = self._dialect.error(error)
+                answer = error
         else:
-            body = answer.body
+            body, failure = self._dialect.error(answer).body, answer
+        self._model.metrics.ended(usage, failure)
+        if isinstance(failure, ClientDisconnected):
+            raise failure
         return msgspec.json.format(body, indent=0) + b"\n" if b"\n" in body.strip() else body.strip() + b"\n"
-
-
-class Exchange:
-    """One HTTP request on its way to its response: its id, the headers to send, and the line to log at the end."""
-
-    def __init__(self, http_request: Request, environ: Mapping[str, Any]) -> None:
-        self.usage = Usage(started=time.monotonic())
-        self.connected = partial(client_connected, environ)
-        self.headers = dict(_FIXED_HEADERS)
-        self._path = http_request.path
-        inference_id = http_request.headers.get(_INFERENCE_ID)
-        given = inference_id or http_request.headers.get("x-request-id")
-        self.request_id = _header_value(given) if given else str(uuid.uuid4())
-        self.headers["x-request-id"] = self.request_id
-        if inference_id:
-            self.headers[_INFERENCE_ID] = self.request_id
-
-    def answer(self, answer: Answer) -> Response:
-        """Send an answer: the head only once there is something to send, so that failures before it have their status."""
-        chunks = iter(answer)
-        try:
-            if not answer.streams:
-                body = b"".join(chunks)
-                response = Response(body, headers=self.headers, content_type=answer.content_type)
-                self.log(200)
-                return response
-            first = next(chunks, b"")
-        except BaseException:
-            answer.close()
-            raise
-        return self.stream(first, chunks, answer.content_type, answer)
-
-    def stream(self, first: bytes, rest: Iterator[bytes], content_type: str, answer: Answer | None = None) -> Response:
-        """Send `first` and then `rest`, a chunk for each of its items."""
-        body = StreamBody(self, first, rest, answer)
-        return Response(body, headers=self.headers, content_type=content_type, direct_passthrough=True)
-
-    def refuse(self, response: Response, error: LMIError) -> Response:
-        """Complete an error response."""
-        response.headers.extend(self.headers)
-        self.log(response.status_code, error)
-        return response
-
-    def log(self, status: int, error: LMIError | None = None) -> None:
-        """Write the request's line."""
-        cause = None if error is None else f"{type(error).__name__}: {error}"
-        log_request(request_id=self.request_id, path=self._path, status=status, usage=self.usage, error=cause)
-
-
-class StreamBody:
-    """A response body that aborts its generation, and logs, when the server closes it: at its end or when the client has left."""
-
-    def __init__(self, exchange: Exchange, first: bytes, rest: Iterator[bytes], answer: Answer | None) -> None:
-        self._exchange = exchange
-        self._first = first
-        self._rest = rest
-        self._answer = answer
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield self._first
-        with contextlib.suppress(ClientDisconnected):  # of a batch; nobody is left to tell
-            yield from self._rest
-
-    def close(self) -> None:
-        """Called by the WSGI server exactly once."""
-        failure = None
-        if self._answer is not None:
-            self._answer.close()
-            failure = self._answer.failure
-        elif hasattr(self._rest, "close"):
-            self._rest.close()
-        self._exchange.log(200, failure)
-
-
-def _error_response(error: ErrorResponse, cause: LMIError) -> Response:
-    response = Response(error.body, status=error.status, content_type=error.content_type)
-    if isinstance(cause, QueueFull | EngineNotReady):
-        response.headers["Retry-After"] = str(cause.retry_after)
-    return response
 
 
 def _json(status: int, value: object) -> Response:
     """A document of the front end's own: indented, with a newline, as DJL writes them."""
     body = json.dumps(value, ensure_ascii=False, indent=2) + "\n"
     return Response(body, status=status, content_type="application/json")
-
-
-def _header_value(text: str) -> str:
-    """Printable ASCII only, and short: the text came from a client."""
-    return _UNPRINTABLE.sub("?", text)[:256]

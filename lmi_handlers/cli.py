@@ -9,11 +9,13 @@ from typing import NoReturn
 
 import click
 
+from backends import load_backend_class
+from backends.features import passes_options, sampled_defaults
 from backends.selection import select_backend
 from lmi_handlers import __version__
 from lmi_handlers.dialects import invocations_dialect
 from lmi_handlers.errors import ConfigError
-from lmi_handlers.properties import load_properties, render_check
+from lmi_handlers.properties import ServingProperties, load_properties, render_check
 from lmi_handlers.server_settings import find_model_dir
 
 _model_dir = click.option(
@@ -78,13 +80,29 @@ def check(*, model_dir: Path | None) -> None:
         directory = find_model_dir(str(model_dir) if model_dir else os.environ.get("LMI_MODEL_DIR"))
         loaded = load_properties(directory, os.environ)
         selection = select_backend(loaded.properties)
-        invocations_dialect(loaded.properties)
+        invocations_dialect(loaded.properties, sampled_defaults(selection.name))
     except ConfigError as error:
         _fail(error)
     click.echo(f"backend: {selection.name} ({selection.reason})\n")
-    click.echo(render_check(loaded, selection.name))
-    if loaded.has_unknown:
+    passes = passes_options(selection.name)
+    click.echo(render_check(loaded, selection.name, passes_options=passes))
+    if passes:
+        _check_with_engine(selection.name, loaded.properties)
+    if loaded.unknown_names(passes_options=passes):
         sys.exit(1)
+
+
+def _check_with_engine(backend: str, properties: ServingProperties) -> None:
+    """What an engine makes of the options that it is to be passed; where it is not installed, nobody can say."""
+    try:
+        backend_class = load_backend_class(backend)
+    except ConfigError as error:
+        click.echo(f"Not checked: {error}")
+        return
+    try:
+        backend_class.check_options(properties)
+    except ConfigError as error:
+        _fail(error)
 
 
 def _fail(error: ConfigError) -> NoReturn:

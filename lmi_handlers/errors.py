@@ -5,7 +5,11 @@
     ├── RequestError             this request dies, every other one lives
     │   ├── InvalidRequest           the client must change its request
     │   │   ├── UnsupportedFeature       the backend in use cannot do what was asked
-    │   │   └── PayloadTooLarge          the body is over `max_request_size`
+    │   │   ├── PayloadTooLarge          the body is over `max_request_size`
+    │   │   ├── UnsupportedMediaType     the body's content type is none that this route takes
+    │   │   ├── InvalidJson              the body is not JSON
+    │   │   ├── InvalidBody              the body's JSON has not the types of a request
+    │   │   └── InvalidChat              the model's chat template cannot render the messages
     │   ├── ModelNotFound            no model of that name is served here
     │   ├── QueueFull                `job_queue_size` requests wait already
     │   ├── DeadlineExceeded         `predict_timeout` seconds have passed
@@ -48,6 +52,22 @@ class UnsupportedFeature(InvalidRequest):
 
 class PayloadTooLarge(InvalidRequest):
     """The request body is larger than `max_request_size`."""
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """The body's content type is none that this route takes."""
+
+
+class InvalidJson(InvalidRequest):
+    """The body is not one JSON value."""
+
+
+class InvalidBody(InvalidRequest):
+    """The body is JSON, but a field of it is missing or has a wrong type."""
+
+
+class InvalidChat(InvalidRequest):
+    """The model's chat template cannot render the messages, or there is no template."""
 
 
 class ModelNotFound(RequestError):

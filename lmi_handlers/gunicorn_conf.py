@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 from gunicorn.glogging import Logger
 
+from backends.features import passes_options, sampled_defaults
 from backends.selection import select_backend
 from lmi_handlers.dialects import invocations_dialect
 from lmi_handlers.engine.settings import SOCKET_VARIABLE, EngineSettings
@@ -37,11 +38,11 @@ def _start_up() -> tuple[ServerSettings, ServingProperties]:
         settings = ServerSettings.from_environ(os.environ)
         loaded = load_properties(settings.model_dir, os.environ)
         backend = select_backend(loaded.properties).name
-        invocations_dialect(loaded.properties)
+        invocations_dialect(loaded.properties, sampled_defaults(backend))
     except ConfigError as error:
         print(f"lmi: error: {error}", file=sys.stderr)
         sys.exit(1)
-    for warning in (*loaded.warnings, *loaded.unread(backend)):
+    for warning in loaded.warnings(backend, passes_options=passes_options(backend)):
         print(f"lmi: warning: {warning}", file=sys.stderr)
     return settings, loaded.properties
 

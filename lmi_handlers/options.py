@@ -143,7 +143,7 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         Option("Format of every answer, unless the request names one. Unset: by the request's `stream`.", SERVER),
     ] = None
     tgi_compat: Annotated[
-        bool, Option("Answer in TGI's shape: arrays, its token keys, SSE when streaming.", SERVER)
+        bool, Option("Speak TGI on the invoke routes too: its request defaults, arrays, SSE and errors.", SERVER)
     ] = False
     enable_streaming: Annotated[
         Literal["false", "true", "huggingface"],
@@ -163,6 +163,28 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         int | None,
         Option("Web worker processes; `lmi serve --workers` wins. Not copies of the model.", SERVER, ge=1, le=256),
     ] = None
+
+    cors_allowed_origin: Annotated[
+        str,
+        Option(
+            "Origins whose pages may call this server, separated by commas; `*` is every one.",
+            SERVER,
+            key="cors_allowed_origin",
+        ),
+    ] = "*"
+    compute_type: Annotated[str, Option("What TGI's routes call the hardware in `x-compute-type`.", SERVER)] = (
+        "gpu+optimized"
+    )
+
+    # Limits of a request
+
+    max_input_tokens: Annotated[
+        int | None, Option("Most tokens of a prompt. Unset: one less than the model takes in all.", SERVER, ge=1)
+    ] = None
+    max_best_of: Annotated[int, Option("Highest `best_of` on TGI's routes.", SERVER, ge=1, le=128)] = 2
+    max_stop_sequences: Annotated[int, Option("Most stop strings on TGI's routes.", SERVER, ge=0)] = 4
+    max_top_n_tokens: Annotated[int, Option("Highest `top_n_tokens` on TGI's routes.", SERVER, ge=0, le=128)] = 5
+    max_client_batch_size: Annotated[int, Option("Most prompts that TGI's clients may send at once.", SERVER, ge=1)] = 4
 
     # Life of the engine process
 
@@ -297,7 +319,7 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     enable_overlap_scheduler: Annotated[bool | None, Option("Overlap scheduling with execution.", TENSORRT_LLM)] = None
     use_cuda_graph: Annotated[bool | None, Option("Run decoding from CUDA graphs.", TENSORRT_LLM)] = None
     attn_backend: Annotated[str | None, Option("Attention kernels.", TENSORRT_LLM)] = None
-    moe_backend: Annotated[str | None, Option("Mixture-of-experts kernels.", TENSORRT_LLM)] = None
+    moe_backend: Annotated[str | None, Option("Mixture-of-experts kernels.", GPU_ENGINES)] = None
     kv_cache_dtype: Annotated[str | None, Option("Type of the cache.", GPU_ENGINES)] = None
     normalize_log_probs: Annotated[bool | None, Option("Normalise log probabilities.", TENSORRT_LLM)] = None
     gather_generation_logits: Annotated[bool | None, Option("Keep the logits.", TENSORRT_LLM)] = None
@@ -549,6 +571,10 @@ def _not(text: str) -> str:
         return text
 
 
+def _shards(text: str) -> str:
+    return {"true": "max", "false": "1"}.get(text.lower(), text)
+
+
 @dataclass(frozen=True)
 class Variable:
     """An environment variable for the option `option`; `convert` makes the file's text of the variable's."""
@@ -586,18 +612,35 @@ NATIVE: dict[str, Variable] = {
 """LMI's variables for settings of a model: weaker than serving.properties and `OPTION_*`."""
 
 TGI: dict[str, Variable] = {
+    "MODEL_ID": Variable("model_id"),
+    "REVISION": Variable("revision"),
     "HF_MODEL_REVISION": Variable("revision"),
     "HF_MODEL_QUANTIZE": Variable("quantize"),
     "HF_MODEL_TRUST_REMOTE_CODE": Variable("trust_remote_code"),
     "SM_NUM_GPUS": Variable("tensor_parallel_degree"),
+    "NUM_SHARD": Variable("tensor_parallel_degree"),
+    "SHARDED": Variable("tensor_parallel_degree", _shards),
+    "DTYPE": Variable("dtype"),
+    "KV_CACHE_DTYPE": Variable("kv_cache_dtype"),
+    "QUANTIZE": Variable("quantize"),
+    "TRUST_REMOTE_CODE": Variable("trust_remote_code"),
     "MAX_CONCURRENT_REQUESTS": Variable("job_queue_size"),
     "MAX_BATCH_PREFILL_TOKENS": Variable("max_rolling_batch_prefill_tokens"),
     "MAX_BATCH_SIZE": Variable("max_rolling_batch_size"),
     "MAX_TOTAL_TOKENS": Variable("max_model_len"),
+    "MAX_INPUT_TOKENS": Variable("max_input_tokens"),
+    "MAX_INPUT_LENGTH": Variable("max_input_tokens"),
+    "MAX_BEST_OF": Variable("max_best_of"),
+    "MAX_STOP_SEQUENCES": Variable("max_stop_sequences"),
+    "MAX_TOP_N_TOKENS": Variable("max_top_n_tokens"),
+    "MAX_CLIENT_BATCH_SIZE": Variable("max_client_batch_size"),
+    "PAYLOAD_LIMIT": Variable("max_request_size"),
+    "CORS_ALLOW_ORIGIN": Variable("cors_allowed_origin"),
+    "COMPUTE_TYPE": Variable("compute_type"),
     "ENABLE_CUDA_GRAPHS": Variable("enforce_eager", _not),
     "CUDA_MEMORY_FRACTION": Variable("gpu_memory_utilization"),
 }
-"""The Text Generation Inference container's variables: weakest of all."""
+"""The variables of the Text Generation Inference container and of its launcher: weakest of all."""
 
 
 def _boolean(text: str) -> bool:

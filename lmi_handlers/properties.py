@@ -53,21 +53,36 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         return redacted(self.key, text_of(self.value))
 
 
+class UnknownName(msgspec.Struct, frozen=True):
+    """A name that no declaration knows, and a sentence about it; `kept` if a backend may know it (`properties.extra`)."""
+
+    warning: str
+    kept: bool
+
+
 class LoadedProperties(msgspec.Struct, frozen=True, kw_only=True):
     """The properties with what an operator wants to know of them.
 
-    `explicit` holds what somebody has set, `defaults` every other option. `warnings` are sentences for the log.
+    `explicit` holds what somebody has set, `defaults` every other option. `deprecated` has a sentence for each old name.
     """
 
     properties: ServingProperties
     explicit: tuple[Setting, ...]
     defaults: tuple[Setting, ...]
-    warnings: tuple[str, ...]
-    has_unknown: bool
+    deprecated: tuple[str, ...]
+    unknown: tuple[UnknownName, ...]
 
     def redacted(self) -> dict[str, str]:
         """Return what somebody has set as text that may be logged."""
         return {setting.key: setting.text for setting in self.explicit}
+
+    def warnings(self, backend: str, *, passes_options: bool) -> tuple[str, ...]:
+        """Return the sentences for the log. A backend that `passes_options` to its engine has these checked there."""
+        return (*self.deprecated, *self.unknown_names(passes_options=passes_options), *self.unread(backend))
+
+    def unknown_names(self, *, passes_options: bool) -> tuple[str, ...]:
+        """Return a sentence for each name that nobody knows, nor ever will."""
+        return tuple(name.warning for name in self.unknown if not (passes_options and name.kept))
 
     def unread(self, backend: str) -> tuple[str, ...]:
         """Return a warning for each option that somebody has set and `backend` does not read.
@@ -128,9 +143,9 @@ class _Loading:
         self.values: dict[str, Any] = {}
         self.explicit: dict[str, Setting] = {}
         self.extra: dict[str, str] = {}
-        self.warnings: list[str] = []
+        self.deprecated: list[str] = []
+        self.unknown: list[UnknownName] = []
         self.mistakes: list[str] = []
-        self.has_unknown = False
 
     def load(self, environ: Mapping[str, str]) -> LoadedProperties:
         for entries in self._layers(environ):
@@ -150,8 +165,8 @@ class _Loading:
                 for declared in OPTIONS.values()
                 if declared.key not in self.explicit
             ),
-            warnings=tuple(self.warnings),
-            has_unknown=self.has_unknown,
+            deprecated=tuple(self.deprecated),
+            unknown=tuple(self.unknown),
         )
 
     def _layers(self, environ: Mapping[str, str]) -> Iterable[list[_Entry]]:
@@ -195,7 +210,7 @@ class _Loading:
     def _take_option(self, declared: DeclaredOption, entry: _Entry) -> None:
         deprecated = DEPRECATED_KEYS.get(entry.key, declared.option.deprecated)
         if deprecated:
-            self.warnings.append(f"{entry.key} is deprecated: {deprecated} (from {entry.source})")
+            self.deprecated.append(f"{entry.key} is deprecated: {deprecated} (from {entry.source})")
         value: Any = entry.text
         try:
             value = self.values[declared.name] = declared.parse(entry.text)
@@ -218,15 +233,16 @@ class _Loading:
 
     def _unknown(self, entry: _Entry) -> str:
         """Warn, and keep the text for a backend that may know the name. Returns the note for `lmi check`."""
-        self.has_unknown = True
         nearest = _nearest(entry.key)
         hint = f"; did you mean {nearest}?" if nearest else ""
         name = entry.key.removeprefix("option.")
-        if _is_secret(entry.key, entry.text):
+        secret = _is_secret(entry.key, entry.text)
+        if secret:
             hint = "; it looks like a secret and is not passed on, secrets belong in the environment"
         elif name != entry.key:
             self.extra[name] = entry.text
-        self.warnings.append(f"unknown option {entry.key}{hint} (from {entry.source})")
+        warning = f"unknown option {entry.key}{hint} (from {entry.source})"
+        self.unknown.append(UnknownName(warning, kept=not secret and name != entry.key))
         return f"unknown{hint}"
 
     def _check_batching(self) -> None:
@@ -342,24 +358,32 @@ def redacted(key: str, text: str) -> str:
     return _SECRET_PAIR.sub(rf"\1{REDACTED}", _URL_CREDENTIALS.sub(f"{REDACTED}@", text))
 
 
-def render_check(loaded: LoadedProperties, backend: str) -> str:
+def render_check(loaded: LoadedProperties, backend: str, *, passes_options: bool) -> str:
     """Return the text of `lmi check`: what somebody has set, the defaults that matter to `backend`, warnings."""
+    passed_on = frozenset(f"option.{name}" for name in loaded.properties.extra) if passes_options else frozenset()
     read = [item for item in loaded.defaults if {"server", backend} & set(item.read_by)]
     rest = len(loaded.defaults) - len(read)
     parts = [f"Model {loaded.properties.name} on backend {backend}"]
     if loaded.explicit:
-        parts.append("\n".join(["Set", *_table(loaded.explicit, backend)]))
-    parts.append("\n".join(["Defaults", *_table(read, backend)]))
+        parts.append("\n".join(["Set", *_table(loaded.explicit, backend, passed_on)]))
+    parts.append("\n".join(["Defaults", *_table(read, backend, passed_on)]))
     if rest:
         parts.append(f"{rest} options of other backends are at their defaults.")
-    warnings = (*loaded.warnings, *loaded.unread(backend))
-    if warnings:
+    if warnings := loaded.warnings(backend, passes_options=passes_options):
         parts.append("\n".join(["Warnings", *(f"  {warning}" for warning in warnings)]))
     return "\n\n".join(parts) + "\n"
 
 
-def _table(settings: Iterable[Setting], backend: str) -> list[str]:
-    rows = [(item.key, item.text or "-", item.source, _effect(item, backend)) for item in settings]
+def _table(settings: Iterable[Setting], backend: str, passed_on: frozenset[str]) -> list[str]:
+    rows = [
+        (
+            item.key,
+            item.text or "-",
+            item.source,
+            f"passed on to {backend}" if item.key in passed_on else _effect(item, backend),
+        )
+        for item in settings
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return [
         "  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)), row[3]])

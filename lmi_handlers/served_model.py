@@ -11,43 +11,51 @@ import msgspec
 
 from formatters.base import Formatter
 from lmi_handlers.beam_generation import BeamGeneration, check_beam_search
-from lmi_handlers.dialects.base import Parsed
+from lmi_handlers.dialects.base import Parsed, TokenLimits
 from lmi_handlers.engine.client import EngineClient, EngineState, Generation
 from lmi_handlers.engine.messages import EngineInfo, SequenceOutput
-from lmi_handlers.errors import EngineNotReady, InvalidRequest, LMIError, RequestFailed, UnsupportedFeature
+from lmi_handlers.engine.settings import metrics_dir
+from lmi_handlers.errors import (
+    ClientDisconnected,
+    EngineNotReady,
+    InvalidRequest,
+    LMIError,
+    RequestFailed,
+    UnsupportedFeature,
+)
+from lmi_handlers.metrics.requests import RequestMetrics
 from lmi_handlers.outputs import FinishReason
 from lmi_handlers.request import GenerationRequest
 from lmi_handlers.sampling_params import SamplingParams
-from lmi_handlers.text.bundle import load_text_bundle
+from lmi_handlers.text.bundle import TextBundle, load_text_bundle
 from lmi_handlers.text.sequence import SequenceText
 from lmi_handlers.text.tokenizer import Tokenizer
+from lmi_handlers.usage import Usage
 
 logger = logging.getLogger(__name__)
 
 
-class Usage(msgspec.Struct):
-    """What one request has cost so far. Times are seconds from its arrival, None until they are known."""
-
-    started: float
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    queue_time: float | None = None
-    first_token_time: float | None = None
-    finish_reasons: list[str] = []
-
-
 class LoadedText(msgspec.Struct, frozen=True):
-    """What the engine's `Ready` gave this worker: its limits, and the model's tokenizer."""
+    """What the engine's `Ready` gave this worker: its limits, and all that concerns the model's text."""
 
     info: EngineInfo
+    limits: TokenLimits
+    bundle: TextBundle
     tokenizer: Tokenizer
 
 
 class ServedModel:
-    """The model that this worker serves, wherever its engine is. Thread-safe."""
+    """The model that this worker serves, wherever its engine is. Thread-safe.
 
-    def __init__(self, name: str, socket_path: Path, predict_timeout: float) -> None:
+    Prompts may have `max_input_tokens`, as many as the model takes where that is None.
+    """
+
+    def __init__(
+        self, name: str, socket_path: Path, predict_timeout: float, max_input_tokens: int | None = None
+    ) -> None:
         self.name = name
+        self.metrics = RequestMetrics(metrics_dir(socket_path), name)
+        self._max_input_tokens = max_input_tokens
         self._predict_timeout = predict_timeout
         self._loaded: LoadedText | None = None
         self._client = EngineClient(socket_path, self._on_ready)
@@ -66,6 +74,13 @@ class ServedModel:
         """What the engine is doing, in a few words."""
         return self._client.phase
 
+    @property
+    def loaded(self) -> LoadedText:
+        """What is known of the model once it has loaded. Raises `EngineNotReady` before that."""
+        if self._loaded is None:
+            raise EngineNotReady(f"the engine is not ready: {self.phase}")
+        return self._loaded
+
     def start_draining(self) -> None:
         """The worker is shutting down: `/ping` says so."""
         self._client.start_draining()
@@ -79,15 +94,14 @@ class ServedModel:
 
         Raises `InvalidRequest` where the prompt or a parameter is out of the model's reach, `EngineNotReady`.
         """
-        loaded, request = self._loaded, parsed.request
-        if loaded is None:
-            raise EngineNotReady(f"the engine is not ready: {self.phase}")
+        loaded, request = self.loaded, parsed.request
         check_limits(request.sampling_params, loaded.info, parsed.spelling)
         check_adapters(request.adapters, loaded.info, parsed.spelling)
         if request.beam_search is not None:
             check_beam_search(request, request.beam_search, loaded.info, loaded.tokenizer, parsed.spelling)
-        prompts = [self._encode(loaded, request, position) for position in range(len(request.prompts))]
+        prompts = [self._encode(loaded, parsed, position) for position in range(len(request.prompts))]
         usage.prompt_tokens = sum(map(len, prompts))
+        usage.validation_time = time.monotonic() - usage.started
         generation = self._generate(loaded, request, prompts, connected)
         formatter = parsed.formatter(request, tuple(map(len, prompts)))
         n = request.sampling_params.n
@@ -96,7 +110,9 @@ class ServedModel:
             for position, prompt in enumerate(prompts)
             for sample in range(n)
         ]
-        return Answer(generation, formatter, texts, usage)
+        usage.sequences = len(texts)
+        usage.max_tokens = request.sampling_params.max_tokens or loaded.info.max_model_len - max(map(len, prompts))
+        return Answer(generation, formatter, texts, usage, self.metrics)
 
     def _generate(
         self,
@@ -128,24 +144,24 @@ class ServedModel:
 
     def _on_ready(self, info: EngineInfo) -> None:
         directory = Path(info.bundle)
-        tokenizer = Tokenizer(directory, load_text_bundle(directory))
+        bundle = load_text_bundle(directory)
+        tokenizer = Tokenizer(directory, bundle)
         tokenizer.encode("warm up")
-        self._loaded = LoadedText(info, tokenizer)
+        most = info.max_model_len - 1
+        limits = TokenLimits(min(most, self._max_input_tokens or most), info.max_model_len)
+        self._loaded = LoadedText(info, limits, bundle, tokenizer)
 
     @staticmethod
-    def _encode(loaded: LoadedText, request: GenerationRequest, position: int) -> list[int]:
+    def _encode(loaded: LoadedText, parsed: Parsed, position: int) -> list[int]:
+        request = parsed.request
         field = "inputs" if len(request.prompts) == 1 else f"inputs[{position}]"
         prompt, limit = request.prompts[position], loaded.info.max_model_len
         if request.truncate is None and len(prompt) > _LONG * limit and loaded.tokenizer.is_longer(prompt, limit):
             raise InvalidRequest(f"has far more than the {limit} tokens that the model takes", field=field)
         token_ids = loaded.tokenizer.encode(prompt, truncate=request.truncate)
+        parsed.check_length(request, position, len(token_ids), loaded.limits)
         if not token_ids:
             raise InvalidRequest("has no tokens", field=field)
-        if len(token_ids) >= limit:
-            raise InvalidRequest(
-                f"has {len(token_ids)} tokens; the model takes {limit} in all and one must be left to generate",
-                field=field,
-            )
         return token_ids
 
 
@@ -162,6 +178,7 @@ class Answer:
         formatter: Formatter,
         texts: list[SequenceText],
         usage: Usage,
+        metrics: RequestMetrics,
     ) -> None:
         self.content_type = formatter.content_type
         self.streams = formatter.streams
@@ -170,6 +187,8 @@ class Answer:
         self._generation = generation
         self._texts = texts
         self.usage = usage
+        self._metrics = metrics
+        self._token_times: list[float | None] = [None] * len(texts)
         self._chunks = self._run()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -190,6 +209,9 @@ class Answer:
                         yield chunk
                         begun = True
                 last = self._formatter.finish()
+            except GeneratorExit:
+                self.failure = ClientDisconnected("the client closed the connection")
+                raise
             except Exception as error:
                 self.failure = error if isinstance(error, LMIError) else _unforeseen(error)
                 if not begun:
@@ -200,10 +222,14 @@ class Answer:
 
     def _feed(self, item: SequenceOutput) -> bytes:
         usage, output = self.usage, item.output
+        now = time.monotonic()
         if usage.first_token_time is None:
-            usage.first_token_time = time.monotonic() - usage.started
+            usage.first_token_time = now - usage.started
             usage.queue_time = item.queue_time
-        usage.generated_tokens += len(output.token_ids)
+        if tokens := len(output.token_ids):
+            usage.generated_tokens += tokens
+            previous, self._token_times[item.index] = self._token_times[item.index], now
+            self._metrics.generated(tokens, None if previous is None else now - previous)
         delta = self._texts[item.index].feed(output)
         if delta.finish_reason is not None:
             usage.finish_reasons.append(delta.finish_reason.value)

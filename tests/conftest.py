@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from serving import Server, StartServer
+
+from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
 
 # Machines that run tests are slow at times. CI takes the same examples each time: what fails there fails for everyone.
 settings.register_profile("default", deadline=None)
@@ -43,9 +47,63 @@ def echo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def model_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of two random layers that two workers can share, with the small model's tokenizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    cache_dir = default_cache_dir(os.environ)
+    source = resolve_model(None, model_dir=None, revision=None, cache_dir=cache_dir, report=lambda phase: None)
+    path = tmp_path_factory.mktemp("tiny") / "llama"
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    config.dtype = torch.bfloat16
+    LlamaForCausalLM(config).save_pretrained(path)  # type: ignore[no-untyped-call]
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / name, path)
+    return path
+
+
+ROLLING_BATCH = {
+    "scheduler": "option.dtype=fp32\n",
+    # vLLM takes a minute to compile for a CPU, and most of the memory unless it is told.
+    "vllm": "option.dtype=fp32\noption.enforce_eager=true\noption.kv_cache_memory_bytes=512M\noption.max_model_len=2048\n",
+}
+"""Engines that the real model is served with, and the options that make them exact and quick to start."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rolling-batch",
+        default=",".join(ROLLING_BATCH),
+        help="option.rolling_batch of the servers on the real model: one of these, or several",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """What speaks to the real model does so over each engine."""
+    if "model_server" in metafunc.fixturenames:
+        names = metafunc.config.getoption("--rolling-batch").split(",")
+        metafunc.parametrize("model_server", names, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def model_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server on the real small model, in float32."""
-    properties = "option.rolling_batch=scheduler\noption.dtype=fp32\n"
+    rolling_batch: str = request.param
+    if rolling_batch == "vllm" and importlib.util.find_spec("vllm") is None:
+        pytest.skip("vllm is not installed")
+    properties = f"option.rolling_batch={rolling_batch}\n{ROLLING_BATCH[rolling_batch]}"
     server = Server(tmp_path_factory.mktemp("model") / "smollm2", properties, "--local-runtime")
     yield server.wait_ready(timeout=300)
     server.stop()

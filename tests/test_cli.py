@@ -13,7 +13,9 @@ import pytest
 import requests
 from serving import Server, free_port
 
+from backends.selection import select_backend
 from lmi_handlers import __version__
+from lmi_handlers.properties import ServingProperties
 
 Completed = subprocess.CompletedProcess[str]
 
@@ -95,7 +97,8 @@ def test_check_shows_value_source_and_reader_of_each_option(tmp_path: Path) -> N
 def test_check_says_why_a_backend_was_chosen(tmp_path: Path) -> None:
     write(tmp_path, "")
     lines = lmi("check", "--model-dir", str(tmp_path), cwd=tmp_path).stdout.splitlines()
-    assert lines[0] == "backend: transformers (no faster engine is installed)"
+    selection = select_backend(ServingProperties())
+    assert lines[0] == f"backend: {selection.name} ({selection.reason})"
 
 
 def test_check_fails_on_an_unknown_option_and_names_the_nearest(tmp_path: Path) -> None:

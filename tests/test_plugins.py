@@ -16,7 +16,7 @@ from formatters import FORMATTERS, available_formatters, load_formatter_class
 from formatters.base import Formatter
 from lmi_handlers.errors import ConfigError
 
-LIBRARIES = {"lmi_dist": "vllm", "tensorrt_llm": "tensorrt_llm", "transformers": "torch", "vllm": "vllm"}
+LIBRARIES = {"tensorrt_llm": "tensorrt_llm", "transformers": "torch", "vllm": "vllm"}
 PLUGIN = Path(__file__).parent / "plugin"
 
 

@@ -106,7 +106,7 @@ def test_any_values_are_loaded_or_refused_as_a_config_error(
         loaded = load_properties(directory, {})
         record = msgspec.json.encode(loaded.properties)
         assert msgspec.json.decode(record, type=ServingProperties) == loaded.properties
-        assert render_check(loaded, "transformers")
+        assert render_check(loaded, "transformers", passes_options=False)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def test_missing_model_directory_is_a_config_error(tmp_path: Path) -> None:
 def test_without_file_and_environment_everything_is_default(model_dir: Path) -> None:
     for loaded in (load_properties(None, {}), load_properties(model_dir, {"PATH": "/bin", "HF_TOKEN": "hf_abc"})):
         assert loaded.explicit == ()
-        assert loaded.warnings == ()
-        assert not loaded.has_unknown
+        assert loaded.warnings("transformers", passes_options=False) == ()
+        assert not loaded.unknown
         assert [item.key for item in loaded.defaults] == [declared.key for declared in OPTIONS.values()]
         assert "hf_abc" not in repr(loaded)
     assert load_properties(None, {}).properties == ServingProperties()
@@ -311,8 +311,8 @@ def test_precedence(model_dir: Path, name: str, file: str, environ: dict[str, st
 def test_name_without_effect_comes_from_its_variable(variable: str, key: str) -> None:
     loaded = load_properties(None, {variable: "x"})
     assert [(item.key, item.note) for item in loaded.explicit] == [(key, NO_EFFECT[key])]
-    assert not loaded.has_unknown
-    assert loaded.warnings == ()
+    assert not loaded.unknown
+    assert loaded.warnings("transformers", passes_options=False) == ()
 
 
 def test_variables_of_other_programs_are_left_alone() -> None:
@@ -563,8 +563,9 @@ def test_model_name_without_directory() -> None:
 )
 def test_unknown_name_is_warned_of_with_the_nearest(model_dir: Path, key: str, nearest: str) -> None:
     loaded = load(model_dir, f"{key}=1")
-    assert loaded.has_unknown
-    assert loaded.warnings == (f"unknown option {key}; did you mean {nearest}? (from serving.properties)",)
+    assert loaded.unknown_names(passes_options=False) == (
+        f"unknown option {key}; did you mean {nearest}? (from serving.properties)",
+    )
 
 
 def test_unknown_option_is_kept_for_a_backend(model_dir: Path) -> None:
@@ -574,14 +575,26 @@ def test_unknown_option_is_kept_for_a_backend(model_dir: Path) -> None:
 
 
 def test_name_near_to_nothing_gets_no_hint(model_dir: Path) -> None:
-    assert load(model_dir, "zzzzz=1").warnings == ("unknown option zzzzz (from serving.properties)",)
+    warnings = load(model_dir, "zzzzz=1").warnings("transformers", passes_options=False)
+    assert warnings == ("unknown option zzzzz (from serving.properties)",)
+
+
+def test_engine_that_options_are_passed_to_may_know_more(model_dir: Path) -> None:
+    loaded = load(model_dir, "option.swap_space=4\nsomething=5\noption.my_secret=xyz\n")
+    assert len(loaded.unknown_names(passes_options=False)) == 3
+    left = loaded.unknown_names(passes_options=True)
+    assert [warning.split(";")[0] for warning in left] == [
+        "unknown option something (from serving.properties)",
+        "unknown option option.my_secret",
+    ]
+    assert "passed on to vllm" in render_check(loaded, "vllm", passes_options=True)
+    assert "passed on to" not in render_check(loaded, "transformers", passes_options=False)
 
 
 def test_known_and_harmless_file_gives_no_warning(model_dir: Path) -> None:
     text = "engine=Python\noption.entryPoint=djl_python.huggingface\noption.mpi_mode=false\noption.rolling_batch=auto\n"
     loaded = load(model_dir, text)
-    assert loaded.warnings == ()
-    assert loaded.unread("transformers") == ()
+    assert loaded.warnings("transformers", passes_options=False) == ()
 
 
 @pytest.mark.parametrize(
@@ -589,9 +602,9 @@ def test_known_and_harmless_file_gives_no_warning(model_dir: Path) -> None:
 )
 def test_deprecated_name_is_warned_of(model_dir: Path, key: str) -> None:
     loaded = load(model_dir, key)
-    assert len(loaded.warnings) == 1
-    assert f"{key.partition('=')[0]} is deprecated: " in loaded.warnings[0]
-    assert not loaded.has_unknown
+    assert len(loaded.deprecated) == 1
+    assert f"{key.partition('=')[0]} is deprecated: " in loaded.deprecated[0]
+    assert not loaded.unknown
 
 
 def test_option_the_backend_does_not_read_is_warned_of(model_dir: Path) -> None:
@@ -640,7 +653,7 @@ def test_secret_is_neither_passed_on_nor_shown(model_dir: Path) -> None:
         "option.model_id": "https://******@host/m",
         "option.api_key": "******",
     }
-    assert "hf_abc" not in render_check(loaded, "transformers")
+    assert "hf_abc" not in render_check(loaded, "transformers", passes_options=False)
 
 
 def test_secret_is_not_shown_in_a_mistake(model_dir: Path) -> None:
@@ -657,7 +670,7 @@ def test_check_shows_set_options_before_defaults_and_warnings(model_dir: Path) -
     loaded = load(
         model_dir, "engine=Python\noption.enable_lora=true\noption.tgi_compact=true\n", OPTION_DTYPE="float16"
     )
-    text = render_check(loaded, "transformers")
+    text = render_check(loaded, "transformers", passes_options=False)
     head, explicit, defaults, rest, warnings = text.split("\n\n")
     assert head == "Model my_model on backend transformers"
     assert explicit.splitlines() == [
@@ -678,7 +691,7 @@ def test_check_shows_set_options_before_defaults_and_warnings(model_dir: Path) -
 
 
 def test_check_of_nothing_set_shows_defaults_only() -> None:
-    text = render_check(load_properties(None, {}), "echo")
+    text = render_check(load_properties(None, {}), "echo", passes_options=False)
     assert "\n\nSet\n" not in text
     assert "Warnings" not in text
     assert re.search(r"^  option\.echo_fault +none +default +read by echo$", text, re.MULTILINE)
@@ -714,7 +727,7 @@ def test_shipped_file_shows_known_names_and_their_defaults() -> None:
 
 def test_shipped_file_leaves_every_default_as_it_is() -> None:
     loaded = load_properties(ROOT, {})
-    assert loaded.warnings == ()
+    assert loaded.warnings("transformers", passes_options=False) == ()
     assert loaded.properties == ServingProperties(model_dir=str(ROOT), model_name=loaded.properties.name)
 
 

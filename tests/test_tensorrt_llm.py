@@ -7,36 +7,42 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from standin import standin
 
-sys.path.insert(0, str(Path(__file__).parent / "standins"))
-
-import tensorrt_llm
-from tensorrt_llm.contract import CONTRACT, Misuse, accepts
-from tensorrt_llm.controls import controls
-from tensorrt_llm.executor.worker import context_logits, logprob
-
-import backends.tensorrt_llm.backend as adapter
 from backends.base import ModelFiles
-from backends.tensorrt_llm.actor import LLMActor
-from backends.tensorrt_llm.backend import TensorRTLLMBackend
-from backends.tensorrt_llm.llm_args import llm_arguments
-from backends.tensorrt_llm.sampling import engine_sampling_params
-from backends.tensorrt_llm.sequence import Sequence
-from lmi_handlers.errors import ConfigError, EngineDead, InvalidRequest
+from lmi_handlers.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedFeature
 from lmi_handlers.outputs import FinishReason, TokenOutput
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.request import TokenRequest
-from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
+
+with standin("tensorrt_llm"):
+    import tensorrt_llm
+    from tensorrt_llm.contract import CONTRACT, Misuse, accepts
+    from tensorrt_llm.controls import controls
+    from tensorrt_llm.executor import LoRARequest
+    from tensorrt_llm.executor.worker import context_logits, logprob
+    from tensorrt_llm.llmapi import GuidedDecodingParams
+    from tensorrt_llm.lora_helper import TARGET_MODULES
+
+    import backends.tensorrt_llm.backend as adapter
+    import backends.tensorrt_llm.sampling as adapter_sampling
+    from backends.tensorrt_llm.actor import LLMActor
+    from backends.tensorrt_llm.backend import TensorRTLLMBackend
+    from backends.tensorrt_llm.llm_args import llm_arguments
+    from backends.tensorrt_llm.sampling import engine_sampling_params
+    from backends.tensorrt_llm.sequence import Sequence
 
 VOCAB_SIZE = 64
 MAX_MODEL_LEN = 48
@@ -55,12 +61,13 @@ def model(tmp_path: Path) -> ModelFiles:
 
 @pytest.fixture
 def load(model: ModelFiles) -> Iterator[Load]:
-    """Load backends that are closed with the test; `load(**options)`."""
+    """Load backends that are closed with the test; `load(adapters=, **options)`."""
     backends: list[TensorRTLLMBackend] = []
 
-    def load_one(**options: Any) -> TensorRTLLMBackend:
+    def load_one(adapters: dict[str, Path] | None = None, **options: Any) -> TensorRTLLMBackend:
         options.setdefault("tensor_parallel_degree", 1)
-        backend = TensorRTLLMBackend.load(model, ServingProperties(**options), lambda phase: None)
+        files = msgspec.structs.replace(model, adapters=adapters or {})
+        backend = TensorRTLLMBackend.load(files, ServingProperties(**options), lambda phase: None)
         backends.append(backend)
         return backend
 
@@ -78,9 +85,12 @@ def submitted(backend: TensorRTLLMBackend) -> Any:
     return engine(backend).submitted[-1]
 
 
-def request(prompt: list[int], request_id: str = "r", **params: Any) -> TokenRequest:
+def request(prompt: list[int], request_id: str = "r", adapter: str | None = None, **params: Any) -> TokenRequest:
     params.setdefault("temperature", 0.0)
-    return TokenRequest(request_id=request_id, prompt_token_ids=prompt, sampling_params=SamplingParams(**params))
+    sampling_params = SamplingParams(**params)
+    return TokenRequest(
+        request_id=request_id, prompt_token_ids=prompt, sampling_params=sampling_params, adapter=adapter
+    )
 
 
 def steps(backend: TensorRTLLMBackend, until: Callable[[list[TokenOutput]], bool]) -> list[TokenOutput]:
@@ -298,6 +308,111 @@ def test_engine_without_the_sampled_tokens_logprob(load: Load, monkeypatch: pyte
     assert token_ids(run(backend, PROMPT)) == [*PROMPT, EOS]
 
 
+# What the answer must match
+
+
+@pytest.mark.parametrize("library", ["xgrammar", "llguidance"])
+@pytest.mark.parametrize(
+    ("wanted", "guide"),
+    [
+        ({"json": '{"type": "object"}'}, {"json": '{"type": "object"}'}),
+        ({"json_object": True}, {"json_object": True}),
+        ({"regex": "[0-9]+"}, {"regex": "[0-9]+"}),
+        ({"grammar": 'root ::= "a"'}, {"grammar": 'root ::= "a"'}),
+        ({"choice": ("yes", "no")}, {"regex": "yes|no"}),
+        ({"choice": ("1+1", "a b-c")}, {"regex": r"1\+1|a b-c"}),
+    ],
+)
+def test_structured_outputs(load: Load, library: str, wanted: dict[str, Any], guide: dict[str, Any]) -> None:
+    backend = load(guided_decoding_backend=library)
+    assert "structured_outputs" not in backend.capabilities.unsupported
+    run(backend, PROMPT, structured_outputs=StructuredOutputs(**wanted))
+    assert submitted(backend).guided_decoding == GuidedDecodingParams(**guide)
+
+
+def test_free_answer_has_no_guide(load: Load) -> None:
+    backend = load(guided_decoding_backend="xgrammar")
+    run(backend, PROMPT)
+    assert submitted(backend).guided_decoding is None
+
+
+@given(st.lists(st.text(min_size=1), min_size=1, max_size=5), st.text())
+def test_choice_is_a_regex_of_just_these_texts(choice: list[str], other: str) -> None:
+    params = SamplingParams(structured_outputs=StructuredOutputs(choice=tuple(choice)))
+    regex = engine_params(params).guided_decoding.regex
+    for text in [*choice, other]:
+        assert (re.fullmatch(regex, text) is not None) == (text in choice)
+
+
+def engine_params(params: SamplingParams) -> Any:
+    return engine_sampling_params(params, max_tokens=1, eos_token_ids=(EOS,), vocab_size=VOCAB_SIZE)
+
+
+def test_without_a_library_for_grammars_no_structured_outputs(load: Load) -> None:
+    backend = load()
+    assert "structured_outputs" in backend.capabilities.unsupported
+    with pytest.raises(
+        UnsupportedFeature, match=r"structured_outputs: TensorRT-LLM needs option\.guided_decoding_backend"
+    ):
+        backend.add_request(request(PROMPT, structured_outputs=StructuredOutputs(json_object=True)))
+    assert engine(backend).submitted == []
+
+
+# Adapters
+
+
+@pytest.fixture
+def adapters(tmp_path: Path) -> dict[str, Path]:
+    return {
+        name: write_adapter(tmp_path / "adapters" / name, targets)
+        for name, targets in {"one": ["q_proj", "v_proj"], "two": ["o_proj", "q_proj"]}.items()
+    }
+
+
+def write_adapter(folder: Path, target_modules: object) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(json.dumps({"r": 8, "target_modules": target_modules}))
+    return folder
+
+
+def test_adapters(load: Load, adapters: dict[str, Path]) -> None:
+    """The stand-in's add their number to every token."""
+    backend = load(adapters, enable_lora=True)
+    assert backend.capabilities.adapters == ("one", "two")
+    for name in ("one", None, "two"):
+        backend.add_request(request(PROMPT, str(name), adapter=name))
+    outputs = steps(backend, finished(3))
+    for name, shift in (("one", 1), (None, 0), ("two", 2)):
+        own = [output for output in outputs if output.request_id == str(name)]
+        assert token_ids(own) == [*(token + shift for token in PROMPT), EOS]
+
+
+def test_engine_is_told_which_layers_adapters_change(load: Load, adapters: dict[str, Path]) -> None:
+    config = engine(load(adapters, enable_lora=True, max_lora_rank=8)).args.lora_config
+    assert config.lora_target_modules == ["attn_dense", "attn_q", "attn_v"]
+    assert (config.lora_dir, config.max_lora_rank, config.max_loras) == ([], 8, None)
+
+
+@pytest.mark.parametrize("target_modules", ["all-linear", ["q_proj", "in_proj"], None])
+def test_adapter_that_may_change_any_layer(
+    load: Load, adapters: dict[str, Path], tmp_path: Path, target_modules: object
+) -> None:
+    adapters["three"] = write_adapter(tmp_path / "three", target_modules)
+    config = engine(load(adapters, enable_lora=True)).args.lora_config
+    assert config.lora_target_modules == list(TARGET_MODULES)
+
+
+def test_adapter_without_a_config(load: Load, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"option.enable_lora: adapter 'x' has no readable config"):
+        load({"x": tmp_path}, enable_lora=True)
+
+
+def test_adapter_that_is_not_there(load: Load, adapters: dict[str, Path]) -> None:
+    backend = load(adapters, enable_lora=True)
+    with pytest.raises(InvalidRequest, match="adapters: adapter 'three' is not loaded"):
+        backend.add_request(request(PROMPT, adapter="three"))
+
+
 # Many at once
 
 
@@ -459,9 +574,13 @@ def test_error_of_the_worker_kills_the_engine(load: Load, monkeypatch: pytest.Mo
 def test_silence_of_a_dead_worker_is_noticed(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(controls.faults, 60, "vanish")
     backend = load()
+    backend.check_health()
     backend.add_request(request([60, *PROMPT]))
+    steps(backend, lambda outputs: len(token_ids(outputs)) == 2)
+    while engine(backend)._check_health():
+        time.sleep(0.001)
     with pytest.raises(EngineDead, match="has shut down"):
-        steps(backend, finished(1))
+        backend.check_health()
 
 
 def test_close_ends_threads_and_requests(load: Load) -> None:
@@ -710,6 +829,93 @@ def test_generation_started_outside_the_loop(load: Load, monkeypatch: pytest.Mon
     backend.add_request(request(PROMPT))
     with pytest.raises(EngineDead, match="event loop was not present"):
         steps(backend, finished(1))
+
+
+def test_guide_that_the_engine_would_ignore(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = load()
+    monkeypatch.setattr(backend, "_guided_decoding", True)
+    with pytest.raises(Misuse, match="ignores guided_decoding"):
+        backend.add_request(request(PROMPT, structured_outputs=StructuredOutputs(json_object=True)))
+
+
+@pytest.mark.parametrize(
+    ("guide", "error"),
+    [
+        ({"choice": ["a", "b"]}, TypeError),
+        ({"regex": ("a", "b")}, TypeError),
+        ({"regex": "a", "json_object": True}, InvalidRequest),
+        ({}, Misuse),
+    ],
+)
+def test_wrong_guide(
+    load: Load, monkeypatch: pytest.MonkeyPatch, guide: dict[str, Any], error: type[Exception]
+) -> None:
+    backend = load(guided_decoding_backend="xgrammar")
+    monkeypatch.setattr(adapter_sampling, "_guided_decoding", lambda wanted: GuidedDecodingParams(**guide))
+    with pytest.raises(error):
+        backend.add_request(request(PROMPT))
+
+
+def test_grammars_without_a_tokenizer(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        adapter,
+        "llm_arguments",
+        lambda *given, **named: {**llm_arguments(*given, **named), "skip_tokenizer_init": True},
+    )
+    with pytest.raises(ConfigError, match="guided decoding needs the tokenizer"):
+        load(guided_decoding_backend="xgrammar")
+
+
+def test_adapter_that_the_engine_would_ignore(load: Load, adapters: dict[str, Path]) -> None:
+    backend = load(adapters)
+    with pytest.raises(Misuse, match="ignores lora_request"):
+        backend.add_request(request(PROMPT, adapter="one"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"lora_int_id": "1"}, TypeError),
+        ({"lora_path": "nowhere"}, ValueError),
+        ({"lora_path": ""}, ValueError),
+        ({"lora_ckpt_source": "peft"}, ValueError),
+        ({"long_lora_max_len": 5}, TypeError),
+    ],
+)
+def test_wrong_adapter_request(tmp_path: Path, wrong: dict[str, Any], error: type[Exception]) -> None:
+    right: dict[str, Any] = {"lora_name": "one", "lora_int_id": 1, "lora_path": str(tmp_path)}
+    LoRARequest(**right)
+    with pytest.raises(error):
+        LoRARequest(**right | wrong)
+
+
+def test_two_adapters_of_one_number(load: Load, adapters: dict[str, Path]) -> None:
+    backend = load(adapters, enable_lora=True)
+    backend.add_request(request(PROMPT, "first", adapter="one"))
+    backend._adapters["two"] = LoRARequest("two", 1, str(adapters["two"]))
+    with pytest.raises(Misuse, match="of the same number"):
+        backend.add_request(request(PROMPT, "second", adapter="two"))
+
+
+def test_adapters_folder_in_place_of_its_request(load: Load, adapters: dict[str, Path]) -> None:
+    backend = load(adapters, enable_lora=True)
+    backend._adapters["one"] = adapters["one"]
+    with pytest.raises(TypeError, match="must be a LoRARequest"):
+        backend.add_request(request(PROMPT, adapter="one"))
+
+
+def test_several_folders_for_the_engine_to_look_into(
+    load: Load, adapters: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_folders(*given: Any, **named: Any) -> dict[str, Any]:
+        arguments = llm_arguments(*given, **named)
+        arguments["lora_config"].lora_dir = [str(path) for path in adapters.values()]
+        arguments["lora_config"].lora_target_modules = []
+        return arguments
+
+    monkeypatch.setattr(adapter, "llm_arguments", with_folders)
+    with pytest.raises(ConfigError, match="at least one lora target module"):
+        load(adapters, enable_lora=True)
 
 
 # The stand-in itself, where it states the contract

@@ -1,52 +1,159 @@
-"""The adapter behind `option.rolling_batch=lmi-dist`."""
+"""The adapter behind `option.rolling_batch=lmi-dist`, and the choice of what serves under that name.
+
+The `lmi_dist` wheel is neither public nor made any more. What is written here was checked against what LMI's own code
+calls (`interface.py`), never against the wheel.
+"""
 
 from __future__ import annotations
 
-import json
+import importlib.util
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from backends.base import ModelFiles
-from backends.vllm.backend import VLLMBackend
-from lmi_handlers.errors import ConfigError
+from backends.base import Backend, Capabilities, ModelFiles
+from backends.lmi_dist.engine_args import engine_arguments, max_num_seqs
+from backends.lmi_dist.sequence import Sequence
+from lmi_handlers.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedFeature
+from lmi_handlers.outputs import TokenOutput
+from lmi_handlers.plugins import load_class
 from lmi_handlers.properties import ServingProperties
+from lmi_handlers.request import TokenRequest
+from lmi_handlers.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from backends.lmi_dist.engine import LmiDistEngine
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_SPECULATIVE_LENGTH = 5
+MAX_LOGPROBS = 20
+"""The default of the vLLM that lmi_dist brings; LMI sets no other."""
+
+_DEFAULTS = SamplingParams()
 
 
-class LmiDistBackend(VLLMBackend):
-    """vLLM under lmi-dist's option names, as LMI itself has it since 0.33: the wheel is not public and no longer made."""
+class LmiDistBackend(Backend):
+    """lmi_dist's engine, stepped in the engine process. `load` returns vLLM in its place where there is no lmi_dist."""
 
-    name = "lmi_dist"
+    def __init__(self, engine: LmiDistEngine, model: ModelFiles, *, max_num_seqs: int) -> None:
+        self._engine = engine
+        self._eos_token_ids = model.eos_token_ids
+        self._sequences: dict[str, Sequence] = {}
+        self._capabilities = Capabilities(
+            backend="lmi_dist",
+            max_model_len=engine.max_model_len,
+            max_num_seqs=max_num_seqs,
+            vocab_size=model.vocab_size,
+            max_logprobs=MAX_LOGPROBS,
+            unsupported=engine.unsupported,
+            adapters=tuple(model.adapters),
+        )
 
     @classmethod
-    def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> Self:
-        """Build vLLM's engine. Raises `ConfigError`."""
-        logger.warning("lmi-dist is no longer made; vLLM serves in its place, with lmi-dist's options")
-        return super().load(model, _with_speculation(properties), report)
+    def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> Backend:
+        """Start lmi_dist's engine or vLLM's, and say which. Raises `ConfigError` for whatever stops it."""
+        if not _installed():
+            logger.warning("lmi_dist is not installed; vLLM serves in its place, with lmi-dist's options")
+            return _on_vllm().load(model, properties, report)
+        logger.info("lmi_dist is installed and serves")
+        if model.path is None:
+            raise ConfigError("option.model_id: the lmi_dist backend needs a model")
+        if not model.path.is_dir():
+            raise ConfigError(f"option.model_id: lmi_dist needs the directory of a checkpoint, not {model.path.name}")
+        report("loading weights")
+        try:
+            from backends.lmi_dist.engine import LmiDistEngine
+
+            engine = LmiDistEngine(model.path, properties)
+            engine.load_adapters(model.adapters)
+        except ConfigError:
+            raise
+        except Exception as error:  # whatever stops the engine from starting, the operator must hear of it
+            raise ConfigError(f"option.model_id: lmi_dist cannot serve {model.path}: {_one_line(error)}") from error
+        return cls(engine, model, max_num_seqs=max_num_seqs(properties))
+
+    @classmethod
+    def check_options(cls, properties: ServingProperties) -> None:
+        """Check what the engine that would serve is passed."""
+        if _installed():
+            engine_arguments(Path(), properties)
+        else:
+            _on_vllm().check_options(properties)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """As far as this version of lmi_dist goes."""
+        return self._capabilities
+
+    def add_request(self, request: TokenRequest) -> None:
+        """Hand over a sequence, if it can ever run."""
+        self._validate(request)
+        params = request.sampling_params
+        room = self._capabilities.max_model_len - len(request.prompt_token_ids)
+        try:
+            self._engine.add(
+                request,
+                max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
+                stop_token_ids=[*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)],
+            )
+        except ValueError as error:
+            raise InvalidRequest(_one_line(error)) from error
+        self._sequences[request.request_id] = Sequence(request, deltas=self._engine.deltas)
+
+    def abort(self, request_id: str) -> None:
+        """Drop a sequence."""
+        if self._sequences.pop(request_id, None) is not None:
+            self._engine.abort(request_id)
+
+    def step(self) -> list[TokenOutput]:
+        """Run one step of the engine. Raises `EngineDead` for anything that goes wrong in it."""
+        if not self._sequences:
+            return []
+        try:
+            outputs = self._engine.step()
+        except Exception as error:
+            raise EngineDead(f"lmi_dist: {_one_line(error)}") from error
+        taken = []
+        for output in outputs:
+            sequence = self._sequences.get(output.request_id)
+            new = None if sequence is None else sequence.take(output)
+            if new is None:
+                continue
+            if new.finish_reason is not None:
+                del self._sequences[output.request_id]
+            taken.append(new)
+        return taken
+
+    def _validate(self, request: TokenRequest) -> None:
+        prompt, limits = request.prompt_token_ids, self._capabilities
+        if request.request_id in self._sequences:
+            raise InvalidRequest(f"request {request.request_id} is running already")
+        if not prompt:
+            raise InvalidRequest("the prompt has no tokens; at least 1 is needed")
+        if len(prompt) >= limits.max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {len(prompt)} tokens, at most {limits.max_model_len - 1} are possible: "
+                f"prompt and answer together may have {limits.max_model_len}"
+            )
+        if min(prompt) < 0 or max(prompt) >= limits.vocab_size:
+            wrong = next(token for token in prompt if not 0 <= token < limits.vocab_size)
+            raise InvalidRequest(f"token id {wrong} in the prompt is outside the vocabulary of {limits.vocab_size}")
+        for field in limits.unsupported:
+            if getattr(request.sampling_params, field) != getattr(_DEFAULTS, field):
+                raise UnsupportedFeature("this version of lmi_dist has no such parameter", field=field)
+        if request.adapter is not None and request.adapter not in limits.adapters:
+            raise InvalidRequest(f"adapter {request.adapter[:100]!r} is not loaded", field="adapters")
 
 
-def _with_speculation(properties: ServingProperties) -> ServingProperties:
-    """lmi-dist's three options of a draft model are one of vLLM's."""
-    draft = properties.speculative_draft_model
-    if draft is None:
-        return properties
-    if "speculative_config" in properties.extra:
-        raise ConfigError("option.speculative_draft_model and option.speculative_config say the same; set one of them")
-    if properties.enable_lora:
-        raise ConfigError("option.speculative_draft_model and option.enable_lora exclude each other")
-    config = {
-        "method": "draft_model",
-        "model": draft,
-        "num_speculative_tokens": properties.speculative_length or DEFAULT_SPECULATIVE_LENGTH,
-        "draft_tensor_parallel_size": properties.draft_model_tp_size or 1,
-    }
-    return msgspec.structs.replace(properties, extra=properties.extra | {"speculative_config": json.dumps(config)})
+def _installed() -> bool:
+    return importlib.util.find_spec("lmi_dist") is not None
+
+
+def _on_vllm() -> type[Backend]:
+    location = {"lmi_dist": "backends.lmi_dist.on_vllm:LmiDistOnVLLM"}
+    return load_class("backend", location, "lmi_dist", Backend)  # type: ignore[type-abstract]  # only compared with
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

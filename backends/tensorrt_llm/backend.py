@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from tensorrt_llm import LLM
+from tensorrt_llm.executor.request import LoRARequest
 from tensorrt_llm.executor.utils import RequestError
 
 from backends.base import Backend, Capabilities, ModelFiles
 from backends.tensorrt_llm import UNSUPPORTED
 from backends.tensorrt_llm.actor import LLMActor
 from backends.tensorrt_llm.llm_args import choose_max_model_len, llm_arguments, max_batch_size
+from backends.tensorrt_llm.lora import lora_requests
 from backends.tensorrt_llm.sampling import engine_sampling_params
 from backends.tensorrt_llm.sequence import Sequence
-from lmi_handlers.errors import ConfigError, EngineDead, InvalidRequest
+from lmi_handlers.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedFeature
 from lmi_handlers.outputs import TokenOutput
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.request import TokenRequest
@@ -24,13 +26,14 @@ MAX_LOGPROBS = 0
 """The sampler gives the log probability of the sampled token, and of no other."""
 
 _WAIT = 0.01
-_HEALTH_INTERVAL = 1.0
 
 
 class TensorRTLLMBackend(Backend):
     """Hands requests to TensorRT-LLM, which batches them itself, and collects what comes back.
 
     `max_input_len` and `max_output_len` bound a prompt and an answer each for itself; None where they are not.
+    `guided_decoding` tells whether the engine was started with a library for grammars: without one it would ignore what
+    an answer must match, and say nothing. `adapters` are the LoRA adapters that it was started for, by name.
     """
 
     def __init__(
@@ -42,6 +45,8 @@ class TensorRTLLMBackend(Backend):
         max_num_seqs: int,
         max_input_len: int | None = None,
         max_output_len: int | None = None,
+        guided_decoding: bool = False,
+        adapters: Mapping[str, LoRARequest] | None = None,
     ) -> None:
         self._llm = llm
         self._actor = LLMActor(llm)
@@ -51,8 +56,9 @@ class TensorRTLLMBackend(Backend):
         self._max_num_seqs = max_num_seqs
         self._max_input_len = min(max_input_len or max_model_len, max_model_len - 1)
         self._max_output_len = max_output_len
+        self._guided_decoding = guided_decoding
+        self._adapters = dict(adapters or {})
         self._sequences: dict[str, Sequence] = {}
-        self._healthy_at = time.monotonic()
 
     @classmethod
     def load(
@@ -68,7 +74,8 @@ class TensorRTLLMBackend(Backend):
         max_model_len = choose_max_model_len(model.path, properties)
         report("starting TensorRT-LLM")
         try:
-            llm = LLM(**llm_arguments(model.path, properties, max_model_len=max_model_len))
+            adapters = lora_requests(model.adapters)
+            llm = LLM(**llm_arguments(model.path, properties, max_model_len=max_model_len, adapters=model.adapters))
         except ConfigError:
             raise
         except Exception as error:  # whatever stops the engine from starting, the operator must hear of it
@@ -81,28 +88,34 @@ class TensorRTLLMBackend(Backend):
             max_num_seqs=max_batch_size(properties),
             max_input_len=properties.max_input_len,
             max_output_len=properties.max_output_len,
+            guided_decoding=properties.guided_decoding_backend is not None,
+            adapters=adapters,
         )
 
     @property
     def capabilities(self) -> Capabilities:
         """Everything but what `UNSUPPORTED` names, and no alternatives of a token."""
+        missing = () if self._guided_decoding else ("structured_outputs",)
         return Capabilities(
             backend="tensorrt_llm",
             max_model_len=self._max_model_len,
             max_num_seqs=self._max_num_seqs,
             vocab_size=self._vocab_size,
             max_logprobs=MAX_LOGPROBS,
-            unsupported=tuple(UNSUPPORTED),
+            unsupported=(*UNSUPPORTED, *missing),
+            adapters=tuple(self._adapters),
         )
 
     def add_request(self, request: TokenRequest) -> None:
         """Submit a sequence, if it can ever run. Raises `EngineDead` where the engine takes no requests any more."""
         self._validate(request)
         sequence = Sequence(request, self._eos_token_ids)
-        options = {}
+        options: dict[str, Any] = {}
         if request.sampling_params.prompt_logprobs is not None:
             # A cached beginning of the prompt is not computed and has no logits; nothing is cached under a new salt.
             options["cache_salt"] = secrets.token_hex(8)
+        if request.adapter is not None:
+            options["lora_request"] = self._adapters[request.adapter]
         try:
             sampling_params = engine_sampling_params(
                 request.sampling_params,
@@ -132,23 +145,17 @@ class TensorRTLLMBackend(Backend):
             if output.finish_reason is not None:
                 del self._sequences[sequence.request_id]
             outputs.append(output)
-        self._check_health(produced=bool(outputs))
         return outputs
+
+    def check_health(self) -> None:
+        """An engine whose worker process is gone may be silent instead of failing its requests."""
+        if not self._llm._check_health():  # noqa: SLF001 (the library's own servers ask so; there is no public way)
+            raise EngineDead("TensorRT-LLM has shut down")
 
     def close(self) -> None:
         """Cancel what runs and shut the engine down."""
         self._actor.close()
         self._llm.shutdown()
-
-    def _check_health(self, *, produced: bool) -> None:
-        """An engine whose worker process is gone may be silent instead of failing its requests."""
-        now = time.monotonic()
-        if produced:
-            self._healthy_at = now
-        elif now - self._healthy_at > _HEALTH_INTERVAL:
-            if not self._llm._check_health():  # noqa: SLF001 (the library's own servers ask so; there is no public way)
-                raise EngineDead("TensorRT-LLM has shut down")
-            self._healthy_at = now
 
     def _max_tokens(self, request: TokenRequest) -> int:
         """Always a number: None would leave the engine's own default or limit to apply."""
@@ -180,6 +187,12 @@ class TensorRTLLMBackend(Backend):
                     raise InvalidRequest(
                         f"token id {token} is outside the vocabulary of {self._vocab_size}", field=field
                     )
+        if params.structured_outputs is not None and not self._guided_decoding:
+            raise UnsupportedFeature(
+                "TensorRT-LLM needs option.guided_decoding_backend for it, which is not set", field="structured_outputs"
+            )
+        if request.adapter is not None and request.adapter not in self._adapters:
+            raise InvalidRequest(f"adapter {request.adapter[:100]!r} is not loaded", field="adapters")
         for field in ("logprobs", "prompt_logprobs"):
             if (getattr(params, field) or 0) > MAX_LOGPROBS:
                 raise InvalidRequest(f"must be at most {MAX_LOGPROBS}, got {getattr(params, field)}", field=field)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from tensorrt_llm.llmapi import CapacitySchedulerPolicy, KvCacheConfig, SchedulerConfig
-from tensorrt_llm.lora_helper import LoraConfig
 
+from backends.tensorrt_llm.lora import lora_config
 from lmi_handlers.errors import ConfigError
 from lmi_handlers.properties import ServingProperties
 
@@ -70,7 +71,9 @@ _NO_COUNTERPART = (
 """Options of LMI for which TensorRT-LLM 1.2 publishes no argument on its PyTorch runtime."""
 
 
-def llm_arguments(path: Path, properties: ServingProperties, *, max_model_len: int) -> dict[str, Any]:
+def llm_arguments(
+    path: Path, properties: ServingProperties, *, max_model_len: int, adapters: Mapping[str, Path]
+) -> dict[str, Any]:
     """Return the keyword arguments for the checkpoint in `path`. Raises `ConfigError` with the name of the option."""
     _check_quantize(path, properties)
     for name, choices in _CHOICES.items():
@@ -103,9 +106,8 @@ def llm_arguments(path: Path, properties: ServingProperties, *, max_model_len: i
     if properties.use_cuda_graph is False:
         arguments["cuda_graph_config"] = None
     if properties.enable_lora:
-        limits = {name: getattr(properties, name) for name in ("max_lora_rank", "max_loras", "max_cpu_loras")}
         arguments["enable_lora"] = True
-        arguments["lora_config"] = LoraConfig(**{name: limit for name, limit in limits.items() if limit is not None})
+        arguments["lora_config"] = lora_config(properties, adapters)
     return arguments
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import tensorrt_llm
 import torch
+from tensorrt_llm.llmapi import GuidedDecodingParams
 
-from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
 
 NO_END_ID = -1
+
+_REGEX_CHARACTERS = re.compile(r"[\\.^$|?*+()\[\]{}]")
+"""What means itself only after a backslash. xgrammar and llguidance do not know all the escapes of `re.escape`."""
 
 
 def engine_sampling_params(
@@ -33,6 +38,7 @@ def engine_sampling_params(
         logprobs=None if params.logprobs is None else 1,  # the sampled token's; 0 would be none
         # The engine's own `prompt_logprobs` are those of the likeliest tokens, which the prompt's need not be among.
         return_context_logits=params.prompt_logprobs is not None,
+        guided_decoding=_guided_decoding(params.structured_outputs),
         detokenize=False,
         **_randomness(params, vocab_size),
         **_edits(params, vocab_size),
@@ -66,3 +72,19 @@ def _edits(params: SamplingParams, vocab_size: int) -> dict[str, Any]:
         bias[list(params.logit_bias)] = torch.tensor(list(params.logit_bias.values()))
         edits["embedding_bias"] = bias
     return edits
+
+
+def _guided_decoding(wanted: StructuredOutputs | None) -> GuidedDecodingParams | None:
+    """The engine knows no choice; one of several texts is a regex too."""
+    if wanted is None:
+        return None
+    return GuidedDecodingParams(
+        json=wanted.json,
+        json_object=wanted.json_object,
+        regex=wanted.regex if wanted.choice is None else "|".join(map(_literally, wanted.choice)),
+        grammar=wanted.grammar,
+    )
+
+
+def _literally(text: str) -> str:
+    return _REGEX_CHARACTERS.sub(r"\\\g<0>", text)

@@ -10,19 +10,25 @@ import logging
 import os
 import re
 from collections.abc import Callable
+from multiprocessing import connection
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from backends.vllm import LOG_LEVEL, UNSUPPORTED
 
 # Before vLLM is imported: it reads these once.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nothing leaves the machine
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+# For its child processes: they warn of the libraries that vLLM uses, and of what it leaves behind where it does not start.
+os.environ.setdefault("PYTHONWARNINGS", "ignore")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of threads and memory that it binds, once for each process
+os.environ["VLLM_LOGGING_LEVEL"] = LOG_LEVEL
 
 from vllm import EngineArgs, LLMEngine
 from vllm.exceptions import VLLMClientError
 from vllm.lora.request import LoRARequest
 
 from backends.base import Backend, Capabilities, ModelFiles
-from backends.vllm import UNSUPPORTED
 from backends.vllm.engine_args import engine_arguments, option_of
 from backends.vllm.sampling import engine_sampling_params, token_output
 from lmi_handlers.errors import ConfigError, EngineDead, InvalidRequest
@@ -34,6 +40,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 logger = logging.getLogger(__name__)
+# It logs at length what it then raises. A filter, as vLLM resets levels when it configures its logging.
+logging.getLogger("vllm.transformers_utils.repo_utils").addFilter(lambda _record: False)
 
 _LONGEST_REASON = 400
 
@@ -50,6 +58,8 @@ class VLLMBackend(Backend):
         config = engine.vllm_config
         self._by_priority = config.scheduler_config.policy == "priority"
         self._requests: dict[str, TokenRequest] = {}
+        # vLLM itself takes ten seconds to find a dead worker under load; `workers` is its multiprocess executor's own.
+        self._workers = [worker.proc for worker in getattr(engine.model_executor, "workers", ())]
         self._adapters = {
             name: LoRARequest(name, number, str(path)) for number, (name, path) in enumerate(model.adapters.items(), 1)
         }
@@ -82,13 +92,18 @@ class VLLMBackend(Backend):
             raise ConfigError(f"option.model_id: the {cls.name} backend needs a model")
         if not model.path.is_dir():
             raise ConfigError(f"option.model_id: vLLM needs the directory of a checkpoint, not {model.path.name}")
-        arguments = engine_arguments(model.path, properties, backend=cls.name)
+        arguments = engine_arguments(model.path, properties, backend=cls.name, adapters=len(model.adapters))
         report("loading weights")
         try:
             engine = LLMEngine.from_engine_args(arguments)
         except Exception as error:  # whatever stops the engine from starting, the operator must hear of it
             raise load_error(error, arguments) from error
         return cls(engine, model)
+
+    @classmethod
+    def check_options(cls, properties: ServingProperties) -> None:
+        """Ask vLLM's own parser."""
+        engine_arguments(Path(), properties, backend=cls.name)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -133,6 +148,13 @@ class VLLMBackend(Backend):
                 del self._requests[output.request_id]
         return results
 
+    def check_health(self) -> None:
+        """Look at the worker processes, where there are any. Raises `EngineDead` naming the one that has died."""
+        dead = connection.wait([worker.sentinel for worker in self._workers], timeout=0) if self._workers else ()
+        for worker in self._workers:
+            if worker.sentinel in dead:
+                raise EngineDead(f"vLLM's worker process {worker.name} has died; was it out of memory?")
+
     def close(self) -> None:
         """End vLLM's worker processes, where there are any."""
         self._engine.engine_core.shutdown()
@@ -147,16 +169,44 @@ class VLLMBackend(Backend):
 
 def load_error(error: Exception, arguments: EngineArgs) -> ConfigError:
     """Say in one line why vLLM does not start, with the option that its words are about."""
-    reason = _one_line(error)
-    named = [name for name in vars(arguments) if "_" in name and re.search(rf"\b{name}\b", reason)]
-    named += [name for name in ("dtype", "quantization") if re.search(rf"\b{name}\b", reason)]
-    return ConfigError(f"{option_of(named[0] if named else 'model')}: vLLM cannot serve {arguments.model}: {reason}")
+    reason = _words(error)
+    quantization = arguments.quantization
+    if quantization is not None and re.search(rf"\b{re.escape(str(quantization))}\b", reason):
+        argument = "quantization"
+    else:
+        argument = next((name for name in vars(arguments) if _names(reason, name, arguments)), "model")
+    if argument == "model" and re.search(r"\bmemory\b", reason):
+        argument = "gpu_memory_utilization"
+    return ConfigError(f"{option_of(argument)}: vLLM cannot serve {arguments.model}: {_shortened(reason)}")
+
+
+def _names(text: str, name: str, arguments: EngineArgs) -> bool:
+    """Whether vLLM's words are about `name`: it writes `load_format` in one place, "Load format" in another.
+
+    The latter counts for what somebody has set, and names of one common word say nothing.
+    """
+    words = name.split("_")
+    if len(words) == 1 and name not in ("dtype", "quantization"):
+        return False
+    between = "[ _]" if getattr(arguments, name) != getattr(EngineArgs, name, None) else "_"
+    return re.search(rf"\b{between.join(words)}\b", text, re.IGNORECASE) is not None
 
 
 def _one_line(error: Exception) -> str:
-    """VLLM's own words without the furniture of pydantic around them, and not the hundreds of names it knows."""
+    return _shortened(_words(error))
+
+
+def _words(error: Exception) -> str:
+    """The words of vLLM's own on one line, without pydantic's around them."""
     text = str(error) or type(error).__name__
     if found := re.search(r"Value error, (.*?)(?: \[type=|$)", text, re.DOTALL):
         text = found[1]
-    text = " ".join(re.sub(r"\[type=.*", "", text, flags=re.DOTALL).split())
-    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
+    return " ".join(re.sub(r"\[type=.*", "", text, flags=re.DOTALL).split())
+
+
+def _shortened(text: str) -> str:
+    """Whole sentences, without the hundreds of names that vLLM at times goes on to list."""
+    if len(text) <= _LONGEST_REASON:
+        return text
+    end = text.rfind(". ", 0, _LONGEST_REASON) + 1
+    return text[:end] if end else f"{text[:_LONGEST_REASON]}..."

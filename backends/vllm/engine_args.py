@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 DEFAULT_BATCH_SIZE = 256
 """As LMI sets it for this engine."""
 
+DEFAULT_MAX_LORAS = 4
+"""As LMI sets it."""
+
 ALIASES = {
     "max_rolling_batch_size": "max_num_seqs",
     "max_rolling_batch_prefill_tokens": "max_num_batched_tokens",
@@ -43,6 +46,7 @@ OURS = {
     "model": "option.model_id",
     "revision": "option.revision",
     "served_model_name": "option.model_name",
+    "tokenizer": "the model's own, which is what makes the text",
     "skip_tokenizer_init": "nothing: grammars need the tokenizer",
     "disable_log_stats": "nothing: figures come from the server",
     "use_tqdm_on_load": "nothing: the log says what is loaded",
@@ -81,8 +85,10 @@ DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 LOGITS_PROCESSOR = "backends.vllm.typical:TypicalLogitsProcessor"
 
 
-def engine_arguments(path: Path, properties: ServingProperties, *, backend: str = "vllm") -> EngineArgs:
-    """Return the arguments for the model in `path`. Raises `ConfigError` with the name of the option.
+def engine_arguments(
+    path: Path, properties: ServingProperties, *, backend: str = "vllm", adapters: int = 0
+) -> EngineArgs:
+    """Return the arguments for the model in `path`, which comes with so many adapters. Raises `ConfigError` naming the option.
 
     `backend` is whose options count: `vllm`, or another that runs on it.
     """
@@ -101,9 +107,21 @@ def engine_arguments(path: Path, properties: ServingProperties, *, backend: str 
     arguments = EngineArgs.from_cli_args(_parse({"model": str(path)} | texts))
     arguments.disable_log_stats = True
     arguments.use_tqdm_on_load = False
+    if arguments.enable_lora:
+        _make_room(arguments, adapters, explicit="max_loras" in texts)
     if arguments.speculative_config is None:  # vLLM does not combine the two
         arguments.logits_processors = [LOGITS_PROCESSOR]
     return arguments
+
+
+def _make_room(arguments: EngineArgs, adapters: int, *, explicit: bool) -> None:
+    if not explicit:
+        arguments.max_loras = DEFAULT_MAX_LORAS
+    if current_platform.is_cpu():
+        # On CPU a request without an adapter computes with what is in the last place, which must therefore stay empty.
+        arguments.max_loras = max(arguments.max_loras, adapters + 1)
+    if arguments.max_cpu_loras is not None:
+        arguments.max_cpu_loras = max(arguments.max_cpu_loras, arguments.max_loras)
 
 
 def option_of(argument: str) -> str:

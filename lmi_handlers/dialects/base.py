@@ -3,31 +3,66 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import msgspec
 
 from formatters.base import Formatter
-from lmi_handlers.errors import InvalidRequest, LMIError
+from lmi_handlers.errors import InvalidBody, InvalidJson, InvalidRequest, LMIError
 from lmi_handlers.request import GenerationRequest
+from lmi_handlers.usage import Usage
 
 
 class Payload(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as HTTP delivered it. `stream` is true where SageMaker's streaming API was called; `accept` is the header."""
+    """A request as HTTP delivered it. `stream` is true where SageMaker's streaming API was called; `accept` is the header.
+
+    `adapter` is the one that a header or the query names; what the body says is stronger.
+    """
 
     data: bytes
     request_id: str
     content_type: str = "application/json"
     accept: str = ""
     stream: bool = False
+    adapter: str | None = None
+
+
+class TokenLimits(msgspec.Struct, frozen=True):
+    """Most tokens of a prompt, and of a prompt and its answer together."""
+
+    max_input_tokens: int
+    max_total_tokens: int
+
+
+LengthCheck = Callable[[GenerationRequest, int, int, TokenLimits], None]
+"""`(request, position, tokens, limits)`: raises `InvalidRequest` where prompt `position` of so many tokens is too long."""
+
+
+def check_length(request: GenerationRequest, position: int, tokens: int, limits: TokenLimits) -> None:
+    """Refuse a prompt that leaves no room for an answer, which is otherwise as long as fits. Raises `InvalidRequest`."""
+    field = "inputs" if len(request.prompts) == 1 else f"inputs[{position}]"
+    if tokens >= limits.max_total_tokens:
+        raise InvalidRequest(
+            f"has {tokens} tokens; the model takes {limits.max_total_tokens} in all and one must be left to generate",
+            field=field,
+        )
+    if tokens > limits.max_input_tokens:
+        raise InvalidRequest(
+            f"has {tokens} tokens; prompts may have {limits.max_input_tokens} (option.max_input_tokens)", field=field
+        )
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """What a body asks for, how the answer is to look, and what the client calls a field of `SamplingParams`."""
+    """What a body asks for, how the answer is to look, and what the client calls a field of `SamplingParams`.
+
+    `check_length` is asked for each prompt once its tokens are counted.
+    """
 
     request: GenerationRequest
     formatter: type[Formatter]
     spelling: Callable[[str], str]
+    check_length: LengthCheck = check_length
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):
@@ -41,6 +76,9 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 class Dialect(ABC):
     """One wire contract. One object serves every request, so it keeps no state of any of them."""
 
+    fixed_headers: ClassVar[Mapping[str, str]] = {}
+    """Response headers that go with every response, errors included."""
+
     @abstractmethod
     def parse(self, payload: Payload) -> Parsed:
         """Validate a body. Raises `InvalidRequest` naming the field."""
@@ -49,19 +87,23 @@ class Dialect(ABC):
     def error(self, error: LMIError) -> ErrorResponse:
         """Render an error that is known before the first byte of the answer."""
 
+    def answer_headers(self, request: GenerationRequest, usage: Usage) -> Mapping[str, str]:  # noqa: ARG002  for those that have some
+        """Return further headers of an answer: of a whole one once it is complete, of a stream when it begins."""
+        return {}
+
 
 def decode_json(data: bytes) -> object:
-    """Decode a body strictly. Raises `InvalidRequest` for all that is not one JSON value: NaN, bottomless nesting, ..."""
+    """Decode a body strictly. Raises `InvalidJson` for all that is not one JSON value: NaN, bottomless nesting, ..."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+        raise InvalidJson(f"the body is not valid JSON: {error}") from error
     except RecursionError as error:
-        raise InvalidRequest("the body is not valid JSON: it is nested too deeply") from error
+        raise InvalidJson("the body is not valid JSON: it is nested too deeply") from error
 
 
-def conversion_error(error: msgspec.ValidationError, *, prefix: str = "") -> InvalidRequest:
+def conversion_error(error: msgspec.ValidationError, *, prefix: str = "") -> InvalidBody:
     """Turn msgspec's message ("Expected `int`, got `str` - at `$.seed`") into one that has the field in front."""
     message, _, path = str(error).partition(" - at `$")
     field = (prefix + path.rstrip("`")).lstrip(".")
-    return InvalidRequest(message, field=field or None)
+    return InvalidBody(message, field=field or None)

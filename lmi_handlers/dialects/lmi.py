@@ -7,6 +7,7 @@ in order; every error says its cause first and names the field, where DJL has on
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import msgspec
 
@@ -40,6 +41,13 @@ STATUS: dict[type[LMIError], int] = {
 }
 """HTTP status by error, looked up along the class's ancestors; whatever is not here is LMI's 424."""
 
+FIXED_HEADERS = {
+    "Pragma": "no-cache",
+    "Cache-Control": "no-cache; no-store, must-revalidate, private",
+    "Expires": "Thu, 01 Jan 1970 00:00:00 UTC",
+}
+"""What DJL's front end sends with every response."""
+
 REQUEST_FORMATTERS = ("json", "jsonlines", "sse")
 """What `parameters.output_formatter` of a request may name."""
 
@@ -54,18 +62,20 @@ def status_of(error: LMIError) -> int:
 class LmiDialect(Dialect):
     """The schema that LMI documents for continuous batching."""
 
-    def __init__(self, properties: ServingProperties) -> None:
-        """Raises `ConfigError` where `option.output_formatter` cannot be imported."""
-        self._tgi_compat = properties.tgi_compat
+    fixed_headers = FIXED_HEADERS
+
+    def __init__(self, properties: ServingProperties, sampled_defaults: Mapping[str, float]) -> None:
+        """`sampled_defaults` are LMI's for the backend. Raises `ConfigError` where `option.output_formatter` is wrong."""
+        self._sampled_defaults = sampled_defaults
         self._formatter = properties.output_formatter
         self._logged: set[str] = set()
-        names = {name: f"tgi_{name}" if self._tgi_compat else name for name in REQUEST_FORMATTERS}
+        names = [*REQUEST_FORMATTERS]
         if self._formatter is not None and self._formatter not in names:
             if self._formatter not in available_formatters():
                 known = ", ".join(sorted(REQUEST_FORMATTERS))
                 raise ConfigError(f"option.output_formatter has value {self._formatter!r}: not one of {known}")
-            names[self._formatter] = self._formatter
-        self._formatters = {name: load_formatter_class(full_name) for name, full_name in names.items()}
+            names.append(self._formatter)
+        self._formatters = {name: load_formatter_class(name) for name in names}
 
     def parse(self, payload: Payload) -> Parsed:
         """Validate a body and choose how to answer it."""
@@ -76,7 +86,7 @@ class LmiDialect(Dialect):
             raise InvalidRequest("a list of prompts cannot be streamed; send them one by one", field="inputs")
         ignored = body.ignored + unknown
         self._log_ignored(ignored)
-        request = self._request(payload.request_id, body, ignored, formatter)
+        request = self._request(payload, body, ignored, formatter)
         return Parsed(request, formatter, body.parameters.spelling)
 
     def error(self, error: LMIError) -> ErrorResponse:
@@ -94,23 +104,25 @@ class LmiDialect(Dialect):
             name = "json"
         elif "text/event-stream" in accept:
             name = "sse"
-        elif "application/jsonlines" in accept:
-            name = "jsonlines"
         else:
-            name = "sse" if self._tgi_compat else "jsonlines"
+            name = "jsonlines"
         return self._formatters[name], () if requested is None else ("output_formatter",)
 
     def _request(
-        self, request_id: str, body: LmiBody, ignored: tuple[str, ...], formatter: type[Formatter]
+        self, payload: Payload, body: LmiBody, ignored: tuple[str, ...], formatter: type[Formatter]
     ) -> GenerationRequest:
         parameters = body.parameters
         beam_search = parameters.beam_search_params()
-        details = self._tgi_compat if parameters.details is None else parameters.details
+        details = bool(parameters.details)
         needs_logprobs = formatter.streams or details or parameters.sequences > 1
         return GenerationRequest(
-            request_id=request_id,
+            request_id=payload.request_id,
             prompts=body.prompts,
-            sampling_params=parameters.sampling_params(stream=formatter.streams, needs_logprobs=needs_logprobs),
+            sampling_params=parameters.sampling_params(
+                stream=formatter.streams, needs_logprobs=needs_logprobs, sampled_defaults=self._sampled_defaults
+            ),
+            adapters=body.adapters or (payload.adapter,) * len(body.prompts),
+            priority=parameters.priority or 0,
             beam_search=beam_search,
             truncate=parameters.truncate_to,
             stream=formatter.streams,

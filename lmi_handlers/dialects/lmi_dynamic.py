@@ -5,9 +5,11 @@ Source: the LMI input/output schema document. As in DJL the text contains the pr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from formatters.dynamic import FAILURE, DynamicJsonFormatter, DynamicJsonLinesFormatter, pretty
 from lmi_handlers.dialects.base import Dialect, ErrorResponse, Parsed, Payload
-from lmi_handlers.dialects.lmi import status_of
+from lmi_handlers.dialects.lmi import FIXED_HEADERS, status_of
 from lmi_handlers.dialects.lmi_parameters import parse_body
 from lmi_handlers.errors import LMIError
 from lmi_handlers.properties import ServingProperties
@@ -19,7 +21,10 @@ _ROLLING_BATCH_ONLY = ("n", "best_of", "details", "decoder_input_details", "top_
 class LmiDynamicDialect(Dialect):
     """The schema that LMI documents for dynamic and static batching."""
 
-    def __init__(self, properties: ServingProperties) -> None:
+    fixed_headers = FIXED_HEADERS
+
+    def __init__(self, properties: ServingProperties, sampled_defaults: Mapping[str, float]) -> None:
+        self._sampled_defaults = sampled_defaults
         self._streaming = properties.enable_streaming != "false"
 
     def parse(self, payload: Payload) -> Parsed:
@@ -31,7 +36,11 @@ class LmiDynamicDialect(Dialect):
         request = GenerationRequest(
             request_id=payload.request_id,
             prompts=body.prompts,
-            sampling_params=body.parameters.sampling_params(stream=True, needs_logprobs=False),
+            sampling_params=body.parameters.sampling_params(
+                stream=True, needs_logprobs=False, sampled_defaults=self._sampled_defaults
+            ),
+            adapters=body.adapters or (payload.adapter,) * len(body.prompts),
+            priority=body.parameters.priority or 0,
             beam_search=body.parameters.beam_search_params(),
             truncate=body.parameters.truncate_to,
             stream=formatter.streams,

@@ -1,10 +1,12 @@
 """LMI's request body, and its generation parameters with all their spellings as `SamplingParams`.
 
-Source: the LMI input/output schema document, "GenerationParameters" and the additional ones of vLLM and lmi-dist.
+Source: the LMI input/output schema document, "GenerationParameters" and the additional ones of vLLM, lmi-dist and
+TensorRT-LLM; `structured_outputs` and `guided_*` are vLLM's, to which LMI passes what it does not know.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,11 +14,21 @@ import msgspec
 from lmi_handlers.dialects.base import Payload, conversion_error, decode_json
 from lmi_handlers.errors import InvalidRequest
 from lmi_handlers.request import BeamSearchParams
-from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
 
 DEFAULT_MAX_NEW_TOKENS = 30
 
 T = TypeVar("T")
+
+
+class StructuredOutputsBody(msgspec.Struct, frozen=True, kw_only=True):
+    """`parameters.structured_outputs`, vLLM's object of that name."""
+
+    json: dict[str, Any] | bool | str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
 
 
 class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,17 +36,29 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
 
     do_sample: bool | None = None
     seed: int | str | None = None
+    random_seed: int | str | None = None
     temperature: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     top_k: int | None = None
+    runtime_top_k: int | None = None
     top_p: float | None = None
+    runtime_top_p: float | None = None
     min_p: float | None = None
     typical_p: float | None = None
     logit_bias: dict[int, float] | None = None
+    bad_words: list[str] | str | None = None
+    allowed_token_ids: list[int] | None = None
+    structured_outputs: StructuredOutputsBody | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    priority: int | None = None
     max_new_tokens: int | None = None
     max_tokens: int | None = None
+    request_output_len: int | None = None
     min_new_tokens: int | None = None
     min_tokens: int | None = None
     stop_sequences: list[str] | str | None = None
@@ -50,6 +74,7 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
     best_of: int | None = None
     num_beams: int | None = None
     length_penalty: float | None = None
+    len_penalty: float | None = None
     early_stopping: bool | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -59,18 +84,28 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
     return_full_text: bool | None = None
     output_formatter: str | None = None
 
-    def sampling_params(self, *, stream: bool, needs_logprobs: bool) -> SamplingParams:
+    def sampling_params(
+        self, *, stream: bool, needs_logprobs: bool, sampled_defaults: Mapping[str, float]
+    ) -> SamplingParams:
         """Translate. Raises `InvalidRequest` with LMI's name of the field.
 
         Without `do_sample` and `temperature` decoding is greedy; a temperature alone samples, as LMI does since 0.32.
-        In a stream only the first sequence can be shown, so only one is made.
+        `sampled_defaults` are what LMI sets for the backend in use where `do_sample` is true. In a stream only the first
+        sequence can be shown, so only one is made.
         """
+        defaults = sampled_defaults if self.do_sample else {}
         values: dict[str, object] = {
             "n": 1 if stream else self.sequences,
-            "max_tokens": _first(self.max_new_tokens, self.max_tokens, DEFAULT_MAX_NEW_TOKENS),
+            "max_tokens": _first(self.request_output_len, self.max_new_tokens, self.max_tokens, DEFAULT_MAX_NEW_TOKENS),
             "min_tokens": _first(self.min_new_tokens, self.min_tokens),
-            "temperature": self._temperature(),
-            "seed": self._seed(),
+            "temperature": self._temperature(defaults),
+            "top_k": _first(self.runtime_top_k, self.top_k, defaults.get("top_k")),
+            "top_p": _first(self.runtime_top_p, self.top_p, defaults.get("top_p")),
+            "seed": _integer("seed", self.seed)
+            if self.random_seed is None
+            else _integer("random_seed", self.random_seed),
+            "bad_words": _strings(self.bad_words),
+            "allowed_token_ids": None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
             "stop": _strings(self.stop if self.stop_sequences is None else self.stop_sequences),
             "stop_token_ids": None if self.stop_token_ids is None else tuple(self.stop_token_ids),
             "ignore_eos": _first(self.ignore_eos_token, self.ignore_eos),
@@ -81,7 +116,7 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
             values[name] = getattr(self, name)
         given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
         try:
-            return SamplingParams(**given)
+            return SamplingParams(**given, structured_outputs=self._structured_outputs())
         except InvalidRequest as error:
             raise InvalidRequest(error.message, field=self.spelling(error.field or "")) from error
 
@@ -89,7 +124,8 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
         """Translate what concerns beam search; None for fewer than two beams. Raises `InvalidRequest`."""
         if _at_least("num_beams", self.num_beams, 1) == 1:
             return None
-        values = {name: getattr(self, name) for name in BeamSearchParams.__struct_fields__}
+        values: dict[str, Any] = {name: getattr(self, name) for name in BeamSearchParams.__struct_fields__}
+        values["length_penalty"] = _first(self.len_penalty, self.length_penalty)
         try:
             return BeamSearchParams(**{name: value for name, value in values.items() if value is not None})
         except InvalidRequest as error:
@@ -115,28 +151,38 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
 
     def spelling(self, field: str) -> str:
         """Where in the body the client set what `SamplingParams` calls `field`."""
+        if field == "adapters":
+            return field  # it stands beside `parameters`
         names = _SPELLINGS.get(field, ())
         return f"parameters.{next((name for name in names if getattr(self, name) is not None), field)}"
 
-    def _temperature(self) -> float:
+    def _temperature(self, defaults: Mapping[str, float]) -> float:
         if self.do_sample is False or (self.do_sample is None and self.temperature is None):
             return 0.0
-        return 1.0 if self.temperature is None else self.temperature
+        return defaults.get("temperature", 1.0) if self.temperature is None else self.temperature
 
-    def _seed(self) -> int | None:
-        if not isinstance(self.seed, str):
-            return self.seed
-        if not (self.seed.isascii() and self.seed.isdigit()):
-            raise InvalidRequest(f"must be an integer, got {self.seed[:32]!r}", field="parameters.seed")
-        return int(self.seed)
+    def _structured_outputs(self) -> StructuredOutputs | None:
+        """What `structured_outputs` and the older `guided_*` ask for together. Raises `InvalidRequest`."""
+        asked = self.structured_outputs or StructuredOutputsBody()
+        schema = _first(asked.json, self.guided_json)
+        choice = _first(asked.choice, self.guided_choice)
+        values: dict[str, Any] = {
+            "json": schema if isinstance(schema, str | None) else msgspec.json.encode(schema).decode(),
+            "json_object": asked.json_object or None,
+            "regex": _first(asked.regex, self.guided_regex),
+            "choice": None if choice is None else tuple(choice),
+            "grammar": _first(asked.grammar, self.guided_grammar),
+        }
+        given = {name: value for name, value in values.items() if value is not None}
+        if not given and self.structured_outputs is None:
+            return None
+        return StructuredOutputs(**given)
 
 
 _SAME_NAME = (
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
-    "top_k",
-    "top_p",
     "min_p",
     "typical_p",
     "logit_bias",
@@ -145,9 +191,13 @@ _SAME_NAME = (
 )
 _SPELLINGS = {
     "n": ("n", "best_of"),
-    "max_tokens": ("max_new_tokens", "max_tokens"),
+    "max_tokens": ("request_output_len", "max_new_tokens", "max_tokens"),
     "min_tokens": ("min_new_tokens", "min_tokens"),
     "temperature": ("temperature", "do_sample"),
+    "top_k": ("runtime_top_k", "top_k", "do_sample"),
+    "top_p": ("runtime_top_p", "top_p", "do_sample"),
+    "length_penalty": ("len_penalty", "length_penalty"),
+    "structured_outputs": ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     "stop": ("stop_sequences", "stop"),
     "logprobs": ("top_n_tokens", "logprobs"),
 }
@@ -155,16 +205,20 @@ _SPELLINGS = {
 # What has no effect, unless it says the default: the other ways of joining special tokens than the one that fast
 # tokenizers have, and beam search's own parameters in a request without it.
 _WITHOUT_EFFECT: dict[str, object] = {"spaces_between_special_tokens": True}
-_WITHOUT_EFFECT_WITHOUT_BEAMS: dict[str, object] = {"length_penalty": 1.0, "early_stopping": False}
+_WITHOUT_EFFECT_WITHOUT_BEAMS: dict[str, object] = {"length_penalty": 1.0, "len_penalty": 1.0, "early_stopping": False}
 
 
 _KNOWN = frozenset(LmiParameters.__struct_fields__)
 
 
 class LmiBody(msgspec.Struct, frozen=True):
-    """A body taken apart. `ignored` names what has no effect here, for the client to be told; `stream` None: not said."""
+    """A body taken apart. `ignored` names what has no effect here, for the client to be told; `stream` None: not said.
+
+    `adapters` has a name, or None for the model itself, for each prompt; it is empty where the body names none.
+    """
 
     prompts: tuple[str, ...]
+    adapters: tuple[str | None, ...]
     parameters: LmiParameters
     ignored: tuple[str, ...]
     stream: bool | None
@@ -178,7 +232,8 @@ def parse_body(payload: Payload) -> LmiBody:
     stream = body.get("stream")
     if not isinstance(stream, bool | None):
         raise InvalidRequest(f"must be true or false, got {stream!r:.40}", field="stream")
-    return LmiBody(prompts, parameters, ignored, stream)
+    adapters = _adapters(body.get("adapters"), len(prompts))
+    return LmiBody(prompts, adapters, parameters, ignored, stream)
 
 
 def _decode(payload: Payload) -> dict[str, object]:
@@ -210,6 +265,19 @@ def _prompts(value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _adapters(value: object, prompts: int) -> tuple[str | None, ...]:
+    """One name for all prompts, or a list with one for each; "" is the model itself."""
+    if value is None:
+        return ()
+    values: list[object] = value if isinstance(value, list) else [value] * prompts
+    names = tuple(name or None for name in values if isinstance(name, str | None))
+    if len(names) != len(values):
+        raise InvalidRequest("must be the name of an adapter, or a list of names", field="adapters")
+    if len(names) != prompts:
+        raise InvalidRequest(f"must have a name for each of the {prompts} prompts, got {len(names)}", field="adapters")
+    return names
+
+
 def _parameters(value: object) -> tuple[LmiParameters, tuple[str, ...]]:
     if not isinstance(value, dict):
         raise InvalidRequest(f"must be an object, got {type(value).__name__}", field="parameters")
@@ -233,6 +301,15 @@ def _strings(value: list[str] | str | None) -> tuple[str, ...] | None:
     if value is None:
         return None
     return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _integer(field: str, value: int | str | None) -> int | None:
+    """DJL's front end writes a seed of its own as a string, so clients have learnt to."""
+    if not isinstance(value, str):
+        return value
+    if not (value.isascii() and value.isdigit()):
+        raise InvalidRequest(f"must be an integer, got {value[:32]!r}", field=f"parameters.{field}")
+    return int(value)
 
 
 def _at_least(field: str, value: int | None, low: int) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -85,6 +87,7 @@ class EngineLoop:
         self._waiting_sequences = 0
         self._submitted = 0
         self._stopping = False
+        self._failing = threading.Lock()
         self.step_started: float | None = None
 
     def run(self) -> None:
@@ -92,6 +95,9 @@ class EngineLoop:
         try:
             while not self._stopping:
                 self.turn()
+        except EngineDead as error:
+            self.fail_all(error)
+            raise
         except Exception as error:
             self.fail_all(EngineDead(f"the engine died: {type(error).__name__}: {error}"))
             raise
@@ -107,16 +113,35 @@ class EngineLoop:
             self.step_started = None
             self._deliver(outputs)
 
+    @property
+    def running(self) -> int:
+        """Sequences that the backend has; any thread may ask."""
+        return len(self._sequences)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait to start; any thread may ask.
+
+        Each message that came during the step under way counts as one: nearly all of them are requests for one.
+        """
+        return self._waiting_sequences + self._inbox.qsize()
+
     def stop(self) -> None:
         """Leave `run` after the current step."""
         self._stopping = True
 
     def fail_all(self, error: LMIError) -> None:
         """Tell every waiting and running request that it has failed. For the loop's end, or when the loop is stuck."""
-        requests = list(self._requests.values())
-        self._requests.clear()  # and nothing else: the backend may be stuck, or of no more use
-        for request in requests:
-            self._tell(request, error)
+        with self._failing:  # whoever comes second goes on to end the process, and must not before the first is done
+            requests = list(self._requests.values())
+            self._requests.clear()  # and nothing else: the backend may be stuck, or of no more use
+            for request in requests:
+                self._tell(request, error)
+            with contextlib.suppress(queue.Empty):  # those that came during the step that never returned
+                while True:
+                    worker, message = self._inbox.get_nowait()
+                    if isinstance(message, Submit):
+                        worker.send(Failed(message.number, type(error).__name__, str(error)))
 
     def _receive(self) -> None:
         timeout = 0.0

@@ -26,13 +26,16 @@ from lmi_handlers.engine.loop import Disconnected, EngineLoop, Inbox
 from lmi_handlers.engine.messages import EngineInfo, EngineMessage, Loading, Ready
 from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
 from lmi_handlers.engine.outbox import Outbox
-from lmi_handlers.engine.settings import EXIT_CONFIG, EngineSettings
+from lmi_handlers.engine.settings import EXIT_CONFIG, EngineSettings, read_line
 from lmi_handlers.errors import ConfigError, EngineDead
 from lmi_handlers.log import configure_logging
+from lmi_handlers.metrics.engine import EngineMetrics
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.text.bundle import build_byte_bundle, build_text_bundle
 
 EXIT_STUCK = 70
+_WATCH_INTERVAL = 0.2
+_LOAD_INTERVAL = 0.1
 
 logger = logging.getLogger("lmi_handlers.engine.process")  # __name__ is "__main__" here
 
@@ -136,7 +139,8 @@ def serve(settings: EngineSettings, lifeline: int) -> None:
     admission = _admission(settings.properties, backend.capabilities.max_num_seqs)
     loop = EngineLoop(backend, admission, settings.properties.job_queue_size, inbox)
     limit = settings.properties.predict_timeout
-    threading.Thread(target=_watch_steps, args=(loop, limit, server), daemon=True).start()
+    threading.Thread(target=_watch, args=(loop, backend, limit, server), daemon=True).start()
+    threading.Thread(target=_publish_load, args=(loop, EngineMetrics(settings.metrics_dir)), daemon=True).start()
     server.announce(Ready(info))
     logger.info(
         "engine ready",
@@ -213,22 +217,41 @@ def _admission(properties: ServingProperties, max_num_seqs: int) -> Admission:
     return DynamicBatch(properties.batch_size, properties.max_batch_delay / 1000)
 
 
-def _watch_steps(loop: EngineLoop, limit: float, server: WorkerServer) -> None:
-    """A step that takes longer than any request may is stuck for good: say so to everyone, and start afresh."""
+def _watch(loop: EngineLoop, backend: Backend, step_limit: float, server: WorkerServer) -> None:
+    """End the process, once everyone has been told, where the loop cannot: it is in a step that will never return.
+
+    A step that takes longer than any request may is stuck for good; an engine that has lost a process may not notice.
+    """
     while True:
-        time.sleep(min(1.0, limit / 4))
+        time.sleep(_WATCH_INTERVAL)
         started = loop.step_started
-        if started is not None and time.monotonic() - started > limit:
-            logger.critical("engine step stuck; the process ends", extra={"seconds": limit})
-            loop.fail_all(EngineDead(f"one engine step took longer than predict_timeout ({limit:g} s); it restarts"))
+        error: EngineDead | None = None
+        if started is not None and time.monotonic() - started > step_limit:
+            error = EngineDead(f"one engine step took longer than predict_timeout ({step_limit:g} s); it restarts")
+        try:
+            backend.check_health()
+        except EngineDead as death:
+            error = death
+        if error is not None:
+            logger.critical("engine is dead; the process ends", extra={"cause": str(error)})
+            loop.fail_all(error)
             server.flush()
             os._exit(EXIT_STUCK)
+
+
+def _publish_load(loop: EngineLoop, metrics: EngineMetrics) -> None:
+    """Say how much there is to do: not from within the loop, whose steps may take their time."""
+    while True:
+        metrics.set_load(running=loop.running, waiting=loop.waiting)
+        time.sleep(_LOAD_INTERVAL)
 
 
 def _exit_with_parent(lifeline: int) -> None:
     """The parent holds the other end for as long as it lives; nobody is left to serve after that."""
     while os.read(lifeline, 1024):
         pass
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)  # with the processes that the engine has started
     os._exit(0)
 
 
@@ -237,7 +260,7 @@ def main() -> int:
     configure_logging()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to the whole group; the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    settings = msgspec.json.decode(_read_line(sys.stdin.fileno()), type=EngineSettings)
+    settings = msgspec.json.decode(read_line(sys.stdin.fileno()), type=EngineSettings)
     try:
         serve(settings, sys.stdin.fileno())
     except ConfigError as error:
@@ -247,16 +270,6 @@ def main() -> int:
         logger.exception("engine died")
         return 1
     return 0
-
-
-def _read_line(descriptor: int) -> bytes:
-    line = b""
-    while not line.endswith(b"\n"):
-        chunk = os.read(descriptor, 1 << 16)
-        if not chunk:
-            raise SystemExit("lmi_handlers.engine.process expects its settings on standard input")
-        line += chunk
-    return line
 
 
 if __name__ == "__main__":

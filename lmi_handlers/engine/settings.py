@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -32,6 +33,27 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         return Path(self.runtime_dir) / "text"
 
     @property
+    def metrics_dir(self) -> Path:
+        """Where each process keeps its numbers."""
+        return metrics_dir(self.socket_path)
+
+    @property
     def failure_path(self) -> Path:
         """Exists once the supervisor has given up; holds the exit status for the whole server."""
         return Path(self.runtime_dir) / "failed"
+
+
+def metrics_dir(socket_path: Path) -> Path:
+    """Where the processes around the engine that listens on `socket_path` keep their numbers."""
+    return socket_path.with_name("metrics")
+
+
+def read_line(descriptor: int) -> bytes:
+    """Return the settings' line, and leave what follows it unread: nothing but the end, which tells that the parent is gone."""
+    line = b""
+    while not line.endswith(b"\n"):
+        chunk = os.read(descriptor, 1 << 16)
+        if not chunk:
+            raise SystemExit("this process expects its settings on standard input")
+        line += chunk
+    return line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -13,7 +14,7 @@ from collections import deque
 
 import msgspec
 
-from lmi_handlers.engine.settings import EXIT_CONFIG, EngineSettings
+from lmi_handlers.engine.settings import EXIT_CONFIG, EngineSettings, read_line
 from lmi_handlers.log import configure_logging
 
 _FIRST_BACK_OFF = 0.5
@@ -42,18 +43,21 @@ class Restarts:
 def supervise(settings: EngineSettings) -> int:
     """Run engines until this process is told to stop (returns 0) or no further start makes sense (returns an exit status).
 
-    The engine's standard input is its lifeline: it ends when this process does, however that comes about.
+    The engine's standard input is its lifeline: it ends when this process does, however that comes about. It leads a process
+    group of its own, which ends with it.
     """
     properties = settings.properties
     restarts = Restarts(properties.restart_limit, properties.restart_window)
     line = msgspec.json.encode(settings) + b"\n"
     while True:
-        engine = subprocess.Popen([sys.executable, "-m", "lmi_handlers.engine.process"], stdin=subprocess.PIPE)
+        command = [sys.executable, "-m", "lmi_handlers.engine.process"]
+        engine = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         assert engine.stdin is not None  # noqa: S101  follows from stdin=PIPE
         engine.stdin.write(line)
         engine.stdin.flush()
         status = engine.wait()
         engine.stdin.close()
+        _end_group(engine.pid)
         if status == EXIT_CONFIG:
             return status
         delay = restarts.after_death(time.monotonic())
@@ -67,6 +71,12 @@ def supervise(settings: EngineSettings) -> int:
             )
             return 1
         time.sleep(delay)
+
+
+def _end_group(leader: int) -> None:
+    """End what a dead engine has left: a worker of its own that waits for another in a tight loop would do so for ever."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter where only zombies are left
+        os.killpg(leader, signal.SIGKILL)
 
 
 def _describe(status: int) -> str:
@@ -85,7 +95,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is in flight must end first; the arbiter's pipe says when
     parent = os.getppid()
-    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSettings)
+    settings = msgspec.json.decode(read_line(sys.stdin.fileno()), type=EngineSettings)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     status = supervise(settings)
     settings.failure_path.write_text(str(status))
@@ -95,7 +105,8 @@ def main() -> int:
 
 def _end_with_parent() -> None:
     """Standard input ends when the arbiter and all its workers are gone; the engine ends with this process."""
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 1024):  # not through `sys.stdin`, whose lock would disturb this process's end
+        pass
     os._exit(0)
 
 

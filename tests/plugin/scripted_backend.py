@@ -52,17 +52,18 @@ def write_model(directory: Path) -> None:
 class ScriptedBackend(Backend):
     """One token of the script per step; the n-th sequence of a request has other ids and lower probabilities."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, max_model_len: int) -> None:
         self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
         self._running: dict[str, tuple[TokenRequest, int]] = {}
 
     @classmethod
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> ScriptedBackend:
-        return cls(model.vocab_size)
+        return cls(model.vocab_size, properties.max_model_len or 2048)
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(backend="scripted", max_model_len=2048, vocab_size=self._vocab_size)
+        return Capabilities(backend="scripted", max_model_len=self._max_model_len, vocab_size=self._vocab_size)
 
     def add_request(self, request: TokenRequest) -> None:
         self._running[request.request_id] = (request, 0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tensorrt_llm.contract import TYPES, check_types, dataclass_of
+from tensorrt_llm.contract import TYPES, Misuse, check_types, dataclass_of
 
 
 def _validate_guide(self: Any) -> None:
@@ -15,6 +15,8 @@ def _validate_guide(self: Any) -> None:
     guides = [name for name in ("json", "regex", "grammar", "json_object", "structural_tag") if getattr(self, name)]
     if len(guides) > 1:
         raise ValueError(f"Only one guide can be used for a request, but got {len(guides)}.")
+    if not guides:
+        raise Misuse("GuidedDecodingParams without a guide are ignored by the engine")
 
 
 GuidedDecodingParams = dataclass_of("GuidedDecodingParams", _validate=_validate_guide)

@@ -30,11 +30,19 @@ class Job:
     """A request in the worker."""
 
     def __init__(
-        self, result: RequestOutput, prompt: list[int], params: Any, *, cache_salt: str | None, streaming: bool
+        self,
+        result: RequestOutput,
+        prompt: list[int],
+        params: Any,
+        *,
+        lora_request: Any,
+        cache_salt: str | None,
+        streaming: bool,
     ) -> None:
         self.result = result
         self.prompt = prompt
         self.params = params
+        self.adapter = 0 if lora_request is None else int(lora_request.lora_int_id)
         self.cache_salt = cache_salt
         self.streaming = streaming
         self.produced: list[int] = []
@@ -150,7 +158,7 @@ class Worker:
         count = len(job.produced)
         if count >= len(job.prompt) and job.end_id >= 0 and count >= (job.params.min_tokens or 0):
             return int(job.end_id)
-        token_id = job.prompt[count % len(job.prompt)]
+        token_id = (job.prompt[count % len(job.prompt)] + job.adapter) % self._vocab_size
         if implies_greedy(job.params):
             return token_id
         return (token_id + 1 + (job.params.seed or 0) + count) % self._vocab_size

@@ -1,0 +1,106 @@
+"""All that touches the `lmi_dist` package: starting its engine, and making its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lmi_dist.api import Request, RequestParams
+from lmi_dist.arg_utils import VllmEngineArgs
+from lmi_dist.init_engine import engine_from_args
+
+from backends.lmi_dist.engine_args import engine_arguments
+from backends.lmi_dist.interface import Engine, RequestOutput
+from lmi_handlers.errors import ConfigError
+from lmi_handlers.properties import ServingProperties
+from lmi_handlers.request import TokenRequest
+from lmi_handlers.sampling_params import SamplingParams
+
+_SAME_NAME = (
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "ignore_eos",
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+)
+"""Fields of our `SamplingParams` that are the engine's as they stand, where its version has them."""
+
+_NEVER = ("structured_outputs", "watermark")
+_DEFAULTS = SamplingParams()
+_SEED_BITS = 63
+
+
+class LmiDistEngine:
+    """An engine of `lmi_dist`, as LMI calls it. `deltas` tells whether outputs have what is new, or all there is so far."""
+
+    def __init__(self, path: Path, properties: ServingProperties) -> None:
+        self._engine: Engine = engine_from_args(VllmEngineArgs(**engine_arguments(path, properties)))
+        self._fields = frozenset(RequestParams().__struct_fields__)
+        self._adapters: dict[str, object] = {}
+        self.deltas = "output_kind" in self._fields
+        self.max_model_len = self._engine.preprocessor.model_config.max_model_len
+
+    @property
+    def unsupported(self) -> tuple[str, ...]:
+        """The fields of our `SamplingParams` that this version has no parameter for."""
+        return (*_NEVER, *(name for name in _SAME_NAME if name not in self._fields))
+
+    def load_adapters(self, adapters: Mapping[str, Path]) -> None:
+        """Load each now, as requests are to wait for none. Raises `ConfigError`."""
+        if not adapters:
+            return
+        from vllm.lora.request import LoRARequest  # the vLLM that lmi_dist brings
+
+        for number, (name, path) in enumerate(adapters.items(), 1):
+            self._adapters[name] = LoRARequest(lora_name=name, lora_int_id=number, lora_path=str(path))
+            if not self._engine.add_lora(self._adapters[name]):
+                raise ConfigError(f"option.enable_lora: lmi_dist does not load adapter {name!r}")
+
+    def add(self, request: TokenRequest, *, max_tokens: int, stop_token_ids: Sequence[int]) -> None:
+        """Start a request, `max_tokens` and `stop_token_ids` in place of its own. Raises what the engine raises."""
+        options: dict[str, Any] = {} if request.adapter is None else {"lora_request": self._adapters[request.adapter]}
+        self._engine.add_requests(
+            [
+                Request(
+                    id=request.request_id,
+                    prompt={"prompt_token_ids": request.prompt_token_ids},
+                    params=self._request_params(request.sampling_params, max_tokens, stop_token_ids),
+                    **options,
+                )
+            ]
+        )
+
+    def step(self) -> Sequence[RequestOutput]:
+        """Advance every request."""
+        return self._engine.step()
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request that runs."""
+        self._engine.reset([request_id])
+
+    def _request_params(self, params: SamplingParams, max_tokens: int, stop_token_ids: Sequence[int]) -> RequestParams:
+        """What is left at its default is left out, as a version may not have it; an absent field raises `TypeError`."""
+        values = {name: value for name in _SAME_NAME if (value := getattr(params, name)) != getattr(_DEFAULTS, name)}
+        if values.get("top_k", 1) < 1:
+            del values["top_k"]  # off is -1 to this engine, and 0 an error
+        if params.seed is not None:
+            values["seed"] = params.seed % 2**_SEED_BITS  # torch's generators take no more
+        for name in ("bad_words", "allowed_token_ids"):
+            if name in values:
+                values[name] = list(values[name])
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(params, name)) is not None:
+                values[name] = max(count, 1)  # LMI asks for 1 at least, and so never saw what 0 does
+        if self.deltas:
+            values["output_kind"] = type(RequestParams().output_kind).DELTA
+        return RequestParams(max_tokens=max_tokens, stop_token_ids=list(stop_token_ids), **values)

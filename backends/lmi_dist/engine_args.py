@@ -1,0 +1,112 @@
+"""serving.properties -> the arguments of `lmi_dist.arg_utils.VllmEngineArgs`."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from pathlib import Path
+from typing import Any
+
+from lmi_handlers.errors import ConfigError
+from lmi_handlers.properties import ServingProperties
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_BATCH_SIZE = 256
+"""As LMI sets it for this engine."""
+
+DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+_ARGUMENTS = {
+    "max_model_len": "max_model_len",
+    "enforce_eager": "enforce_eager",
+    "gpu_memory_utilization": "gpu_memory_utilization",
+    "max_rolling_batch_prefill_tokens": "max_num_batched_tokens",
+    "load_format": "load_format",
+    "quantize": "quantization",
+    "max_loras": "max_loras",
+    "max_lora_rank": "max_lora_rank",
+    "fully_sharded_loras": "fully_sharded_loras",
+    "lora_extra_vocab_size": "lora_extra_vocab_size",
+    "lora_dtype": "lora_dtype",
+    "max_cpu_loras": "max_cpu_loras",
+    "enable_chunked_prefill": "enable_chunked_prefill",
+    "cpu_offload_gb_per_gpu": "cpu_offload_gb",
+    "enable_prefix_caching": "enable_prefix_caching",
+    "tokenizer_mode": "tokenizer_mode",
+    "speculative_draft_model": "draft_model",
+    "speculative_length": "speculate_length",
+    "draft_model_tp_size": "draft_model_tp_size",
+}
+"""Option -> the argument that LMI passes it as; only what somebody has set is passed here."""
+
+_NO_COUNTERPART = (
+    "task",
+    "device",
+    "preloaded_model",
+    "tokenizer_revision",
+    "max_logprobs",
+    "kv_cache_dtype",
+    "guided_decoding_backend",
+    "record_acceptance_rate",
+    "speculative_telemetry",
+)
+"""Options of the vLLM family that LMI does not pass to lmi_dist."""
+
+
+def engine_arguments(path: Path, properties: ServingProperties) -> dict[str, Any]:
+    """Return the keyword arguments for the checkpoint in `path`. Raises `ConfigError` with the name of the option."""
+    for name in properties.extra:
+        raise ConfigError(f"option.{name}: neither this server nor lmi_dist is known to have such an option")
+    if properties.speculative_draft_model is not None and properties.enable_lora:
+        raise ConfigError("option.speculative_draft_model and option.enable_lora exclude each other")
+    for name in _NO_COUNTERPART:
+        if getattr(properties, name) is not None:
+            logger.warning(f"option option.{name} has no effect: LMI passes no such thing to lmi_dist")
+    arguments = {
+        "model": str(path),
+        "dtype": _dtype(properties),
+        # LMI's is always 0, with which every restart gives unseeded requests the same samples.
+        "seed": secrets.randbits(32),
+        "tensor_parallel_size": _one_gpu(properties),
+        "max_num_seqs": max_num_seqs(properties),
+        "trust_remote_code": properties.trust_remote_code,
+        "enable_lora": properties.enable_lora,
+    }
+    arguments |= {
+        argument: value for option, argument in _ARGUMENTS.items() if (value := getattr(properties, option)) is not None
+    }
+    if properties.long_lora_scaling_factors is not None:
+        arguments["long_lora_scaling_factors"] = _scaling_factors(properties.long_lora_scaling_factors)
+    return arguments
+
+
+def max_num_seqs(properties: ServingProperties) -> int:
+    """Most sequences that the engine takes at a time."""
+    return (properties.max_rolling_batch_size or DEFAULT_BATCH_SIZE) if properties.rolling else properties.batch_size
+
+
+def _dtype(properties: ServingProperties) -> str:
+    if properties.dtype not in DTYPES:
+        raise ConfigError(f"option.dtype: lmi_dist takes {', '.join(DTYPES)}, not {properties.dtype}")
+    return DTYPES[properties.dtype]
+
+
+def _one_gpu(properties: ServingProperties) -> int:
+    """LMI runs lmi_dist under MPI with a process for each GPU, which have to step together; here there is one process."""
+    for name in ("tensor_parallel_degree", "pipeline_parallel_degree"):
+        degree = getattr(properties, name)
+        if degree not in ("max", 1):
+            raise ConfigError(
+                f"option.{name}: must be 1 with lmi_dist, which needs MPI for {degree}; option.rolling_batch=vllm does not"
+            )
+    return 1
+
+
+def _scaling_factors(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.strip("()[] ").split(","))
+    except ValueError as error:
+        raise ConfigError(
+            f"option.long_lora_scaling_factors: must be numbers with commas between them, not {text!r:.60}"
+        ) from error

@@ -1,0 +1,53 @@
+"""vLLM under lmi-dist's option names, as LMI itself has it since 0.33."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from backends.base import ModelFiles
+from backends.vllm.backend import VLLMBackend
+from lmi_handlers.errors import ConfigError
+from lmi_handlers.properties import ServingProperties
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+DEFAULT_SPECULATIVE_LENGTH = 5
+
+
+class LmiDistOnVLLM(VLLMBackend):
+    """vLLM, with the options that only lmi-dist had."""
+
+    name = "lmi_dist"
+
+    @classmethod
+    def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> Self:
+        """Build vLLM's engine. Raises `ConfigError`."""
+        return super().load(model, with_speculation(properties), report)
+
+    @classmethod
+    def check_options(cls, properties: ServingProperties) -> None:
+        """Ask vLLM's own parser."""
+        super().check_options(with_speculation(properties))
+
+
+def with_speculation(properties: ServingProperties) -> ServingProperties:
+    """Turn lmi-dist's three options of a draft model into vLLM's one. Raises `ConfigError` where they exclude others."""
+    draft = properties.speculative_draft_model
+    if draft is None:
+        return properties
+    if "speculative_config" in properties.extra:
+        raise ConfigError("option.speculative_draft_model and option.speculative_config say the same; set one of them")
+    if properties.enable_lora:
+        raise ConfigError("option.speculative_draft_model and option.enable_lora exclude each other")
+    config = {
+        "method": "draft_model",
+        "model": draft,
+        "num_speculative_tokens": properties.speculative_length or DEFAULT_SPECULATIVE_LENGTH,
+        "draft_tensor_parallel_size": properties.draft_model_tp_size or 1,
+    }
+    return msgspec.structs.replace(properties, extra=properties.extra | {"speculative_config": json.dumps(config)})

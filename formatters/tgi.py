@@ -1,0 +1,227 @@
+r"""TGI's formats: compact JSON, its key order, numbers as its 32-bit floats are written.
+
+    document   {"generated_text":"Deep Learning is","details":{...}}
+    array      [{"generated_text":"Deep Learning is","details":{...}}]
+    stream     data: {"index":1,"token":{...},"generated_text":null,"details":null}\n\n
+
+Sources: the text-generation-inference 3.3 router's responses (tests/data/tgi holds some, byte for byte) and its OpenAPI document.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable
+from json.encoder import encode_basestring as quote  # what json.dumps uses with ensure_ascii=False
+
+import msgspec
+
+from formatters.base import Answer, Formatter
+from lmi_handlers.errors import (
+    EngineNotReady,
+    InvalidBody,
+    InvalidChat,
+    InvalidJson,
+    InvalidRequest,
+    LMIError,
+    PayloadTooLarge,
+    QueueFull,
+    UnsupportedMediaType,
+)
+from lmi_handlers.outputs import TextDelta, Token
+from lmi_handlers.request import GenerationRequest
+
+
+class ErrorKind(msgspec.Struct, frozen=True):
+    """How a class of errors reads: its `error_type`, what precedes the cause in `error`, or what stands for it."""
+
+    error_type: str
+    prefix: str = ""
+    instead: str | None = None
+
+
+ERROR_KINDS: dict[type[LMIError], ErrorKind] = {
+    InvalidJson: ErrorKind("validation"),
+    InvalidBody: ErrorKind("validation", "Failed to deserialize the JSON body into the target type: "),
+    PayloadTooLarge: ErrorKind("validation"),
+    UnsupportedMediaType: ErrorKind("validation"),
+    InvalidChat: ErrorKind("template_error", "Template error: "),
+    InvalidRequest: ErrorKind("validation", "Input validation error: "),
+    QueueFull: ErrorKind("overloaded", instead="Model is overloaded"),
+    EngineNotReady: ErrorKind("healthcheck"),
+    LMIError: ErrorKind("generation", "Request failed during generation: "),
+}
+"""By error, looked up along the class's ancestors."""
+
+
+def error_document(error: LMIError) -> bytes:
+    """Render `{"error":"<cause>","error_type":"<type>"}`."""
+    kind = next(ERROR_KINDS[ancestor] for ancestor in type(error).__mro__ if ancestor in ERROR_KINDS)
+    return msgspec.json.encode({"error": kind.instead or f"{kind.prefix}{error}", "error_type": kind.error_type})
+
+
+class TgiFormatter(Formatter):
+    """What all of TGI's formats share: the token object, the seed, and the text so far."""
+
+    def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...]) -> None:
+        super().__init__(request, prompt_tokens)
+        self._answers = [Answer(request.prompts[0]) for _ in range(request.sampling_params.n)]
+
+    @staticmethod
+    def token(token: Token) -> str:
+        """Render one token object."""
+        special = "true" if token.special else "false"
+        return f'{{"id":{token.id},"text":{quote(token.text)},"logprob":{float32(token.logprob)},"special":{special}}}'
+
+    def top_tokens(self, token: Token) -> str:
+        """Render the most probable tokens of one position."""
+        return _array(map(self.token, token.top[: self.request.top_n_tokens]))
+
+    def generated_text(self, answer: Answer) -> str:
+        """Render the answer's text as a JSON string, the whole prompt in front where the request wants it."""
+        return quote(answer.prompt + answer.text if self.request.return_full_text else answer.text)
+
+    def facts(self, answer: Answer, sample: int) -> str:
+        """Render what every kind of details begins with; `sample` is the answer's place among those of `best_of`."""
+        seed = self.request.sampling_params.for_sample(sample).seed
+        return (
+            f'"finish_reason":{answer.reason},"generated_tokens":{len(answer.tokens)},'
+            f'"seed":{"null" if seed is None else seed}'
+        )
+
+
+class TgiJsonFormatter(TgiFormatter):
+    """`/generate`: one document at the end. Of `best_of` answers the one with the highest mean logprob is shown first."""
+
+    content_type = "application/json"
+    streams = False
+
+    def feed(self, delta: TextDelta) -> bytes:
+        """Keep the delta for later."""
+        self._answers[delta.index].feed(delta)
+        return b""
+
+    def finish(self) -> bytes:
+        """Return the document."""
+        ranked = sorted(enumerate(self._answers), key=lambda item: item[1].mean_logprob, reverse=True)
+        (sample, best), others = ranked[0], ranked[1:]
+        text = f'"generated_text":{self.generated_text(best)}'
+        if not self.request.details:
+            return f"{{{text}}}".encode()
+        sequences = ""
+        if others:
+            listed = [
+                f'{{"generated_text":{self.generated_text(answer)},{self._details(answer, place)}{self._top(answer)}}}'
+                for place, answer in others
+            ]
+            sequences = f',"best_of_sequences":{_array(listed)}'
+        return f'{{{text},"details":{{{self._details(best, sample)}{sequences}{self._top(best)}}}}}'.encode()
+
+    def _details(self, answer: Answer, sample: int) -> str:
+        prefill = _array(
+            f'{{"id":{token.id},"text":{quote(token.text)},"logprob":{float32(token.logprob)}}}'
+            for token in answer.prompt_tokens
+        )
+        tokens = _array(map(self.token, answer.tokens))
+        return f'{self.facts(answer, sample)},"prefill":{prefill},"tokens":{tokens}'
+
+    def _top(self, answer: Answer) -> str:
+        if not self.request.top_n_tokens:
+            return ""
+        return f',"top_tokens":{_array(map(self.top_tokens, answer.tokens))}'
+
+
+class TgiArrayFormatter(TgiJsonFormatter):
+    """`/` and `/invocations`: an array of the one document."""
+
+    def finish(self) -> bytes:
+        """Return the array."""
+        return b"[" + super().finish() + b"]"
+
+
+class TgiSseFormatter(TgiFormatter):
+    """An event for each token; the last one has the whole text and the details."""
+
+    content_type = "text/event-stream"
+    streams = True
+
+    def feed(self, delta: TextDelta) -> bytes:
+        """Return the new tokens' events."""
+        answer = self._answers[0]
+        index = len(answer.tokens)
+        answer.feed(delta)
+        tokens = delta.tokens
+        ends = delta.finish_reason is not None
+        if ends and not tokens:
+            tokens = (_NO_TOKEN,)  # the text ends with no token of its own, but TGI's clients need one in every event
+        last = len(tokens) - 1
+        return "".join(
+            self._event(token, index + place, answer if ends and place == last + 1 else None)
+            for place, token in enumerate(tokens, 1)
+        ).encode()
+
+    def finish(self) -> bytes:
+        """Nothing: the last token's event was the end."""
+        return b""
+
+    def error(self, error: LMIError) -> bytes:
+        """The last event: the error object."""
+        return b"data: " + error_document(error) + b"\n\n"
+
+    def _event(self, token: Token, index: int, complete: Answer | None) -> str:
+        top = f'"top_tokens":{self.top_tokens(token)},' if self.request.top_n_tokens else ""
+        text = details = "null"
+        if complete is not None:
+            text = self.generated_text(complete)
+            if self.request.details:
+                details = f'{{{self.facts(complete, 0)},"input_length":{self.prompt_tokens[0]}}}'
+        return f'data: {{"index":{index},"token":{self.token(token)},{top}"generated_text":{text},"details":{details}}}\n\n'
+
+
+_NO_TOKEN = Token(id=0, text="", logprob=0.0, special=True)
+
+
+def float32(value: float | None) -> str:
+    """Render a number as TGI does: the shortest digits that tell its 32-bit float from any other; null where JSON has none.
+
+    The layout is that of the ryu library: plain from 1e-6 up to 1e13, and `1.5e-7` or `1e15` beyond. Of the numbers beyond
+    1e-28 and 1e26, which no logprob is, a few powers of two get a digit more than they need.
+    """
+    single = math.nan if value is None else to_float32(value)
+    if not math.isfinite(single):
+        return "null"
+    sign = "-" if math.copysign(1.0, single) < 0 else ""
+    if single == 0.0:
+        return f"{sign}0.0"
+    digits, exponent = _shortest(abs(single))
+    point = exponent + 1  # digits before the decimal point
+    if 0 < point <= 13:
+        digits = digits.ljust(point, "0")
+        return f"{sign}{digits[:point]}.{digits[point:] or '0'}"
+    if -6 < point <= 0:
+        return f"{sign}0.{'0' * -point}{digits}"
+    fraction = f".{digits[1:]}" if len(digits) > 1 else ""
+    return f"{sign}{digits[0]}{fraction}e{exponent}"
+
+
+def to_float32(value: float) -> float:
+    """Round to the nearest 32-bit float, infinity where that is too far."""
+    try:
+        rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    return rounded
+
+
+def _shortest(single: float) -> tuple[str, int]:
+    """Return the digits, without zeros at the end, and the exponent of the first one."""
+    for precision in range(5, 9):  # six digits always survive a 32-bit float, nine always tell it from any other
+        text = f"{single:.{precision}e}"
+        if to_float32(float(text)) == single:
+            break
+    mantissa, _, exponent = text.partition("e")
+    return mantissa.replace(".", "").rstrip("0"), int(exponent)
+
+
+def _array(items: Iterable[str]) -> str:
+    return f"[{','.join(items)}]"

@@ -1,0 +1,137 @@
+"""One HTTP request on its way to its response: what every route that generates does, whatever its dialect."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from functools import partial
+
+from flask import Response, current_app, request
+from werkzeug.exceptions import RequestEntityTooLarge
+
+from lmi_handlers.access_log import log_request
+from lmi_handlers.connection import client_connected
+from lmi_handlers.dialects.base import Dialect, Payload
+from lmi_handlers.errors import ClientDisconnected, EngineNotReady, LMIError, PayloadTooLarge, QueueFull
+from lmi_handlers.served_model import Answer, ServedModel
+from lmi_handlers.usage import Usage
+
+_INFERENCE_ID = "X-Amzn-SageMaker-Inference-Id"
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
+
+
+class Exchange:
+    """The request that Flask is handling: its id, its dialect, the headers to send, and the line to log at the end.
+
+    `counts` says whether it is a request in the sense of the metrics, which one that generates nothing is not.
+    """
+
+    def __init__(self, dialect: Dialect, *, counts: bool = True) -> None:
+        model: ServedModel = current_app.extensions["lmi_model"]
+        self.usage = Usage(started=time.monotonic())
+        self.counts = counts
+        self._metrics = model.metrics
+        self.connected = partial(client_connected, request.environ)
+        self.headers = dict(dialect.fixed_headers)
+        self._dialect = dialect
+        self._path = request.path
+        inference_id = request.headers.get(_INFERENCE_ID)
+        given = inference_id or request.headers.get("x-request-id")
+        self.request_id = _header_value(given) if given else str(uuid.uuid4())
+        self.headers["x-request-id"] = self.request_id
+        if inference_id:
+            self.headers[_INFERENCE_ID] = self.request_id
+
+    def body(self, max_request_size: int) -> bytes:
+        """Read the request's body. Raises `PayloadTooLarge` where it has more than `max_request_size` bytes."""
+        try:
+            data = request.get_data(cache=False)
+        except RequestEntityTooLarge:
+            data = None
+        if data is None or len(data) > max_request_size:
+            raise PayloadTooLarge(f"the request body is larger than max_request_size ({max_request_size} bytes)")
+        return data
+
+    def generate(self, model: ServedModel, payload: Payload) -> Response:
+        """Answer: the head only once there is something to send, so that failures before it have their status."""
+        parsed = self._dialect.parse(payload)
+        if parsed.request.ignored_parameters:
+            self.headers["x-lmi-ignored-parameters"] = _header_value(", ".join(parsed.request.ignored_parameters))
+        answer = model.start_generation(parsed, self.usage, self.connected)
+        chunks = iter(answer)
+        try:
+            if not answer.streams:
+                body = b"".join(chunks)
+                self.headers.update(self._dialect.answer_headers(parsed.request, self.usage))
+                return self.document(body, answer.content_type)
+            first = next(chunks, b"")
+        except BaseException:
+            answer.close()
+            raise
+        self.headers.update(self._dialect.answer_headers(parsed.request, self.usage))
+        return self.stream(first, chunks, answer.content_type, answer)
+
+    def document(self, body: bytes, content_type: str) -> Response:
+        """Send a whole body."""
+        response = Response(body, headers=self.headers, content_type=content_type)
+        self.log(200)
+        return response
+
+    def stream(self, first: bytes, rest: Iterator[bytes], content_type: str, answer: Answer | None = None) -> Response:
+        """Send `first` and then `rest`, a chunk for each of its items."""
+        body = StreamBody(self, first, rest, answer)
+        return Response(body, headers=self.headers, content_type=content_type, direct_passthrough=True)
+
+    def refuse(self, error: LMIError) -> Response:
+        """Send an error in the dialect's shape."""
+        rendered = self._dialect.error(error)
+        response = Response(rendered.body, status=rendered.status, content_type=rendered.content_type)
+        if isinstance(error, QueueFull | EngineNotReady):
+            response.headers["Retry-After"] = str(error.retry_after)
+        return self.close(response, error)
+
+    def close(self, response: Response, error: LMIError) -> Response:
+        """Complete the response to a request that failed."""
+        response.headers.extend(self.headers)
+        self.log(response.status_code, error)
+        return response
+
+    def log(self, status: int, error: LMIError | None = None) -> None:
+        """Write the request's line, and count it."""
+        if self.counts:
+            self._metrics.ended(self.usage, error)
+        cause = None if error is None else f"{type(error).__name__}: {error}"
+        log_request(request_id=self.request_id, path=self._path, status=status, usage=self.usage, error=cause)
+
+
+class StreamBody:
+    """A response body that aborts its generation, and logs, when the server closes it: at its end or when the client has left."""
+
+    def __init__(self, exchange: Exchange, first: bytes, rest: Iterator[bytes], answer: Answer | None) -> None:
+        self._exchange = exchange
+        self._first = first
+        self._rest = rest
+        self._answer = answer
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._first
+        with contextlib.suppress(ClientDisconnected):  # of a batch; nobody is left to tell
+            yield from self._rest
+
+    def close(self) -> None:
+        """Called by the WSGI server exactly once."""
+        failure = None
+        if self._answer is not None:
+            self._answer.close()
+            failure = self._answer.failure
+        elif hasattr(self._rest, "close"):
+            self._rest.close()
+        self._exchange.log(200, failure)
+
+
+def _header_value(text: str) -> str:
+    """Printable ASCII only, and short: the text came from a client."""
+    return _UNPRINTABLE.sub("?", text)[:256]

@@ -1,0 +1,23 @@
+"""What the engine process says of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lmi_handlers.metrics import catalogue
+from lmi_handlers.metrics.catalogue import CATALOGUE
+from lmi_handlers.metrics.cells import Cells
+
+
+class EngineMetrics:
+    """The metrics of the engine process. `directory` is where every process of this server keeps its numbers."""
+
+    def __init__(self, directory: Path) -> None:
+        self._cells = Cells(directory, CATALOGUE)
+
+    def set_load(self, *, running: int, waiting: int) -> None:
+        """Say how many sequences run and wait now."""
+        for gauge in (catalogue.RUNNING, catalogue.BATCH_SIZE):
+            self._cells.set(gauge, running)
+        for gauge in (catalogue.WAITING, catalogue.QUEUE_SIZE):
+            self._cells.set(gauge, waiting)

@@ -1,0 +1,124 @@
+"""What a web worker counts: each request once, at its end, and its tokens as they come."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from lmi_handlers.errors import (
+    ClientDisconnected,
+    DeadlineExceeded,
+    EngineNotReady,
+    InvalidChat,
+    InvalidRequest,
+    LMIError,
+    ModelNotFound,
+    QueueFull,
+)
+from lmi_handlers.metrics import catalogue
+from lmi_handlers.metrics.catalogue import CATALOGUE
+from lmi_handlers.metrics.cells import Cells, totals
+from lmi_handlers.metrics.series import Metric, exposition
+from lmi_handlers.outputs import FinishReason
+from lmi_handlers.usage import Usage
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_CAUSES: tuple[tuple[type[LMIError] | tuple[type[LMIError], ...], str], ...] = (
+    (InvalidChat, "template"),
+    ((InvalidRequest, ModelNotFound), "validation"),
+    (QueueFull, "overloaded"),
+    (ClientDisconnected, "dropped"),
+    (DeadlineExceeded, "timeout"),
+    (EngineNotReady, "not_ready"),
+    (LMIError, "generation"),
+)
+_FINISHED = {
+    FinishReason.EOS_TOKEN: "stop",
+    FinishReason.STOP_SEQUENCE: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.ABORT: "abort",
+    FinishReason.ERROR: "error",
+}
+_UNFINISHED = {"dropped": "abort", "timeout": "abort", "not_ready": "abort", "generation": "error"}
+"""What becomes of the sequences that run when a request fails for this cause; for the others none does."""
+
+
+class RequestMetrics:
+    """The metrics of the requests of one worker, and the page with those of all workers. Thread-safe.
+
+    `directory` is where every process of this server keeps its numbers.
+    """
+
+    def __init__(self, directory: Path, model_name: str) -> None:
+        self._directory = directory
+        self._model_labels = {"model_name": model_name, "engine": "0"}
+        self._cells = Cells(directory, CATALOGUE)
+        self._lock = threading.Lock()
+
+    def page(self) -> str:
+        """Return the text for `GET /metrics`."""
+        return exposition(CATALOGUE.metrics, totals(self._directory, CATALOGUE), self._model_labels)
+
+    def generated(self, tokens: int, gap: float | None) -> None:
+        """Count new tokens of a sequence; `gap` is the seconds since those before them, None for the first."""
+        with self._lock:
+            self._cells.add(catalogue.GENERATION_TOKENS, tokens)
+            if gap is not None:
+                self._cells.observe(catalogue.INTER_TOKEN_LATENCY, gap / tokens, tokens)
+
+    def ended(self, usage: Usage, error: LMIError | None) -> None:
+        """Count a request that was answered to the end, or that `error` ended."""
+        duration = time.monotonic() - usage.started
+        with self._lock:
+            self._cells.add(catalogue.REQUESTS)
+            for reason in usage.finish_reasons:
+                self._cells.add(catalogue.FINISHED, 1, _FINISHED[FinishReason(reason)])
+            self._measure_start(usage)
+            if error is None:
+                self._cells.add(catalogue.SUCCESSES)
+                self._measure_answer(usage, duration)
+            else:
+                self._count_failure(usage, error)
+
+    def _count_failure(self, usage: Usage, error: LMIError) -> None:
+        cause = next(name for kinds, name in _CAUSES if isinstance(error, kinds))
+        self._cells.add(catalogue.FAILED, 1, cause)
+        unfinished = usage.sequences - len(usage.finish_reasons)
+        if cause in _UNFINISHED:
+            self._cells.add(catalogue.FINISHED, unfinished, _UNFINISHED[cause])
+
+    def _measure_start(self, usage: Usage) -> None:
+        """Observe what is known of a request once it has a token, however it ended later."""
+        first, validation, queue = usage.first_token_time, usage.validation_time, usage.queue_time
+        if first is None or validation is None or queue is None:
+            return
+        self._cells.add(catalogue.PROMPT_TOKENS, usage.prompt_tokens)
+        self._observe(usage.prompt_tokens, catalogue.INPUT_LENGTH, catalogue.REQUEST_PROMPT_TOKENS)
+        self._observe(usage.max_tokens, catalogue.MAX_NEW_TOKENS, catalogue.REQUEST_MAX_TOKENS)
+        self._observe(validation, catalogue.VALIDATION_DURATION)
+        self._observe(queue, catalogue.QUEUE_DURATION, catalogue.QUEUE_TIME)
+        self._observe(first, catalogue.TIME_TO_FIRST_TOKEN)
+        self._observe(max(0.0, first - validation - queue), catalogue.PREFILL_TIME)
+
+    def _measure_answer(self, usage: Usage, duration: float) -> None:
+        """Observe what is known of a request once its answer is complete."""
+        tokens, sequences = usage.generated_tokens, usage.sequences
+        self._observe(duration, catalogue.DURATION, catalogue.E2E_LATENCY)
+        self._observe(tokens, catalogue.GENERATED_TOKENS, catalogue.REQUEST_GENERATION_TOKENS)
+        first, validation, queue = usage.first_token_time, usage.validation_time, usage.queue_time
+        if first is None or validation is None or queue is None:
+            return
+        inference, decode = max(0.0, duration - validation - queue), max(0.0, duration - first)
+        self._observe(inference, catalogue.INFERENCE_DURATION, catalogue.INFERENCE_TIME)
+        self._observe(decode, catalogue.DECODE_TIME)
+        # Sequences run side by side: in the time that one of them takes for a token, each of the others gets one too.
+        if tokens:
+            self._observe(inference * sequences / tokens, catalogue.TIME_PER_TOKEN)
+        if tokens > sequences:
+            self._observe(decode * sequences / (tokens - sequences), catalogue.TIME_PER_OUTPUT_TOKEN)
+
+    def _observe(self, value: float, *histograms: Metric) -> None:
+        for histogram in histograms:
+            self._cells.observe(histogram, value)
