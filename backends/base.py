@@ -79,6 +79,11 @@ class Backend(ABC):
     def step(self) -> list[TokenOutput]:
         """Advance every running sequence and return what is new; each ends with exactly one output with a finish reason."""
 
+    @property
+    def num_preparing(self) -> int:
+        """Sequences that need no place yet, at most `max_num_seqs`; the loop starts as many others in their stead."""
+        return 0
+
     def check_health(self) -> None:
         """Raise `EngineDead` where a process of the engine's has died. Called all the time from another thread, `step` or not."""
 

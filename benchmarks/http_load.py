@@ -21,7 +21,10 @@ _LAST_CHUNK = b"\n\r\n0\r\n\r\n"  # the end of the last record's chunk, and the 
 
 @dataclass(frozen=True)
 class Answer:
-    """One response. `chunks` counts the body's HTTP chunks, `first_byte` is in seconds from the sending of the request."""
+    """One response. `chunks` counts the body's HTTP chunks.
+
+    `first_byte` is the body's first, in seconds from the sending of the request: some send the head before they know more.
+    """
 
     status: int
     body: bytes
@@ -59,7 +62,12 @@ class Load:
 
 def invocation(prompt: str, *, stream: bool = True, **parameters: object) -> bytes:
     """A request in LMI's dialect."""
-    body = json.dumps({"inputs": prompt, "stream": stream, "parameters": parameters}).encode()
+    return post({"inputs": prompt, "stream": stream, "parameters": parameters})
+
+
+def post(document: object) -> bytes:
+    """A request to `/invocations`."""
+    body = json.dumps(document).encode()
     head = (
         "POST /invocations HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         f"Accept: */*\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -111,10 +119,10 @@ class _Exchange:
     def receive(self) -> bool:
         """Take what has arrived; false once that is the end of the response, a chunked body's or the connection's."""
         data = self.socket.recv(_READ_SIZE)
-        if not self._received:
+        if not self._received and (match := _CONTENT_LENGTH.match(data)):
+            self._missing = match.end() + int(match[1])
+        if not self._first_byte and (self._received or not data.endswith(b"\r\n\r\n")):
             self._first_byte = time.perf_counter() - self._sent_at
-            if match := _CONTENT_LENGTH.match(data):
-                self._missing = match.end() + int(match[1])
         self._received.append(data)
         if self._missing is not None:
             self._missing -= len(data)

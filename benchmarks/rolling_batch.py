@@ -32,7 +32,7 @@ def bench_rolling_batch(directory: Path) -> None:
         model = resolve_model(
             None, model_dir=None, revision=None, cache_dir=default_cache_dir(os.environ), report=lambda _: None
         )
-        prompts = _prompts(model)
+        prompts = make_prompts(model)
         arguments = [str(model), "generate", str(NEW_TOKENS)]
         with responder(directory / "generate", "peer_transformers.py", *arguments) as static:
             measured = {n: _rounds(server, static, prompts, n, ROUNDS, stream=False) for n in CONCURRENCY}
@@ -91,7 +91,7 @@ def _generated_tokens(answer: Answer) -> int:
 Prompt = tuple[str, list[int]]
 
 
-def _prompts(model: Path) -> list[Prompt]:
+def make_prompts(model: Path) -> list[Prompt]:
     """As many as are sent at once, all different and of the same number of tokens."""
     tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
     words = random.Random(0)

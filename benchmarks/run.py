@@ -13,8 +13,14 @@ from front_end import bench_front_end
 from report import machine
 from rolling_batch import bench_rolling_batch
 from start_up import bench_start_up
+from vllm_serve import bench_vllm
 
-PARTS = {"front-end": bench_front_end, "rolling-batch": bench_rolling_batch, "start-up": bench_start_up}
+PARTS = {
+    "front-end": bench_front_end,
+    "rolling-batch": bench_rolling_batch,
+    "vllm": bench_vllm,
+    "start-up": bench_start_up,
+}
 
 
 def main() -> None:

@@ -129,6 +129,30 @@ def fastapi_server(directory: Path, records: bytes) -> Iterator[Server]:
         yield Server(process, port, directory / "server.log")
 
 
+@contextmanager
+def vllm_server(directory: Path, model: Path, options: dict[str, object]) -> Iterator[Server]:
+    """`vllm serve` on the model, with the engine arguments `options`, silent."""
+    directory.mkdir(exist_ok=True)
+    port = _free_port()
+    command = [
+        sys.executable,
+        str(HERE / "peer_vllm.py"),
+        "serve",
+        str(model),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
+    command += ["--disable-log-stats", "--disable-uvicorn-access-log"]
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        command += [flag] if value is True else [flag, str(value)]
+    environ = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    with _running(command, directory / "server.log", environ) as process:
+        yield Server(process, port, directory / "server.log")
+
+
 class Responder:
     """A script that answers each line of JSON on its standard input with one on its standard output."""
 

@@ -12,6 +12,8 @@ FORMATTERS: dict[str, str] = {
     "tgi_json": "formatters.tgi:TgiJsonFormatter",
     "tgi_array": "formatters.tgi:TgiArrayFormatter",
     "tgi_sse": "formatters.tgi:TgiSseFormatter",
+    "mindie_json": "formatters.mindie:MindieJsonFormatter",
+    "mindie_sse": "formatters.mindie:MindieSseFormatter",
     "dynamic_json": "formatters.dynamic:DynamicJsonFormatter",
     "dynamic_jsonlines": "formatters.dynamic:DynamicJsonLinesFormatter",
 }

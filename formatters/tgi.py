@@ -83,11 +83,12 @@ class TgiFormatter(Formatter):
 
     def facts(self, answer: Answer, sample: int) -> str:
         """Render what every kind of details begins with; `sample` is the answer's place among those of `best_of`."""
+        return f'"finish_reason":{answer.reason},"generated_tokens":{len(answer.tokens)},"seed":{self.seed(sample)}'
+
+    def seed(self, sample: int) -> str:
+        """Render the seed of an answer."""
         seed = self.request.sampling_params.for_sample(sample).seed
-        return (
-            f'"finish_reason":{answer.reason},"generated_tokens":{len(answer.tokens)},'
-            f'"seed":{"null" if seed is None else seed}'
-        )
+        return "null" if seed is None else str(seed)
 
 
 class TgiJsonFormatter(TgiFormatter):
@@ -101,10 +102,13 @@ class TgiJsonFormatter(TgiFormatter):
         self._answers[delta.index].feed(delta)
         return b""
 
+    def ranked(self) -> list[tuple[int, Answer]]:
+        """Return the answers, the most probable first, each with its place among those of `best_of`."""
+        return sorted(enumerate(self._answers), key=lambda item: item[1].mean_logprob, reverse=True)
+
     def finish(self) -> bytes:
         """Return the document."""
-        ranked = sorted(enumerate(self._answers), key=lambda item: item[1].mean_logprob, reverse=True)
-        (sample, best), others = ranked[0], ranked[1:]
+        (sample, best), *others = self.ranked()
         text = f'"generated_text":{self.generated_text(best)}'
         if not self.request.details:
             return f"{{{text}}}".encode()

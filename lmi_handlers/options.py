@@ -145,6 +145,12 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     tgi_compat: Annotated[
         bool, Option("Speak TGI on the invoke routes too: its request defaults, arrays, SSE and errors.", SERVER)
     ] = False
+    dialect: Annotated[
+        Literal["tgi", "mindie"],
+        Option(
+            "Whose TGI interface `/` speaks, with `tgi_compat` the invoke routes too: TGI's own or MindIE's.", SERVER
+        ),
+    ] = "tgi"
     enable_streaming: Annotated[
         Literal["false", "true", "huggingface"],
         Option(

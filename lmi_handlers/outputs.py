@@ -26,7 +26,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     `token_ids` are new ids only, the end-of-sequence id included. With logprobs asked for, `logprobs` has one natural
     logarithm for each of them and, where k best were asked for, `top_logprobs` has k pairs (id, logprob) for each, best first.
     `prompt_logprobs` comes once, with the first output: one entry for each prompt token, the first None.
-    `error` is the cause where `finish_reason` is ERROR; this sequence alone has failed.
+    `error` is the cause where `finish_reason` is ERROR; this sequence alone has failed, because of what its client asked
+    for where `invalid_request` is set.
     """
 
     request_id: str
@@ -36,6 +37,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     prompt_logprobs: list[float | None] | None = None
     finish_reason: FinishReason | None = None
     error: str | None = None
+    invalid_request: bool = False
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):

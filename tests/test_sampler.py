@@ -17,6 +17,7 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
     TypicalLogitsWarper,
+    WatermarkLogitsProcessor,
 )
 
 from backends.transformers.sampler import Sampled, SamplerState, sample, token_logprobs
@@ -222,3 +223,65 @@ def test_min_tokens_holds_back_every_end() -> None:
         tokens.append(sample(logits.clone(), [state])[0].token_id)
         state.append(tokens[-1])
     assert tokens == [8, 8, 2]
+
+
+def test_bad_words_end_where_they_would_be_complete() -> None:
+    """A word of one token never comes; of a longer one the last token, where those before it were generated just now."""
+    logits = torch.zeros(1, VOCAB_SIZE)
+    logits[0, 5], logits[0, 6], logits[0, 7], logits[0, 8] = 9.0, 8.0, 7.0, 6.0
+
+    def best(output: list[int]) -> int:
+        params = SamplingParams(temperature=0)
+        state = SamplerState(params, [3, 4], frozenset(), VOCAB_SIZE, CPU, bad_words=[[5], [3, 4, 6], [9, 7]])
+        for token in output:
+            state.append(token)
+        return sample(logits.clone(), [state])[0].token_id
+
+    assert best([]) == 6, "the prompt is not part of a word"
+    assert best([4]) == 6
+    assert best([3, 4]) == 7
+    assert best([3, 4, 4]) == 6
+    assert best([3, 4, 9]) == 6
+    logits[0, 6] = 0.0
+    assert best([9]) == 8
+
+
+def z_score(token_ids: list[int], before: int, ratio: float) -> float:
+    """How many standard deviations more of the tokens are on their predecessor's list than by chance.
+
+    The list is drawn here as the paper says (the left hash): by a generator seeded with the token before.
+    """
+    hits = 0
+    for last, token in zip([before, *token_ids], token_ids, strict=False):
+        generator = torch.Generator().manual_seed(15485863 * last)
+        hits += token in torch.randperm(VOCAB_SIZE, generator=generator)[: int(VOCAB_SIZE * ratio)].tolist()
+    return (hits - ratio * len(token_ids)) / math.sqrt(len(token_ids) * ratio * (1 - ratio))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_watermark_is_found_where_it_was_asked_for(temperature: float) -> None:
+    """Two rows of the same batch, whose logits are nearly flat: the marked one is told from the other one."""
+    watermark = WatermarkLogitsProcessor(VOCAB_SIZE, device="cpu", greenlist_ratio=0.5)
+    marked, plain = (
+        SamplerState(SamplingParams(temperature=temperature, seed=4), [1], frozenset(), VOCAB_SIZE, CPU, watermark=mark)
+        for mark in (watermark, None)
+    )
+    texts: list[list[int]] = [[], []]
+    for step in range(120):
+        row = make_logits(step, spread=1.0)
+        for state, text, choice in zip((marked, plain), texts, sample(row.repeat(2, 1), [marked, plain]), strict=True):
+            assert choice.error is None
+            state.append(choice.token_id)
+            text.append(choice.token_id)
+    assert z_score(texts[0], 1, 0.5) > 4
+    assert abs(z_score(texts[1], 1, 0.5)) < 3
+
+
+def test_the_watermark_follows_the_prompts_last_token() -> None:
+    watermark = WatermarkLogitsProcessor(VOCAB_SIZE, device="cpu", greenlist_ratio=0.5)
+    logits = torch.zeros(1, VOCAB_SIZE)
+    for last in (1, 7, 1499):
+        params = SamplingParams(temperature=0)
+        state = SamplerState(params, [5, last], frozenset(), VOCAB_SIZE, CPU, watermark=watermark)
+        expected = watermark(torch.tensor([[last]]), logits.clone())
+        assert sample(logits.clone(), [state])[0].token_id == int(expected.argmax())

@@ -326,16 +326,16 @@ def test_limits_are_options() -> None:
 def test_lengths(tokens: int, max_new_tokens: int | None, truncate: int | None, message: str | None) -> None:
     parsed = parse({"max_new_tokens": max_new_tokens, "truncate": truncate})
     if message is None:
-        parsed.check_length(parsed.request, 0, tokens, TokenLimits(400, 512))
+        parsed.check_length(parsed.request, 0, tokens, TokenLimits(400, 512, 1000))
         return
     with pytest.raises(InvalidRequest) as caught:
-        parsed.check_length(parsed.request, 0, tokens, TokenLimits(400, 512))
+        parsed.check_length(parsed.request, 0, tokens, TokenLimits(400, 512, 1000))
     assert str(caught.value).endswith(message)
 
 
 def test_more_than_1024_new_tokens_get_what_fits() -> None:
     parsed = parse({"max_new_tokens": 5000})
-    parsed.check_length(parsed.request, 0, 1000, TokenLimits(2047, 2048))
+    parsed.check_length(parsed.request, 0, 1000, TokenLimits(2047, 2048, 1000))
     assert parsed.request.sampling_params.max_tokens == 5000
 
 

@@ -8,6 +8,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +17,11 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from backends.base import ModelFiles
 from backends.transformers.backend import TransformersBackend
+from backends.transformers.bad_words import BadWords
 from backends.transformers.fallback import SequentialRunner
 from backends.transformers.loading import _window_missing
 from backends.transformers.rolling import RollingRunner, decode_groups
@@ -28,6 +31,7 @@ from lmi_handlers.outputs import FinishReason, TokenOutput
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.request import TokenRequest
 from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.text.bundle import TOKENIZER_FILE, build_byte_bundle
 
 VOCAB_SIZE = 128
 EOS = 2
@@ -464,6 +468,31 @@ def test_logprobs_are_those_of_a_plain_forward(backend: TransformersBackend, lla
     )
 
 
+def test_bad_words(tmp_path: Path) -> None:
+    """Each token of the byte tokenizer is a byte, so every word is a sequence of several."""
+    build_byte_bundle(tmp_path)
+    backend = make_backend(make_model("llama"), tokenizer_file=tmp_path / TOKENIZER_FILE)
+    plain = generate(backend, [65], greedy(30, ignore_eos=True)).token_ids
+    word = bytes(plain[10:12]).decode()
+    assert word in bytes(plain).decode()
+    banned = generate(backend, [65], greedy(30, ignore_eos=True, bad_words=(word,))).token_ids
+    assert word not in bytes(banned).decode()
+    at = bytes(plain).decode().index(word) + 1
+    assert banned[:at] == plain[:at], "nothing else is changed"
+    beyond = generate(backend, [65], greedy(30, ignore_eos=True, bad_words=("é",))).token_ids
+    assert beyond == plain, "the model does not have these tokens"
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), [(("a",) * 1001, "1000 words"), (("a" * 50_001,), "50001"), (("\ud800",), "Unicode")]
+)
+def test_bad_words_that_are_too_much(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    build_byte_bundle(tmp_path)
+    with pytest.raises(InvalidRequest, match=f"bad_words: .*{message}"):
+        BadWords(tmp_path / TOKENIZER_FILE, VOCAB_SIZE).token_ids(words)
+
+
 def test_max_model_len_ends_a_sequence(llama: Any) -> None:
     backend = make_backend(make_model("llama"), max_model_len=20)
     assert backend.capabilities.max_model_len == 20
@@ -571,6 +600,23 @@ def test_the_real_model_in_float32_under_a_random_schedule(small_model: Callable
     collected = driver.run()
     for request_id, (prompt, params) in requests.items():
         assert collected[request_id].token_ids == reference(model, prompt, params), request_id
+
+
+@pytest.mark.model
+def test_bad_words_on_the_real_model(small_model: Callable[[torch.dtype], Any]) -> None:
+    model = small_model(torch.float32)
+    file = Path(model.config._name_or_path) / TOKENIZER_FILE
+    tokenizer = Tokenizer.from_file(str(file))
+    words = BadWords(file, 49152)
+    for word in ("Paris", " Paris"):  # at the start of a text and after a space
+        assert words.token_ids((word,)) == [tokenizer.encode("Paris").ids, tokenizer.encode(" Paris").ids]
+    backend = make_backend(model, tokenizer_file=file)
+    prompt = tokenizer.encode("The capital of France is").ids
+    plain = tokenizer.decode(generate(backend, prompt, greedy(12)).token_ids)
+    assert "Paris" in plain
+    banned = tokenizer.decode(generate(backend, prompt, greedy(12, bad_words=("Paris",))).token_ids)
+    assert "Paris" not in banned
+    backend.close()
 
 
 @pytest.mark.model

@@ -5,17 +5,23 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import WatermarkLogitsProcessor
 
 from backends.base import Backend, Capabilities, ModelFiles
 from backends.transformers import UNSUPPORTED
+from backends.transformers.bad_words import BadWords
+from backends.transformers.grammar import Grammar, Vocabulary
+from backends.transformers.grammar_compiler import GrammarCompiler
 from backends.transformers.loading import choose_max_model_len, choose_runner, load_model
 from backends.transformers.runner import Runner
 from backends.transformers.sampler import Sampled, sample, token_logprobs
 from backends.transformers.sequence import Chunk, Sequence, next_chunk
-from lmi_handlers.errors import ConfigError, InvalidRequest
+from lmi_handlers.errors import ConfigError, InvalidRequest, RequestError, UnsupportedFeature
 from lmi_handlers.outputs import FinishReason, TokenOutput
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.request import TokenRequest
@@ -25,13 +31,20 @@ logger = logging.getLogger(__name__)
 MAX_LOGPROBS = 20
 DEFAULT_BATCH_SIZE = 32
 DEFAULT_PREFILL_TOKENS = 512
+TOKENIZER_FILE = "tokenizer.json"
+GREENLIST_RATIO = 0.5
+"""TGI's share of marked tokens, for whoever detects its marks; the library's own default is 0.25."""
+
+_COMPILE_WAIT = 0.02
 
 
 class TransformersBackend(Backend):
     """A rolling batch over any causal language model of the transformers library.
 
     A step gives each running sequence its next token and spends up to `max_prefill_tokens` on the prompts that wait,
-    first come first served, so that a long prompt delays nobody by more than its share of a step.
+    first come first served, so that a long prompt delays nobody by more than its share of a step. A sequence that must
+    match a grammar waits aside until that is compiled. `tokenizer_file` is a tokenizer.json: without one there are no
+    grammars and no bad words.
     """
 
     def __init__(
@@ -42,6 +55,7 @@ class TransformersBackend(Backend):
         max_model_len: int | None = None,
         max_batch_size: int = DEFAULT_BATCH_SIZE,
         max_prefill_tokens: int = DEFAULT_PREFILL_TOKENS,
+        tokenizer_file: Path | None = None,
     ) -> None:
         embeddings: torch.Tensor = model.get_input_embeddings().weight
         self._device = embeddings.device
@@ -51,6 +65,13 @@ class TransformersBackend(Backend):
         self._max_batch_size = max_batch_size
         self._max_prefill_tokens = max_prefill_tokens
         self._runner: Runner = choose_runner(model, self._max_model_len)
+        self._grammars: GrammarCompiler | None = None
+        self._bad_words: BadWords | None = None
+        self._watermark: WatermarkLogitsProcessor | None = None
+        if tokenizer_file is not None:
+            self._bad_words = BadWords(tokenizer_file, self._vocab_size)
+            self._grammars = self._grammar_compiler(tokenizer_file)
+        self._compiling: list[tuple[Sequence, Future[Grammar]]] = []
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         logger.info(
@@ -73,41 +94,54 @@ class TransformersBackend(Backend):
         report("loading weights")
         loaded = load_model(model.path, properties)
         report("checking the rolling batch")
+        tokenizer_file = model.path / TOKENIZER_FILE
         return cls(
             loaded,
             eos_token_ids=model.eos_token_ids,
             max_model_len=properties.max_model_len,
             max_batch_size=properties.max_rolling_batch_size or DEFAULT_BATCH_SIZE,
             max_prefill_tokens=properties.max_rolling_batch_prefill_tokens or DEFAULT_PREFILL_TOKENS,
+            tokenizer_file=tokenizer_file if tokenizer_file.exists() else None,
         )
 
     @property
     def capabilities(self) -> Capabilities:
-        """All sampling parameters but those in `UNSUPPORTED`."""
+        """All sampling parameters but those in `UNSUPPORTED`, and those that need a tokenizer where it has none."""
+        needs = {"bad_words": self._bad_words, "structured_outputs": self._grammars}
         return Capabilities(
             backend="transformers",
             max_model_len=self._max_model_len,
             max_num_seqs=self._max_batch_size,
             vocab_size=self._vocab_size,
             max_logprobs=MAX_LOGPROBS,
-            unsupported=tuple(UNSUPPORTED),
+            unsupported=(*UNSUPPORTED, *(name for name, needed in needs.items() if needed is None)),
         )
 
     def add_request(self, request: TokenRequest) -> None:
-        """Queue a sequence, if it can ever run."""
+        """Queue a sequence, if it can ever run; whether its grammar is one, a later `step` says."""
         self._validate(request)
-        self._waiting.append(
-            Sequence(
-                request,
-                max_model_len=self._max_model_len,
-                eos_token_ids=self._eos_token_ids,
-                vocab_size=self._vocab_size,
-                device=self._device,
-            )
+        params = request.sampling_params
+        sequence = Sequence(
+            request,
+            max_model_len=self._max_model_len,
+            eos_token_ids=self._eos_token_ids,
+            vocab_size=self._vocab_size,
+            device=self._device,
+            bad_words=self._bad_words.token_ids(params.bad_words) if self._bad_words else None,
+            watermark=self._watermark_processor() if params.watermark else None,
         )
+        if params.structured_outputs is not None and self._grammars is not None:
+            self._compiling.append((sequence, self._grammars.submit(params.structured_outputs)))
+        else:
+            self._waiting.append(sequence)
 
     def abort(self, request_id: str) -> None:
         """Drop a sequence wherever it is; its slot is free at once."""
+        for sequence, future in self._compiling:
+            if sequence.request_id == request_id:
+                future.cancel()
+                self._compiling.remove((sequence, future))
+                return
         for sequences in (self._waiting, self._running):
             for sequence in sequences:
                 if sequence.request_id == request_id:
@@ -117,9 +151,12 @@ class TransformersBackend(Backend):
 
     def step(self) -> list[TokenOutput]:
         """Run one forward of the model over what `_schedule` picks."""
+        refused = self._collect_grammars()
         chunks = self._schedule()
         if not chunks:
-            return []
+            if self._compiling and not refused:
+                wait([future for _, future in self._compiling], _COMPILE_WAIT, FIRST_COMPLETED)
+            return refused
         logits = self._runner.forward(chunks)
         for chunk in chunks:
             chunk.sequence.num_computed = chunk.stop
@@ -127,12 +164,46 @@ class TransformersBackend(Backend):
             _collect_prompt_logprobs(chunks, logits)
         ready = [chunk for chunk in chunks if chunk.samples]
         if not ready:
-            return []
+            return refused
         rows = _last_rows(chunks)
         if len(rows) < logits.shape[0]:
             logits = logits[rows]
         sampled = sample(logits, [chunk.sequence.sampler for chunk in ready])
-        return [self._advance(chunk.sequence, choice) for chunk, choice in zip(ready, sampled, strict=True)]
+        return refused + [self._advance(chunk.sequence, choice) for chunk, choice in zip(ready, sampled, strict=True)]
+
+    @property
+    def num_preparing(self) -> int:
+        """Those whose grammar is being compiled, as many of them as there are places."""
+        return min(len(self._compiling), self._max_batch_size)
+
+    def close(self) -> None:
+        """End what compiles grammars."""
+        if self._grammars is not None:
+            self._grammars.close()
+
+    def _collect_grammars(self) -> list[TokenOutput]:
+        """Queue the sequences whose grammar is there, and return the last output of those that have none."""
+        if not self._compiling:
+            return []
+        done = [(sequence, future) for sequence, future in self._compiling if future.done()]
+        refused: list[TokenOutput] = []
+        for sequence, future in done:
+            self._compiling.remove((sequence, future))
+            try:
+                sequence.sampler.grammar = future.result()
+            except RequestError as error:
+                refused.append(
+                    TokenOutput(
+                        request_id=sequence.request_id,
+                        token_ids=[],
+                        finish_reason=FinishReason.ERROR,
+                        error=str(error),
+                        invalid_request=isinstance(error, InvalidRequest),
+                    )
+                )
+            else:
+                self._waiting.append(sequence)
+        return refused
 
     def _schedule(self) -> list[Chunk]:
         """Choose the step's chunks: one token of each running sequence, then prompts as far as the budget goes."""
@@ -178,6 +249,22 @@ class TransformersBackend(Backend):
         self._running.remove(sequence)
         self._runner.release(sequence)
 
+    def _grammar_compiler(self, tokenizer_file: Path) -> GrammarCompiler | None:
+        eos_token_ids = tuple(token for token in self._eos_token_ids if token < self._vocab_size)
+        try:
+            return GrammarCompiler(Vocabulary(str(tokenizer_file), self._vocab_size, eos_token_ids))
+        except ValueError as error:
+            logger.warning("no structured outputs for this tokenizer", extra={"reason": str(error)})
+            return None
+
+    def _watermark_processor(self) -> WatermarkLogitsProcessor:
+        """Made for the first request that wants it; it keeps a table of 8 MB."""
+        if self._watermark is None:
+            self._watermark = WatermarkLogitsProcessor(
+                self._vocab_size, device=self._device, greenlist_ratio=GREENLIST_RATIO
+            )
+        return self._watermark
+
     def _validate(self, request: TokenRequest) -> None:
         prompt, params = request.prompt_token_ids, request.sampling_params
         if not prompt:
@@ -198,7 +285,11 @@ class TransformersBackend(Backend):
         for field in ("logprobs", "prompt_logprobs"):
             if (getattr(params, field) or 0) > MAX_LOGPROBS:
                 raise InvalidRequest(f"must be at most {MAX_LOGPROBS}, got {getattr(params, field)}", field=field)
-        if any(s.request_id == request.request_id for s in (*self._waiting, *self._running)):
+        for field in ("bad_words", "structured_outputs"):
+            if getattr(params, field) and field in self.capabilities.unsupported:
+                raise UnsupportedFeature("the model has no tokenizer to do it with", field=field)
+        compiling = (sequence for sequence, _ in self._compiling)
+        if any(s.request_id == request.request_id for s in (*self._waiting, *self._running, *compiling)):
             raise InvalidRequest(f"request {request.request_id} is running already")
 
 

@@ -13,7 +13,9 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 import torch
+from transformers import WatermarkLogitsProcessor
 
+from backends.transformers.grammar import Grammar
 from lmi_handlers.sampling_params import SamplingParams
 
 # Below this a temperature only overflows; the most probable token is all that is left of the distribution.
@@ -28,8 +30,10 @@ Value = TypeVar("Value", int, float)
 class SamplerState:
     """What the sampler must remember of one sequence: its parameters, its random numbers, what it has seen.
 
-    `stop_ids` are the ids that end the sequence, which `min_tokens` holds back. A sequence's random numbers come from
-    its own generator, one for each token, so that its tokens do not depend on who else is in the batch.
+    `stop_ids` are the ids that end the sequence, which `min_tokens` holds back. `bad_words` are the sequences of ids that
+    must not be generated. `watermark` marks where the parameters ask for it; `grammar` is set once it is compiled. A
+    sequence's random numbers come from its own generator, one for each token, so that its tokens do not depend on who
+    else is in the batch.
     """
 
     def __init__(
@@ -39,10 +43,17 @@ class SamplerState:
         stop_ids: frozenset[int],
         vocab_size: int,
         device: torch.device,
+        *,
+        bad_words: list[list[int]] | None = None,
+        watermark: WatermarkLogitsProcessor | None = None,
     ) -> None:
         self.params = params
         self.greedy = params.temperature < MIN_TEMPERATURE
-        self.num_generated = 0
+        self.grammar: Grammar | None = None
+        self._last_token = prompt_token_ids[-1]
+        self._generated: list[int] = []
+        self._bad_words = bad_words or []
+        self._watermark = watermark
         self._random = random.Random(params.seed)  # noqa: S311 (nothing secret; None takes the system's entropy)
         self._seen: torch.Tensor | None = None
         if params.repetition_penalty != 1.0:
@@ -66,13 +77,15 @@ class SamplerState:
     @property
     def edits_logits(self) -> bool:
         """True where `edit_logits` would change something."""
-        return any(
-            edit is not None for edit in (self._seen, self._counts, self._bias, self._forbidden, self._held_back)
-        )
+        edits = (self._watermark, self._seen, self._counts, self._bias, self._forbidden, self._held_back, self.grammar)
+        return bool(self._bad_words) or any(edit is not None for edit in edits)
 
     def edit_logits(self, logits: torch.Tensor) -> None:
-        """Apply `allowed_token_ids`, bias, penalties and `min_tokens` to one row of logits, `[vocabulary]`, in place."""
+        """Apply everything but temperature and what follows it to one row of logits, `[vocabulary]`, in place."""
         params = self.params
+        if self._watermark is not None:
+            last = torch.tensor([[self._last_token]], device=logits.device)
+            logits.copy_(self._watermark(last, logits[None])[0])
         if self._forbidden is not None:
             logits.masked_fill_(self._forbidden, -math.inf)
         if self._bias is not None:
@@ -84,8 +97,28 @@ class SamplerState:
         if self._counts is not None:
             logits.sub_(self._counts, alpha=params.frequency_penalty)
             logits.sub_((self._counts > 0).to(logits.dtype), alpha=params.presence_penalty)
-        if self._held_back is not None and self.num_generated < params.min_tokens:
-            logits.index_fill_(0, self._held_back, -math.inf)
+        if banned := self._ends_of_bad_words():
+            logits[banned] = -math.inf
+        if self.grammar is not None:
+            allowed = torch.from_numpy(self.grammar.allowed()).to(logits.device)
+            logits.masked_fill_(~allowed, -math.inf)
+        if self._held_back is not None and len(self._generated) < params.min_tokens:
+            held_back = logits.index_fill(0, self._held_back, -math.inf)
+            if self.grammar is None or bool(held_back.max() > -math.inf):  # else the grammar has nothing but its end
+                logits.copy_(held_back)
+
+    def error(self, best: float) -> str | None:
+        """Why a row whose greatest logit is `best` after the edits has no next token; None where it has one."""
+        if self.grammar is not None and (error := self.grammar.error) is not None:
+            return f"structured_outputs: the grammar cannot go on: {error}"
+        if best == -math.inf and self.edits_logits:
+            return "no token is left that the request's parameters allow"
+        return None if math.isfinite(best) else "the model gave logits that are not finite numbers"
+
+    def _ends_of_bad_words(self) -> list[int]:
+        """The last id of each bad word of which everything before it has just been generated."""
+        generated = self._generated
+        return [word[-1] for word in self._bad_words if generated[len(generated) - len(word) + 1 :] == word[:-1]]
 
     def draw(self) -> float:
         """Return the next random number of this sequence, from 0 to just under 1."""
@@ -93,11 +126,14 @@ class SamplerState:
 
     def append(self, token_id: int) -> None:
         """Take note of a generated token."""
-        self.num_generated += 1
+        self._last_token = token_id
+        self._generated.append(token_id)
         if self._seen is not None:
             self._seen[token_id] = True
         if self._counts is not None:
             self._counts[token_id] += 1
+        if self.grammar is not None:
+            self.grammar.advance(token_id)
 
 
 class Sampled(NamedTuple):
@@ -113,8 +149,8 @@ class Sampled(NamedTuple):
 def sample(logits: torch.Tensor, states: list[SamplerState]) -> list[Sampled]:
     """Choose a token for each row of `logits`, `[rows, vocabulary]` of any float type, which may be overwritten.
 
-    The order is bias, penalties, temperature, `top_k`, `top_p`, `min_p`, `typical_p`. Logprobs are of the model's own
-    distribution, before any of these. A row without a usable number fails alone.
+    The order is watermark, bias, penalties, `bad_words`, grammar, temperature, `top_k`, `top_p`, `min_p`,
+    `typical_p`. Logprobs are of the model's own distribution, before any of these. A row without a usable number fails alone.
     """
     logits = logits.float()
     wanted = [row for row, state in enumerate(states) if state.params.logprobs is not None]
@@ -129,8 +165,8 @@ def sample(logits: torch.Tensor, states: list[SamplerState]) -> list[Sampled]:
     elif stochastic:
         tokens[stochastic] = _draw(logits[stochastic], [states[row] for row in stochastic])
     sampled = [
-        Sampled(token_id) if usable else Sampled(-1, error="the model gave logits that are not finite numbers")
-        for token_id, usable in zip(tokens.tolist(), best.isfinite().tolist(), strict=True)
+        Sampled(token_id) if (error := state.error(value)) is None else Sampled(-1, error=error)
+        for token_id, value, state in zip(tokens.tolist(), best.tolist(), states, strict=True)
     ]
     if raw is not None:
         for row, logprob, top in zip(wanted, *_logprobs(raw, tokens[wanted], states, wanted), strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from transformers import WatermarkLogitsProcessor
 
 from backends.transformers.sampler import SamplerState
 from lmi_handlers.outputs import FinishReason
@@ -26,6 +27,8 @@ class Sequence:
         eos_token_ids: frozenset[int] = frozenset(),
         vocab_size: int,
         device: torch.device,
+        bad_words: list[list[int]] | None = None,
+        watermark: WatermarkLogitsProcessor | None = None,
     ) -> None:
         params = request.sampling_params
         self.request_id = request.request_id
@@ -39,7 +42,15 @@ class Sequence:
             self.max_len = min(max_model_len, self.prompt_len + params.max_tokens)
         self.stop_token_ids = frozenset(params.stop_token_ids)
         self.eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
-        self.sampler = SamplerState(params, self.token_ids, eos_token_ids | self.stop_token_ids, vocab_size, device)
+        self.sampler = SamplerState(
+            params,
+            self.token_ids,
+            eos_token_ids | self.stop_token_ids,
+            vocab_size,
+            device,
+            bad_words=bad_words,
+            watermark=watermark,
+        )
         self.prompt_logprobs: list[float | None] | None = None if params.prompt_logprobs is None else [None]
 
     @property
@@ -50,6 +61,8 @@ class Sequence:
             return FinishReason.EOS_TOKEN
         if last in self.stop_token_ids:
             return FinishReason.STOP_SEQUENCE
+        if self.sampler.grammar is not None and self.sampler.grammar.ended:
+            return FinishReason.EOS_TOKEN  # nothing else could follow
         return FinishReason.LENGTH if len(self.token_ids) >= self.max_len else None
 
 

@@ -29,10 +29,11 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenLimits(msgspec.Struct, frozen=True):
-    """Most tokens of a prompt, and of a prompt and its answer together."""
+    """Most tokens of a prompt, and of a prompt and its answer together; and how many different ones the model has."""
 
     max_input_tokens: int
     max_total_tokens: int
+    vocab_size: int
 
 
 LengthCheck = Callable[[GenerationRequest, int, int, TokenLimits], None]

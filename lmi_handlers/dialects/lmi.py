@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from formatters import available_formatters, load_formatter_class
+from formatters import FORMATTERS, available_formatters, load_formatter_class
 from formatters.base import Formatter
 from lmi_handlers.dialects.base import Dialect, ErrorResponse, Parsed, Payload
 from lmi_handlers.dialects.lmi_parameters import LmiBody, parse_body
@@ -71,7 +71,9 @@ class LmiDialect(Dialect):
         self._logged: set[str] = set()
         names = [*REQUEST_FORMATTERS]
         if self._formatter is not None and self._formatter not in names:
-            if self._formatter not in available_formatters():
+            if (
+                self._formatter not in available_formatters() or self._formatter in FORMATTERS
+            ):  # those are other dialects'
                 known = ", ".join(sorted(REQUEST_FORMATTERS))
                 raise ConfigError(f"option.output_formatter has value {self._formatter!r}: not one of {known}")
             names.append(self._formatter)

@@ -174,17 +174,27 @@ Body = TypeVar("Body", bound=TgiBody)
 
 
 def decode_body(payload: Payload, kind: type[Body]) -> tuple[Body, tuple[str, ...]]:
-    """Return the body, and the names in it that mean nothing here. Raises `InvalidJson` or `InvalidBody`.
+    """Return the body, and the names in it that mean nothing here. Raises `InvalidJson` or `InvalidBody`."""
+    return convert_body(read_body(payload), kind)
+
+
+def read_body(payload: Payload) -> object:
+    """Return the body's one JSON value. Raises `InvalidJson`, or `InvalidBody` where a name occurs twice.
 
     `text/plain`, which only `/invocations` lets through, is a prompt as it is.
     """
     if payload.content_type == "text/plain":
         try:
-            return kind(inputs=payload.data.decode()), ()
+            return {"inputs": payload.data.decode()}
         except UnicodeDecodeError as error:
             raise InvalidJson(f"the body is not UTF-8: {error}") from error
     value = decode_json(payload.data)
     _refuse_duplicates(payload.data)
+    return value
+
+
+def convert_body(value: object, kind: type[Body]) -> tuple[Body, tuple[str, ...]]:
+    """Return what `read_body` has read as a body, and the names in it that mean nothing here. Raises `InvalidBody`."""
     try:
         body = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

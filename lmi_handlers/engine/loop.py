@@ -15,7 +15,7 @@ from typing import Protocol
 from backends.base import Backend
 from lmi_handlers.engine.admission import Admission
 from lmi_handlers.engine.messages import Abort, EngineMessage, Failed, Outputs, SequenceOutput, Submit, WorkerMessage
-from lmi_handlers.errors import EngineDead, LMIError, QueueFull, RequestError, RequestFailed
+from lmi_handlers.errors import EngineDead, InvalidRequest, LMIError, QueueFull, RequestError, RequestFailed
 from lmi_handlers.outputs import FinishReason, TokenOutput
 from lmi_handlers.request import TokenRequest
 
@@ -188,7 +188,8 @@ class EngineLoop:
     def _admit(self) -> None:
         while self._waiting:
             age = time.monotonic() - self._waiting[0].arrived
-            room = self._admission.room(waiting=self._waiting_sequences, oldest_wait=age, running=len(self._sequences))
+            running = len(self._sequences) - self._backend.num_preparing
+            room = self._admission.room(waiting=self._waiting_sequences, oldest_wait=age, running=running)
             if room <= 0:
                 return
             for _ in range(room):  # again after that: one that fails here takes no place
@@ -213,14 +214,15 @@ class EngineLoop:
 
     def _deliver(self, outputs: list[TokenOutput]) -> None:
         by_worker: dict[Worker, list[SequenceOutput]] = {}
-        failed: list[tuple[_Request, RequestFailed]] = []
+        failed: list[tuple[_Request, RequestError]] = []
         for output in outputs:
             request = self._sequences.get(output.request_id)
             if request is None:
                 continue  # it failed with another sequence of its request
             if output.finish_reason is FinishReason.ERROR:
                 self._forget(request)
-                failed.append((request, RequestFailed(output.error or "the engine gave no cause")))
+                kind = InvalidRequest if output.invalid_request else RequestFailed
+                failed.append((request, kind(output.error or "the engine gave no cause")))
                 continue
             index = request.running[output.request_id]
             by_worker.setdefault(request.worker, []).append(

@@ -1,0 +1,109 @@
+r"""What an answer must match, as llguidance's grammar, and one answer's way through it. Needs no torch.
+
+Where the library knows more than one meaning, this is the one of TGI: `\d`, `\w` and `\s` are ASCII, and JSON has one
+space at most after a comma or a colon, so that no model can go on with white space for ever.
+"""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from, regex_to_lark
+from tokenizers import Tokenizer
+
+from lmi_handlers.errors import InvalidRequest
+from lmi_handlers.sampling_params import StructuredOutputs
+
+_ASCII_CLASSES = "dws"
+_LONGEST_CAUSE = 300
+# A mask is computed within a step, so everybody waits for it: about 100 ms at the most, after which the sequence fails.
+# A state takes up to 2 kB.
+_LIMITS = LLParserLimits(step_max_items=10_000, max_lexer_states=50_000, verbose_errors=False)
+
+
+class Vocabulary(msgspec.Struct, frozen=True):
+    """The model's tokens: `tokenizer_file` is a tokenizer.json, `vocab_size` the length of a row of logits."""
+
+    tokenizer_file: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+    def load(self) -> LLTokenizer:
+        """Read the file, which takes a third of a second. Raises `ValueError` where llguidance knows no such tokenizer."""
+        tokenizer = Tokenizer.from_file(self.tokenizer_file)
+        num_tokens = max(tokenizer.get_vocab().values(), default=0) + 1  # of which a model may know fewer, or more
+        return LLTokenizer(
+            tokenizer.to_str(), n_vocab=max(self.vocab_size, num_tokens), eos_token=list(self.eos_token_ids) or None
+        )
+
+
+def grammar_text(wanted: StructuredOutputs) -> str:
+    """Translate to what llguidance compiles. Raises `InvalidRequest`.
+
+    `StructuredOutputs.grammar` is GBNF, whose first rule is `root ::=`, or llguidance's dialect of Lark.
+    """
+    try:
+        if wanted.json is not None:
+            return _json_grammar(wanted.json)
+        if wanted.json_object:
+            return _json_grammar('{"type": "object"}')
+        if wanted.regex is not None:
+            return LLMatcher.grammar_from_regex(regex_to_lark(wanted.regex, _ASCII_CLASSES))
+        if wanted.choice is not None:
+            # A terminal, so in capitals: as a rule, each choice would be an item of its own in the parser's rows.
+            choices = " | ".join(json.dumps(choice) for choice in wanted.choice)
+            return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
+        return grammar_from("grammar", wanted.grammar or "")
+    except (RecursionError, ValueError) as error:
+        raise InvalidRequest(f"cannot be compiled: {_cause(str(error))}", field="structured_outputs") from error
+
+
+def _json_grammar(schema: str) -> str:
+    return LLMatcher.grammar_from_json_schema(
+        schema, defaults={"whitespace_flexible": False, "item_separator": ",[ ]?", "key_separator": ":[ ]?"}
+    )
+
+
+class Grammar:
+    """Where one sequence stands in its grammar. Raises `InvalidRequest` where `text` is none that can be compiled.
+
+    Making one lets other threads run, and finds the first mask, which takes longer than those that follow.
+    """
+
+    def __init__(self, tokenizer: LLTokenizer, text: str, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._matcher = LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS)
+        self._mask = self._matcher.compute_bitmask()
+        if (error := self.error) is not None:
+            raise InvalidRequest(f"cannot be compiled: {error}", field="structured_outputs")
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """Tell of each token id whether it may come next, `[vocab_size]`; the ends of the sequence among them."""
+        mask = np.frombuffer(self._mask, dtype=np.uint8)
+        return np.unpackbits(mask, count=self._vocab_size, bitorder="little").view(np.bool_)
+
+    def advance(self, token_id: int) -> None:
+        """Take note of the token that came."""
+        if self._matcher.consume_token(token_id) and not self._matcher.is_stopped():
+            self._mask = self._matcher.compute_bitmask()
+
+    @property
+    def ended(self) -> bool:
+        """True once the text is complete and nothing can follow."""
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+    @property
+    def error(self) -> str | None:
+        """Why there is no way on; None where there is one, or the end."""
+        return _cause(self._matcher.get_error()) if self._matcher.is_error() else None
+
+
+def _cause(message: str) -> str:
+    """One line of the library's several, without those that point at a place in another one."""
+    if message.startswith("NoExtension"):
+        return "nothing can match it"
+    lines = [line.strip() for line in message.splitlines() if line.strip(" ^") and " | " not in line]
+    return " ".join(lines)[:_LONGEST_CAUSE]

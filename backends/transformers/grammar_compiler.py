@@ -1,0 +1,150 @@
+"""Compiling grammars beside the engine's loop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import msgspec
+
+from backends.transformers.grammar import Grammar, Vocabulary
+from backends.transformers.grammar_trial import NICENESS, Verdict
+from lmi_handlers.errors import InvalidRequest, RequestFailed
+from lmi_handlers.sampling_params import StructuredOutputs
+
+TIME_LIMIT = 10.0
+_KNOWN = 64
+
+
+class GrammarCompiler:
+    """Compiles what requests ask for in threads of its own, each new grammar first in a process that may die of it.
+
+    Grammars that have been compiled before have a thread for themselves, so that they wait for no trial.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, time_limit: float = TIME_LIMIT) -> None:
+        self._tokenizer = vocabulary.load()
+        self._vocab_size = vocabulary.vocab_size
+        self._trial = Trial(vocabulary, time_limit)
+        self._trying = ThreadPoolExecutor(1, "grammar-trial")
+        self._building = ThreadPoolExecutor(1, "grammar", initializer=_give_way)
+        self._known: OrderedDict[StructuredOutputs, str] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def submit(self, wanted: StructuredOutputs) -> Future[Grammar]:
+        """Start; the future raises `InvalidRequest` where the grammar is wrong or takes too much."""
+        with self._lock:
+            text = self._known.get(wanted)
+            if text is not None:
+                self._known.move_to_end(wanted)
+        if text is None:
+            return self._trying.submit(self._try, wanted)
+        return self._building.submit(self._build, text)
+
+    def close(self) -> None:
+        """End the threads and the process."""
+        self._trial.kill()
+        for pool in (self._trying, self._building):
+            pool.shutdown(cancel_futures=True)
+        self._trial.close()
+
+    def _try(self, wanted: StructuredOutputs) -> Grammar:
+        text = self._trial.run(wanted)
+        grammar = self._building.submit(self._build, text).result()
+        with self._lock:
+            self._known[wanted] = text
+            while len(self._known) > _KNOWN:
+                self._known.popitem(last=False)
+        return grammar
+
+    def _build(self, text: str) -> Grammar:
+        return Grammar(self._tokenizer, text, self._vocab_size)
+
+
+def _give_way() -> None:
+    """Leave the cores to the loop where it wants them."""
+    if sys.platform == "linux":  # where a thread has a priority of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+
+class Trial:
+    """The process of `grammar_trial`, started for the first grammar and again after one that was the end of it."""
+
+    def __init__(self, vocabulary: Vocabulary, time_limit: float) -> None:
+        self._vocabulary = vocabulary
+        self._time_limit = time_limit
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, wanted: StructuredOutputs) -> str:
+        """Return the grammar's text. Raises `InvalidRequest`; one thread calls it."""
+        try:
+            line = msgspec.json.encode(wanted)
+        except UnicodeEncodeError as error:
+            raise InvalidRequest("must be valid Unicode text", field="structured_outputs") from error
+        process = self._process or self._start()
+        expired = threading.Event()
+
+        def give_up() -> None:
+            expired.set()
+            process.kill()
+
+        timer = threading.Timer(self._time_limit, give_up)
+        timer.start()
+        try:
+            answer = _ask(process, line)
+        finally:
+            timer.cancel()
+        if answer is None:
+            self.close()
+            reason = f"takes longer than {self._time_limit:g} s" if expired.is_set() else "takes too much memory"
+            raise InvalidRequest(f"{reason} to compile", field="structured_outputs")
+        verdict = msgspec.json.decode(answer, type=Verdict)
+        if verdict.error is not None:
+            raise InvalidRequest(verdict.error, field="structured_outputs")
+        return verdict.text
+
+    def kill(self) -> None:
+        """Let `run` end, whatever it is at; any thread may call it."""
+        if (process := self._process) is not None:
+            process.kill()
+
+    def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            with (
+                contextlib.suppress(BrokenPipeError),
+                process,
+            ):  # closes the pipes, with what is left in them, and waits
+                pass
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = self._process = subprocess.Popen(
+            [sys.executable, "-m", "backends.transformers.grammar_trial"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # the library's last words; the client gets the cause
+        )
+        if _ask(process, msgspec.json.encode(self._vocabulary)) is None:
+            self.close()
+            raise RequestFailed("the process that compiles grammars does not start")
+        return process
+
+
+def _ask(process: subprocess.Popen[bytes], line: bytes) -> bytes | None:
+    """Return the answer's line, None where the process has ended instead."""
+    assert process.stdin is not None  # noqa: S101  the type of a pipe that was asked for
+    assert process.stdout is not None  # noqa: S101
+    try:
+        process.stdin.write(line + b"\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        return None
+    answer = process.stdout.readline()
+    return answer if answer.endswith(b"\n") else None  # it may end in the midst of a line

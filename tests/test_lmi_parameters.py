@@ -1,0 +1,123 @@
+"""LMI's parameters that only some engines have, and the names that LMI has for TensorRT-LLM."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from lmi_handlers.dialects.base import Payload
+from lmi_handlers.dialects.lmi import LmiDialect
+from lmi_handlers.errors import InvalidRequest
+from lmi_handlers.properties import ServingProperties
+from lmi_handlers.request import GenerationRequest
+from lmi_handlers.sampling_params import StructuredOutputs
+
+TENSORRT_LLM = {"temperature": 0.8, "top_k": 5, "top_p": 0.85}
+SCHEMA = {"type": "object", "properties": {"a": {"const": "é"}}}
+
+
+def parse(
+    parameters: dict[str, Any], *, adapter: str | None = None, defaults: dict[str, float] | None = None, **body: Any
+) -> GenerationRequest:
+    data = json.dumps({"inputs": "x", "parameters": parameters} | body).encode()
+    dialect = LmiDialect(ServingProperties(), defaults or {})
+    return dialect.parse(Payload(data=data, request_id="r", adapter=adapter)).request
+
+
+@pytest.mark.parametrize(
+    ("parameters", "wanted"),
+    [
+        ({}, None),
+        ({"guided_regex": "a+"}, StructuredOutputs(regex="a+")),
+        ({"guided_choice": ["a", "b"]}, StructuredOutputs(choice=("a", "b"))),
+        ({"guided_grammar": "root ::= x"}, StructuredOutputs(grammar="root ::= x")),
+        ({"guided_json": '{"type": "null"}'}, StructuredOutputs(json='{"type": "null"}')),
+        ({"structured_outputs": {"json_object": True}}, StructuredOutputs(json_object=True)),
+        ({"structured_outputs": {"regex": "a"}, "guided_regex": "b"}, StructuredOutputs(regex="a")),
+    ],
+)
+def test_structured_outputs(parameters: dict[str, Any], wanted: StructuredOutputs | None) -> None:
+    assert parse(parameters).sampling_params.structured_outputs == wanted
+
+
+@pytest.mark.parametrize("parameters", [{"guided_json": SCHEMA}, {"structured_outputs": {"json": SCHEMA}}])
+def test_schema_as_an_object(parameters: dict[str, Any]) -> None:
+    structured_outputs = parse(parameters).sampling_params.structured_outputs
+    assert structured_outputs is not None
+    assert json.loads(structured_outputs.json or "") == SCHEMA
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"structured_outputs": {}},
+        {"structured_outputs": {"json_object": False}},
+        {"structured_outputs": {"regex": ""}},
+        {"guided_choice": []},
+        {"guided_regex": "a", "guided_grammar": "root ::= a"},
+        {"guided_regex": 3},
+        {"structured_outputs": "a"},
+    ],
+)
+def test_bad_structured_outputs_are_named(parameters: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(parameters)
+    assert str(caught.value).startswith(tuple(f"parameters.{name}" for name in parameters))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({"do_sample": True}, (0.8, 5, 0.85)),
+        ({"do_sample": True, "top_k": 7}, (0.8, 7, 0.85)),
+        ({"do_sample": True, "temperature": 1.2, "runtime_top_p": 0.5}, (1.2, 5, 0.5)),
+        ({"temperature": 1.2}, (1.2, 0, 1.0)),
+        ({"do_sample": False}, (0.0, 0, 1.0)),
+        ({}, (0.0, 0, 1.0)),
+    ],
+)
+def test_lmis_defaults_for_tensorrt_llm(parameters: dict[str, Any], expected: tuple[float, int, float]) -> None:
+    params = parse(parameters, defaults=TENSORRT_LLM).sampling_params
+    assert (params.temperature, params.top_k, params.top_p) == expected
+
+
+def test_lmis_names_for_tensorrt_llm() -> None:
+    params = parse({"request_output_len": 3, "max_new_tokens": 9, "runtime_top_k": 4, "top_k": 5, "random_seed": "8"})
+    assert (params.sampling_params.max_tokens, params.sampling_params.top_k, params.sampling_params.seed) == (3, 4, 8)
+    beams = parse({"num_beams": 2, "len_penalty": 0.5}).beam_search
+    assert beams is not None
+    assert beams.length_penalty == 0.5
+    with pytest.raises(InvalidRequest, match=r"^parameters\.request_output_len: "):
+        parse({"request_output_len": 0})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "adapters", "header", "expected"),
+    [
+        ("x", None, None, (None,)),
+        ("x", "a", None, ("a",)),
+        ("x", "a", "b", ("a",)),
+        ("x", None, "b", ("b",)),
+        ("x", "", "b", (None,)),
+        (["x", "y"], "a", None, ("a", "a")),
+        (["x", "y"], ["a", ""], None, ("a", None)),
+        (["x", "y"], ["a", None], None, ("a", None)),
+    ],
+)
+def test_adapters(inputs: object, adapters: object, header: str | None, expected: tuple[str | None, ...]) -> None:
+    assert parse({}, inputs=inputs, adapters=adapters, adapter=header).adapters == expected
+
+
+@pytest.mark.parametrize("adapters", [3, ["a", "b"], ["a", 3], {}, []])
+def test_bad_adapters(adapters: object) -> None:
+    with pytest.raises(InvalidRequest, match=r"^adapters: "):
+        parse({}, adapters=adapters)
+
+
+def test_the_rest() -> None:
+    request = parse({"bad_words": "no", "allowed_token_ids": [1, 2], "priority": -3})
+    assert request.sampling_params.bad_words == ("no",)
+    assert request.sampling_params.allowed_token_ids == (1, 2)
+    assert request.priority == -3

@@ -1,0 +1,478 @@
+"""Answers that must match a grammar: what is allowed when, who waits meanwhile, and what a grammar can do to the engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from serving import Server
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from backends.base import ModelFiles
+from backends.transformers.backend import TransformersBackend
+from backends.transformers.grammar import Grammar, Vocabulary, grammar_text
+from backends.transformers.grammar_compiler import GrammarCompiler
+from lmi_handlers.engine.admission import RollingBatch
+from lmi_handlers.engine.loop import EngineLoop, Inbox
+from lmi_handlers.engine.messages import EngineMessage, Failed, Outputs, Submit
+from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
+from lmi_handlers.errors import InvalidRequest, UnsupportedFeature
+from lmi_handlers.outputs import FinishReason, TokenOutput
+from lmi_handlers.properties import ServingProperties
+from lmi_handlers.request import TokenRequest
+from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
+from lmi_handlers.text.bundle import TOKENIZER_FILE, build_byte_bundle
+
+VOCAB_SIZE = 300  # more than the tokenizer has, as many models do
+EOS = 256
+TOO_MUCH = StructuredOutputs(json='{"type": "array", "items": {"type": "integer"}, "minItems": 1000000000}')
+"""Takes several seconds until it has taken too much memory."""
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    """Of the byte tokenizer: a token's id is its byte."""
+    directory = tmp_path_factory.mktemp("bytes")
+    build_byte_bundle(directory)
+    return Vocabulary(str(directory / TOKENIZER_FILE), VOCAB_SIZE, (EOS,))
+
+
+def make_model() -> Any:
+    """A new one each time, the same weights: a backend makes its model its own."""
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        initializer_range=0.3,
+    )
+    return LlamaForCausalLM(config).eval()  # type: ignore[no-untyped-call]  # the library's own
+
+
+@pytest.fixture(scope="module")
+def backend(vocabulary: Vocabulary) -> Iterator[TransformersBackend]:
+    made = TransformersBackend(make_model(), eos_token_ids=(EOS,), tokenizer_file=Path(vocabulary.tokenizer_file))
+    yield made
+    made.close()
+
+
+def add(backend: TransformersBackend, request_id: str, prompt: str = "x", **params: Any) -> None:
+    backend.add_request(
+        TokenRequest(
+            request_id=request_id,
+            prompt_token_ids=list(prompt.encode()),
+            sampling_params=SamplingParams(**{"max_tokens": 500} | params),
+        )
+    )
+
+
+def run(backend: TransformersBackend, *request_ids: str) -> dict[str, tuple[list[int], TokenOutput]]:
+    """Step until these have ended: the tokens and the last output of each."""
+    tokens: dict[str, list[int]] = {request_id: [] for request_id in request_ids}
+    last: dict[str, TokenOutput] = {}
+    for _ in range(5000):
+        if len(last) == len(request_ids):
+            return {request_id: (tokens[request_id], last[request_id]) for request_id in request_ids}
+        for output in backend.step():
+            if output.request_id in tokens:
+                tokens[output.request_id] += output.token_ids
+                if output.finish_reason is not None:
+                    last[output.request_id] = output
+    raise AssertionError("a sequence never ended")
+
+
+def answer(backend: TransformersBackend, wanted: StructuredOutputs, **params: Any) -> str:
+    """The whole answer, which the grammar has ended."""
+    add(backend, "one", structured_outputs=wanted, **params)
+    tokens, last = run(backend, "one")["one"]
+    assert (last.finish_reason, last.error) == (FinishReason.EOS_TOKEN, None)
+    return bytes(token for token in tokens if token != EOS).decode()
+
+
+# What is allowed when
+
+
+def walk(grammar: Grammar, rng: random.Random, most: int = 400) -> Iterator[tuple[str, bool]]:
+    """Take any token that is allowed, again and again; yields the text so far and whether it may end there."""
+    text = b""
+    for _ in range(most):
+        allowed = grammar.allowed()
+        assert allowed.shape == (VOCAB_SIZE,)
+        ids = np.flatnonzero(allowed).tolist()
+        yield text.decode(errors="replace"), EOS in ids or grammar.ended
+        ids = [token for token in ids if token != EOS]
+        if grammar.ended or not ids:
+            return
+        token = rng.choice(ids)
+        assert token < 256, "a token that is no text"
+        text += bytes([token])
+        grammar.advance(token)
+        assert grammar.error is None
+
+
+def compiled(vocabulary: Vocabulary, **wanted: Any) -> Grammar:
+    return Grammar(vocabulary.load(), grammar_text(StructuredOutputs(**wanted)), VOCAB_SIZE)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    regex=st.recursive(
+        st.sampled_from(["a", "bc", r"\d", r"\w", "[^a-y0-9]", r"\.", "/", "é"]),
+        lambda inner: (
+            st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,3}"])).map(lambda pair: f"({pair[0]}){pair[1]}")
+            | st.lists(inner, min_size=2, max_size=3).map("|".join).map(lambda options: f"({options})")
+            | st.lists(inner, min_size=2, max_size=3).map("".join)
+        ),
+        max_leaves=6,
+    ),
+    seed=st.integers(0, 2**32),
+)
+def test_a_regex_may_end_exactly_where_it_matches(vocabulary: Vocabulary, regex: str, seed: int) -> None:
+    for text, may_end in walk(compiled(vocabulary, regex=regex), random.Random(seed), most=40):
+        if "�" not in text:  # else in the midst of a character
+            assert may_end == (re.fullmatch(regex, text, re.ASCII) is not None), (regex, text)
+
+
+def schemas() -> st.SearchStrategy[dict[str, Any]]:
+    """JSON schemas of what llguidance knows, all of whose instances are short."""
+    names = st.text("abcé \"\\'", min_size=1, max_size=4)
+    ranges = st.tuples(st.integers(-200, 200), st.integers(0, 300)).map(
+        lambda pair: {"type": "integer", "minimum": pair[0], "maximum": pair[0] + pair[1]}
+    )
+    integers = st.integers(-(2**53) + 1, 2**53 - 1)  # the library takes a schema's numbers as JavaScript does
+    leaves = (
+        st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": "string", "pattern": "^[a-c]{1,3}$"}])
+        | st.integers(0, 5).map(lambda most: {"type": "string", "maxLength": most})
+        | ranges
+        | st.lists(integers | names | st.booleans() | st.none(), min_size=1, max_size=3).map(lambda v: {"enum": v})
+        | (integers | names).map(lambda value: {"const": value})
+    )
+
+    def containers(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+        objects = st.dictionaries(names, inner, min_size=1, max_size=3).flatmap(
+            lambda properties: st.sets(st.sampled_from(sorted(properties))).map(
+                lambda required: {
+                    "type": "object",
+                    "properties": properties,
+                    "required": sorted(required),
+                    "additionalProperties": False,
+                }
+            )
+        )
+        arrays = st.tuples(inner, st.integers(0, 2), st.integers(0, 2)).map(
+            lambda a: {"type": "array", "items": a[0], "minItems": a[1], "maxItems": a[1] + a[2]}
+        )
+        choices = st.lists(inner, min_size=2, max_size=3).map(lambda options: {"anyOf": options})
+        return objects | arrays | choices
+
+    return st.recursive(leaves, containers, max_leaves=6)
+
+
+@settings(deadline=None, max_examples=100)
+@given(schema=schemas(), seed=st.integers(0, 2**32))
+def test_json_may_end_only_as_an_instance(vocabulary: Vocabulary, schema: dict[str, Any], seed: int) -> None:
+    ends = 0
+    for text, may_end in walk(compiled(vocabulary, json=json.dumps(schema)), random.Random(seed)):
+        if may_end:
+            ends += 1
+            jsonschema.validate(json.loads(text), schema)
+    assert ends
+
+
+def test_json_has_no_endless_white_space(vocabulary: Vocabulary) -> None:
+    grammar = compiled(vocabulary, json_object=True)
+    for byte in b'{"a": ':
+        assert grammar.allowed()[byte]
+        grammar.advance(byte)
+    assert not grammar.allowed()[list(b" \n\t\r")].any()
+
+
+def test_class_escapes_are_ascii(vocabulary: Vocabulary) -> None:
+    for regex in (r"\d", r"\w", r"\s"):
+        assert np.flatnonzero(compiled(vocabulary, regex=regex).allowed()).max() < 128
+
+
+def test_choices_that_begin_alike_and_hold_anything(vocabulary: Vocabulary) -> None:
+    choices = ("a", "ab", 'q"u\\o', "é\n/x", "*", "[0-9]")
+    found = {
+        text
+        for seed in range(60)
+        for text, may_end in walk(compiled(vocabulary, choice=choices), random.Random(seed))
+        if may_end
+    }
+    assert found == set(choices)
+
+
+@pytest.mark.parametrize("grammar", ['root ::= sign? digit+\nsign ::= "-"\ndigit ::= [0-9]', 'start: "-"? /[0-9]+/'])
+def test_ebnf(vocabulary: Vocabulary, grammar: str) -> None:
+    for text, may_end in walk(compiled(vocabulary, grammar=grammar), random.Random(5), most=12):
+        assert may_end == (re.fullmatch("-?[0-9]+", text) is not None)
+
+
+# Through the backend
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, {"seed": 5}, {"seed": 6, "temperature": 3.0, "top_p": 0.9}])
+def test_every_kind(backend: TransformersBackend, params: dict[str, Any]) -> None:
+    jsonschema.validate(json.loads(answer(backend, StructuredOutputs(json=json.dumps(PERSON)), **params)), PERSON)
+    assert re.fullmatch(r"\d{3}-\d{4}", answer(backend, StructuredOutputs(regex=r"\d{3}-\d{4}"), **params))
+    assert answer(backend, StructuredOutputs(choice=("yes", "no")), **params) in ("yes", "no")
+    assert re.fullmatch("a[xy]{3}", answer(backend, StructuredOutputs(grammar='root ::= "a" [xy]{3}'), **params))
+    add(backend, "object", structured_outputs=StructuredOutputs(json_object=True), max_tokens=2, **params)
+    assert run(backend, "object")["object"][0][0] == ord("{")
+
+
+def test_nothing_defeats_the_grammar(backend: TransformersBackend) -> None:
+    wanted = StructuredOutputs(regex="[ab]{4}")
+    assert re.fullmatch("[ab]{4}", answer(backend, wanted, logit_bias={ord("z"): 100.0, EOS: 100.0}))
+    assert re.fullmatch("[ab]{4}", answer(backend, wanted, min_tokens=30)), "what is over is over"
+    assert re.fullmatch("[ab]{4}", answer(backend, wanted, ignore_eos=True))
+    assert answer(backend, wanted, allowed_token_ids=(ord("b"), EOS)) == "bbbb"
+    assert answer(backend, wanted, bad_words=("a",)) == "bbbb"
+    either = StructuredOutputs(regex="a{2,5}")
+    assert answer(backend, either, min_tokens=4, logit_bias={EOS: 100.0}) == "aaaa"
+    assert answer(backend, either, min_tokens=30, logit_bias={EOS: 100.0}) == "aaaaa"
+
+
+def test_a_sequence_with_nothing_left_fails_alone(backend: TransformersBackend) -> None:
+    greedy = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
+    add(backend, "alone", "other", **greedy)
+    expected = run(backend, "alone")["alone"][0]
+    add(backend, "beside", "other", **greedy)
+    add(backend, "stuck", structured_outputs=StructuredOutputs(regex="[ab]{4}"), allowed_token_ids=(ord("z"),))
+    ended = run(backend, "stuck", "beside")
+    last = ended["stuck"][1]
+    assert (last.finish_reason, last.invalid_request) == (FinishReason.ERROR, False)
+    assert last.error == "no token is left that the request's parameters allow"
+    assert ended["beside"][0] == expected
+
+
+def test_the_others_of_the_batch_notice_nothing(backend: TransformersBackend) -> None:
+    plain = {"temperature": 0, "max_tokens": 40, "ignore_eos": True, "logprobs": 2}
+    for n in range(3):
+        add(backend, f"alone{n}", f"prompt {n}", **plain)
+        alone = run(backend, f"alone{n}")[f"alone{n}"][0]
+        add(backend, "plain", f"prompt {n}", **plain)
+        add(backend, "json", structured_outputs=StructuredOutputs(json=json.dumps(PERSON)), seed=n, top_k=40)
+        ended = run(backend, "plain", "json")
+        assert ended["plain"][0] == alone
+        add(backend, "json", structured_outputs=StructuredOutputs(json=json.dumps(PERSON)), seed=n, top_k=40)
+        assert run(backend, "json")["json"][0] == ended["json"][0]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cause"),
+    [
+        ({"regex": "("}, "unclosed group"),
+        ({"regex": r"(a)\1"}, "backreferences"),
+        ({"json": '{"type": "nothing"}'}, "nothing"),
+        ({"json": '{"not": {}}'}, "not"),
+        ({"json": "[1"}, "cannot be compiled"),
+        ({"json": '{"$ref": "#"}'}, "nothing can match it"),
+        ({"grammar": "root ::= missing"}, "missing"),
+        ({"grammar": "root ::= " + "(" * 2000 + '"a"' + ")" * 2000}, "recursion"),
+        ({"json": '{"items":' * 500 + "{}" + "}" * 500}, "recursion"),
+        ({"regex": "\ud800"}, "Unicode"),
+    ],
+)
+def test_what_cannot_be_compiled_is_the_clients_mistake(
+    backend: TransformersBackend, wanted: dict[str, Any], cause: str
+) -> None:
+    add(backend, "wrong", structured_outputs=StructuredOutputs(**wanted))
+    tokens, last = run(backend, "wrong")["wrong"]
+    assert tokens == []
+    assert (last.finish_reason, last.invalid_request) == (FinishReason.ERROR, True)
+    assert last.error is not None
+    assert last.error.startswith("structured_outputs: ")
+    assert cause in last.error
+    assert "\n" not in last.error
+
+
+def test_a_grammar_that_takes_all_memory_takes_nobody_along(backend: TransformersBackend) -> None:
+    add(backend, "beside", max_tokens=5)
+    add(backend, "too much", structured_outputs=TOO_MUCH)
+    add(backend, "behind", structured_outputs=StructuredOutputs(choice=("yes",)), temperature=0)
+    ended = run(backend, "too much", "beside", "behind")
+    assert ended["too much"][1].error == "structured_outputs: takes too much memory to compile"
+    assert ended["too much"][1].invalid_request
+    assert bytes(ended["behind"][0]) == b"yes"
+
+
+def test_a_grammar_that_takes_too_long(vocabulary: Vocabulary) -> None:
+    compiler = GrammarCompiler(vocabulary, time_limit=0.3)
+    try:
+        slow = StructuredOutputs(choice=tuple(f"choice number {n} of very many" for n in range(200_000)))
+        with pytest.raises(InvalidRequest, match=r"takes longer than 0\.3 s"):
+            compiler.submit(slow).result()
+        compiler.submit(StructuredOutputs(regex="a")).result()
+    finally:
+        compiler.close()
+
+
+def test_known_grammars_wait_for_no_trial(vocabulary: Vocabulary) -> None:
+    compiler = GrammarCompiler(vocabulary)
+    try:
+        known = StructuredOutputs(regex="[0-9]")
+        compiler.submit(known).result()
+        hanging = compiler.submit(TOO_MUCH)
+        compiler.submit(known).result()
+        assert not hanging.done()
+    finally:
+        compiler.close()
+    with pytest.raises(InvalidRequest):
+        hanging.result()
+
+
+def test_abort_while_it_is_compiled(backend: TransformersBackend) -> None:
+    add(backend, "gone", structured_outputs=StructuredOutputs(regex="abc"))
+    with pytest.raises(InvalidRequest, match="running already"):
+        add(backend, "gone")
+    assert backend.num_preparing == 1
+    backend.abort("gone")
+    assert backend.num_preparing == 0
+    add(backend, "next", max_tokens=3)
+    assert len(run(backend, "next")["next"][0]) == 3
+
+
+class Recorder:
+    """The web worker's end."""
+
+    def __init__(self) -> None:
+        self.messages: list[EngineMessage] = []
+
+    def send(self, message: EngineMessage) -> None:
+        self.messages.append(message)
+
+
+def test_who_waits_for_a_grammar_holds_no_place(vocabulary: Vocabulary) -> None:
+    """The batch has one place: two requests come and go while the first one's grammar is compiled."""
+    backend = TransformersBackend(
+        make_model(), eos_token_ids=(EOS,), tokenizer_file=Path(vocabulary.tokenizer_file), max_batch_size=1
+    )
+    inbox: Inbox = queue.SimpleQueue()
+    loop, worker = EngineLoop(backend, RollingBatch(1), 10, inbox), Recorder()
+    inbox.put((worker, Submit(1, "slow", [[7]], SamplingParams(structured_outputs=TOO_MUCH, max_tokens=5))))
+    for number in (2, 3):
+        inbox.put((worker, Submit(number, "quick", [[7]], SamplingParams(max_tokens=4, ignore_eos=True))))
+    while not any(isinstance(message, Failed) for message in worker.messages):
+        loop.turn()
+    backend.close()
+    *outputs, failed = worker.messages
+    told = [item for message in outputs if isinstance(message, Outputs) for item in message.outputs]
+    assert [item.number for item in told] == [2] * 4 + [3] * 4
+    assert failed == Failed(1, "InvalidRequest", "structured_outputs: takes too much memory to compile")
+
+
+def test_without_a_tokenizer(tmp_path: Path) -> None:
+    make_model().save_pretrained(tmp_path)
+    files = ModelFiles(path=tmp_path, eos_token_ids=(EOS,), vocab_size=VOCAB_SIZE)
+    backend = TransformersBackend.load(files, ServingProperties(dtype="fp32"), lambda phase: None)
+    assert {"bad_words", "structured_outputs"} <= set(backend.capabilities.unsupported)
+    assert "watermark" not in backend.capabilities.unsupported
+    for params in ({"bad_words": ("a",)}, {"structured_outputs": StructuredOutputs(regex="a")}):
+        with pytest.raises(UnsupportedFeature, match=f"{next(iter(params))}: .*tokenizer"):
+            add(backend, "no", **params)
+
+
+# Through the server
+
+
+@pytest.fixture(scope="module")
+def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    properties = f"option.model_id={tiny_llama}\noption.rolling_batch=scheduler\noption.dtype=fp32\n"
+    made = Server(tmp_path_factory.mktemp("grammar") / "m", properties)
+    yield made.wait_ready()
+    made.stop()
+
+
+@pytest.mark.model
+def test_over_http(server: Server) -> None:
+    def generate(grammar: dict[str, Any], path: str = "/generate") -> Any:
+        parameters = {"grammar": grammar, "max_new_tokens": 200, "do_sample": True, "seed": 1}
+        return server.invoke({"inputs": "Tell me", "parameters": parameters}, path=path)
+
+    text = generate({"type": "json", "value": PERSON}).json()["generated_text"]
+    jsonschema.validate(json.loads(text), PERSON)
+    streamed = generate({"type": "json", "value": PERSON}, "/generate_stream")
+    events = [json.loads(line.removeprefix("data:")) for line in streamed.text.splitlines() if line]
+    assert "".join(event["token"]["text"] for event in events if not event["token"]["special"]) == text
+    refused = generate({"type": "regex", "value": "("})
+    assert refused.status_code == 422
+    assert "unclosed group" in refused.text
+    refused = generate({"type": "regex", "value": "("}, "/generate_stream")
+    assert refused.status_code == 422
+
+
+# The real model
+
+
+@pytest.fixture(scope="module")
+def small_model() -> Iterator[TransformersBackend]:
+    path = resolve_model(
+        None, model_dir=None, revision=None, cache_dir=default_cache_dir(os.environ), report=lambda phase: None
+    )
+    files = ModelFiles(path=path, eos_token_ids=(2,), vocab_size=49152)
+    made = TransformersBackend.load(files, ServingProperties(), lambda phase: None)
+    yield made
+    made.close()
+
+
+@pytest.mark.model
+@pytest.mark.timeout(600)
+def test_the_real_model_answers_thirty_schemas(small_model: TransformersBackend) -> None:
+    """All of them in one batch, half of them greedy."""
+    from tokenizers import Tokenizer
+
+    path = resolve_model(
+        None, model_dir=None, revision=None, cache_dir=default_cache_dir(os.environ), report=lambda phase: None
+    )
+    tokenizer = Tokenizer.from_file(str(path / TOKENIZER_FILE))
+    wanted: list[dict[str, Any]] = []
+
+    @settings(max_examples=30, database=None, derandomize=True, deadline=None)
+    @given(schemas())
+    def collect(schema: dict[str, Any]) -> None:
+        wanted.append(schema)
+
+    collect()
+    prompt = tokenizer.encode("An example in JSON: ").ids
+    for n, schema in enumerate(wanted):
+        params = SamplingParams(
+            max_tokens=200,
+            temperature=n % 2,
+            seed=n,
+            structured_outputs=StructuredOutputs(json=json.dumps(schema)),
+        )
+        small_model.add_request(TokenRequest(request_id=str(n), prompt_token_ids=prompt, sampling_params=params))
+    ended = run(small_model, *map(str, range(len(wanted))))
+    for n, schema in enumerate(wanted):
+        tokens, last = ended[str(n)]
+        assert last.finish_reason is FinishReason.EOS_TOKEN, (schema, last)
+        jsonschema.validate(json.loads(tokenizer.decode(tokens)), schema)
