@@ -14,7 +14,6 @@ from servers import Server, lmi_server, vllm_server
 from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
 
 ROUNDS = 3
-STARTS = 3
 
 SPEED = Target(1.1)
 FIRST_TOKEN = Target(0.9, at_most=True)
@@ -39,13 +38,21 @@ def bench_vllm(directory: Path) -> None:
     properties |= {f"option.{name}": str(value).lower() for name, value in OPTIONS.items()}
     prompts = make_prompts(model)
     ready = Paired()
-    for _ in range(STARTS):
+    measured = {n: (Paired(), Paired()) for n in CONCURRENCY}
+    for _ in range(ROUNDS):
+        # One at a time: `vllm serve` polls while it has nothing to do, which would slow the other.
         with lmi_server(directory / "ours", properties) as ours:
             ready.ours.append(ours.seconds_to_ready)
+            for n, (speed, first_token) in measured.items():
+                load = _load(ours, [_lmi(text) for text in _texts(prompts, n)], b'{"token"', n)
+                speed.ours.append(len(load.answers) * NEW_TOKENS / load.seconds)
+                first_token.ours.append(statistics.median(answer.first_byte for answer in load.answers))
         with vllm_server(directory / "vllm", model, OPTIONS) as peer:
             ready.peer.append(peer.seconds_to_ready)
-    with lmi_server(directory / "ours", properties) as ours, vllm_server(directory / "vllm", model, OPTIONS) as peer:
-        measured = {n: _rounds(ours, peer, str(model), prompts, n) for n in CONCURRENCY}
+            for n, (speed, first_token) in measured.items():
+                load = _load(peer, [_openai(text, model) for text in _texts(prompts, n)], b'"text":', n)
+                speed.peer.append(len(load.answers) * NEW_TOKENS / load.seconds)
+                first_token.peer.append(statistics.median(answer.first_byte for answer in load.answers))
     rows = []
     for n in CONCURRENCY:
         speed, first_token = measured[n]
@@ -61,38 +68,25 @@ def bench_vllm(directory: Path) -> None:
     )
 
 
-def _rounds(ours: Server, peer: Server, model: str, prompts: list[Prompt], concurrency: int) -> tuple[Paired, Paired]:
+def _texts(prompts: list[Prompt], concurrency: int) -> list[str]:
     """Four requests a connection for the few, one for the many: about as long each."""
-    speed, first_token = Paired(), Paired()
-    texts = [text for text, _ in prompts[:concurrency]] * (4 if concurrency < 32 else 1)
-    for number in range(ROUNDS + 1):
-        lmi = [invocation(text, max_new_tokens=NEW_TOKENS, ignore_eos_token=True) for text in texts]
-        openai = [
-            post(
-                {
-                    "model": model,
-                    "prompt": text,
-                    "max_tokens": NEW_TOKENS,
-                    "ignore_eos": True,
-                    "temperature": 0,
-                    "stream": True,
-                }
-            )
-            for text in texts
-        ]
-        own, other = run_load(ours.port, lmi, concurrency), run_load(peer.port, openai, concurrency)
-        _check(own, b'{"token"', len(texts))
-        _check(other, b'"text":', len(texts))
-        if number:  # the first is for warming up
-            tokens = len(texts) * NEW_TOKENS
-            speed.ours.append(tokens / own.seconds)
-            speed.peer.append(tokens / other.seconds)
-            first_token.ours.append(statistics.median(answer.first_byte for answer in own.answers))
-            first_token.peer.append(statistics.median(answer.first_byte for answer in other.answers))
-    return speed, first_token
+    return [text for text, _ in prompts[:concurrency]] * (4 if concurrency < 32 else 1)
 
 
-def _check(load: Load, mark: bytes, requests: int) -> None:
-    tokens = sum(answer.body.count(mark) for answer in load.answers)
-    if tokens != requests * NEW_TOKENS:
-        raise RuntimeError(f"{requests * NEW_TOKENS} tokens were to be made, not {tokens}")
+def _lmi(text: str) -> bytes:
+    return invocation(text, max_new_tokens=NEW_TOKENS, ignore_eos_token=True)
+
+
+def _openai(text: str, model: Path) -> bytes:
+    sampling = {"max_tokens": NEW_TOKENS, "ignore_eos": True, "temperature": 0}
+    return post({"model": str(model), "prompt": text, "stream": True} | sampling)
+
+
+def _load(server: Server, requests: list[bytes], mark: bytes, concurrency: int) -> Load:
+    """The second of two equal loads; the first is for warming up. Raises `RuntimeError` where a token is missing."""
+    for _ in range(2):
+        load = run_load(server.port, requests, concurrency)
+        tokens = sum(answer.body.count(mark) for answer in load.answers)
+        if tokens != len(requests) * NEW_TOKENS:
+            raise RuntimeError(f"{len(requests) * NEW_TOKENS} tokens were to be made, not {tokens}")
+    return load
