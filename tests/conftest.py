@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from serving import Server, StartServer
+from werkzeug.local import LocalProxy
 
 from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
 
@@ -18,6 +20,23 @@ from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci" if "CI" in os.environ else "default")
+
+
+@pytest.fixture(scope="module")
+def without_flask() -> Iterator[None]:
+    """For vLLM in this process: it looks at every name of every module, which Flask's proxies do not stand outside of a request.
+
+    An engine process has no Flask in it.
+    """
+    hidden = {
+        name: module
+        for name, module in sys.modules.items()
+        if any(isinstance(value, LocalProxy) for value in list(getattr(module, "__dict__", {}).values()))
+    }
+    for name in hidden:
+        del sys.modules[name]
+    yield
+    sys.modules.update(hidden)
 
 
 @pytest.fixture
@@ -100,7 +119,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def model_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server on the real small model, in float32."""
-    rolling_batch: str = request.param
+    rolling_batch: str = getattr(request, "param", "scheduler")  # where a test asks for the fixture by its name
     if rolling_batch == "vllm" and importlib.util.find_spec("vllm") is None:
         pytest.skip("vllm is not installed")
     properties = f"option.rolling_batch={rolling_batch}\n{ROLLING_BATCH[rolling_batch]}"

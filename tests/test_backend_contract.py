@@ -50,7 +50,10 @@ ENGINES = [
     Engine("tensorrt_llm", library="tensorrt_llm", standin=True),
 ]
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # engines warn of the libraries that they use themselves
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # engines warn of the libraries that they use themselves
+    pytest.mark.usefixtures("without_flask"),
+]
 
 MAX_MODEL_LEN = 96
 PROMPTS = [

@@ -28,7 +28,7 @@ from lmi_handlers.text.bundle import build_text_bundle, load_text_bundle
 from lmi_handlers.text.tokenizer import Tokenizer
 
 pytest.importorskip("vllm")
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.model]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.model, pytest.mark.usefixtures("without_flask")]
 
 SMALL = {"kv_cache_memory_bytes": "256M"}
 EXACT: dict[str, Any] = {"dtype": "fp32", "enforce_eager": True, "max_model_len": 512, "extra": SMALL}

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import requests
-from serving import Server, StartServer
+from serving import Server, StartServer, free_port
 from test_lifecycle import Watch, wait_until
 from test_vllm import write_adapter
 
@@ -121,7 +121,8 @@ def test_start_up_ends_with_one_line(tmp_path: Path, tiny_llama: Path, propertie
     if "enable_lora" in properties:
         (model / "adapters" / "empty").mkdir(parents=True)
     (model / "serving.properties").write_text(f"{QUICK}{properties}")
-    command = [sys.executable, "-m", "lmi_handlers.cli", "serve", "--model-dir", str(model), "--port", "0"]
+    port = str(free_port())
+    command = [sys.executable, "-m", "lmi_handlers.cli", "serve", "--model-dir", str(model), "--port", port]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=model)
     assert ended.returncode not in (0, None)
     errors = [line for line in ended.stderr.splitlines() if line.startswith("lmi: error: ")]

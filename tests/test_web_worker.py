@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from serving import Server
+from serving import Server, StartServer
 
 HEAVY = ("torch", "transformers", "accelerate", "vllm", "boto3", "numpy")
 MOST_MIB = 150
@@ -47,16 +47,16 @@ def test_edge_imports_no_engine_library(module: str, tmp_path: Path) -> None:
     assert (result.stdout, result.returncode) == ("[]\n", 0), result.stderr
 
 
-@pytest.mark.parametrize("name", ["echo_server", pytest.param("model_server", marks=pytest.mark.model)])
-def test_web_worker_is_small_after_it_has_worked(name: str, request: pytest.FixtureRequest) -> None:
-    server: Server = request.getfixturevalue(name)
+@pytest.mark.parametrize("rolling_batch", ["echo", pytest.param("scheduler", marks=pytest.mark.model)])
+def test_web_worker_is_small_after_it_has_worked(rolling_batch: str, start_server: StartServer) -> None:
+    server: Server = start_server(f"option.rolling_batch={rolling_batch}\n")
     for stream in (False, True):
         answer = server.invoke({"inputs": "Hello, world", "stream": stream, "parameters": {"max_new_tokens": 4}})
         assert answer.status_code == 200
     for process in (server.web_worker(), server.supervisor(), psutil.Process(server.process.pid)):
         assert libraries(process) == set()
         assert resident_mib(process) < MOST_MIB
-    if name == "model_server":
+    if rolling_batch == "scheduler":
         assert "torch" in libraries(server.engine()), "else the check above sees nothing"
 
 
