@@ -30,8 +30,8 @@ def without_flask() -> Iterator[None]:
     """
     hidden = {
         name: module
-        for name, module in sys.modules.items()
-        if any(isinstance(value, LocalProxy) for value in list(getattr(module, "__dict__", {}).values()))
+        for name, module in list(sys.modules.items())
+        if any(type(value) is LocalProxy for value in list(getattr(module, "__dict__", {}).values()))
     }
     for name in hidden:
         del sys.modules[name]

@@ -15,6 +15,9 @@ from pathlib import Path
 import psutil
 import requests
 
+ENVIRON = dict(os.environ)
+"""As it was before any test: an engine that is loaded into the tests' own process changes it (vLLM sets LD_PRELOAD)."""
+
 
 class Server:
     """A running `lmi serve`, or any other `command` that serves on `port`, started in the model's directory.
@@ -38,7 +41,7 @@ class Server:
         self.name = directory.name
         self.directory = directory
         self._log_path = directory / "stderr.log"
-        clean = {key: value for key, value in os.environ.items() if not key.startswith(("LMI_", "OPTION_", "SERVING_"))}
+        clean = {key: value for key, value in ENVIRON.items() if not key.startswith(("LMI_", "OPTION_", "SERVING_"))}
         if command is None:
             command = [sys.executable, "-m", "lmi_handlers.cli", "serve", "--model-dir", str(directory)]
             command += ["--host", "127.0.0.1", "--port", str(self.port), *arguments]
