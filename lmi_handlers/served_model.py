@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,18 +15,11 @@ from lmi_handlers.dialects.base import Parsed, TokenLimits
 from lmi_handlers.engine.client import EngineClient, EngineState, Generation
 from lmi_handlers.engine.messages import EngineInfo, SequenceOutput
 from lmi_handlers.engine.settings import metrics_dir
-from lmi_handlers.errors import (
-    ClientDisconnected,
-    EngineNotReady,
-    InvalidRequest,
-    LMIError,
-    RequestFailed,
-    UnsupportedFeature,
-)
+from lmi_handlers.errors import ClientDisconnected, EngineNotReady, InvalidRequest, LMIError, RequestFailed
+from lmi_handlers.limits import check_adapter, check_sampling_params
 from lmi_handlers.metrics.requests import RequestMetrics
 from lmi_handlers.outputs import FinishReason
 from lmi_handlers.request import GenerationRequest
-from lmi_handlers.sampling_params import SamplingParams
 from lmi_handlers.text.bundle import TextBundle, load_text_bundle
 from lmi_handlers.text.sequence import SequenceText
 from lmi_handlers.text.tokenizer import Tokenizer
@@ -76,7 +69,9 @@ class ServedModel:
 
     @property
     def loaded(self) -> LoadedText:
-        """What is known of the model once it has loaded. Raises `EngineNotReady` before that."""
+        """What is known of the model. Raises `EngineNotReady` where none has loaded yet, nor does within a second."""
+        if self._loaded is None:
+            self._client.wait_ready(_PATIENCE)
         if self._loaded is None:
             raise EngineNotReady(f"the engine is not ready: {self.phase}")
         return self._loaded
@@ -94,9 +89,9 @@ class ServedModel:
 
         Raises `InvalidRequest` where the prompt or a parameter is out of the model's reach, `EngineNotReady`.
         """
+        self._client.wait_ready(_PATIENCE)
         loaded, request = self.loaded, parsed.request
-        check_limits(request.sampling_params, loaded.info, parsed.spelling)
-        check_adapters(request.adapters, loaded.info, parsed.spelling)
+        _check_limits(parsed, loaded.info)
         if request.beam_search is not None:
             check_beam_search(request, request.beam_search, loaded.info, loaded.tokenizer, parsed.spelling)
         prompts = [self._encode(loaded, parsed, position) for position in range(len(request.prompts))]
@@ -244,36 +239,19 @@ def _unforeseen(error: Exception) -> RequestFailed:
     return RequestFailed(f"internal error ({type(error).__name__}); the server's log says more")
 
 
-def check_limits(params: SamplingParams, info: EngineInfo, spelling: Callable[[str], str]) -> None:
-    """Refuse what this engine cannot do. Raises `InvalidRequest` or `UnsupportedFeature` with the field's `spelling`."""
-    for name in info.unsupported:
-        if getattr(params, name, None) != getattr(_DEFAULTS, name, None):
-            raise UnsupportedFeature(f"the {info.backend} backend does not support it", field=spelling(name))
-    for name in ("logprobs", "prompt_logprobs"):
-        value = getattr(params, name)
-        if value is not None and value > info.max_logprobs:
-            raise InvalidRequest(f"must be at most {info.max_logprobs}, got {value}", field=spelling(name))
-    for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
-        for token_id in getattr(params, name) or ():
-            if not 0 <= token_id < info.vocab_size:
-                raise InvalidRequest(
-                    f"has token id {token_id}; the model's are 0 to {info.vocab_size - 1}", field=spelling(name)
-                )
+def _check_limits(parsed: Parsed, info: EngineInfo) -> None:
+    """Refuse what this engine cannot do, before it hears of it. Raises `InvalidRequest` with the client's name of the field."""
+    try:
+        check_sampling_params(parsed.request.sampling_params, info)
+        for adapter in parsed.request.adapters:
+            check_adapter(adapter, info)
+    except InvalidRequest as error:
+        raise type(error)(error.message, field=parsed.spelling(error.field or "")) from error
 
 
-def check_adapters(adapters: Sequence[str | None], info: EngineInfo, spelling: Callable[[str], str]) -> None:
-    """Refuse an adapter that is not loaded. Raises `InvalidRequest`, or `UnsupportedFeature` where none can be."""
-    for name in adapters:
-        if name is None or name in info.adapters:
-            continue
-        if "adapters" in info.unsupported:
-            raise UnsupportedFeature(f"the {info.backend} backend does not support it", field=spelling("adapters"))
-        raise InvalidRequest(
-            f"adapter {name[:100]!r} is not served; known: {', '.join(info.adapters) or 'none'}",
-            field=spelling("adapters"),
-        )
+_PATIENCE = 1.0
+"""Seconds that a request waits for an engine that is not ready. `/ping` may have said 200 through another worker, which heard
+of it a moment sooner; and a web worker that has just been replaced has not heard at all."""
 
-
-_DEFAULTS = SamplingParams()
 _LONG = 8
 """Characters a token above which a prompt is measured before it is tokenised; prose has about four."""

@@ -16,6 +16,7 @@ from backends.base import Backend, Capabilities, ModelFiles
 from backends.lmi_dist.engine_args import engine_arguments, max_num_seqs
 from backends.lmi_dist.sequence import Sequence
 from lmi_handlers.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedFeature
+from lmi_handlers.limits import check_adapter, check_prompt
 from lmi_handlers.outputs import TokenOutput
 from lmi_handlers.plugins import load_class
 from lmi_handlers.properties import ServingProperties
@@ -126,24 +127,14 @@ class LmiDistBackend(Backend):
         return taken
 
     def _validate(self, request: TokenRequest) -> None:
-        prompt, limits = request.prompt_token_ids, self._capabilities
+        limits = self._capabilities
         if request.request_id in self._sequences:
             raise InvalidRequest(f"request {request.request_id} is running already")
-        if not prompt:
-            raise InvalidRequest("the prompt has no tokens; at least 1 is needed")
-        if len(prompt) >= limits.max_model_len:
-            raise InvalidRequest(
-                f"the prompt has {len(prompt)} tokens, at most {limits.max_model_len - 1} are possible: "
-                f"prompt and answer together may have {limits.max_model_len}"
-            )
-        if min(prompt) < 0 or max(prompt) >= limits.vocab_size:
-            wrong = next(token for token in prompt if not 0 <= token < limits.vocab_size)
-            raise InvalidRequest(f"token id {wrong} in the prompt is outside the vocabulary of {limits.vocab_size}")
+        check_prompt(request.prompt_token_ids, limits)
         for field in limits.unsupported:
             if getattr(request.sampling_params, field) != getattr(_DEFAULTS, field):
                 raise UnsupportedFeature("this version of lmi_dist has no such parameter", field=field)
-        if request.adapter is not None and request.adapter not in limits.adapters:
-            raise InvalidRequest(f"adapter {request.adapter[:100]!r} is not loaded", field="adapters")
+        check_adapter(request.adapter, limits)
 
 
 def _installed() -> bool:

@@ -18,6 +18,7 @@ from backends.tensorrt_llm.lora import lora_requests
 from backends.tensorrt_llm.sampling import engine_sampling_params
 from backends.tensorrt_llm.sequence import Sequence
 from lmi_handlers.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedFeature
+from lmi_handlers.limits import check_adapter, check_prompt, check_sampling_params
 from lmi_handlers.outputs import TokenOutput
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.request import TokenRequest
@@ -165,36 +166,18 @@ class TensorRTLLMBackend(Backend):
         )
 
     def _validate(self, request: TokenRequest) -> None:
-        prompt, params = request.prompt_token_ids, request.sampling_params
-        if not prompt:
-            raise InvalidRequest("the prompt has no tokens; at least 1 is needed")
-        if len(prompt) > self._max_input_len:
-            raise InvalidRequest(
-                f"the prompt has {len(prompt)} tokens, at most {self._max_input_len} are possible: "
-                f"prompt and answer together may have {self._max_model_len}"
-            )
-        if min(prompt) < 0 or max(prompt) >= self._vocab_size:
-            wrong = next(token for token in prompt if not 0 <= token < self._vocab_size)
-            raise InvalidRequest(f"token id {wrong} in the prompt is outside the vocabulary of {self._vocab_size}")
+        params, limits = request.sampling_params, self.capabilities
+        check_prompt(request.prompt_token_ids, limits, max_input_len=self._max_input_len)
         if self._max_output_len is not None and (params.max_tokens or 0) > self._max_output_len:
             raise InvalidRequest(
                 f"must be at most {self._max_output_len} (option.max_output_len), got {params.max_tokens}",
                 field="max_tokens",
             )
-        for field in ("stop_token_ids", "logit_bias"):
-            for token in getattr(params, field) or ():
-                if not 0 <= token < self._vocab_size:
-                    raise InvalidRequest(
-                        f"token id {token} is outside the vocabulary of {self._vocab_size}", field=field
-                    )
         if params.structured_outputs is not None and not self._guided_decoding:
             raise UnsupportedFeature(
                 "TensorRT-LLM needs option.guided_decoding_backend for it, which is not set", field="structured_outputs"
             )
-        if request.adapter is not None and request.adapter not in self._adapters:
-            raise InvalidRequest(f"adapter {request.adapter[:100]!r} is not loaded", field="adapters")
-        for field in ("logprobs", "prompt_logprobs"):
-            if (getattr(params, field) or 0) > MAX_LOGPROBS:
-                raise InvalidRequest(f"must be at most {MAX_LOGPROBS}, got {getattr(params, field)}", field=field)
+        check_sampling_params(params, limits)
+        check_adapter(request.adapter, limits)
         if request.request_id in self._sequences:
             raise InvalidRequest(f"request {request.request_id} is running already")

@@ -21,7 +21,8 @@ from backends.transformers.loading import choose_max_model_len, choose_runner, l
 from backends.transformers.runner import Runner
 from backends.transformers.sampler import Sampled, sample, token_logprobs
 from backends.transformers.sequence import Chunk, Sequence, next_chunk
-from lmi_handlers.errors import ConfigError, InvalidRequest, RequestError, UnsupportedFeature
+from lmi_handlers.errors import ConfigError, InvalidRequest, RequestError
+from lmi_handlers.limits import check_adapter, check_prompt, check_sampling_params
 from lmi_handlers.outputs import FinishReason, TokenOutput
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.request import TokenRequest
@@ -266,28 +267,10 @@ class TransformersBackend(Backend):
         return self._watermark
 
     def _validate(self, request: TokenRequest) -> None:
-        prompt, params = request.prompt_token_ids, request.sampling_params
-        if not prompt:
-            raise InvalidRequest("the prompt has no tokens; at least 1 is needed")
-        if len(prompt) >= self._max_model_len:
-            raise InvalidRequest(
-                f"the prompt has {len(prompt)} tokens, which leaves no room for an answer: "
-                f"prompt and answer together may have {self._max_model_len}"
-            )
-        if min(prompt) < 0 or max(prompt) >= self._vocab_size:
-            wrong = next(token for token in prompt if not 0 <= token < self._vocab_size)
-            raise InvalidRequest(f"token id {wrong} in the prompt is outside the vocabulary of {self._vocab_size}")
-        for token in params.logit_bias or {}:
-            if not 0 <= token < self._vocab_size:
-                raise InvalidRequest(
-                    f"token id {token} is outside the vocabulary of {self._vocab_size}", field="logit_bias"
-                )
-        for field in ("logprobs", "prompt_logprobs"):
-            if (getattr(params, field) or 0) > MAX_LOGPROBS:
-                raise InvalidRequest(f"must be at most {MAX_LOGPROBS}, got {getattr(params, field)}", field=field)
-        for field in ("bad_words", "structured_outputs"):
-            if getattr(params, field) and field in self.capabilities.unsupported:
-                raise UnsupportedFeature("the model has no tokenizer to do it with", field=field)
+        limits = self.capabilities
+        check_prompt(request.prompt_token_ids, limits)
+        check_sampling_params(request.sampling_params, limits)
+        check_adapter(request.adapter, limits)
         compiling = (sequence for sequence, _ in self._compiling)
         if any(s.request_id == request.request_id for s in (*self._waiting, *self._running, *compiling)):
             raise InvalidRequest(f"request {request.request_id} is running already")

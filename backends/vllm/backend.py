@@ -32,6 +32,7 @@ from backends.base import Backend, Capabilities, ModelFiles
 from backends.vllm.engine_args import engine_arguments, option_of
 from backends.vllm.sampling import engine_sampling_params, token_output
 from lmi_handlers.errors import ConfigError, EngineDead, InvalidRequest
+from lmi_handlers.limits import check_adapter
 from lmi_handlers.outputs import TokenOutput
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.request import TokenRequest
@@ -114,6 +115,7 @@ class VLLMBackend(Backend):
         """Hand over a sequence. What vLLM refuses is `InvalidRequest` in vLLM's words."""
         if request.request_id in self._requests:  # vLLM would mix the two up
             raise InvalidRequest(f"request {request.request_id} is running already")
+        check_adapter(request.adapter, self._capabilities)
         params = request.sampling_params
         try:
             self._engine.add_request(

@@ -129,6 +129,7 @@ class EngineClient:
         self._generations: dict[int, Generation] = {}
         self._numbers = itertools.count(1)
         self._state = EngineState.STARTING
+        self._ready = threading.Event()
         self._draining = False
         self.phase = "starting"
 
@@ -141,6 +142,10 @@ class EngineClient:
     def state(self) -> EngineState:
         """Known without asking anybody, so `/ping` can answer at any time."""
         return EngineState.DRAINING if self._draining else self._state
+
+    def wait_ready(self, timeout: float) -> None:
+        """Return as soon as requests are taken, after `timeout` seconds at the latest."""
+        self._ready.wait(timeout)
 
     def submit(
         self,
@@ -194,6 +199,7 @@ class EngineClient:
             self._channel = worker_end(sock)
             for message in self._channel.receive():
                 self._handle(message)
+            self._ready.clear()
             self._state, self.phase = EngineState.STARTING, "the engine process has ended and is restarted"
             self._channel.close()
             self._channel = None
@@ -213,7 +219,9 @@ class EngineClient:
         elif isinstance(message, Ready):
             self._on_ready(message.info)
             self._state, self.phase = EngineState.READY, "ready"
+            self._ready.set()
         else:
+            self._ready.clear()
             self._state, self.phase = EngineState.STARTING, message.phase
 
     def _fail_all(self, error: LMIError) -> None:
