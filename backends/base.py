@@ -30,8 +30,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a loaded backend can do. Sent to the web workers; asking for more is the client's 4xx, never a silent drop.
 
     `max_model_len` counts prompt and generated tokens together, `max_num_seqs` the sequences that run at a time.
-    `max_logprobs` bounds `logprobs` and `prompt_logprobs`. `unsupported` names the `SamplingParams` fields that this
-    backend cannot honour, or "adapters"; `adapters` are the LoRA adapters that requests may ask for.
+    `max_logprobs` bounds `logprobs`, and `prompt_logprobs` too unless `max_prompt_logprobs` does. `unsupported` names the
+    `SamplingParams` fields that this backend cannot honour, or "adapters"; `adapters` are the LoRA adapters that requests may
+    ask for. `device` is what it runs on, in torch's words such as "cpu" or "cuda"; empty where it does not say.
     """
 
     backend: str
@@ -39,12 +40,14 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_num_seqs: int = 32
     max_logprobs: int = 20
+    max_prompt_logprobs: int | None = None
     unsupported: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
+    device: str = ""
 
 
 class Backend(ABC):
-    """One loaded model. One thread calls it, `check_health` excepted, so adapters need no locks.
+    """One loaded model. One thread calls it, `check_health` and `kv_cache_usage` excepted, so adapters need no locks.
 
     A method that raises `RequestFailed` or `InvalidRequest` fails the request at hand; any other exception, or the end of
     the process, is the engine's death. Adapters turn their engine's exceptions into these at their own boundary.
@@ -83,6 +86,11 @@ class Backend(ABC):
     def num_preparing(self) -> int:
         """Sequences that need no place yet, at most `max_num_seqs`; the loop starts as many others in their stead."""
         return 0
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """How much of the room for keys and values is taken, from 0 to 1; 0 where that is not known. Any thread may ask."""
+        return 0.0
 
     def check_health(self) -> None:
         """Raise `EngineDead` where a process of the engine's has died. Called all the time from another thread, `step` or not."""

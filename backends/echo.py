@@ -77,6 +77,7 @@ class EchoBackend(Backend):
             vocab_size=model.vocab_size,
             max_logprobs=20,
             unsupported=tuple(UNSUPPORTED),
+            device="cpu",
         )
         self._tokens_per_second = tokens_per_second
         self._faults = faults
@@ -172,12 +173,14 @@ class EchoBackend(Backend):
         elif sequence.produced >= sequence.max_tokens:
             finish_reason = FinishReason.LENGTH
         top = params.logprobs
+        prompt_logprobs, prompt_top_logprobs = self._prompt_logprobs(sequence)
         return TokenOutput(
             request_id=request.request_id,
             token_ids=[token_id],
             logprobs=None if top is None else [_LOGPROB],
             top_logprobs=None if not top else [self._top(token_id, top)],
-            prompt_logprobs=self._prompt_logprobs(sequence),
+            prompt_logprobs=prompt_logprobs,
+            prompt_top_logprobs=prompt_top_logprobs,
             finish_reason=finish_reason,
         )
 
@@ -185,10 +188,15 @@ class EchoBackend(Backend):
         others = [(token_id + step) % self._capabilities.vocab_size for step in range(1, count)]
         return [(token_id, _LOGPROB), *((other, _LOGPROB - rank) for rank, other in enumerate(others, 1))]
 
-    def _prompt_logprobs(self, sequence: _Sequence) -> list[float | None] | None:
-        if sequence.produced != 1 or sequence.request.sampling_params.prompt_logprobs is None:
-            return None
-        return [None, *[_LOGPROB] * (len(sequence.request.prompt_token_ids) - 1)]
+    def _prompt_logprobs(
+        self, sequence: _Sequence
+    ) -> tuple[list[float | None] | None, list[list[tuple[int, float]] | None] | None]:
+        count = sequence.request.sampling_params.prompt_logprobs
+        if sequence.produced != 1 or count is None:
+            return None, None
+        _, *following = sequence.request.prompt_token_ids
+        top = [None, *(self._top(token_id, count) for token_id in following)] if count else None
+        return [None, *[_LOGPROB] * len(following)], top
 
     def _fault_in(self, prompt: list[int]) -> tuple[str, int] | None:
         if not self._faults:

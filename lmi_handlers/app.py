@@ -6,8 +6,8 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 
 import msgspec
@@ -17,8 +17,8 @@ from werkzeug.exceptions import HTTPException
 from backends.features import sampled_defaults
 from backends.selection import select_backend
 from lmi_handlers.access_control import AccessControl
-from lmi_handlers.dialects import invocations_dialect
-from lmi_handlers.dialects.base import Dialect, Payload
+from lmi_handlers.dialects import InvocationsDialects
+from lmi_handlers.dialects.base import Payload
 from lmi_handlers.engine.client import EngineState
 from lmi_handlers.engine.settings import SOCKET_VARIABLE
 from lmi_handlers.errors import (
@@ -32,6 +32,8 @@ from lmi_handlers.errors import (
 from lmi_handlers.http_exchange import Exchange
 from lmi_handlers.local_runtime import local_runtime
 from lmi_handlers.metrics.requests import CONTENT_TYPE
+from lmi_handlers.openai_routes import OpenAIRoutes
+from lmi_handlers.openapi.document import openapi_document
 from lmi_handlers.properties import ServingProperties, load_properties
 from lmi_handlers.served_model import Answer, ServedModel
 from lmi_handlers.server_settings import ServerSettings, default_workers
@@ -53,26 +55,29 @@ def create_app() -> Flask:
     if SOCKET_VARIABLE not in os.environ:
         raise ConfigError(f"{SOCKET_VARIABLE} is not set: run gunicorn with -c python:lmi_handlers.gunicorn_conf")
     properties = load_properties(settings.model_dir, os.environ).properties
-    model = ServedModel(
-        properties.name, Path(os.environ[SOCKET_VARIABLE]), properties.predict_timeout, properties.max_input_tokens
-    )
+    model = ServedModel(properties, Path(os.environ[SOCKET_VARIABLE]))
     app = Flask(__name__, static_folder=None)
     # One byte more than allowed: Werkzeug cuts a chunked body at its limit without a word.
     app.config["MAX_CONTENT_LENGTH"] = properties.max_request_size + 1
     app.extensions["lmi_model"] = model
-    dialect = invocations_dialect(properties, sampled_defaults(select_backend(properties).name))
-    invocations = Invocations(model, dialect, properties)
+    defaults = sampled_defaults(select_backend(properties).name)
+    dialects = InvocationsDialects(properties, lambda: model.facts, defaults)
+    invocations = Invocations(model, dialects, properties)
     app.add_url_rule("/ping", view_func=partial(ping, model), methods=["GET", "POST"], endpoint="ping")
     for number, rule in enumerate(
         ("/invocations", "/predictions/<model>", "/predictions/<model>/<version>", "/models/<model>/invoke")
     ):
         app.add_url_rule(rule, view_func=invocations.invoke, methods=["POST"], endpoint=f"invoke-{number}")
     app.add_url_rule("/metrics", view_func=partial(metrics, model), endpoint="metrics")
+    api_key = os.environ.get("API_KEY")  # a secret is read where it is used and goes through no record of settings
+    document = cache(partial(openapi_document, properties, has_api_key=bool(api_key)))
+    for rule in ("/openapi.json", "/api-doc/openapi.json"):
+        app.add_url_rule(rule, view_func=partial(openapi, document), endpoint=rule)
     workers = settings.workers or properties.web_workers or default_workers()
     app.register_blueprint(TgiRoutes(model, properties, workers).blueprint())
+    app.register_blueprint(OpenAIRoutes(model, properties).blueprint())
     app.register_error_handler(HTTPException, http_error)
-    # A secret is read where it is used and goes through no file and no record of settings.
-    AccessControl(properties.cors_allowed_origin, os.environ.get("API_KEY")).install(app)
+    AccessControl(properties.cors_allowed_origin, api_key).install(app)
     if settings.local_runtime:
         app.register_blueprint(local_runtime(split_payload_parts=settings.split_payload_parts))
     model.start()
@@ -91,6 +96,11 @@ def metrics(model: ServedModel) -> Response:
     return Response(model.metrics.page(), content_type=CONTENT_TYPE)
 
 
+def openapi(document: Callable[[], bytes]) -> Response:
+    """What the routes take and answer, as OpenAPI has it."""
+    return Response(document(), content_type="application/json")
+
+
 def http_error(error: HTTPException) -> Response:
     """What the router refuses, in the shape of DJL's front end."""
     status = error.code or 500
@@ -104,17 +114,17 @@ def http_error(error: HTTPException) -> Response:
 
 
 class Invocations:
-    """The invoke routes: one dialect, one model."""
+    """The invoke routes: one model, and the dialect that the body is in."""
 
-    def __init__(self, model: ServedModel, dialect: Dialect, properties: ServingProperties) -> None:
+    def __init__(self, model: ServedModel, dialects: InvocationsDialects, properties: ServingProperties) -> None:
         self._model = model
-        self._dialect = dialect
+        self._dialects = dialects
         self._default_accept = properties.default_accept or ""
         self._max_request_size = properties.max_request_size
 
     def invoke(self, model: str | None = None, version: str | None = None) -> Response:  # noqa: ARG002  one version
         """`POST /invocations`, `/predictions/<model>`, `/models/<model>/invoke`."""
-        exchange = Exchange(self._dialect)
+        exchange = Exchange(self._dialects.native)
         try:
             self._check_model(model or request.args.get("model_name"))
             payload = self._payload(exchange)
@@ -122,6 +132,7 @@ class Invocations:
                 records = [line for line in payload.data.splitlines() if line.strip()]
                 if len(records) > 1:
                     return self._batch(exchange, payload, records)
+            exchange.dialect = self._dialects.of(payload)
             return exchange.generate(self._model, payload)
         except ModelNotFound as error:
             response = _json(404, {"code": 404, "type": "ModelNotFoundException", "message": str(error)})
@@ -140,7 +151,8 @@ class Invocations:
             content_type=request.mimetype,
             accept=request.headers.get("Accept", self._default_accept).replace("*/*", self._default_accept),
             stream=request.headers.get("X-Amzn-SageMaker-Forwarded-Api") == "InvokeEndpointWithResponseStream",
-            adapter=request.headers.get("X-Amzn-SageMaker-Adapter-Identifier") or request.args.get("adapter"),
+            # "" is the model itself, as it is in a body.
+            adapter=request.headers.get("X-Amzn-SageMaker-Adapter-Identifier") or request.args.get("adapter") or None,
         )
 
     def _batch(self, exchange: Exchange, payload: Payload, records: list[bytes]) -> Response:
@@ -172,7 +184,7 @@ class Invocations:
 
     def _begin(self, exchange: Exchange, payload: Payload, usage: Usage) -> Answer | LMIError:
         try:
-            parsed = self._dialect.parse(payload)
+            parsed = self._dialects.of(payload).parse(payload)
             if parsed.request.stream:
                 raise InvalidRequest(
                     "a record of a batch is answered on one line and cannot be streamed", field="stream"
@@ -194,7 +206,7 @@ class Invocations:
             except LMIError as error:
                 answer = error
         else:
-            body, failure = self._dialect.error(answer).body, answer
+            body, failure = self._dialects.of(payload).error(answer).body, answer
         self._model.metrics.ended(usage, failure)
         if isinstance(failure, ClientDisconnected):
             raise failure

@@ -27,7 +27,7 @@ from lmi_handlers.errors import (
 )
 from lmi_handlers.outputs import FinishReason, TokenOutput
 from lmi_handlers.request import BeamSearchParams, GenerationRequest
-from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.sampling_params import RANGES, SamplingParams
 from lmi_handlers.text.sequence import SequenceText
 from lmi_handlers.text.tokenizer import Tokenizer
 
@@ -88,7 +88,7 @@ class BeamGeneration:
         self._searches = [
             begin_search(prompt, request.sampling_params, params, info.max_model_len, tokenizer) for prompt in prompts
         ]
-        self._prompt_logprobs: list[list[float | None] | None] = []
+        self._first: list[TokenOutput] = []  # one for each prompt, with the prompt's logprobs
         self._queue_time = 0.0
         self._step = self._submit(self._step_params)
 
@@ -102,7 +102,7 @@ class BeamGeneration:
 
     def __iter__(self) -> Iterator[list[SequenceOutput]]:
         first = self._outputs()
-        self._prompt_logprobs = [item.output.prompt_logprobs for item in first]
+        self._first = [item.output for item in first]
         self._queue_time = max(item.queue_time for item in first)
         self._advance(first)
         later_params = msgspec.structs.replace(self._step_params, prompt_logprobs=None)
@@ -192,7 +192,8 @@ class BeamGeneration:
                     top_logprobs=[list(top[: params.logprobs]) for top in beam.top_logprobs]
                     if params.logprobs
                     else None,
-                    prompt_logprobs=self._prompt_logprobs[position],
+                    prompt_logprobs=self._first[position].prompt_logprobs,
+                    prompt_top_logprobs=self._first[position].prompt_top_logprobs,
                     finish_reason=beam.finish_reason,
                 )
                 yield SequenceOutput(0, position * params.n + rank, output, self._queue_time)
@@ -218,20 +219,20 @@ def check_beam_search(
             raise InvalidRequest(f"beam search cannot be combined with {spelling(name)}", field=field)
     if asked.n > params.num_beams:
         raise InvalidRequest(f"must be at least {spelling('n')} ({asked.n}), got {params.num_beams}", field=field)
-    step = step_params(asked, params, tokenizer)
-    for name in info.unsupported:
-        if getattr(step, name, None) != getattr(_DEFAULTS, name, None):
-            raise UnsupportedFeature(
-                f"beam search needs {name}, which the {info.backend} backend does not support", field=field
-            )
     endings = len(_endings(asked, tokenizer))
-    limit = min(info.max_logprobs, info.vocab_size) - endings
+    limit = min(info.max_logprobs, info.vocab_size, int(RANGES["logprobs"][1])) - endings
     if params.num_beams > limit:
         raise InvalidRequest(
             f"must be at most {limit}, got {params.num_beams}: a step takes one candidate for each beam and for each of "
             f"the {endings} tokens that end an answer, and the {info.backend} backend gives {limit + endings}",
             field=field,
         )
+    step = step_params(asked, params, tokenizer)
+    for name in info.unsupported:
+        if getattr(step, name, None) != getattr(_DEFAULTS, name, None):
+            raise UnsupportedFeature(
+                f"beam search needs {name}, which the {info.backend} backend does not support", field=field
+            )
 
 
 def step_params(asked: SamplingParams, params: BeamSearchParams, tokenizer: Tokenizer) -> SamplingParams:

@@ -13,7 +13,7 @@ from backends import load_backend_class
 from backends.features import passes_options, sampled_defaults
 from backends.selection import select_backend
 from lmi_handlers import __version__
-from lmi_handlers.dialects import invocations_dialect
+from lmi_handlers.dialects import check_dialects
 from lmi_handlers.errors import ConfigError
 from lmi_handlers.properties import ServingProperties, load_properties, render_check
 from lmi_handlers.server_settings import find_model_dir
@@ -80,7 +80,7 @@ def check(*, model_dir: Path | None) -> None:
         directory = find_model_dir(str(model_dir) if model_dir else os.environ.get("LMI_MODEL_DIR"))
         loaded = load_properties(directory, os.environ)
         selection = select_backend(loaded.properties)
-        invocations_dialect(loaded.properties, sampled_defaults(selection.name))
+        check_dialects(loaded.properties, sampled_defaults(selection.name))
     except ConfigError as error:
         _fail(error)
     click.echo(f"backend: {selection.name} ({selection.reason})\n")

@@ -9,6 +9,7 @@
     │   │   ├── UnsupportedMediaType     the body's content type is none that this route takes
     │   │   ├── InvalidJson              the body is not JSON
     │   │   ├── InvalidBody              the body's JSON has not the types of a request
+    │   │   ├── ContextLengthExceeded    the prompt is longer than the model takes
     │   │   └── InvalidChat              the model's chat template cannot render the messages
     │   ├── ModelNotFound            no model of that name is served here
     │   ├── QueueFull                `job_queue_size` requests wait already
@@ -68,6 +69,10 @@ class InvalidBody(InvalidRequest):
 
 class InvalidChat(InvalidRequest):
     """The model's chat template cannot render the messages, or there is no template."""
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """The prompt is longer than the model, or the operator, takes."""
 
 
 class ModelNotFound(RequestError):

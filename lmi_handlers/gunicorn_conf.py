@@ -24,7 +24,7 @@ from gunicorn.glogging import Logger
 
 from backends.features import passes_options, sampled_defaults
 from backends.selection import select_backend
-from lmi_handlers.dialects import invocations_dialect
+from lmi_handlers.dialects import check_dialects
 from lmi_handlers.engine.settings import SOCKET_VARIABLE, EngineSettings
 from lmi_handlers.errors import ConfigError
 from lmi_handlers.log import configure_logging
@@ -38,7 +38,7 @@ def _start_up() -> tuple[ServerSettings, ServingProperties]:
         settings = ServerSettings.from_environ(os.environ)
         loaded = load_properties(settings.model_dir, os.environ)
         backend = select_backend(loaded.properties).name
-        invocations_dialect(loaded.properties, sampled_defaults(backend))
+        check_dialects(loaded.properties, sampled_defaults(backend))
     except ConfigError as error:
         print(f"lmi: error: {error}", file=sys.stderr)
         sys.exit(1)

@@ -24,7 +24,7 @@ _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
 class Exchange:
-    """The request that Flask is handling: its id, its dialect, the headers to send, and the line to log at the end.
+    """The request that Flask is handling: its id, its `dialect`, the headers to send, and the line to log at the end.
 
     `counts` says whether it is a request in the sense of the metrics, which one that generates nothing is not.
     """
@@ -36,7 +36,7 @@ class Exchange:
         self._metrics = model.metrics
         self.connected = partial(client_connected, request.environ)
         self.headers = dict(dialect.fixed_headers)
-        self._dialect = dialect
+        self.dialect = dialect
         self._path = request.path
         inference_id = request.headers.get(_INFERENCE_ID)
         given = inference_id or request.headers.get("x-request-id")
@@ -57,21 +57,22 @@ class Exchange:
 
     def generate(self, model: ServedModel, payload: Payload) -> Response:
         """Answer: the head only once there is something to send, so that failures before it have their status."""
-        parsed = self._dialect.parse(payload)
+        parsed = self.dialect.parse(payload)
         if parsed.request.ignored_parameters:
             self.headers["x-lmi-ignored-parameters"] = _header_value(", ".join(parsed.request.ignored_parameters))
         answer = model.start_generation(parsed, self.usage, self.connected)
+        self.usage.device = model.loaded.info.device
         chunks = iter(answer)
         try:
             if not answer.streams:
                 body = b"".join(chunks)
-                self.headers.update(self._dialect.answer_headers(parsed.request, self.usage))
+                self.headers.update(self.dialect.answer_headers(parsed.request, self.usage))
                 return self.document(body, answer.content_type)
             first = next(chunks, b"")
         except BaseException:
             answer.close()
             raise
-        self.headers.update(self._dialect.answer_headers(parsed.request, self.usage))
+        self.headers.update(self.dialect.answer_headers(parsed.request, self.usage))
         return self.stream(first, chunks, answer.content_type, answer)
 
     def document(self, body: bytes, content_type: str) -> Response:
@@ -87,7 +88,7 @@ class Exchange:
 
     def refuse(self, error: LMIError) -> Response:
         """Send an error in the dialect's shape."""
-        rendered = self._dialect.error(error)
+        rendered = self.dialect.error(error)
         response = Response(rendered.body, status=rendered.status, content_type=rendered.content_type)
         if isinstance(error, QueueFull | EngineNotReady):
             response.headers["Retry-After"] = str(error.retry_after)

@@ -29,7 +29,11 @@ class Limits(Protocol):
 
     @property
     def max_logprobs(self) -> int:
-        """Bound of `logprobs` and `prompt_logprobs`."""
+        """Bound of `logprobs`."""
+
+    @property
+    def max_prompt_logprobs(self) -> int | None:
+        """Bound of `prompt_logprobs`; None where it is that of `logprobs`."""
 
     @property
     def unsupported(self) -> tuple[str, ...]:
@@ -63,10 +67,11 @@ def check_sampling_params(params: SamplingParams, limits: Limits) -> None:
     for name in limits.unsupported:
         if getattr(params, name, None) != getattr(_DEFAULTS, name, None):
             raise UnsupportedFeature(f"the {limits.backend} backend does not support it", field=name)
-    for name in ("logprobs", "prompt_logprobs"):
+    of_prompt = limits.max_logprobs if limits.max_prompt_logprobs is None else limits.max_prompt_logprobs
+    for name, limit in (("logprobs", limits.max_logprobs), ("prompt_logprobs", of_prompt)):
         value = getattr(params, name)
-        if value is not None and value > limits.max_logprobs:
-            raise InvalidRequest(f"must be at most {limits.max_logprobs}, got {value}", field=name)
+        if value is not None and value > limit:
+            raise InvalidRequest(f"must be at most {limit}, got {value}", field=name)
     for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
         for token_id in getattr(params, name) or ():
             if not 0 <= token_id < limits.vocab_size:

@@ -178,9 +178,13 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             key="cors_allowed_origin",
         ),
     ] = "*"
-    compute_type: Annotated[str, Option("What TGI's routes call the hardware in `x-compute-type`.", SERVER)] = (
-        "gpu+optimized"
-    )
+    compute_type: Annotated[
+        str | None,
+        Option(
+            "What TGI's routes call the hardware in `x-compute-type`. Unset: `cpu+optimized` or `gpu+optimized`, as it is.",
+            SERVER,
+        ),
+    ] = None
 
     # Limits of a request
 
@@ -265,13 +269,17 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     enable_prefix_caching: Annotated[
         bool | None, Option("Reuse the cache of equal prompt beginnings.", VLLM_FAMILY)
     ] = None
-    chat_template: Annotated[str | None, Option("Chat template, as a path or as text.", VLLM)] = None
+    chat_template: Annotated[
+        str | None, Option("Chat template instead of the model's: a path, or Jinja text.", SERVER)
+    ] = None
     chat_template_content_format: Annotated[
         Literal["auto", "string", "openai"] | None,
         Option("How the template takes message content.", VLLM),
     ] = None
     enable_auto_tool_choice: Annotated[bool | None, Option("Let the model choose to call tools.", VLLM)] = None
-    tool_call_parser: Annotated[str | None, Option("Format of the model's tool calls.", VLLM)] = None
+    tool_call_parser: Annotated[
+        str | None, Option("Format of the model's tool calls, by vLLM's name; else its template tells.", SERVER)
+    ] = None
     enable_reasoning: Annotated[bool | None, Option("Separate reasoning from the answer.", VLLM)] = None
     reasoning_parser: Annotated[str | None, Option("Format of the model's reasoning.", VLLM)] = None
     normalize: Annotated[bool | None, Option("Normalise embeddings.", VLLM)] = None

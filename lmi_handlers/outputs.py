@@ -25,9 +25,10 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
 
     `token_ids` are new ids only, the end-of-sequence id included. With logprobs asked for, `logprobs` has one natural
     logarithm for each of them and, where k best were asked for, `top_logprobs` has k pairs (id, logprob) for each, best first.
-    `prompt_logprobs` comes once, with the first output: one entry for each prompt token, the first None.
+    `prompt_logprobs` comes once, with the first output: one entry for each prompt token, the first None. So does
+    `prompt_top_logprobs` where k best were asked for: k pairs for each prompt token, as above, and None for the first.
     `error` is the cause where `finish_reason` is ERROR; this sequence alone has failed, because of what its client asked
-    for where `invalid_request` is set.
+    for where `invalid_request` is set, in the field `invalid_field` of `SamplingParams` where that is known.
     """
 
     request_id: str
@@ -35,19 +36,26 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     logprobs: list[float] | None = None
     top_logprobs: list[list[tuple[int, float]]] | None = None
     prompt_logprobs: list[float | None] | None = None
+    prompt_top_logprobs: list[list[tuple[int, float]] | None] | None = None
     finish_reason: FinishReason | None = None
     error: str | None = None
     invalid_request: bool = False
+    invalid_field: str | None = None
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):
-    """A generated (or prompt) token with its text; `special` marks control tokens such as the end of a sequence."""
+    """A generated (or prompt) token with its text; `special` marks control tokens such as the end of a sequence.
+
+    `text` is this token's share of the answer's: nothing where a character is incomplete yet, shortened by a stop string.
+    `data` is the token itself, which may be half a character: always all of it, whatever becomes of the text.
+    """
 
     id: int
     text: str
     logprob: float | None = None
     special: bool = False
     top: tuple[Token, ...] = ()
+    data: bytes = b""
 
 
 class TextDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 
@@ -28,6 +29,27 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(
                 f"must be from -{_MAX_PENALTY} to {_MAX_PENALTY}, got {self.length_penalty}", field="length_penalty"
             )
+
+
+class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation, of which the model's chat template makes the prompt's text.
+
+    `messages` and `tools` are what templates know: OpenAI's objects, each message's content one text and a call's arguments
+    an object. `tool_prompt` tells a model whose template knows no tools how to call one. `template_kwargs` are further
+    variables of the template.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    tool_prompt: str = ""
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: dict[str, Any] = {}
+
+
+Prompt = str | tuple[int, ...] | ChatPrompt
+"""What a client may send as a prompt: a text, its tokens' ids, or a conversation."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):

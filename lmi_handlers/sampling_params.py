@@ -12,7 +12,8 @@ from lmi_handlers.errors import InvalidRequest
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the generated text must match; exactly one is set. Validated on construction; raises `InvalidRequest`.
 
-    `json` is a JSON schema as JSON text, `json_object` any JSON object, `choice` one of these texts, `grammar` EBNF.
+    `json` is a JSON schema as JSON text, `json_object` any JSON object, `choice` one of these texts. `grammar` is in the language
+    of the engine's library: GBNF or Lark for llguidance (transformers, vLLM), EBNF for xgrammar (vLLM where it is told so).
     """
 
     json: str | None = None
@@ -71,11 +72,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name in _FLOATS:
             if not math.isfinite(getattr(self, name)):
                 raise InvalidRequest("must be a finite number", field=name)
-        for name, (low, high) in _RANGES.items():
+        for name, (low, high) in RANGES.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise InvalidRequest(f"must be {_interval(low, high)}, got {value}", field=name)
-        for name in _ABOVE_ZERO:
+        for name in ABOVE_ZERO:
             if getattr(self, name) <= 0:
                 raise InvalidRequest(f"must be greater than 0, got {getattr(self, name)}", field=name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -106,7 +107,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 _FLOATS = ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _INT64 = 2**63 - 1
-_RANGES: dict[str, tuple[float, float]] = {
+RANGES: dict[str, tuple[float, float]] = {
     "n": (1, 128),
     "max_tokens": (1, _INT64),
     "min_tokens": (0, _INT64),
@@ -121,7 +122,10 @@ _RANGES: dict[str, tuple[float, float]] = {
     "logprobs": (0, 128),
     "prompt_logprobs": (0, 128),
 }
-_ABOVE_ZERO = ("top_p", "typical_p", "repetition_penalty")
+"""Lowest and highest value of a field, both allowed."""
+
+ABOVE_ZERO = ("top_p", "typical_p", "repetition_penalty")
+"""Fields that 0 is too low for."""
 
 
 def _interval(low: float, high: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -11,16 +12,25 @@ import msgspec
 
 from formatters.base import Formatter
 from lmi_handlers.beam_generation import BeamGeneration, check_beam_search
-from lmi_handlers.dialects.base import Parsed, TokenLimits
+from lmi_handlers.dialects.base import ModelFacts, Parsed, TokenLimits
 from lmi_handlers.engine.client import EngineClient, EngineState, Generation
 from lmi_handlers.engine.messages import EngineInfo, SequenceOutput
 from lmi_handlers.engine.settings import metrics_dir
-from lmi_handlers.errors import ClientDisconnected, EngineNotReady, InvalidRequest, LMIError, RequestFailed
+from lmi_handlers.errors import (
+    ClientDisconnected,
+    EngineNotReady,
+    InvalidRequest,
+    LMIError,
+    RequestFailed,
+    UnsupportedFeature,
+)
 from lmi_handlers.limits import check_adapter, check_sampling_params
 from lmi_handlers.metrics.requests import RequestMetrics
 from lmi_handlers.outputs import FinishReason
-from lmi_handlers.request import GenerationRequest
+from lmi_handlers.properties import ServingProperties
+from lmi_handlers.request import GenerationRequest, Prompt
 from lmi_handlers.text.bundle import TextBundle, load_text_bundle
+from lmi_handlers.text.chat_template import load_renderer, render_chat
 from lmi_handlers.text.sequence import SequenceText
 from lmi_handlers.text.tokenizer import Tokenizer
 from lmi_handlers.usage import Usage
@@ -38,18 +48,14 @@ class LoadedText(msgspec.Struct, frozen=True):
 
 
 class ServedModel:
-    """The model that this worker serves, wherever its engine is. Thread-safe.
+    """The model that this worker serves, wherever its engine is. Thread-safe."""
 
-    Prompts may have `max_input_tokens`, as many as the model takes where that is None.
-    """
-
-    def __init__(
-        self, name: str, socket_path: Path, predict_timeout: float, max_input_tokens: int | None = None
-    ) -> None:
-        self.name = name
-        self.metrics = RequestMetrics(metrics_dir(socket_path), name)
-        self._max_input_tokens = max_input_tokens
-        self._predict_timeout = predict_timeout
+    def __init__(self, properties: ServingProperties, socket_path: Path) -> None:
+        self.name = properties.name
+        self.metrics = RequestMetrics(metrics_dir(socket_path), self.name)
+        self._model_id = properties.model_id or self.name
+        self._max_input_tokens = properties.max_input_tokens
+        self._predict_timeout = properties.predict_timeout
         self._loaded: LoadedText | None = None
         self._client = EngineClient(socket_path, self._on_ready)
 
@@ -76,6 +82,14 @@ class ServedModel:
             raise EngineNotReady(f"the engine is not ready: {self.phase}")
         return self._loaded
 
+    @property
+    def facts(self) -> ModelFacts:
+        """What dialects may want to know of it. Raises `EngineNotReady` before it has loaded."""
+        loaded = self.loaded
+        templates = loaded.bundle.chat_templates
+        template = templates.get("tool_use") or loaded.bundle.chat_template or ""
+        return ModelFacts(self._model_id, loaded.info.adapters, template)
+
     def start_draining(self) -> None:
         """The worker is shutting down: `/ping` says so."""
         self._client.start_draining()
@@ -90,11 +104,11 @@ class ServedModel:
         Raises `InvalidRequest` where the prompt or a parameter is out of the model's reach, `EngineNotReady`.
         """
         self._client.wait_ready(_PATIENCE)
-        loaded, request = self.loaded, parsed.request
+        loaded = self.loaded
         _check_limits(parsed, loaded.info)
+        request, prompts = _encode(parsed, loaded)
         if request.beam_search is not None:
             check_beam_search(request, request.beam_search, loaded.info, loaded.tokenizer, parsed.spelling)
-        prompts = [self._encode(loaded, parsed, position) for position in range(len(request.prompts))]
         usage.prompt_tokens = sum(map(len, prompts))
         usage.validation_time = time.monotonic() - usage.started
         generation = self._generate(loaded, request, prompts, connected)
@@ -107,7 +121,7 @@ class ServedModel:
         ]
         usage.sequences = len(texts)
         usage.max_tokens = request.sampling_params.max_tokens or loaded.info.max_model_len - max(map(len, prompts))
-        return Answer(generation, formatter, texts, usage, self.metrics)
+        return Answer(generation, formatter, texts, usage, self.metrics, parsed.spelling)
 
     def _generate(
         self,
@@ -142,22 +156,12 @@ class ServedModel:
         bundle = load_text_bundle(directory)
         tokenizer = Tokenizer(directory, bundle)
         tokenizer.encode("warm up")
+        if bundle.chat_templates:
+            with contextlib.suppress(UnsupportedFeature):  # a chat's request will be told
+                load_renderer()
         most = info.max_model_len - 1
         limits = TokenLimits(min(most, self._max_input_tokens or most), info.max_model_len, info.vocab_size)
         self._loaded = LoadedText(info, limits, bundle, tokenizer)
-
-    @staticmethod
-    def _encode(loaded: LoadedText, parsed: Parsed, position: int) -> list[int]:
-        request = parsed.request
-        field = "inputs" if len(request.prompts) == 1 else f"inputs[{position}]"
-        prompt, limit = request.prompts[position], loaded.info.max_model_len
-        if request.truncate is None and len(prompt) > _LONG * limit and loaded.tokenizer.is_longer(prompt, limit):
-            raise InvalidRequest(f"has far more than the {limit} tokens that the model takes", field=field)
-        token_ids = loaded.tokenizer.encode(prompt, truncate=request.truncate)
-        parsed.check_length(request, position, len(token_ids), loaded.limits)
-        if not token_ids:
-            raise InvalidRequest("has no tokens", field=field)
-        return token_ids
 
 
 class Answer:
@@ -174,6 +178,7 @@ class Answer:
         texts: list[SequenceText],
         usage: Usage,
         metrics: RequestMetrics,
+        spelling: Callable[[str], str],
     ) -> None:
         self.content_type = formatter.content_type
         self.streams = formatter.streams
@@ -183,6 +188,7 @@ class Answer:
         self._texts = texts
         self.usage = usage
         self._metrics = metrics
+        self._spelling = spelling
         self._token_times: list[float | None] = [None] * len(texts)
         self._chunks = self._run()
 
@@ -208,7 +214,7 @@ class Answer:
                 self.failure = ClientDisconnected("the client closed the connection")
                 raise
             except Exception as error:
-                self.failure = error if isinstance(error, LMIError) else _unforeseen(error)
+                self.failure = _respelled(error, self._spelling) if isinstance(error, LMIError) else _unforeseen(error)
                 if not begun:
                     raise self.failure from error
                 last = self._formatter.error(self.failure)
@@ -233,10 +239,51 @@ class Answer:
         return self._formatter.feed(delta)
 
 
+def _respelled(error: LMIError, spelling: Callable[[str], str]) -> LMIError:
+    """The error with the client's name of the field that it is about."""
+    if isinstance(error, InvalidRequest) and error.field is not None:
+        return type(error)(error.message, field=spelling(error.field))
+    return error
+
+
 def _unforeseen(error: Exception) -> RequestFailed:
     """Log a mistake of ours, or of a plug-in's formatter, which must not cost the client its well-formed end."""
     logger.exception("internal error", exc_info=error)
     return RequestFailed(f"internal error ({type(error).__name__}); the server's log says more")
+
+
+def _encode(parsed: Parsed, loaded: LoadedText) -> tuple[GenerationRequest, list[list[int]]]:
+    """Return the request with the texts of its prompts, and their token ids. Raises `InvalidRequest`."""
+    request = parsed.request
+    prompts = parsed.prompts or request.prompts
+    texts, token_ids = [], []
+    for position, prompt in enumerate(prompts):
+        text, ids = _encode_prompt(parsed, position, prompt, loaded)
+        parsed.check_length(request, position, len(ids), loaded.limits)
+        texts.append(text)
+        token_ids.append(ids)
+    return msgspec.structs.replace(request, prompts=tuple(texts)) if parsed.prompts else request, token_ids
+
+
+def _encode_prompt(parsed: Parsed, position: int, prompt: Prompt, loaded: LoadedText) -> tuple[str, list[int]]:
+    request, tokenizer, limit = parsed.request, loaded.tokenizer, loaded.info.max_model_len
+    field = f"{parsed.prompt_field}[{position}]" if len(parsed.prompts or request.prompts) > 1 else parsed.prompt_field
+    if isinstance(prompt, tuple):
+        if prompt and not (min(prompt) >= 0 and max(prompt) < loaded.info.vocab_size):
+            raise InvalidRequest(f"has token ids outside the model's 0 to {loaded.info.vocab_size - 1}", field=field)
+        ids = list(prompt if request.truncate is None else prompt[-request.truncate :])
+        text = tokenizer.decode(ids)
+    else:
+        text = prompt if isinstance(prompt, str) else render_chat(loaded.bundle, prompt)
+        if request.truncate is None and len(text) > _LONG * limit:
+            estimate = tokenizer.estimate_beyond(text, limit)
+            if estimate is not None:
+                parsed.check_length(request, position, estimate, loaded.limits)
+        # A template has written the special tokens itself.
+        ids = tokenizer.encode(text, add_special_tokens=isinstance(prompt, str), truncate=request.truncate)
+    if not ids:
+        raise InvalidRequest("has no tokens", field=field)
+    return text, ids
 
 
 def _check_limits(parsed: Parsed, info: EngineInfo) -> None:
@@ -246,7 +293,7 @@ def _check_limits(parsed: Parsed, info: EngineInfo) -> None:
         for adapter in parsed.request.adapters:
             check_adapter(adapter, info)
     except InvalidRequest as error:
-        raise type(error)(error.message, field=parsed.spelling(error.field or "")) from error
+        raise _respelled(error, parsed.spelling) from error
 
 
 _PATIENCE = 1.0

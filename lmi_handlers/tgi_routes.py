@@ -20,38 +20,16 @@ from lmi_handlers.dialects.tgi_request import TgiBody, decode_body
 from lmi_handlers.engine.client import EngineState
 from lmi_handlers.errors import EngineNotReady, InvalidChat, InvalidRequest, LMIError, UnsupportedMediaType
 from lmi_handlers.http_exchange import Exchange
+from lmi_handlers.openapi.responses import ChatTokenizeResponse, Info
 from lmi_handlers.properties import ServingProperties
-from lmi_handlers.served_model import ServedModel
+from lmi_handlers.served_model import LoadedText, ServedModel
 from lmi_handlers.text.chat_template import render_chat
 from lmi_handlers.text.spans import TokenSpan, token_spans
 
 JSON = "application/json"
 
-
-class ChatTokens(msgspec.Struct, frozen=True):
-    """The answer of `/chat_tokenize`."""
-
-    tokenize_response: list[TokenSpan]
-    templated_text: str
-
-
-class Info(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of `/info`, in TGI's order. `version` is this server's."""
-
-    model_id: str
-    model_sha: str | None = None
-    model_pipeline_tag: str | None
-    max_concurrent_requests: int
-    max_best_of: int
-    max_stop_sequences: int
-    max_input_tokens: int
-    max_total_tokens: int
-    validation_workers: int
-    max_client_batch_size: int
-    router: str = "text-generation-router"
-    version: str
-    sha: str | None = None
-    docker_label: str | None = None
+MOST_TOKENS = 65_536
+"""That `/tokenize` gives, or as many as the model takes where that is more: a third of a second of a web worker's time."""
 
 
 class TgiRoutes:
@@ -97,6 +75,7 @@ class TgiRoutes:
         options = self._properties
         info = Info(
             model_id=options.model_id or self._model.name,
+            model_sha=None,
             model_pipeline_tag=options.task,
             max_concurrent_requests=options.job_queue_size,
             max_best_of=options.max_best_of,
@@ -105,7 +84,10 @@ class TgiRoutes:
             max_total_tokens=limits.max_total_tokens,
             validation_workers=self._workers,
             max_client_batch_size=options.max_client_batch_size,
+            router="text-generation-router",
             version=__version__,
+            sha=None,
+            docker_label=None,
         )
         return Response(msgspec.json.encode(info), content_type=JSON)
 
@@ -129,14 +111,22 @@ class TgiRoutes:
 
     def _tokenize(self, exchange: Exchange, payload: Payload) -> Response:
         body, _ = decode_body(payload, TgiBody)
-        spans = token_spans(self._model.loaded.tokenizer, body.inputs, add_special_tokens=True)
+        spans = _spans(self._model.loaded, body.inputs, add_special_tokens=True)
         return exchange.document(msgspec.json.encode(spans), JSON)
 
     def _chat_tokenize(self, exchange: Exchange, payload: Payload) -> Response:
         chat, loaded = decode_chat(payload), self._model.loaded
         try:
-            text = render_chat(loaded.bundle, chat.plain_messages(), tools=chat.tools)
+            text = render_chat(loaded.bundle, chat.prompt())
         except InvalidRequest as error:
             raise InvalidChat(error.message) from error
-        spans = token_spans(loaded.tokenizer, text, add_special_tokens=False)
-        return exchange.document(msgspec.json.encode(ChatTokens(spans, text)), JSON)
+        spans = _spans(loaded, text, add_special_tokens=False)
+        return exchange.document(msgspec.json.encode(ChatTokenizeResponse(spans, text)), JSON)
+
+
+def _spans(loaded: LoadedText, text: str, *, add_special_tokens: bool) -> list[TokenSpan]:
+    """Tokenise what a client wants to see the tokens of. Raises `InvalidRequest` where that would keep this worker busy."""
+    most = max(MOST_TOKENS, loaded.limits.max_total_tokens)
+    if len(text) > most and (tokens := loaded.tokenizer.estimate_beyond(text, most)) is not None:
+        raise InvalidRequest(f"`inputs` must have less than {most} tokens. Given: {tokens}")
+    return token_spans(loaded.tokenizer, text, add_special_tokens=add_special_tokens)

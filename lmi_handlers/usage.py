@@ -10,7 +10,8 @@ class Usage(msgspec.Struct):
 
     `started` is the monotonic time of its arrival; `validation_time` is how long parsing and tokenising took, `queue_time` how
     long it then waited for the engine, `first_token_time` the time from its arrival to its first token. It went to the engine
-    as `sequences` sequences of at most `max_tokens` tokens; `finish_reasons` has one for each that has finished.
+    as `sequences` sequences of at most `max_tokens` tokens; `finish_reasons` has one for each that has finished. `device` is
+    what the engine runs on, as it says itself.
     """
 
     started: float
@@ -22,3 +23,4 @@ class Usage(msgspec.Struct):
     queue_time: float | None = None
     first_token_time: float | None = None
     finish_reasons: list[str] = []
+    device: str = ""

@@ -57,7 +57,7 @@ class Server:
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise AssertionError(f"server ended with {self.process.returncode}:\n{self.log}")
-            with contextlib.suppress(requests.ConnectionError):
+            with contextlib.suppress(requests.ConnectionError, requests.Timeout):
                 if self.ping().status_code == 200:
                     return self
             time.sleep(0.05)

@@ -19,6 +19,7 @@ from backends import load_backend_class
 from backends.base import Backend, ModelFiles
 from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
 from lmi_handlers.errors import InvalidRequest
+from lmi_handlers.limits import check_sampling_params
 from lmi_handlers.outputs import FinishReason, TokenOutput
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.request import TokenRequest
@@ -109,7 +110,8 @@ def of(outputs: list[TokenOutput], request_id: str) -> list[TokenOutput]:
     """One sequence's outputs, checked for what holds of all of them."""
     own = [output for output in outputs if output.request_id == request_id]
     assert all(output.finish_reason is None for output in own[:-1]), "something came after the end"
-    assert all(output.prompt_logprobs is None for output in own[1:]), "prompt logprobs come once, with the first output"
+    of_prompt = [(output.prompt_logprobs, output.prompt_top_logprobs) for output in own]
+    assert of_prompt[1:] == [(None, None)] * len(own[1:]), "prompt logprobs come once, with the first output"
     assert all(output.error is None for output in own)
     return own
 
@@ -248,6 +250,7 @@ def test_no_logprobs_unless_asked_for(subject: Subject) -> None:
         assert output.logprobs is None
         assert not output.top_logprobs
         assert output.prompt_logprobs is None
+        assert output.prompt_top_logprobs is None
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
@@ -270,19 +273,67 @@ def test_logprobs(subject: Subject, count: int) -> None:
             assert dict(top).get(token_id, logprob) == pytest.approx(logprob, abs=1e-4)
 
 
+def test_more_logprobs_than_there_are_to_be_had(subject: Subject) -> None:
+    """The web worker refuses these by what the engine has told; an adapter that is asked for the most has it."""
+    limits = subject.backend.capabilities
+    most: dict[str, Any] = {
+        "logprobs": limits.max_logprobs,
+        "prompt_logprobs": limits.max_prompt_logprobs or limits.max_logprobs,
+    }
+    for field, limit in most.items():
+        with pytest.raises(InvalidRequest, match=f"{field}: must be at most {limit}, got {limit + 1}"):
+            check_sampling_params(SamplingParams(**(most | {field: limit + 1})), limits)
+    output = subject.generate(PROMPTS[0], **most)[0]
+    assert [len(top) for top in output.top_logprobs or ()] == [most["logprobs"]] * bool(most["logprobs"])
+    assert [len(top or ()) for top in output.prompt_top_logprobs or ()] == [0, *[most["prompt_logprobs"]] * 4]
+
+
 def test_logprobs_do_not_change_what_is_generated(subject: Subject) -> None:
     count = min(5, subject.backend.capabilities.max_logprobs)
     assert tokens(subject.generate(PROMPTS[1], logprobs=count, max_tokens=12)) == subject.alone(1, 12)
 
 
+@pytest.mark.parametrize("count", [0, 1, 5])
 @pytest.mark.parametrize("prompt", [[97], PROMPTS[1], (PROMPTS[1] * 4)[:90]], ids=["one", "some", "many"])
-def test_prompt_logprobs(subject: Subject, prompt: list[int]) -> None:
-    outputs = subject.generate(prompt, prompt_logprobs=0, max_tokens=3)
-    prompt_logprobs = outputs[0].prompt_logprobs
-    assert prompt_logprobs is not None
-    assert len(prompt_logprobs) == len(prompt)
-    assert prompt_logprobs[0] is None
-    assert all(logprob is not None and logprob <= 0 for logprob in prompt_logprobs[1:])
+def test_prompt_logprobs(subject: Subject, prompt: list[int], count: int) -> None:
+    output = subject.generate(prompt, prompt_logprobs=count, max_tokens=3)[0]
+    assert output.prompt_logprobs is not None
+    assert len(output.prompt_logprobs) == len(prompt)
+    assert output.prompt_logprobs[0] is None
+    assert all(logprob is not None and logprob <= 0 for logprob in output.prompt_logprobs[1:])
+    if count == 0:
+        assert output.prompt_top_logprobs is None
+        return
+    assert output.prompt_top_logprobs is not None
+    assert len(output.prompt_top_logprobs) == len(prompt)
+    assert output.prompt_top_logprobs[0] is None
+    for token_id, logprob, top in zip(
+        prompt[1:], output.prompt_logprobs[1:], output.prompt_top_logprobs[1:], strict=True
+    ):
+        assert logprob is not None
+        assert top is not None
+        assert len(top) == len(dict(top)) == count
+        assert [value for _, value in top] == sorted((value for _, value in top), reverse=True)
+        assert top[0][1] >= logprob - 1e-4, "nothing is more probable than the best"
+        assert dict(top).get(token_id, logprob) == pytest.approx(logprob, abs=1e-4)
+        assert token_id in dict(top) or logprob <= top[-1][1] + 1e-4
+
+
+def test_prompt_logprobs_in_one_batch(subject: Subject) -> None:
+    """Each sequence gets its own, and as many as it asked for."""
+    wanted: dict[str, Any] = {"max_tokens": 3}
+    alone = [subject.generate(prompt, **wanted, prompt_logprobs=3)[0] for prompt in PROMPTS]
+    counts = (None, 0, 1, 2, 3)
+    ids = [subject.add(prompt, **wanted, prompt_logprobs=count) for prompt, count in zip(PROMPTS, counts, strict=True)]
+    together = subject.steps_until_end(*ids)
+    for request_id, count, expected in zip(ids, counts, alone, strict=True):
+        output = together[request_id][0]
+        assert (output.prompt_logprobs is None) == (count is None)
+        assert (output.prompt_top_logprobs is None) == (not count)
+        for top, best in zip(output.prompt_top_logprobs or (), expected.prompt_top_logprobs or (), strict=False):
+            assert [value for _, value in top or ()] == pytest.approx(
+                [value for _, value in (best or ())[:count]], abs=1e-3
+            )
 
 
 # Life of a sequence

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from backends.base import ModelFiles
 from backends.echo import EchoBackend
+from lmi_handlers.beam_generation import BeamGeneration
 from lmi_handlers.engine.admission import RollingBatch
 from lmi_handlers.engine.channel import Channel, engine_end, worker_end
 from lmi_handlers.engine.client import EngineClient, EngineState, Generation
@@ -49,12 +50,16 @@ from lmi_handlers.errors import (
     RequestFailed,
 )
 from lmi_handlers.outputs import FinishReason, TokenOutput
+from lmi_handlers.request import BeamSearchParams, GenerationRequest
 from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.text.bundle import build_byte_bundle
+from lmi_handlers.text.tokenizer import Tokenizer
 
 ints = st.integers(0, 2**63 - 1)
 texts = st.text(max_size=20)
 token_ids = st.lists(st.integers(0, 200_000), max_size=20)
 logprobs = st.floats(-100, 0)
+pairs = st.lists(st.tuples(ints, logprobs), max_size=3)
 
 sampling_params = st.builds(
     SamplingParams,
@@ -79,8 +84,9 @@ outputs = st.builds(
     request_id=texts,
     token_ids=token_ids,
     logprobs=st.none() | st.lists(logprobs, max_size=3),
-    top_logprobs=st.none() | st.lists(st.lists(st.tuples(ints, logprobs), max_size=3), max_size=3),
+    top_logprobs=st.none() | st.lists(pairs, max_size=3),
     prompt_logprobs=st.none() | st.lists(st.none() | logprobs, max_size=3),
+    prompt_top_logprobs=st.none() | st.lists(st.none() | pairs, max_size=3),
     finish_reason=st.none() | st.sampled_from(FinishReason),
     error=st.none() | texts,
 )
@@ -94,6 +100,7 @@ infos = st.builds(
     vocab_size=ints,
     max_logprobs=ints,
     unsupported=st.lists(texts, max_size=3).map(tuple),
+    max_prompt_logprobs=st.none() | ints,
 )
 engine_messages = (
     st.builds(Loading, texts)
@@ -260,21 +267,29 @@ def histories(draw: st.DrawFn) -> list[EngineMessage]:
     """Messages as an engine may queue them: steps of up to three sequences, some of which end, with failures between."""
     messages: list[EngineMessage] = []
     running = {(1, 0), (1, 1), (2, 0)}
+    begun: set[tuple[int, int]] = set()
     with_logprobs = draw(st.booleans())
     for _ in range(draw(st.integers(0, 8))):
         step = []
         for number, index in draw(st.sets(st.sampled_from(sorted(running)))) if running else ():
             tokens = draw(st.lists(st.integers(0, 9), max_size=2))
-            ends = draw(st.booleans())
+            finish_reason = draw(st.sampled_from([None, FinishReason.LENGTH, FinishReason.ERROR]))
+            failed = finish_reason is FinishReason.ERROR
+            with_prompt = with_logprobs and (number, index) not in begun
+            begun.add((number, index))
             output = TokenOutput(
                 request_id=f"{number}-{index}",
                 token_ids=tokens,
                 logprobs=[-float(token) for token in tokens] if with_logprobs else None,
                 top_logprobs=[[(token, -1.0)] for token in tokens] if with_logprobs else None,
-                finish_reason=FinishReason.LENGTH if ends else None,
+                prompt_logprobs=[None, -2.0] if with_prompt else None,
+                prompt_top_logprobs=[None, [(number, -1.0)]] if with_prompt else None,
+                finish_reason=finish_reason,
+                error="x" if failed else None,
+                invalid_request=failed and draw(st.booleans()),
             )
             step.append(SequenceOutput(number, index, output, 0.5))
-            if ends:
+            if finish_reason is not None:
                 running.discard((number, index))
         if step:
             messages.append(Outputs(step))
@@ -284,14 +299,17 @@ def histories(draw: st.DrawFn) -> list[EngineMessage]:
 
 
 def story(messages: list[EngineMessage], number: int, index: int) -> list[object]:
-    """What one sequence is told: its tokens with their logprobs one by one, then its end."""
+    """What one sequence is told: of its prompt, its tokens with their logprobs one by one, then its end."""
     told: list[object] = []
     for item in (item for message in messages if isinstance(message, Outputs) for item in message.outputs):
         if (item.number, item.index) == (number, index):
             output = item.output
+            if output.prompt_logprobs is not None:
+                told.append((output.prompt_logprobs, output.prompt_top_logprobs))
             nothing = [None] * len(output.token_ids)
             told += zip(output.token_ids, output.logprobs or nothing, output.top_logprobs or nothing, strict=True)
-            told += [] if output.finish_reason is None else [output.finish_reason]
+            if output.finish_reason is not None:
+                told.append((output.finish_reason, output.error, output.invalid_request))
     return told
 
 
@@ -408,6 +426,27 @@ Pair = tuple[Engine, EngineClient]
 def test_client_gets_every_sequence(engine: Pair) -> None:
     _, client = engine
     assert texts_of(submit(client, b"ab", b"cde", n=2), 4) == [b"ab", b"ab", b"cde", b"cde"]
+
+
+def test_every_beam_tells_of_its_prompt_what_the_first_step_did(engine: Pair, tmp_path: Path) -> None:
+    _, client = engine
+    params = SamplingParams(n=2, max_tokens=3, temperature=0.0, prompt_logprobs=2)
+    generation = BeamGeneration(
+        client,
+        [list(b"ab"), list(b"x")],
+        GenerationRequest(request_id="r", prompts=("ab", "x"), sampling_params=params),
+        BeamSearchParams(num_beams=2),
+        info=Engine.info,
+        tokenizer=Tokenizer(tmp_path, build_byte_bundle(tmp_path)),
+        timeout=60,
+        connected=lambda: True,
+    )
+    with generation:
+        [outputs] = generation
+    assert [(item.output.prompt_logprobs, item.output.prompt_top_logprobs) for item in outputs] == [
+        *[([None, -0.5], [None, [(ord("b"), -0.5), (ord("c"), -1.5)]])] * 2,
+        *[([None], [None])] * 2,
+    ]
 
 
 def test_client_raises_the_engines_errors(engine: Pair) -> None:

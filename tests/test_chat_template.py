@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 
 from lmi_handlers.errors import InvalidRequest, UnsupportedFeature
+from lmi_handlers.request import ChatPrompt
 from lmi_handlers.text.bundle import TextBundle
 from lmi_handlers.text.chat_template import render_chat
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def render(model: TextBundle, messages: list[dict[str, Any]], **options: Any) -> str:
+    return render_chat(model, ChatPrompt(messages=messages, **options))
 
 
 def bundle(template: str | None = None, **named: str) -> TextBundle:
@@ -46,7 +51,7 @@ def test_the_real_template_renders_as_transformers_does(auto_tokenizer: Any, add
         {"role": "assistant", "content": "Hi"},
         {"role": "user", "content": "{{ 1 + 1 }}"},
     ]
-    rendered = render_chat(bundle(auto_tokenizer.chat_template), messages, add_generation_prompt=add_generation_prompt)
+    rendered = render(bundle(auto_tokenizer.chat_template), messages, add_generation_prompt=add_generation_prompt)
     assert rendered == auto_tokenizer.apply_chat_template(
         messages, tokenize=False, add_generation_prompt=add_generation_prompt
     )
@@ -67,18 +72,18 @@ def test_the_real_template_renders_as_transformers_does(auto_tokenizer: Any, add
     ],
 )
 def test_what_a_template_can_do(template: str, rendered: str) -> None:
-    assert render_chat(bundle(template), MESSAGES) == rendered
+    assert render(bundle(template), MESSAGES) == rendered
 
 
 def test_a_template_can_ask_for_the_date() -> None:
     before = datetime.datetime.now(tz=None).strftime("%Y")
-    rendered = render_chat(bundle("{{ strftime_now('%Y') }}"), MESSAGES)
+    rendered = render(bundle("{{ strftime_now('%Y') }}"), MESSAGES)
     assert before <= rendered <= datetime.datetime.now(tz=None).strftime("%Y")
 
 
 def test_variables_of_the_template() -> None:
     template = "{{ enable_thinking }} {{ tools | length }} {{ documents[0].title }}"
-    rendered = render_chat(
+    rendered = render(
         bundle(template),
         MESSAGES,
         tools=[{"type": "function"}],
@@ -101,7 +106,7 @@ def test_variables_of_the_template() -> None:
 )
 def test_a_template_that_refuses_is_the_clients_error(template: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as raised:
-        render_chat(bundle(template), MESSAGES)
+        render(bundle(template), MESSAGES)
     assert raised.value.field == "messages"
     assert not isinstance(raised.value, UnsupportedFeature)
 
@@ -116,26 +121,26 @@ def test_a_template_that_refuses_is_the_clients_error(template: str, message: st
 )
 def test_a_model_without_a_working_template_is_no_chat_model(model: TextBundle, message: str) -> None:
     with pytest.raises(UnsupportedFeature, match=message):
-        render_chat(model, MESSAGES)
+        render(model, MESSAGES)
 
 
 def test_the_template_for_tools() -> None:
     model = bundle("D", tool_use="T")
-    assert render_chat(model, MESSAGES) == "D"
-    assert render_chat(model, MESSAGES, tools=[]) == "T"
-    assert render_chat(bundle("D"), MESSAGES, tools=[]) == "D"
+    assert render(model, MESSAGES) == "D"
+    assert render(model, MESSAGES, tools=[]) == "T"
+    assert render(bundle("D"), MESSAGES, tools=[]) == "D"
 
 
 def test_the_final_message_can_be_continued() -> None:
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}"
     messages: list[dict[str, Any]] = [*MESSAGES, {"role": "assistant", "content": "Well, "}]
-    rendered = render_chat(bundle(template), messages, add_generation_prompt=False, continue_final_message=True)
+    rendered = render(bundle(template), messages, add_generation_prompt=False, continue_final_message=True)
     assert rendered == "[user]Hi</s>[assistant]Well, "
     with pytest.raises(InvalidRequest, match="add_generation_prompt"):
-        render_chat(bundle(template), messages, continue_final_message=True)
+        render(bundle(template), messages, continue_final_message=True)
 
 
 @pytest.mark.parametrize("name", ["messages", "chat_template", "add_generation_prompt"])
 def test_template_variables_cannot_replace_the_request(name: str) -> None:
     with pytest.raises(InvalidRequest, match=name):
-        render_chat(bundle("x"), MESSAGES, template_kwargs={name: "y"})
+        render(bundle("x"), MESSAGES, template_kwargs={name: "y"})

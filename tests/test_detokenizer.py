@@ -298,6 +298,42 @@ def test_token_text(byte_tokenizer: Tokenizer, llama: Tokenizer, metaspace: Toke
     assert wordpiece.token_text(5) == " do"
 
 
+def joined(tokenizer: Tokenizer, ids: list[int]) -> bytes:
+    return b"".join(tokenizer.token_bytes[token_id] for token_id in ids)
+
+
+@given(st.text(max_size=60))
+def test_bytes_of_byte_tokens_are_the_texts(byte_tokenizer: Tokenizer, text: str) -> None:
+    assert joined(byte_tokenizer, byte_tokenizer.encode(text)) == text.encode()
+
+
+@given(text=st.text("ab é😀\n", max_size=20) | st.text(max_size=20))
+def test_bytes_of_llama_tokens_are_the_texts(llama: Tokenizer, text: str) -> None:
+    expected = " " + text if text else ""  # the space that SentencePiece puts in front of a text
+    assert joined(llama, llama.encode(text)) == expected.encode()
+
+
+@pytest.mark.model
+@given(text=st.text(max_size=40))
+def test_bytes_of_smollm2_tokens_are_what_decode_gives(smollm2: Tokenizer, text: str) -> None:
+    ids = smollm2.encode(text)
+    expected = smollm2.backend.decode(ids, skip_special_tokens=False)
+    assert joined(smollm2, ids).decode("utf-8", "replace") == expected
+
+
+def test_token_bytes(byte_tokenizer: Tokenizer, llama: Tokenizer, metaspace: Tokenizer, wordpiece: Tokenizer) -> None:
+    assert byte_tokenizer.token_bytes[0xC3] == b"\xc3"
+    assert byte_tokenizer.token_bytes[256] == b"<|endoftext|>"
+    assert byte_tokenizer.token_bytes[10**9] == b""
+    assert llama.token_bytes[id_of(llama, "▁ab")] == b" ab"
+    assert llama.token_bytes[id_of(llama, "<0xC3>")] == b"\xc3"
+    assert llama.token_bytes[id_of(llama, "<0xZZ>")] == b"<0xZZ>"
+    assert llama.token_bytes[id_of(llama, "é")] == "é".encode()
+    assert llama.token_bytes[2] == b"</s>"
+    assert metaspace.token_bytes[4] == b" a"
+    assert wordpiece.token_bytes[5] == b" do"
+
+
 def test_is_special(llama: Tokenizer) -> None:
     assert llama.is_special(2)
     assert not llama.is_special(id_of(llama, "[TOOL▁]"))

@@ -228,7 +228,18 @@ def test_logprobs(either: Load) -> None:
 
 
 def test_no_alternatives_unless_asked_for(either: Load) -> None:
-    assert {output.top_logprobs is None for output in run(either(), PROMPT, logprobs=0)} == {True}
+    outputs = run(either(), PROMPT, logprobs=0, prompt_logprobs=0)
+    assert {(output.top_logprobs, output.prompt_top_logprobs) for output in outputs} == {(None, None)}
+
+
+def test_best_tokens_of_each_prompt_position(either: Load) -> None:
+    first, *others = run(either(), PROMPT, prompt_logprobs=2)
+    assert first.prompt_logprobs is not None
+    assert first.prompt_top_logprobs is not None
+    assert first.prompt_top_logprobs[0] is None
+    for token, logprob, top in zip(PROMPT, first.prompt_logprobs, first.prompt_top_logprobs, strict=True):
+        assert top is None or (len(top), top[0]) == (2, (token, logprob))
+    assert {output.prompt_top_logprobs is None for output in others} == {True}
 
 
 def test_long_prompt_in_chunks(either: Load) -> None:

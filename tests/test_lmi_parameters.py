@@ -121,3 +121,16 @@ def test_the_rest() -> None:
     assert request.sampling_params.bad_words == ("no",)
     assert request.sampling_params.allowed_token_ids == (1, 2)
     assert request.priority == -3
+
+
+@pytest.mark.parametrize(
+    ("parameters", "asked"),
+    [({}, None), ({"decoder_input_details": True}, 0), ({"prompt_logprobs": 0}, 0), ({"prompt_logprobs": 5}, 0)],
+)
+def test_no_more_is_asked_of_the_prompt_than_is_shown(parameters: dict[str, Any], asked: int | None) -> None:
+    assert parse(parameters).sampling_params.prompt_logprobs == asked
+
+
+def test_fewer_prompt_logprobs_than_none() -> None:
+    with pytest.raises(InvalidRequest, match=r"^parameters\.prompt_logprobs: must be from 0 to 128, got -1$"):
+        parse({"prompt_logprobs": -1})

@@ -130,7 +130,8 @@ def test_formatter_selection(vector: dict[str, Any]) -> None:
     if given["output_formatter"] is not None:
         body["parameters"] = {"output_formatter": given["output_formatter"]}
     parsed = LmiDialect(ServingProperties(), {}).parse(Payload(data=json.dumps(body).encode(), request_id="r"))
-    assert parsed.formatter.content_type == expected["content_type"]
+    formatter = parsed.formatter(parsed.request, (1,))
+    assert formatter.content_type == expected["content_type"]
 
 
 # What vLLM calls a parameter, where its name and ours differ or where ours says the same in another way.

@@ -20,7 +20,7 @@ from transformers import (
     WatermarkLogitsProcessor,
 )
 
-from backends.transformers.sampler import Sampled, SamplerState, sample, token_logprobs
+from backends.transformers.sampler import Sampled, SamplerState, logprobs_and_best, sample
 from lmi_handlers.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
@@ -190,12 +190,21 @@ def test_logprobs_are_the_models_own() -> None:
     assert sampled[0].token_id == 9
 
 
-def test_token_logprobs() -> None:
-    logits = make_logits(5, rows=3).to(torch.bfloat16)
-    expected = logits.float().log_softmax(dim=-1)
-    assert token_logprobs(logits, [4, 0, 1499]) == pytest.approx(
-        [float(expected[0, 4]), float(expected[1, 0]), float(expected[2, 1499])], abs=1e-5
-    )
+@pytest.mark.parametrize("counts", [[0, 0, 0], [2, 0, 1]])
+def test_logprobs_and_best(counts: list[int]) -> None:
+    logits = make_logits(5, rows=3)
+    expected = logits.log_softmax(dim=-1)
+    logprobs, best = logprobs_and_best(logits, torch.tensor([4, 0, 1499]), counts)
+    assert logprobs == pytest.approx([float(expected[0, 4]), float(expected[1, 0]), float(expected[2, 1499])], abs=1e-5)
+    for row, count, pairs in zip(expected, counts, best, strict=True):
+        assert (pairs is None) == (count == 0)
+        values, ids = row.topk(count)
+        assert [token for token, _ in pairs or ()] == ids.tolist()
+        assert [value for _, value in pairs or ()] == pytest.approx(values.tolist(), abs=1e-5)
+
+
+def test_logprobs_of_nothing() -> None:
+    assert logprobs_and_best(make_logits(5, rows=0), torch.tensor([], dtype=torch.long), []) == ([], [])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -39,13 +39,13 @@ def texts(deltas: list[TextDelta]) -> list[str]:
 
 def test_one_token_one_delta(tokenizer: Tokenizer) -> None:
     [delta] = feed(tokenizer, SamplingParams(), output("a"))
-    assert delta == TextDelta(index=3, tokens=(Token(ord("a"), "a"),), text="a")
+    assert delta == TextDelta(index=3, tokens=(Token(ord("a"), "a", data=b"a"),), text="a")
 
 
 def test_the_end_token_is_literal_in_its_record_and_not_in_the_text(tokenizer: Tokenizer) -> None:
     [delta] = feed(tokenizer, SamplingParams(), output([ord("a"), END], FinishReason.EOS_TOKEN))
     assert delta.text == "a"
-    assert delta.tokens[-1] == Token(END, "<|endoftext|>", None, True)
+    assert delta.tokens[-1] == Token(END, "<|endoftext|>", None, True, data=b"<|endoftext|>")
     assert delta.finish_reason is FinishReason.EOS_TOKEN
 
 
@@ -140,9 +140,17 @@ def test_logprobs_and_alternatives(tokenizer: Tokenizer) -> None:
         top_logprobs=[[(ord("a"), -0.5), (END, -2.0)], [(0xE2, -1.0), (0xC3, -1.5)]],
     )
     [delta] = feed(tokenizer, SamplingParams(logprobs=2), sampled)
+    a = Token(ord("a"), "a", -0.5, data=b"a")
     assert delta.tokens == (
-        Token(ord("a"), "a", -0.5, False, (Token(ord("a"), "a", -0.5), Token(END, "<|endoftext|>", -2.0, True))),
-        Token(0xE2, "", -1.0, False, (Token(0xE2, "\ufffd", -1.0), Token(0xC3, "\ufffd", -1.5))),
+        Token(ord("a"), "a", -0.5, False, (a, Token(END, "<|endoftext|>", -2.0, True, data=b"<|endoftext|>")), b"a"),
+        Token(
+            0xE2,
+            "",
+            -1.0,
+            False,
+            (Token(0xE2, "\ufffd", -1.0, data=b"\xe2"), Token(0xC3, "\ufffd", -1.5, data=b"\xc3")),
+            b"\xe2",
+        ),
     )
 
 
@@ -150,11 +158,36 @@ def test_prompt_tokens_come_once(tokenizer: Tokenizer) -> None:
     sequence = SequenceText(tokenizer, [END, *"é".encode()], SamplingParams(prompt_logprobs=0))
     first = TokenOutput(request_id="r", token_ids=[ord("a")], prompt_logprobs=[None, -1.0, -2.0])
     assert sequence.feed(first).prompt_tokens == (
-        Token(END, "<|endoftext|>", None, True),
-        Token(0xC3, "", -1.0),
-        Token(0xA9, "é", -2.0),
+        Token(END, "<|endoftext|>", None, True, data=b"<|endoftext|>"),
+        Token(0xC3, "", -1.0, data=b"\xc3"),
+        Token(0xA9, "é", -2.0, data=b"\xa9"),
     )
     assert sequence.feed(output("b")).prompt_tokens == ()
+
+
+def test_prompt_tokens_with_alternatives(tokenizer: Tokenizer) -> None:
+    sequence = SequenceText(tokenizer, list("é".encode()), SamplingParams(prompt_logprobs=2))
+    first = TokenOutput(
+        request_id="r",
+        token_ids=[ord("a")],
+        prompt_logprobs=[None, -2.0],
+        prompt_top_logprobs=[None, [(END, -1.0), (0xA9, -2.0)]],
+    )
+    one, other = sequence.feed(first).prompt_tokens
+    assert one == Token(0xC3, "", data=b"\xc3")
+    assert (other.text, other.data) == ("é", b"\xa9")
+    assert other.top == (
+        Token(END, "<|endoftext|>", -1.0, True, data=b"<|endoftext|>"),
+        Token(0xA9, "\ufffd", -2.0, data=b"\xa9"),
+    )
+
+
+@pytest.mark.parametrize(("include", "shown"), [(False, ["a", "b", "", "", ""]), (True, ["a", "b", "S", "T", "O"])])
+def test_a_stop_string_cuts_texts_and_no_bytes(tokenizer: Tokenizer, include: bool, shown: list[str]) -> None:
+    params = SamplingParams(stop=("STO",), include_stop_str_in_output=include)
+    deltas = feed(tokenizer, params, output("abST"), output("OP"))
+    assert texts(deltas) == shown
+    assert [token.data for delta in deltas for token in delta.tokens] == [b"a", b"b", b"S", b"T", b"O"]
 
 
 @given(
@@ -175,6 +208,7 @@ def test_token_texts_and_delta_texts_agree(
         assert delta.text == "".join(token.text for token in delta.tokens if not (skip and token.special))
     tokens = [token for delta in deltas for token in delta.tokens]
     assert [token.id for token in tokens] == ids[: len(tokens)]
+    assert [token.data for token in tokens] == [tokenizer.token_bytes[token_id] for token_id in ids[: len(tokens)]]
     finish_reasons = [delta.finish_reason for delta in deltas if delta.finish_reason is not None]
     assert len(finish_reasons) == 1
     text = "".join(delta.text for delta in deltas)
@@ -183,3 +217,12 @@ def test_token_texts_and_delta_texts_agree(
         assert not any(string in text for string in stop)
     else:
         assert text.endswith(stop) if include else not any(string in text for string in stop)
+
+
+@given(text=st.text(max_size=40), step=st.integers(1, 4))
+def test_the_bytes_of_an_answers_tokens_are_its_text(tokenizer: Tokenizer, text: str, step: int) -> None:
+    ids = tokenizer.encode(text)
+    parts = [ids[start : start + step] for start in range(0, len(ids), step)]
+    deltas = feed(tokenizer, SamplingParams(ignore_eos=True, skip_special_tokens=False), *map(output, parts))
+    assert "".join(delta.text for delta in deltas) == text
+    assert b"".join(token.data for delta in deltas for token in delta.tokens) == text.encode()

@@ -292,6 +292,18 @@ def test_prompt_logprobs(load: Load, prompt: list[int]) -> None:
     assert [output.prompt_logprobs for output in others] == [None] * len(others)
 
 
+def test_best_tokens_of_each_prompt_position(load: Load) -> None:
+    first, *others = run(load(), PROMPT, prompt_logprobs=3)
+    assert first.prompt_top_logprobs is not None
+    none, *best = first.prompt_top_logprobs
+    values, ids = context_logits(PROMPT, VOCAB_SIZE).log_softmax(dim=-1)[:-1].topk(3)
+    assert none is None
+    assert [[token for token, _ in top or ()] for top in best] == ids.tolist()
+    for top, expected in zip(best, values.tolist(), strict=True):
+        assert [value for _, value in top or ()] == pytest.approx(expected)
+    assert [output.prompt_top_logprobs for output in others] == [None] * len(others)
+
+
 def test_prompt_logprobs_of_a_prompt_seen_before(load: Load) -> None:
     """The engine has no logits for what it finds in its cache."""
     backend = load()
@@ -505,7 +517,7 @@ def test_idle_step_returns_nothing(load: Load) -> None:
         (PROMPT, {"stop_token_ids": (VOCAB_SIZE,)}, "stop_token_ids"),
         (PROMPT, {"logit_bias": {VOCAB_SIZE: 1.0}}, "logit_bias"),
         (PROMPT, {"logprobs": 1}, "logprobs: must be at most 0"),
-        (PROMPT, {"prompt_logprobs": 1}, "prompt_logprobs: must be at most 0"),
+        (PROMPT, {"prompt_logprobs": 21}, "prompt_logprobs: must be at most 20"),
     ],
 )
 def test_refused(load: Load, prompt: list[int], params: dict[str, Any], message: str) -> None:

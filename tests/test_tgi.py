@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,22 @@ def test_tokenize_counts_bytes(echo_server: Server) -> None:
     )
 
 
+def test_tokenize_keeps_no_worker_busy(echo_server: Server) -> None:
+    assert len(echo_server.invoke({"inputs": "a" * 65_536}, path="/tokenize").json()) == 65_536
+    for path, body in (
+        ("/tokenize", {"inputs": "a" * 100_000}),
+        ("/chat_tokenize", {"messages": [{"role": "user", "content": "a" * 100_000}]}),
+    ):
+        answer = echo_server.invoke(body, path=path)
+        assert (answer.status_code, answer.json()["error_type"]) == (422, "validation")
+        message = answer.json()["error"]
+        given = re.fullmatch(
+            r"Input validation error: `inputs` must have less than 65536 tokens. Given: (\d+)", message
+        )
+        assert given is not None, message
+        assert int(given[1]) == pytest.approx(100_000, rel=0.01)
+
+
 def test_tokenize_spans_add_up(model_server: Server) -> None:
     text = "Grüße, 日本 🙂!"
     spans = model_server.invoke({"inputs": text}, path="/tokenize").json()
@@ -182,7 +199,7 @@ def test_chat_that_makes_no_prompt(
 
 def test_headers_of_an_answer(echo_server: Server) -> None:
     headers = post(echo_server, "/generate", "grüße", max_new_tokens=3).headers
-    assert headers["x-compute-type"] == "gpu+optimized"
+    assert headers["x-compute-type"] == "cpu+optimized"
     assert (headers["x-compute-characters"], headers["x-prompt-tokens"], headers["x-generated-tokens"]) == (
         "5",
         "7",
@@ -197,7 +214,7 @@ def test_headers_of_an_answer(echo_server: Server) -> None:
 
 def test_headers_of_a_stream(echo_server: Server) -> None:
     headers = post(echo_server, "/generate_stream", "grüße").headers
-    assert (headers["x-compute-type"], headers["x-compute-characters"]) == ("gpu+optimized", "5")
+    assert (headers["x-compute-type"], headers["x-compute-characters"]) == ("cpu+optimized", "5")
     assert (headers["x-accel-buffering"], headers["Cache-Control"]) == ("no", "no-cache")
     assert "x-total-time" not in headers
 

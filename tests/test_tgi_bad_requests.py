@@ -33,7 +33,7 @@ DIFFERENT = {
     "053": "the same",
     "089": "an unknown path is a JSON 404 in the shape of LMI's front end, for all routes",
     "120": "the JSON parser's own words differ",
-    "122": "whether a schema makes sense is for the engine's grammar library to say",
+    "122": "what is wrong with a schema, the engine's grammar library says in its own words",
     "127": "the same",
     "129": "no option turns grammar off; a backend without it is named in the error",
     "169": "there is no such case: every request ends in an answer or in a failure that says why",
@@ -142,6 +142,15 @@ def test_grammar_that_is_no_json(server: Server) -> None:
     answer = send(server, CASES["120"])
     assert (answer.status_code, answer.json()["error_type"]) == (422, "validation")
     assert answer.json()["error"].startswith("Input validation error: grammar is not valid: ")
+
+
+@pytest.mark.model
+def test_schemas_that_make_no_sense(start_server: StartServer, tiny_llama: Path) -> None:
+    server = start_server(f"option.model_id={tiny_llama}\noption.rolling_batch=scheduler\noption.dtype=fp32\n")
+    for number, cause in (("122", "foo"), ("127", "maxLength (2) must be greater than or equal to minLength (5)")):
+        answer = send(server, CASES[number])
+        assert (answer.status_code, answer.json()["error_type"]) == (CASES[number]["status"], "validation")
+        assert cause in answer.json()["error"]
 
 
 def test_grammar_on_a_backend_without(echo_server: Server) -> None:

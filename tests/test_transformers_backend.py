@@ -133,6 +133,7 @@ class Collected:
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     prompt_logprobs: list[float | None] | None = None
+    prompt_top_logprobs: list[list[tuple[int, float]] | None] | None = None
     finish_reason: FinishReason | None = None
     error: str | None = None
 
@@ -158,7 +159,9 @@ class Driver:
         for output in outputs:
             assert output.request_id in self.open, "output after the end, or of an aborted request"
             request = self.collected[output.request_id]
-            request.prompt_logprobs = output.prompt_logprobs if not request.token_ids else request.prompt_logprobs
+            if not request.token_ids:
+                request.prompt_logprobs = output.prompt_logprobs
+                request.prompt_top_logprobs = output.prompt_top_logprobs
             request.token_ids += output.token_ids
             request.logprobs += output.logprobs or []
             request.top_logprobs += output.top_logprobs or []
@@ -235,12 +238,19 @@ def test_rolling_logits_are_the_models_own(name: str) -> None:
     """Closer than equal tokens can show: prompt logprobs, in pieces, against one plain forward."""
     prompt = random_prompt(random.Random(1), 40)
     backend = make_backend(make_model(name), max_prefill_tokens=7)
-    got = generate(backend, prompt, greedy(1, prompt_logprobs=0)).prompt_logprobs
+    got = generate(backend, prompt, greedy(1, prompt_logprobs=2))
     with torch.inference_mode():
         expected = make_model(name)(input_ids=torch.tensor([prompt])).logits[0].log_softmax(dim=-1)
-    assert got is not None
-    assert got[0] is None
-    assert got[1:] == pytest.approx([float(expected[i, token]) for i, token in enumerate(prompt[1:])], abs=1e-3)
+    assert got.prompt_logprobs is not None
+    assert got.prompt_logprobs[0] is None
+    assert got.prompt_logprobs[1:] == pytest.approx(
+        [float(expected[i, token]) for i, token in enumerate(prompt[1:])], abs=1e-3
+    )
+    assert got.prompt_top_logprobs is not None
+    assert got.prompt_top_logprobs[0] is None
+    assert [[value for _, value in top or ()] for top in got.prompt_top_logprobs[1:]] == [
+        pytest.approx(row, abs=1e-3) for row in expected[:-1].topk(2).values.tolist()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -340,6 +350,16 @@ def test_a_long_prompt_stops_nobody(backend: TransformersBackend) -> None:
     for _ in range(7):
         assert [output.request_id for output in driver.step()] == ["short"]
     assert {output.request_id for output in driver.step()} == {"short", "long"}
+
+
+def test_cache_usage_is_the_share_of_all_there_could_be(llama: Any) -> None:
+    backend = make_backend(llama, max_model_len=50, max_batch_size=2)
+    backend.add_request(TokenRequest(request_id="a", prompt_token_ids=[5] * 9, sampling_params=greedy(3)))
+    usages = [backend.kv_cache_usage]
+    for _ in range(3):
+        backend.step()
+        usages.append(backend.kv_cache_usage)
+    assert usages == [0.0, 0.09, 0.10, 0.0]
 
 
 def test_abort_frees_the_slot_and_unknown_ids_are_ignored(backend: TransformersBackend) -> None:
@@ -466,6 +486,10 @@ def test_logprobs_are_those_of_a_plain_forward(backend: TransformersBackend, lla
     assert got.prompt_logprobs[1:] == pytest.approx(
         [float(expected[i, token]) for i, token in enumerate(prompt[1:])], abs=1e-4
     )
+    assert [[token for token, _ in top or ()] for top in got.prompt_top_logprobs or ()] == [
+        [],
+        *expected[: len(prompt) - 1].topk(1).indices.tolist(),
+    ]
 
 
 def test_bad_words(tmp_path: Path) -> None:

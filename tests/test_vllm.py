@@ -330,13 +330,50 @@ def test_any_json_object(smol: Smol, engine: Backend) -> None:
 )
 def test_grammar_that_does_not_compile_fails_alone(smol: Smol, engine: Backend, wanted: StructuredOutputs) -> None:
     other = smol.add(engine, PROMPTS[0], max_tokens=6)
-    before = engine.step()
-    with pytest.raises(InvalidRequest) as caught:
-        smol.add(engine, "x", structured_outputs=wanted)
-    assert "\n" not in str(caught.value)
-    rest = smol.outputs(engine, other)[other]
-    alone = smol.text(engine, PROMPTS[0], max_tokens=6)
-    assert smol.decode([*before, *rest]) == alone
+    wrong = smol.add(engine, "x", structured_outputs=wanted)
+    assert engine.num_preparing == 1
+    outputs = smol.outputs(engine, other, wrong)
+    (refused,) = outputs[wrong]
+    assert (refused.token_ids, refused.finish_reason, refused.invalid_request) == ([], FinishReason.ERROR, True)
+    assert refused.error is not None
+    assert refused.error.startswith("cannot be compiled: ")
+    assert "\n" not in refused.error
+    assert smol.decode(outputs[other]) == smol.text(engine, PROMPTS[0], max_tokens=6)
+    assert engine.num_preparing == 0
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        StructuredOutputs(json='{"type": "array", "items": {"type": "integer"}, "minItems": 1000000000}'),
+        StructuredOutputs(choice=tuple(f"choice number {n} of very many" for n in range(100_000))),
+        StructuredOutputs(grammar='root ::= root root | "a" | ""'),
+    ],
+)
+def test_grammar_that_takes_too_much_holds_nobody_up(smol: Smol, engine: Backend, wanted: StructuredOutputs) -> None:
+    too_much = smol.add(engine, "x", structured_outputs=wanted)
+    other = smol.add(engine, PROMPTS[0], max_tokens=6)
+    assert all(output.request_id == other for output in smol.outputs(engine, other)[other])
+    assert engine.num_preparing == 1, "the other one did not wait for it"
+    (refused,) = smol.outputs(engine, too_much)[too_much]
+    assert refused.error is not None
+    assert refused.error.startswith("takes ")
+
+
+def test_abort_before_the_grammar_is_there(smol: Smol, engine: Backend) -> None:
+    gone = smol.add(engine, "x", structured_outputs=StructuredOutputs(regex="a{3}b"))
+    engine.abort(gone)
+    assert engine.num_preparing == 0
+    assert smol.outputs(engine, smol.add(engine, PROMPTS[0], max_tokens=3)).keys().isdisjoint({gone})
+
+
+def test_cache_usage(smol: Smol, engine: Backend) -> None:
+    assert engine.kv_cache_usage == 0.0
+    running = smol.add(engine, PROMPTS[0] * 10, max_tokens=3)
+    engine.step()
+    assert 0.0 < engine.kv_cache_usage < 1.0
+    smol.outputs(engine, running)
+    assert engine.kv_cache_usage == 0.0
 
 
 @pytest.mark.parametrize(
@@ -454,3 +491,36 @@ def test_greedy_agrees_with_transformers_token_for_token(smol: Smol, engine: Bac
             break  # from here on the two continue different texts
     assert ties <= 2
     reference.close()
+
+
+def test_prompt_logprobs_agree_with_transformers(smol: Smol) -> None:
+    """In float32: of each prompt token, and of the five best of each position, whatever order a tie gives these."""
+
+    def first_outputs(backend: Backend) -> list[TokenOutput]:
+        ids = [smol.add(backend, prompt, max_tokens=1, prompt_logprobs=5) for prompt in PROMPTS[:6]]
+        outputs = smol.outputs(backend, *ids)
+        return [outputs[request_id][0] for request_id in ids]
+
+    backend = smol.load("vllm", **EXACT)
+    reference = smol.load("transformers", dtype="fp32", max_model_len=512)
+    assert "prompt_logprobs" not in backend.capabilities.unsupported
+    for ours, theirs in zip(first_outputs(backend), first_outputs(reference), strict=True):
+        assert ours.prompt_logprobs is not None
+        assert theirs.prompt_logprobs is not None
+        assert len(theirs.prompt_top_logprobs or ()) == len(theirs.prompt_logprobs)
+        assert ours.prompt_logprobs[0] is theirs.prompt_logprobs[0] is None
+        assert ours.prompt_logprobs[1:] == pytest.approx(theirs.prompt_logprobs[1:], abs=1e-3)
+        for one, other in zip(ours.prompt_top_logprobs or (), theirs.prompt_top_logprobs or (), strict=True):
+            assert (one is None) == (other is None)
+            assert [value for _, value in one or ()] == pytest.approx([value for _, value in other or ()], abs=1e-3)
+            for token in dict(one or ()).keys() & dict(other or ()).keys():
+                assert dict(one or ())[token] == pytest.approx(dict(other or ())[token], abs=1e-3)
+            assert len(dict(one or ()).keys() - dict(other or ()).keys()) <= 1, "but for a tie, they are the same"
+    reference.close()
+    backend.close()
+
+
+def test_prompt_logprobs_beside_adapters_need_a_gpu(engine: Backend) -> None:
+    import torch
+
+    assert ("prompt_logprobs" in engine.capabilities.unsupported) == (not torch.cuda.is_available())

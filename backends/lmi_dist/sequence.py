@@ -29,17 +29,22 @@ class Sequence:
         finish_reason = self._finish_reason(completion)
         if not token_ids and finish_reason is None:
             return None
-        logprobs = top_logprobs = prompt_logprobs = None
+        logprobs = top_logprobs = prompt_logprobs = prompt_top_logprobs = None
         if params.logprobs is not None:
             positions = list(zip(token_ids, (completion.logprobs or ())[start:], strict=True))
             logprobs = [position[token_id].logprob for token_id, position in positions]
             if params.logprobs:
                 top_logprobs = [_best(position, params.logprobs) for _, position in positions]
         if self._owes_prompt_logprobs:
+            of_prompt = output.prompt_logprobs or ()
             prompt_logprobs = [
                 None if position is None else position[token_id].logprob
-                for token_id, position in zip(self._request.prompt_token_ids, output.prompt_logprobs or (), strict=True)
+                for token_id, position in zip(self._request.prompt_token_ids, of_prompt, strict=True)
             ]
+            if params.prompt_logprobs:
+                prompt_top_logprobs = [
+                    None if position is None else _best(position, params.prompt_logprobs) for position in of_prompt
+                ]
             self._owes_prompt_logprobs = False
         self._taken += len(token_ids)
         error = (
@@ -51,6 +56,7 @@ class Sequence:
             logprobs=logprobs,
             top_logprobs=top_logprobs,
             prompt_logprobs=prompt_logprobs,
+            prompt_top_logprobs=prompt_top_logprobs,
             finish_reason=finish_reason,
             error=error,
         )
@@ -65,6 +71,6 @@ class Sequence:
 
 
 def _best(position: Mapping[int, Logprob], count: int) -> list[tuple[int, float]]:
-    """The `count` best of a position, best first; the engine gives the sampled token too, whatever its rank."""
+    """The `count` best of a position, best first; the engine gives the sampled or the prompt's token too, whatever its rank."""
     best = sorted(((token_id, entry.logprob) for token_id, entry in position.items()), key=lambda entry: -entry[1])
     return best[:count]

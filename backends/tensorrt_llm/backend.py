@@ -26,6 +26,9 @@ from lmi_handlers.request import TokenRequest
 MAX_LOGPROBS = 0
 """The sampler gives the log probability of the sampled token, and of no other."""
 
+MAX_PROMPT_LOGPROBS = 20
+"""These are made here, of the prompt's logits; as many as other engines give."""
+
 _WAIT = 0.01
 
 
@@ -95,7 +98,7 @@ class TensorRTLLMBackend(Backend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Everything but what `UNSUPPORTED` names, and no alternatives of a token."""
+        """Everything but what `UNSUPPORTED` names, and no alternatives of a generated token."""
         missing = () if self._guided_decoding else ("structured_outputs",)
         return Capabilities(
             backend="tensorrt_llm",
@@ -103,6 +106,7 @@ class TensorRTLLMBackend(Backend):
             max_num_seqs=self._max_num_seqs,
             vocab_size=self._vocab_size,
             max_logprobs=MAX_LOGPROBS,
+            max_prompt_logprobs=MAX_PROMPT_LOGPROBS,
             unsupported=(*UNSUPPORTED, *missing),
             adapters=tuple(self._adapters),
         )

@@ -26,7 +26,7 @@ class Sequence:
         self._prompt_token_ids = request.prompt_token_ids
         self._eos_token_ids = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         self._wants_logprobs = params.logprobs is not None
-        self._owes_prompt_logprobs = params.prompt_logprobs is not None
+        self._prompt_logprobs = params.prompt_logprobs  # as asked for; None once they have been handed out
         self._taken = 0
 
     def take(self, result: RequestOutput) -> TokenOutput | None:
@@ -35,16 +35,18 @@ class Sequence:
         finish_reason, error = self._ending(completion)
         if finish_reason is FinishReason.ERROR:
             return self.fail(error)
-        if self._owes_prompt_logprobs and result.context_logits is None and finish_reason is None:
+        if self._prompt_logprobs is not None and result.context_logits is None and finish_reason is None:
             return None  # they belong to the first output
         token_ids: list[int] = completion.token_ids[self._taken :]  # a slice is a copy
         if not token_ids and finish_reason is None:
             return None
         logprobs = self._logprobs(completion, token_ids) if self._wants_logprobs else None
-        prompt_logprobs = None
-        if self._owes_prompt_logprobs:
-            prompt_logprobs = _prompt_logprobs(result.context_logits, self._prompt_token_ids)
-            self._owes_prompt_logprobs = False
+        prompt_logprobs, prompt_top_logprobs = None, None
+        if self._prompt_logprobs is not None:
+            prompt_logprobs, prompt_top_logprobs = _prompt_logprobs(
+                result.context_logits, self._prompt_token_ids, self._prompt_logprobs
+            )
+            self._prompt_logprobs = None
         self._taken += len(token_ids)
         self.finished = finish_reason is not None
         return TokenOutput(
@@ -52,6 +54,7 @@ class Sequence:
             token_ids=token_ids,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            prompt_top_logprobs=prompt_top_logprobs,
             finish_reason=finish_reason,
         )
 
@@ -86,15 +89,25 @@ class Sequence:
         return [float(entry[token_id].logprob) for token_id, entry in zip(token_ids, entries, strict=True)]
 
 
-def _prompt_logprobs(context_logits: torch.Tensor | None, prompt_token_ids: list[int]) -> list[float | None]:
-    """Return the logprob of each prompt token; row t of the logits, `[prompt, vocabulary]`, foretells token t + 1."""
+def _prompt_logprobs(
+    context_logits: torch.Tensor | None, prompt_token_ids: list[int], count: int
+) -> tuple[list[float | None], list[list[tuple[int, float]] | None] | None]:
+    """Return the logprob of each prompt token, and the `count` best of its position where that is not 0.
+
+    Row t of the logits, `[prompt, vocabulary]`, foretells token t + 1.
+    """
     rows = 0 if context_logits is None else context_logits.shape[0]
     if context_logits is None or rows != len(prompt_token_ids):
         raise RequestFailed(f"TensorRT-LLM gave logits for {rows} of the {len(prompt_token_ids)} prompt tokens")
     logprobs: list[float | None] = [None]
+    best: list[list[tuple[int, float]] | None] = [None]
     for start in range(0, rows - 1, _ROWS):
         following = torch.tensor(prompt_token_ids[start + 1 : start + 1 + _ROWS], device=context_logits.device)
         logits = context_logits[start : start + len(following)].float()
-        chosen = logits.gather(1, following[:, None]).squeeze(1) - logits.logsumexp(dim=-1)
-        logprobs += chosen.tolist()
-    return logprobs
+        total = logits.logsumexp(dim=-1, keepdim=True)
+        logprobs += (logits.gather(1, following[:, None]) - total).squeeze(1).tolist()
+        if count:
+            values, ids = logits.topk(min(count, logits.shape[-1]), dim=-1)
+            pairs = zip(ids.tolist(), (values - total).tolist(), strict=True)
+            best += [list(zip(*pair, strict=True)) for pair in pairs]
+    return logprobs, best if count else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,16 @@ import torch
 from transformers import WatermarkLogitsProcessor
 
 from backends.base import Backend, Capabilities, ModelFiles
+from backends.grammar import Grammar, Vocabulary
+from backends.grammar_compiler import GrammarCompiler
+from backends.preparing import Preparing
 from backends.transformers import UNSUPPORTED
 from backends.transformers.bad_words import BadWords
-from backends.transformers.grammar import Grammar, Vocabulary
-from backends.transformers.grammar_compiler import GrammarCompiler
 from backends.transformers.loading import choose_max_model_len, choose_runner, load_model
 from backends.transformers.runner import Runner
-from backends.transformers.sampler import Sampled, sample, token_logprobs
+from backends.transformers.sampler import Sampled, logprobs_and_best, sample
 from backends.transformers.sequence import Chunk, Sequence, next_chunk
-from lmi_handlers.errors import ConfigError, InvalidRequest, RequestError
+from lmi_handlers.errors import ConfigError, InvalidRequest
 from lmi_handlers.limits import check_adapter, check_prompt, check_sampling_params
 from lmi_handlers.outputs import FinishReason, TokenOutput
 from lmi_handlers.properties import ServingProperties
@@ -35,8 +35,6 @@ DEFAULT_PREFILL_TOKENS = 512
 TOKENIZER_FILE = "tokenizer.json"
 GREENLIST_RATIO = 0.5
 """TGI's share of marked tokens, for whoever detects its marks; the library's own default is 0.25."""
-
-_COMPILE_WAIT = 0.02
 
 
 class TransformersBackend(Backend):
@@ -66,13 +64,13 @@ class TransformersBackend(Backend):
         self._max_batch_size = max_batch_size
         self._max_prefill_tokens = max_prefill_tokens
         self._runner: Runner = choose_runner(model, self._max_model_len)
-        self._grammars: GrammarCompiler | None = None
+        self._grammars: GrammarCompiler[Grammar] | None = None
         self._bad_words: BadWords | None = None
         self._watermark: WatermarkLogitsProcessor | None = None
         if tokenizer_file is not None:
             self._bad_words = BadWords(tokenizer_file, self._vocab_size)
             self._grammars = self._grammar_compiler(tokenizer_file)
-        self._compiling: list[tuple[Sequence, Future[Grammar]]] = []
+        self._preparing: Preparing[Sequence, Grammar] = Preparing()
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         logger.info(
@@ -116,6 +114,7 @@ class TransformersBackend(Backend):
             vocab_size=self._vocab_size,
             max_logprobs=MAX_LOGPROBS,
             unsupported=(*UNSUPPORTED, *(name for name, needed in needs.items() if needed is None)),
+            device=self._device.type,
         )
 
     def add_request(self, request: TokenRequest) -> None:
@@ -132,17 +131,14 @@ class TransformersBackend(Backend):
             watermark=self._watermark_processor() if params.watermark else None,
         )
         if params.structured_outputs is not None and self._grammars is not None:
-            self._compiling.append((sequence, self._grammars.submit(params.structured_outputs)))
+            self._preparing.add(sequence.request_id, sequence, self._grammars.submit(params.structured_outputs))
         else:
             self._waiting.append(sequence)
 
     def abort(self, request_id: str) -> None:
         """Drop a sequence wherever it is; its slot is free at once."""
-        for sequence, future in self._compiling:
-            if sequence.request_id == request_id:
-                future.cancel()
-                self._compiling.remove((sequence, future))
-                return
+        if self._preparing.discard(request_id):
+            return
         for sequences in (self._waiting, self._running):
             for sequence in sequences:
                 if sequence.request_id == request_id:
@@ -152,11 +148,14 @@ class TransformersBackend(Backend):
 
     def step(self) -> list[TokenOutput]:
         """Run one forward of the model over what `_schedule` picks."""
-        refused = self._collect_grammars()
+        prepared, refused = self._preparing.collect()
+        for sequence, grammar in prepared:
+            sequence.sampler.grammar = grammar
+            self._waiting.append(sequence)
         chunks = self._schedule()
         if not chunks:
-            if self._compiling and not refused:
-                wait([future for _, future in self._compiling], _COMPILE_WAIT, FIRST_COMPLETED)
+            if not refused:
+                self._preparing.wait()
             return refused
         logits = self._runner.forward(chunks)
         for chunk in chunks:
@@ -175,36 +174,18 @@ class TransformersBackend(Backend):
     @property
     def num_preparing(self) -> int:
         """Those whose grammar is being compiled, as many of them as there are places."""
-        return min(len(self._compiling), self._max_batch_size)
+        return min(len(self._preparing), self._max_batch_size)
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Of the tokens that there would be if every place were taken and every sequence as long as can be."""
+        cached = sum(sequence.num_computed for sequence in tuple(self._running))
+        return cached / (self._max_batch_size * self._max_model_len)
 
     def close(self) -> None:
         """End what compiles grammars."""
         if self._grammars is not None:
             self._grammars.close()
-
-    def _collect_grammars(self) -> list[TokenOutput]:
-        """Queue the sequences whose grammar is there, and return the last output of those that have none."""
-        if not self._compiling:
-            return []
-        done = [(sequence, future) for sequence, future in self._compiling if future.done()]
-        refused: list[TokenOutput] = []
-        for sequence, future in done:
-            self._compiling.remove((sequence, future))
-            try:
-                sequence.sampler.grammar = future.result()
-            except RequestError as error:
-                refused.append(
-                    TokenOutput(
-                        request_id=sequence.request_id,
-                        token_ids=[],
-                        finish_reason=FinishReason.ERROR,
-                        error=str(error),
-                        invalid_request=isinstance(error, InvalidRequest),
-                    )
-                )
-            else:
-                self._waiting.append(sequence)
-        return refused
 
     def _schedule(self) -> list[Chunk]:
         """Choose the step's chunks: one token of each running sequence, then prompts as far as the budget goes."""
@@ -237,12 +218,14 @@ class TransformersBackend(Backend):
         if finish_reason is not None:
             self._finish(sequence)
         prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, None
+        prompt_top_logprobs, sequence.prompt_top_logprobs = sequence.prompt_top_logprobs, None
         return TokenOutput(
             request_id=sequence.request_id,
             token_ids=[sampled.token_id],
             logprobs=None if sampled.logprob is None else [sampled.logprob],
             top_logprobs=None if sampled.top is None else [sampled.top],
             prompt_logprobs=prompt_logprobs,
+            prompt_top_logprobs=prompt_top_logprobs,
             finish_reason=finish_reason,
         )
 
@@ -250,13 +233,15 @@ class TransformersBackend(Backend):
         self._running.remove(sequence)
         self._runner.release(sequence)
 
-    def _grammar_compiler(self, tokenizer_file: Path) -> GrammarCompiler | None:
+    def _grammar_compiler(self, tokenizer_file: Path) -> GrammarCompiler[Grammar] | None:
         eos_token_ids = tuple(token for token in self._eos_token_ids if token < self._vocab_size)
+        vocabulary = Vocabulary(str(tokenizer_file), self._vocab_size, eos_token_ids)
         try:
-            return GrammarCompiler(Vocabulary(str(tokenizer_file), self._vocab_size, eos_token_ids))
+            tokenizer = vocabulary.load()
         except ValueError as error:
             logger.warning("no structured outputs for this tokenizer", extra={"reason": str(error)})
             return None
+        return GrammarCompiler(vocabulary, lambda text: Grammar(tokenizer, text, self._vocab_size))
 
     def _watermark_processor(self) -> WatermarkLogitsProcessor:
         """Made for the first request that wants it; it keeps a table of 8 MB."""
@@ -271,8 +256,8 @@ class TransformersBackend(Backend):
         check_prompt(request.prompt_token_ids, limits)
         check_sampling_params(request.sampling_params, limits)
         check_adapter(request.adapter, limits)
-        compiling = (sequence for sequence, _ in self._compiling)
-        if any(s.request_id == request.request_id for s in (*self._waiting, *self._running, *compiling)):
+        known = {sequence.request_id for sequence in (*self._waiting, *self._running)}
+        if request.request_id in known or request.request_id in self._preparing:
             raise InvalidRequest(f"request {request.request_id} is running already")
 
 
@@ -287,11 +272,17 @@ def _last_rows(chunks: list[Chunk]) -> list[int]:
 
 
 def _collect_prompt_logprobs(chunks: list[Chunk], logits: torch.Tensor) -> None:
-    """Add to each sequence that asks for it the logprobs of the prompt tokens after the positions of its chunk."""
+    """Add to each sequence that asks for them the logprobs of the prompt tokens after the positions of its chunk."""
     end = 0
     for chunk in chunks:
         start, end = end, end + chunk.num_logits
         sequence = chunk.sequence
-        if sequence.prompt_logprobs is not None:
-            following = sequence.token_ids[chunk.first_logit + 1 : min(chunk.stop + 1, sequence.prompt_len)]
-            sequence.prompt_logprobs += token_logprobs(logits[start : start + len(following)], following)
+        if sequence.prompt_logprobs is None:
+            continue
+        following = sequence.token_ids[chunk.first_logit + 1 : min(chunk.stop + 1, sequence.prompt_len)]
+        tokens = torch.tensor(following, dtype=torch.long, device=logits.device)
+        counts = [sequence.params.prompt_logprobs or 0] * len(following)
+        logprobs, best = logprobs_and_best(logits[start : start + len(following)].float(), tokens, counts)
+        sequence.prompt_logprobs += logprobs
+        if sequence.prompt_top_logprobs is not None:
+            sequence.prompt_top_logprobs += best

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from transformers import WatermarkLogitsProcessor
 
-from backends.transformers.grammar import Grammar
+from backends.grammar import Grammar
 from lmi_handlers.sampling_params import SamplingParams
 
 # Below this a temperature only overflows; the most probable token is all that is left of the distribution.
@@ -169,33 +169,28 @@ def sample(logits: torch.Tensor, states: list[SamplerState]) -> list[Sampled]:
         for token_id, value, state in zip(tokens.tolist(), best.tolist(), states, strict=True)
     ]
     if raw is not None:
-        for row, logprob, top in zip(wanted, *_logprobs(raw, tokens[wanted], states, wanted), strict=True):
+        counts = [states[row].params.logprobs or 0 for row in wanted]
+        for row, logprob, top in zip(wanted, *logprobs_and_best(raw, tokens[wanted], counts), strict=True):
             if sampled[row].error is None:
                 sampled[row] = Sampled(sampled[row].token_id, logprob, top)
     return sampled
 
 
-def _logprobs(
-    raw: torch.Tensor, tokens: torch.Tensor, states: list[SamplerState], rows: list[int]
+def logprobs_and_best(
+    raw: torch.Tensor, tokens: torch.Tensor, counts: list[int]
 ) -> tuple[list[float], list[list[tuple[int, float]] | None]]:
-    """Return the logprob of each sampled token and the best ones of its row, as many as that row asks for."""
+    """Return the logprob of `tokens[i]` under row i of `raw`, float32 logits, and that row's `counts[i]` best tokens.
+
+    The best are pairs (id, logprob), best first; None where the count is 0.
+    """
     total = raw.logsumexp(dim=-1, keepdim=True)
     logprobs = (raw.gather(1, tokens[:, None]) - total).squeeze(1).tolist()
-    counts = [states[row].params.logprobs or 0 for row in rows]
     if not any(counts):
-        return logprobs, [None] * len(rows)
+        return logprobs, [None] * len(counts)
     values, ids = raw.topk(min(max(counts), raw.shape[-1]), dim=-1)
     pairs = zip(ids.tolist(), (values - total).tolist(), strict=True)
     tops = [list(zip(*pair, strict=True))[:count] if count else None for pair, count in zip(pairs, counts, strict=True)]
     return logprobs, tops
-
-
-def token_logprobs(logits: torch.Tensor, token_ids: list[int]) -> list[float]:
-    """Return the logprob of `token_ids[i]` under row i of `logits`, `[len(token_ids), vocabulary]`."""
-    logits = logits.float()
-    tokens = torch.tensor(token_ids, device=logits.device)
-    logprobs: list[float] = (logits.gather(1, tokens[:, None]).squeeze(1) - logits.logsumexp(dim=-1)).tolist()
-    return logprobs
 
 
 # Random choice

@@ -52,6 +52,9 @@ class Sequence:
             watermark=watermark,
         )
         self.prompt_logprobs: list[float | None] | None = None if params.prompt_logprobs is None else [None]
+        self.prompt_top_logprobs: list[list[tuple[int, float]] | None] | None = (
+            [None] if params.prompt_logprobs else None
+        )
 
     @property
     def finish_reason(self) -> FinishReason | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,11 +25,15 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of threads and memory t
 os.environ["VLLM_LOGGING_LEVEL"] = LOG_LEVEL
 
 from vllm import EngineArgs, LLMEngine
+from vllm.config import VllmConfig
 from vllm.exceptions import VLLMClientError
 from vllm.lora.request import LoRARequest
 
 from backends.base import Backend, Capabilities, ModelFiles
-from backends.vllm.engine_args import engine_arguments, option_of
+from backends.grammar import Vocabulary
+from backends.grammar_compiler import GrammarCompiler
+from backends.preparing import Preparing, refusal
+from backends.vllm.engine_args import GRAMMAR_LIBRARY, TOKENIZER_FILE, engine_arguments, option_of
 from backends.vllm.sampling import engine_sampling_params, token_output
 from lmi_handlers.errors import ConfigError, EngineDead, InvalidRequest
 from lmi_handlers.limits import check_adapter
@@ -45,6 +49,8 @@ logger = logging.getLogger(__name__)
 logging.getLogger("vllm.transformers_utils.repo_utils").addFilter(lambda _record: False)
 
 _LONGEST_REASON = 400
+# vLLM looks at a grammar once more when a request starts, and nobody gets a token meanwhile: at most about a third of this.
+_GRAMMAR_SECONDS = 0.25
 
 
 class VLLMBackend(Backend):
@@ -59,6 +65,8 @@ class VLLMBackend(Backend):
         config = engine.vllm_config
         self._by_priority = config.scheduler_config.policy == "priority"
         self._requests: dict[str, TokenRequest] = {}
+        self._preparing: Preparing[TokenRequest, str] = Preparing()
+        self._grammars: GrammarCompiler[str] | None = None
         # vLLM itself takes ten seconds to find a dead worker under load; `workers` is its multiprocess executor's own.
         self._workers = [worker.proc for worker in getattr(engine.model_executor, "workers", ())]
         self._adapters = {
@@ -82,9 +90,12 @@ class VLLMBackend(Backend):
             max_num_seqs=config.scheduler_config.max_num_seqs,
             vocab_size=config.model_config.get_vocab_size(),
             max_logprobs=config.model_config.max_logprobs,
-            unsupported=(*UNSUPPORTED, *(() if config.speculative_config is None else ("typical_p",))),
+            unsupported=(*UNSUPPORTED, *_unsupported_by(config)),
             adapters=tuple(self._adapters),
+            device=config.device_config.device_type,
         )
+        if config.structured_outputs_config.backend == GRAMMAR_LIBRARY:
+            self._grammars = self._grammar_compiler(model)
 
     @classmethod
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> Self:
@@ -112,43 +123,49 @@ class VLLMBackend(Backend):
         return self._capabilities
 
     def add_request(self, request: TokenRequest) -> None:
-        """Hand over a sequence. What vLLM refuses is `InvalidRequest` in vLLM's words."""
-        if request.request_id in self._requests:  # vLLM would mix the two up
+        """Hand over a sequence, once its grammar has been tried where it has one. What vLLM refuses is `InvalidRequest`."""
+        if request.request_id in self._requests or request.request_id in self._preparing:  # vLLM would mix the two up
             raise InvalidRequest(f"request {request.request_id} is running already")
         check_adapter(request.adapter, self._capabilities)
-        params = request.sampling_params
-        try:
-            self._engine.add_request(
-                request.request_id,
-                {"type": "token", "prompt_token_ids": request.prompt_token_ids},
-                engine_sampling_params(params, self._eos_token_ids),
-                lora_request=None if request.adapter is None else self._adapters[request.adapter],
-                priority=request.priority if self._by_priority else 0,
-            )
-        except (VLLMClientError, ValueError) as error:
-            raise InvalidRequest(_one_line(error)) from error
-        self._requests[request.request_id] = request
+        wanted = request.sampling_params.structured_outputs
+        if wanted is None or self._grammars is None:
+            self._start(request)
+        else:
+            self._preparing.add(request.request_id, request, self._grammars.submit(wanted))
 
     def abort(self, request_id: str) -> None:
         """Forget a sequence; vLLM says nothing more of it."""
-        if self._requests.pop(request_id, None) is not None:
+        if not self._preparing.discard(request_id) and self._requests.pop(request_id, None) is not None:
             self._engine.abort_request([request_id])
 
     def step(self) -> list[TokenOutput]:
         """Run one step of the engine. Raises `EngineDead` for anything that goes wrong in it."""
+        results = self._start_prepared()
         if not self._requests:
-            return []
+            if not results:
+                self._preparing.wait()
+            return results
         try:
             outputs = self._engine.step()
         except Exception as error:
             raise EngineDead(f"vLLM: {_one_line(error)}") from error
-        results = []
         for output in outputs:
             request = self._requests[output.request_id]
             results.append(token_output(output, request.sampling_params, request.prompt_token_ids))
             if output.finished:
                 del self._requests[output.request_id]
         return results
+
+    @property
+    def num_preparing(self) -> int:
+        """Those whose grammar is being tried, as many of them as there are places."""
+        return min(len(self._preparing), self._capabilities.max_num_seqs)
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """The share of vLLM's blocks that sequences hold."""
+        usage: float = self._engine.engine_core.engine_core.scheduler.get_kv_cache_usage()
+        return usage
 
     def check_health(self) -> None:
         """Look at the worker processes, where there are any. Raises `EngineDead` naming the one that has died."""
@@ -158,8 +175,43 @@ class VLLMBackend(Backend):
                 raise EngineDead(f"vLLM's worker process {worker.name} has died; was it out of memory?")
 
     def close(self) -> None:
-        """End vLLM's worker processes, where there are any."""
+        """End vLLM's worker processes, where there are any, and what tries grammars."""
+        if self._grammars is not None:
+            self._grammars.close()
         self._engine.engine_core.shutdown()
+
+    def _start(self, request: TokenRequest, grammar: str | None = None) -> None:
+        """Hand a sequence to vLLM, with the text of its grammar where that has been tried. Raises `InvalidRequest`."""
+        try:
+            self._engine.add_request(
+                request.request_id,
+                {"type": "token", "prompt_token_ids": request.prompt_token_ids},
+                engine_sampling_params(request.sampling_params, self._eos_token_ids, grammar),
+                lora_request=None if request.adapter is None else self._adapters[request.adapter],
+                priority=request.priority if self._by_priority else 0,
+            )
+        except (VLLMClientError, ValueError) as error:
+            raise InvalidRequest(_one_line(error)) from error
+        self._requests[request.request_id] = request
+
+    def _start_prepared(self) -> list[TokenOutput]:
+        """Start the sequences whose grammar is one, and return the last output of those that never will."""
+        prepared, refused = self._preparing.collect()
+        for request, grammar in prepared:
+            try:
+                self._start(request, grammar)
+            except InvalidRequest as error:  # noqa: PERF203  each of them fails for itself
+                refused.append(refusal(request.request_id, error))
+        return refused
+
+    def _grammar_compiler(self, model: ModelFiles) -> GrammarCompiler[str] | None:
+        """Return what tries grammars: vLLM would compile any in this process, and without limits."""
+        if model.path is None or not (model.path / TOKENIZER_FILE).exists():
+            return None
+        vocab_size = self._capabilities.vocab_size
+        eos_token_ids = tuple(token for token in model.eos_token_ids if token < vocab_size)
+        vocabulary = Vocabulary(str(model.path / TOKENIZER_FILE), vocab_size, eos_token_ids)
+        return GrammarCompiler(vocabulary, str, cpu_limit=_GRAMMAR_SECONDS)
 
     def _load_adapter(self, name: str, adapter: LoRARequest) -> None:
         """Before any request asks for it: one that fails to load during a step would take the whole batch with it."""
@@ -167,6 +219,16 @@ class VLLMBackend(Backend):
             self._engine.add_lora(adapter)
         except Exception as error:
             raise ConfigError(f"option.enable_lora: adapter {name!r} cannot be loaded: {_one_line(error)}") from error
+
+
+def _unsupported_by(config: VllmConfig) -> Iterator[str]:
+    """What vLLM cannot do in this configuration."""
+    if config.speculative_config is not None:
+        yield "typical_p"
+    # Off the GPU its adapters' part of the logits takes every row for one to sample from, and a step of two requests fails:
+    # https://github.com/vllm-project/vllm/issues/16668
+    if config.lora_config is not None and config.device_config.device_type != "cuda":
+        yield "prompt_logprobs"
 
 
 def load_error(error: Exception, arguments: EngineArgs) -> ConfigError:

@@ -32,6 +32,15 @@ DEFAULT_BATCH_SIZE = 256
 DEFAULT_MAX_LORAS = 4
 """As LMI sets it."""
 
+GRAMMAR_LIBRARY = "guidance"
+"""What vLLM is to compile grammars with, unless it is told: llguidance, which the transformers backend has too.
+
+Left to itself, vLLM decides by the first request for one: what later ones ask for beyond that library's reach it ignores.
+"""
+
+TOKENIZER_FILE = "tokenizer.json"
+"""What llguidance reads; without it, vLLM is left to itself."""
+
 ALIASES = {
     "max_rolling_batch_size": "max_num_seqs",
     "max_rolling_batch_prefill_tokens": "max_num_batched_tokens",
@@ -71,10 +80,8 @@ NO_COUNTERPART = {
 TEXT_LAYER = (
     "model_id",
     "revision",
-    "chat_template",
     "chat_template_content_format",
     "enable_auto_tool_choice",
-    "tool_call_parser",
     "enable_reasoning",
     "reasoning_parser",
 )
@@ -107,6 +114,8 @@ def engine_arguments(
     arguments = EngineArgs.from_cli_args(_parse({"model": str(path)} | texts))
     arguments.disable_log_stats = True
     arguments.use_tqdm_on_load = False
+    if arguments.structured_outputs_config.backend == "auto" and (path / TOKENIZER_FILE).exists():
+        arguments.structured_outputs_config.backend = GRAMMAR_LIBRARY
     if arguments.enable_lora:
         _make_room(arguments, adapters, explicit="max_loras" in texts)
     if arguments.speculative_config is None:  # vLLM does not combine the two

@@ -33,10 +33,13 @@ _FINISH_REASONS = {"length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 _SEED_BITS = 63
 
 
-def engine_sampling_params(params: SamplingParams, eos_token_ids: tuple[int, ...]) -> EngineSamplingParams:
+def engine_sampling_params(
+    params: SamplingParams, eos_token_ids: tuple[int, ...], grammar: str | None = None
+) -> EngineSamplingParams:
     """Return a new object, as the engine changes the one it is given. Raises vLLM's errors where it refuses a value.
 
     The engine reads one end-of-sequence id, or more, from the model itself; ours are stop ids to it, so that both agree.
+    `grammar` is what `params.structured_outputs` ask for, where that has been translated for llguidance.
     """
     values = {name: getattr(params, name) for name in _SAME_NAME}
     if params.seed is not None:
@@ -46,7 +49,7 @@ def engine_sampling_params(params: SamplingParams, eos_token_ids: tuple[int, ...
         stop_token_ids=[*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)],
         bad_words=list(params.bad_words) or None,
         allowed_token_ids=None if params.allowed_token_ids is None else list(params.allowed_token_ids),
-        structured_outputs=_structured_outputs(params.structured_outputs),
+        structured_outputs=_structured_outputs(params.structured_outputs, grammar),
         extra_args={TYPICAL_P: params.typical_p} if params.typical_p != 1.0 else None,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
@@ -54,9 +57,11 @@ def engine_sampling_params(params: SamplingParams, eos_token_ids: tuple[int, ...
     )
 
 
-def _structured_outputs(wanted: StructuredOutputs | None) -> StructuredOutputsParams | None:
+def _structured_outputs(wanted: StructuredOutputs | None, grammar: str | None) -> StructuredOutputsParams | None:
     if wanted is None:
         return None
+    if grammar is not None:
+        return StructuredOutputsParams(grammar=grammar)
     return StructuredOutputsParams(
         json=wanted.json,
         json_object=wanted.json_object or None,
@@ -76,12 +81,17 @@ def token_output(output: RequestOutput, params: SamplingParams, prompt: Sequence
         logprobs = [position[token_id].logprob for token_id, position in positions]
         if params.logprobs:
             top_logprobs = [_best(position, params.logprobs) for _, position in positions]
-    prompt_logprobs = None
+    prompt_logprobs, prompt_top_logprobs = None, None
     if output.prompt_logprobs:  # with the first output only
         prompt_logprobs = [
             None if position is None else position[token_id].logprob
             for token_id, position in zip(prompt, output.prompt_logprobs, strict=True)
         ]
+        if params.prompt_logprobs:
+            prompt_top_logprobs = [
+                None if position is None else _best(position, params.prompt_logprobs)
+                for position in output.prompt_logprobs
+            ]
     finish_reason = error = None
     if completion.finish_reason is not None:
         finish_reason = _finish_reason(completion.finish_reason, completion.stop_reason, params)
@@ -93,13 +103,14 @@ def token_output(output: RequestOutput, params: SamplingParams, prompt: Sequence
         logprobs=logprobs,
         top_logprobs=top_logprobs,
         prompt_logprobs=prompt_logprobs,
+        prompt_top_logprobs=prompt_top_logprobs,
         finish_reason=finish_reason,
         error=error,
     )
 
 
 def _best(position: Mapping[int, Logprob], count: int) -> list[tuple[int, float]]:
-    """The `count` best of a position, best first; vLLM gives the sampled token too, whatever its rank."""
+    """The `count` best of a position, best first; vLLM gives the sampled or the prompt's token too, whatever its rank."""
     best = sorted(position.items(), key=lambda item: item[1].rank or 0)
     return [(token_id, logprob.logprob) for token_id, logprob in best[:count]]
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from lmi_handlers.dialects.base import Dialect
+import msgspec
+
+from formatters.openai_chat import ChatJsonLinesFormatter, ChatSseFormatter
+from lmi_handlers.dialects.base import Dialect, ModelFacts, Payload
 from lmi_handlers.dialects.lmi import LmiDialect
 from lmi_handlers.dialects.lmi_dynamic import LmiDynamicDialect
 from lmi_handlers.dialects.mindie import MindieDialect
+from lmi_handlers.dialects.openai import ChatDialect, CompletionsDialect
 from lmi_handlers.dialects.tgi import CompatDialect, TgiDialect
 from lmi_handlers.errors import ConfigError
 from lmi_handlers.properties import ServingProperties
+from lmi_handlers.text.tool_formats import choose_format
 
 NONE: Mapping[str, float] = MappingProxyType({})
 
@@ -22,8 +27,48 @@ def root_dialect(properties: ServingProperties) -> TgiDialect:
     return dialects[properties.dialect](properties)
 
 
+class InvocationsDialects:
+    """What `/invocations` and `/predictions` speak: OpenAI's to a body in its form, to all others the `native` one."""
+
+    def __init__(
+        self,
+        properties: ServingProperties,
+        facts: Callable[[], ModelFacts],
+        sampled_defaults: Mapping[str, float] = NONE,
+    ) -> None:
+        """Raises `ConfigError` as `invocations_dialect` does."""
+        self.native = invocations_dialect(properties, sampled_defaults)
+        lines = properties.output_formatter == "jsonlines"
+        self._chat = ChatDialect(
+            facts,
+            tool_call_parser=properties.tool_call_parser,
+            stream_formatter=ChatJsonLinesFormatter if lines else ChatSseFormatter,
+        )
+        self._completions = CompletionsDialect(facts)
+
+    def of(self, payload: Payload) -> Dialect:
+        """Return the dialect of a body: `inputs` is ours, `messages` a chat, `prompt` a text completion."""
+        if b'"messages"' not in payload.data and b'"prompt"' not in payload.data:
+            return self.native  # without reading it twice
+        try:
+            fields = msgspec.json.decode(payload.data, type=_Fields)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return self.native
+        if fields.inputs is not msgspec.UNSET:
+            return self.native
+        if fields.messages is not msgspec.UNSET:
+            return self._chat
+        return self.native if fields.prompt is msgspec.UNSET else self._completions
+
+
+class _Fields(msgspec.Struct):
+    inputs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
 def invocations_dialect(properties: ServingProperties, sampled_defaults: Mapping[str, float] = NONE) -> Dialect:
-    """What `/invocations` and `/predictions` speak. Raises `ConfigError` where an option of the dialect is wrong.
+    """What `/invocations` speaks to a body that is not OpenAI's. Raises `ConfigError` where an option of the dialect is wrong.
 
     `sampled_defaults` are LMI's values, for the backend in use, where a request asks to sample and leaves the rest open.
     """
@@ -36,3 +81,9 @@ def invocations_dialect(properties: ServingProperties, sampled_defaults: Mapping
         return root_dialect(properties)
     dialect = LmiDialect if properties.rolling else LmiDynamicDialect
     return dialect(properties, sampled_defaults)
+
+
+def check_dialects(properties: ServingProperties, sampled_defaults: Mapping[str, float] = NONE) -> None:
+    """Raise `ConfigError` where an option of a dialect is wrong."""
+    invocations_dialect(properties, sampled_defaults)
+    choose_format("", properties.tool_call_parser)

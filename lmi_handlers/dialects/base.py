@@ -10,7 +10,7 @@ import msgspec
 
 from formatters.base import Formatter
 from lmi_handlers.errors import InvalidBody, InvalidJson, InvalidRequest, LMIError
-from lmi_handlers.request import GenerationRequest
+from lmi_handlers.request import GenerationRequest, Prompt
 from lmi_handlers.usage import Usage
 
 
@@ -36,8 +36,20 @@ class TokenLimits(msgspec.Struct, frozen=True):
     vocab_size: int
 
 
+class ModelFacts(msgspec.Struct, frozen=True):
+    """What a dialect may want to know of the model that has loaded: its public name, its adapters' and its chat template."""
+
+    model_id: str
+    adapters: tuple[str, ...]
+    chat_template: str
+
+
 LengthCheck = Callable[[GenerationRequest, int, int, TokenLimits], None]
 """`(request, position, tokens, limits)`: raises `InvalidRequest` where prompt `position` of so many tokens is too long."""
+
+
+FormatterFactory = Callable[[GenerationRequest, tuple[int, ...]], Formatter]
+"""A formatter's class, or one that knows more of how the answer is to look; called as a class is."""
 
 
 def check_length(request: GenerationRequest, position: int, tokens: int, limits: TokenLimits) -> None:
@@ -57,13 +69,16 @@ def check_length(request: GenerationRequest, position: int, tokens: int, limits:
 class Parsed(msgspec.Struct, frozen=True):
     """What a body asks for, how the answer is to look, and what the client calls a field of `SamplingParams`.
 
-    `check_length` is asked for each prompt once its tokens are counted.
+    `prompts` are what the text layer makes `request.prompts` of, where these are not texts already; `prompt_field` is where
+    the body has them. `check_length` is asked for each prompt once its tokens are counted.
     """
 
     request: GenerationRequest
-    formatter: type[Formatter]
+    formatter: FormatterFactory
     spelling: Callable[[str], str]
     check_length: LengthCheck = check_length
+    prompts: tuple[Prompt, ...] = ()
+    prompt_field: str = "inputs"
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):
@@ -105,6 +120,6 @@ def decode_json(data: bytes) -> object:
 
 def conversion_error(error: msgspec.ValidationError, *, prefix: str = "") -> InvalidBody:
     """Turn msgspec's message ("Expected `int`, got `str` - at `$.seed`") into one that has the field in front."""
-    message, _, path = str(error).partition(" - at `$")
+    message, _, path = str(error).replace(" - at `key` in `$", " as a name - at `$").partition(" - at `$")
     field = (prefix + path.rstrip("`")).lstrip(".")
     return InvalidBody(message, field=field or None)

@@ -110,7 +110,7 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
             "stop_token_ids": None if self.stop_token_ids is None else tuple(self.stop_token_ids),
             "ignore_eos": _first(self.ignore_eos_token, self.ignore_eos),
             "logprobs": self.top_tokens if needs_logprobs else None,
-            "prompt_logprobs": _first(self.prompt_logprobs, 0 if self.decoder_input_details else None),
+            "prompt_logprobs": self.prefill_logprobs,
         }
         for name in _SAME_NAME:
             values[name] = getattr(self, name)
@@ -145,6 +145,12 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
         return self.logprobs if self.logprobs is not None and self.logprobs != 1 else 0
 
     @property
+    def prefill_logprobs(self) -> int | None:
+        """What `prefill` takes: LMI shows the prompt's tokens without alternatives, however many of these it is asked for."""
+        asked = _first(self.prompt_logprobs, 0 if self.decoder_input_details else None)
+        return None if asked is None else min(asked, 0)  # a negative number is refused as such
+
+    @property
     def truncate_to(self) -> int | None:
         """How many prompt tokens to keep, the last ones."""
         return None if self.truncate is None else _at_least("truncate", self.truncate, 1)
@@ -153,7 +159,7 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
         """Where in the body the client set what `SamplingParams` calls `field`."""
         if field == "adapters":
             return field  # it stands beside `parameters`
-        names = _SPELLINGS.get(field, ())
+        names = SPELLINGS.get(field, ())
         return f"parameters.{next((name for name in names if getattr(self, name) is not None), field)}"
 
     def _temperature(self, defaults: Mapping[str, float]) -> float:
@@ -189,7 +195,7 @@ _SAME_NAME = (
     "include_stop_str_in_output",
     "skip_special_tokens",
 )
-_SPELLINGS = {
+SPELLINGS = {
     "n": ("n", "best_of"),
     "max_tokens": ("request_output_len", "max_new_tokens", "max_tokens"),
     "min_tokens": ("min_new_tokens", "min_tokens"),
@@ -201,6 +207,7 @@ _SPELLINGS = {
     "stop": ("stop_sequences", "stop"),
     "logprobs": ("top_n_tokens", "logprobs"),
 }
+"""What LMI calls a field of `SamplingParams`, where it has other names for it than that."""
 
 # What has no effect, unless it says the default: the other ways of joining special tokens than the one that fast
 # tokenizers have, and beam search's own parameters in a request without it.

@@ -73,6 +73,9 @@ class RegexGrammar(msgspec.Struct, frozen=True, tag_field="type", tag="regex"):
         return StructuredOutputs(regex=self.value)
 
 
+Grammar = JsonGrammar | JsonObjectGrammar | JsonSchemaGrammar | RegexGrammar
+
+
 class TgiParameters(msgspec.Struct, frozen=True, kw_only=True):
     """The `parameters` object. Where None is the default, null means absent; anywhere else it is an error, as in TGI."""
 
@@ -94,7 +97,7 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True):
     decoder_input_details: bool = False
     seed: Unsigned | None = None
     top_n_tokens: Unsigned32 | None = None
-    grammar: JsonGrammar | JsonObjectGrammar | JsonSchemaGrammar | RegexGrammar | None = None
+    grammar: Grammar | None = None
     adapter_id: str | None = None
 
     @property

@@ -29,7 +29,14 @@ from lmi_handlers.engine.messages import (
     Submit,
     WorkerMessage,
 )
-from lmi_handlers.errors import ClientDisconnected, DeadlineExceeded, EngineDead, EngineNotReady, LMIError
+from lmi_handlers.errors import (
+    ClientDisconnected,
+    DeadlineExceeded,
+    EngineDead,
+    EngineNotReady,
+    InvalidRequest,
+    LMIError,
+)
 from lmi_handlers.sampling_params import SamplingParams
 
 _RECONNECT_INTERVAL = 0.1
@@ -242,4 +249,6 @@ class EngineClient:
 
 def _error_of(message: Failed) -> LMIError:
     kind: type[LMIError] = getattr(errors, message.error)  # both ends are the same version of this package
+    if issubclass(kind, InvalidRequest):
+        return kind(message.message, field=message.field)
     return kind(message.message)

@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Protocol
 
@@ -73,11 +73,20 @@ class EngineLoop:
 
     A request waits until the admission policy takes it, the lowest `priority` first and of equal ones whoever came first;
     `job_queue_size` bounds how many may wait. Every submit ends in exactly one terminal message. `step_started` is the
-    monotonic time at which the current step began, None between steps.
+    monotonic time at which the current step began, None between steps. `on_death` is called before the requests of an engine
+    that has died are told.
     """
 
-    def __init__(self, backend: Backend, admission: Admission, job_queue_size: int, inbox: Inbox) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        admission: Admission,
+        job_queue_size: int,
+        inbox: Inbox,
+        on_death: Callable[[], None] = lambda: None,
+    ) -> None:
         self._backend = backend
+        self._on_death = on_death
         self._admission = admission
         self._job_queue_size = job_queue_size
         self._inbox = inbox
@@ -133,6 +142,7 @@ class EngineLoop:
     def fail_all(self, error: LMIError) -> None:
         """Tell every waiting and running request that it has failed. For the loop's end, or when the loop is stuck."""
         with self._failing:  # whoever comes second goes on to end the process, and must not before the first is done
+            self._on_death()
             requests = list(self._requests.values())
             self._requests.clear()  # and nothing else: the backend may be stuck, or of no more use
             for request in requests:
@@ -141,7 +151,7 @@ class EngineLoop:
                 while True:
                     worker, message = self._inbox.get_nowait()
                     if isinstance(message, Submit):
-                        worker.send(Failed(message.number, type(error).__name__, str(error)))
+                        worker.send(_failed(message.number, error))
 
     def _receive(self) -> None:
         timeout = 0.0
@@ -177,7 +187,7 @@ class EngineLoop:
             error = QueueFull(
                 f"{len(self._waiting)} requests are waiting already (job_queue_size={self._job_queue_size})"
             )
-            worker.send(Failed(submit.number, type(error).__name__, str(error)))
+            worker.send(_failed(submit.number, error))
             return
         self._submitted += 1
         request = _Request(worker, submit, self._submitted)
@@ -221,8 +231,7 @@ class EngineLoop:
                 continue  # it failed with another sequence of its request
             if output.finish_reason is FinishReason.ERROR:
                 self._forget(request)
-                kind = InvalidRequest if output.invalid_request else RequestFailed
-                failed.append((request, kind(output.error or "the engine gave no cause")))
+                failed.append((request, _error_of(output)))
                 continue
             index = request.running[output.request_id]
             by_worker.setdefault(request.worker, []).append(
@@ -257,7 +266,7 @@ class EngineLoop:
 
     @staticmethod
     def _tell(request: _Request, error: LMIError) -> None:
-        request.worker.send(Failed(request.number, type(error).__name__, str(error)))
+        request.worker.send(_failed(request.number, error))
 
     def _forget(self, request: _Request) -> None:
         for request_id in request.running:
@@ -269,3 +278,15 @@ class EngineLoop:
             request.waiting.clear()
             self._waiting.remove(request)
         self._requests.pop((request.worker, request.number), None)
+
+
+def _error_of(output: TokenOutput) -> RequestError:
+    cause = output.error or "the engine gave no cause"
+    return InvalidRequest(cause, field=output.invalid_field) if output.invalid_request else RequestFailed(cause)
+
+
+def _failed(number: int, error: LMIError) -> Failed:
+    kind = type(error).__name__
+    if isinstance(error, InvalidRequest):
+        return Failed(number, kind, error.message, error.field)
+    return Failed(number, kind, str(error))

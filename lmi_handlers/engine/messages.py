@@ -39,7 +39,7 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a web worker must know of a loaded engine: the text bundle's directory and the backend's limits."""
+    """What a web worker must know of a loaded engine: the text bundle's directory, the backend's limits, and its device."""
 
     bundle: str
     backend: str
@@ -48,7 +48,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_logprobs: int
     unsupported: tuple[str, ...]
+    max_prompt_logprobs: int | None = None
     adapters: tuple[str, ...] = ()
+    device: str = ""
 
 
 class Loading(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -79,11 +81,15 @@ class Outputs(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The request as a whole has failed; `error` is the name of a class in `lmi_handlers.errors`."""
+    """The request as a whole has failed; `error` is the name of a class in `lmi_handlers.errors`.
+
+    `field` is the one of `SamplingParams` that an `InvalidRequest` is about, where that is known.
+    """
 
     number: int
     error: str
     message: str
+    field: str | None = None
 
 
 WorkerMessage = Submit | Abort

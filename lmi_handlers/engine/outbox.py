@@ -62,8 +62,11 @@ def _join(parts: list[SequenceOutput]) -> SequenceOutput:
         logprobs=_chain([output.logprobs for output in outputs]),
         top_logprobs=_chain([output.top_logprobs for output in outputs]),
         prompt_logprobs=outputs[0].prompt_logprobs,
+        prompt_top_logprobs=outputs[0].prompt_top_logprobs,
         finish_reason=outputs[-1].finish_reason,
         error=outputs[-1].error,
+        invalid_request=outputs[-1].invalid_request,
+        invalid_field=outputs[-1].invalid_field,
     )
     return SequenceOutput(parts[0].number, parts[0].index, joined, parts[0].queue_time)
 

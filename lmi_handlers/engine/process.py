@@ -31,7 +31,7 @@ from lmi_handlers.errors import ConfigError, EngineDead
 from lmi_handlers.log import configure_logging
 from lmi_handlers.metrics.engine import EngineMetrics
 from lmi_handlers.properties import ServingProperties
-from lmi_handlers.text.bundle import build_byte_bundle, build_text_bundle
+from lmi_handlers.text.bundle import build_byte_bundle, build_text_bundle, read_chat_template
 
 EXIT_STUCK = 70
 _WATCH_INTERVAL = 0.2
@@ -137,10 +137,15 @@ def serve(settings: EngineSettings, lifeline: int) -> None:
     with _loading_limit(settings.properties.model_loading_timeout):
         backend, info = _load(settings, report)
     admission = _admission(settings.properties, backend.capabilities.max_num_seqs)
-    loop = EngineLoop(backend, admission, settings.properties.job_queue_size, inbox)
+
+    def say_so() -> None:  # `/ping` knows before any client does
+        server.announce(Loading("the engine has died and is restarted"))
+
+    loop = EngineLoop(backend, admission, settings.properties.job_queue_size, inbox, say_so)
     limit = settings.properties.predict_timeout
     threading.Thread(target=_watch, args=(loop, backend, limit, server), daemon=True).start()
-    threading.Thread(target=_publish_load, args=(loop, EngineMetrics(settings.metrics_dir)), daemon=True).start()
+    metrics = EngineMetrics(settings.metrics_dir)
+    threading.Thread(target=_publish_load, args=(loop, backend, metrics), daemon=True).start()
     server.announce(Ready(info))
     logger.info(
         "engine ready",
@@ -186,10 +191,20 @@ def _load(settings: EngineSettings, report: Callable[[str], None]) -> tuple[Back
             report=report,
         )
     report("preparing the tokenizer")
+    template = None
+    if properties.chat_template is not None:
+        template = read_chat_template(
+            properties.chat_template, Path(properties.model_dir) if properties.model_dir else None
+        )
     if model_path is None:
-        bundle = build_byte_bundle(settings.bundle_dir)
+        bundle = build_byte_bundle(settings.bundle_dir, chat_template=template)
     else:
-        bundle = build_text_bundle(model_path, settings.bundle_dir, trust_remote_code=properties.trust_remote_code)
+        bundle = build_text_bundle(
+            model_path,
+            settings.bundle_dir,
+            trust_remote_code=properties.trust_remote_code,
+            chat_template=template,
+        )
     report("loading the model")
     files = ModelFiles(
         path=model_path,
@@ -206,8 +221,10 @@ def _load(settings: EngineSettings, report: Callable[[str], None]) -> tuple[Back
         max_model_len=capabilities.max_model_len,
         vocab_size=capabilities.vocab_size,
         max_logprobs=capabilities.max_logprobs,
+        max_prompt_logprobs=capabilities.max_prompt_logprobs,
         unsupported=capabilities.unsupported,
         adapters=capabilities.adapters,
+        device=capabilities.device,
     )
 
 
@@ -239,10 +256,10 @@ def _watch(loop: EngineLoop, backend: Backend, step_limit: float, server: Worker
             os._exit(EXIT_STUCK)
 
 
-def _publish_load(loop: EngineLoop, metrics: EngineMetrics) -> None:
+def _publish_load(loop: EngineLoop, backend: Backend, metrics: EngineMetrics) -> None:
     """Say how much there is to do: not from within the loop, whose steps may take their time."""
     while True:
-        metrics.set_load(running=loop.running, waiting=loop.waiting)
+        metrics.set_load(running=loop.running, waiting=loop.waiting, kv_cache_usage=backend.kv_cache_usage)
         time.sleep(_LOAD_INTERVAL)
 
 

@@ -61,6 +61,9 @@ BATCH_SIZE = _gauge("tgi_batch_current_size", "sequences", "Sequences in the eng
 
 RUNNING = _gauge("vllm:num_requests_running", "sequences", "Sequences in the engine's batch now.")
 WAITING = _gauge("vllm:num_requests_waiting", "sequences", "Sequences that wait in the engine's queue now.")
+KV_CACHE_USAGE = _gauge(
+    "vllm:kv_cache_usage_perc", "share", "Keys and values of the running sequences: 1 is all that there is room for."
+)
 PROMPT_TOKENS = _counter("vllm:prompt_tokens_total", "tokens", "Prompt tokens of the requests that have had a token.")
 GENERATION_TOKENS = _counter("vllm:generation_tokens_total", "tokens", "Generated tokens, counted as they come.")
 FINISHED = _counter(
@@ -126,7 +129,8 @@ with the server and outlive its workers and engines. Every series is there from 
   What has a wrong path, method or API key is no request.
 * A sequence is one of the texts that are generated for it; `n`, lists of prompts and beams make several.
 * Histograms of a *complete answer* leave out requests that failed. The others take every request that has had a token.
-* Gauges are what the engine says, a tenth of a second ago at most; zero while none is loaded.
+* Gauges are what the engine says, a tenth of a second ago at most; zero while none is loaded. Of its cache
+  only `transformers` and `vllm` say something.
 """
 
 _DIFFERENCES = """\
@@ -152,7 +156,7 @@ TGI's series have no label but `err`; all of vLLM's have `model_name` and `engin
 ## Not here
 
 * TGI's `tgi_batch_*` but the size: an engine's step does not say which part of it was prefill.
-* vLLM's `kv_cache_usage_perc`, prefix cache and preemption counters: engines keep these to themselves.
+* vLLM's prefix cache and preemption counters: engines keep these to themselves.
 """
 
 

@@ -15,8 +15,9 @@ class EngineMetrics:
     def __init__(self, directory: Path) -> None:
         self._cells = Cells(directory, CATALOGUE)
 
-    def set_load(self, *, running: int, waiting: int) -> None:
-        """Say how many sequences run and wait now."""
+    def set_load(self, *, running: int, waiting: int, kv_cache_usage: float) -> None:
+        """Say how many sequences run and wait now, and what share of the cache they take."""
+        self._cells.set(catalogue.KV_CACHE_USAGE, kv_cache_usage)
         for gauge in (catalogue.RUNNING, catalogue.BATCH_SIZE):
             self._cells.set(gauge, running)
         for gauge in (catalogue.WAITING, catalogue.QUEUE_SIZE):

@@ -86,7 +86,20 @@ def build_text_bundle(
     return bundle
 
 
-def build_byte_bundle(directory: Path) -> TextBundle:
+def read_chat_template(option: str, model_dir: Path | None) -> str:
+    """Return the template that `option.chat_template` means: what the file holds, or the text itself. Raises `ConfigError`."""
+    if "{" in option:
+        return option
+    file = Path(option) if model_dir is None else model_dir / option
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"option.chat_template={option} is neither a template nor a file with one: {error}"
+        ) from error
+
+
+def build_byte_bundle(directory: Path, *, chat_template: str | None = None) -> TextBundle:
     """Write a bundle that needs no model: ids 0 to 255 are the bytes of UTF-8 and 256 is "<|endoftext|>"."""
     backend = Tokenizer(models.BPE(vocab={char: byte for byte, char in enumerate(byte_characters())}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -98,7 +111,7 @@ def build_byte_bundle(directory: Path) -> TextBundle:
         eos_token_ids=(end_id,),
         special_token_ids=(end_id,),
         special_tokens={"eos_token": "<|endoftext|>"},
-        chat_templates={"default": _BYTE_CHAT_TEMPLATE},
+        chat_templates={"default": chat_template or _BYTE_CHAT_TEMPLATE},
     )
     _write(bundle, backend, directory)
     return bundle

@@ -2,47 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+import json
+from collections.abc import Callable
 from typing import Any
 
 import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
 
 from lmi_handlers.errors import InvalidRequest, UnsupportedFeature
+from lmi_handlers.request import ChatPrompt
 from lmi_handlers.text.bundle import TextBundle
 
 
-def render_chat(
-    bundle: TextBundle,
-    messages: list[dict[str, Any]],
-    *,
-    tools: list[dict[str, Any]] | None = None,
-    documents: list[dict[str, Any]] | None = None,
-    add_generation_prompt: bool = True,
-    continue_final_message: bool = False,
-    template_kwargs: Mapping[str, Any] | None = None,
-) -> str:
-    """Return the prompt for `messages`, to be encoded without adding special tokens: the template has written them.
+def render_chat(bundle: TextBundle, chat: ChatPrompt) -> str:
+    """Return the prompt for `chat`, to be encoded without adding special tokens: the template has written them.
 
     `add_generation_prompt` opens an answer of the assistant; `continue_final_message` leaves the last message open
     instead. `template_kwargs` are further variables of this model's template, such as `enable_thinking`. Templates run
     in transformers' sandbox, so they see what they see there. Raises `InvalidRequest` where the template refuses the
     messages, and `UnsupportedFeature` where the model has no template that works.
     """
-    template = _select_template(bundle, tools)
-    if continue_final_message and add_generation_prompt:
+    template = _select_template(bundle, chat.tools)
+    if chat.continue_final_message and chat.add_generation_prompt:
         raise InvalidRequest("cannot be combined with add_generation_prompt", field="continue_final_message")
-    variables = template_kwargs or {}
+    variables = chat.template_kwargs
     if taken := sorted(variables.keys() & _TAKEN_NAMES):
         raise InvalidRequest(f"cannot set {', '.join(taken)}", field="chat_template_kwargs")
     render = load_renderer()
+    messages = chat.messages
     try:
+        if chat.tools and "tools" not in _variables(template):
+            messages = _with_tools(chat, chat.tools)
         rendered, _ = render(
             [messages],
-            tools=tools,
-            documents=documents,
+            tools=chat.tools,
+            documents=chat.documents,
             chat_template=template,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
+            add_generation_prompt=chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
             **{**bundle.special_tokens, **variables},
         )
     except jinja2.TemplateSyntaxError as error:
@@ -88,6 +89,31 @@ _TAKEN_NAMES = frozenset(
         "tools",
     )
 )
+
+
+@functools.lru_cache(maxsize=8)
+def _variables(template: str) -> set[str]:
+    """Names that the template reads. Raises jinja2's `TemplateSyntaxError`."""
+    environment = jinja2.Environment(extensions=[jinja2.ext.loopcontrols, _Generation])  # noqa: S701  parses, renders nothing
+    return jinja2.meta.find_undeclared_variables(environment.parse(template))
+
+
+class _Generation(jinja2.ext.Extension):
+    """transformers' tag around what the assistant says, `{% generation %}`, which means nothing to the names inside."""
+
+    tags = {"generation"}  # noqa: RUF012  jinja2's own form
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Scope:
+        next(parser.stream)
+        return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+
+
+def _with_tools(chat: ChatPrompt, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with the tools at the end of the last one, where TGI puts them for such a model."""
+    *before, last = chat.messages
+    listed = json.dumps(tools, ensure_ascii=False)
+    content = f"{last.get('content') or ''}\n---\n{listed}\n{chat.tool_prompt}"
+    return [*before, last | {"content": content}]
 
 
 def _select_template(bundle: TextBundle, tools: list[dict[str, Any]] | None) -> str:

@@ -53,7 +53,9 @@ class SequenceText:
         """Return what `output` adds: nothing after the last delta, as the engine may be steps ahead of an abort."""
         if self.finish_reason is not None:
             return TextDelta(index=self.index)
-        prompt_tokens = () if output.prompt_logprobs is None else self._prompt_tokens(output.prompt_logprobs)
+        prompt_tokens: tuple[Token, ...] = ()
+        if output.prompt_logprobs is not None:
+            prompt_tokens = self._prompt_tokens(output.prompt_logprobs, output.prompt_top_logprobs)
         tokens: list[Token] = []
         text = ""
         end = self._ending_token(output)
@@ -97,6 +99,7 @@ class SequenceText:
             None if output.logprobs is None else output.logprobs[position],
             special,
             () if output.top_logprobs is None else self._top(output.top_logprobs[position]),
+            self._tokenizer.token_bytes[token_id],
         )
 
     def _match(self, stop: StopMatcher, token: Token, piece: str, tokens: list[Token]) -> str:
@@ -117,15 +120,34 @@ class SequenceText:
     def _top(self, alternatives: list[tuple[int, float]]) -> tuple[Token, ...]:
         tokenizer = self._tokenizer
         return tuple(
-            Token(token_id, tokenizer.token_text(token_id), logprob, tokenizer.is_special(token_id))
+            Token(
+                token_id,
+                tokenizer.token_text(token_id),
+                logprob,
+                tokenizer.is_special(token_id),
+                (),
+                tokenizer.token_bytes[token_id],
+            )
             for token_id, logprob in alternatives
         )
 
-    def _prompt_tokens(self, logprobs: list[float | None]) -> tuple[Token, ...]:
-        detokenizer = make_detokenizer(self._tokenizer, (), skip_special_tokens=False)
+    def _prompt_tokens(
+        self, logprobs: list[float | None], top_logprobs: list[list[tuple[int, float]] | None] | None
+    ) -> tuple[Token, ...]:
+        tokenizer = self._tokenizer
+        detokenizer = make_detokenizer(tokenizer, (), skip_special_tokens=False)
         return tuple(
-            Token(token_id, detokenizer.feed(token_id), logprob, self._tokenizer.is_special(token_id))
-            for token_id, logprob in zip(self._prompt_token_ids, logprobs, strict=True)
+            Token(
+                token_id,
+                detokenizer.feed(token_id),
+                logprob,
+                tokenizer.is_special(token_id),
+                self._top(top or []),
+                tokenizer.token_bytes[token_id],
+            )
+            for token_id, logprob, top in zip(
+                self._prompt_token_ids, logprobs, top_logprobs or [None] * len(logprobs), strict=True
+            )
         )
 
 

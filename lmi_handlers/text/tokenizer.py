@@ -20,7 +20,8 @@ _CUT = 16
 class Tokenizer:
     """tokenizer.json of a bundle's directory. Immutable once made, so any thread may call it.
 
-    `special_token_ids` are the control tokens, `eos_token_ids` those that end a sequence. `backend` is the library's own object.
+    `special_token_ids` are the control tokens, `eos_token_ids` those that end a sequence. `token_bytes` maps an id to its part
+    of a text. `backend` is the library's own object.
     """
 
     def __init__(self, directory: Path, bundle: TextBundle) -> None:
@@ -37,6 +38,7 @@ class Tokenizer:
         if (piece_bytes := _piece_bytes(self.backend)) is not None:
             self._all_pieces = Pieces(self.backend, piece_bytes)
             self._visible_pieces = Pieces(self.backend, piece_bytes, hidden=self.special_token_ids)
+        self.token_bytes = TokenBytes(self.token_text if self._all_pieces is None else self._all_pieces.__getitem__)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, truncate: int | None = None) -> list[int]:
         """Return the ids of `text`, at most the last `truncate` of them.
@@ -50,17 +52,22 @@ class Tokenizer:
             raise InvalidRequest("must be valid Unicode text, without lone surrogates", field="inputs") from error
         return ids if truncate is None else ids[max(len(ids) - truncate, 0) :]
 
-    def is_longer(self, text: str, limit: int) -> bool:
-        """Whether `text` is far longer than `limit` tokens, found out without tokenising all of it.
+    def decode(self, token_ids: list[int]) -> str:
+        """Return the text of `token_ids`, special tokens included."""
+        text: str = self.backend.decode(token_ids, skip_special_tokens=False)
+        return text
 
-        False says nothing: it takes an `encode` to know. A client must not keep a web worker busy with megabytes.
+    def estimate_beyond(self, text: str, limit: int) -> int | None:
+        """Return about how many tokens `text` has where it is far longer than `limit`, judged by its beginning, else None.
+
+        None says nothing: it takes an `encode` to know. A client must not keep a web worker busy with megabytes.
         """
         tokens = 0
         for start in range(0, len(text), _CHUNK):
             tokens += len(self.encode(text[start : start + _CHUNK], add_special_tokens=False)) - _CUT
             if tokens > limit:
-                return True
-        return False
+                return tokens * len(text) // min(start + _CHUNK, len(text))
+        return None
 
     def is_special(self, token_id: int) -> bool:
         """Whether this is a control token, such as the end of a sequence."""
@@ -113,6 +120,23 @@ class Pieces(dict[int, "str | bytes"]):
             piece = data
         self[token_id] = piece
         return piece
+
+
+class TokenBytes(dict[int, bytes]):
+    """What each id, a control token's too, adds to a text, in UTF-8: half a character for some; b"" for unknown ids.
+
+    The bytes of a text's tokens make up the text. Where a decoder lets neighbours change each other, these are the bytes of
+    each token's text alone, and make up the text as far as those do. Filled as ids come up, as `Pieces` is.
+    """
+
+    def __init__(self, piece: Callable[[int], str | bytes]) -> None:
+        super().__init__()
+        self._piece = piece
+
+    def __missing__(self, token_id: int) -> bytes:
+        piece = self._piece(token_id)
+        data = self[token_id] = piece.encode() if isinstance(piece, str) else piece
+        return data
 
 
 PieceBytes = Callable[[str], bytes]

@@ -1,7 +1,7 @@
 r"""What an answer must match, as llguidance's grammar, and one answer's way through it. Needs no torch.
 
 Where the library knows more than one meaning, this is the one of TGI: `\d`, `\w` and `\s` are ASCII, and JSON has one
-space at most after a comma or a colon, so that no model can go on with white space for ever.
+space at most after a comma or a colon.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from, regex_to_lark
 from tokenizers import Tokenizer
 
+from backends.json_schema import strict_schema
 from lmi_handlers.errors import InvalidRequest
 from lmi_handlers.sampling_params import StructuredOutputs
 
 _ASCII_CLASSES = "dws"
 _LONGEST_CAUSE = 300
+_BEHIND_START = "at 1(8): "  # where the library finds what is wrong with a schema or a regex: a place in our text
 # A mask is computed within a step, so everybody waits for it: about 100 ms at the most, after which the sequence fails.
 # A state takes up to 2 kB.
 _LIMITS = LLParserLimits(step_max_items=10_000, max_lexer_states=50_000, verbose_errors=False)
@@ -41,9 +43,9 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
 
 def grammar_text(wanted: StructuredOutputs) -> str:
-    """Translate to what llguidance compiles. Raises `InvalidRequest`.
+    """Translate to llguidance's dialect of Lark. Raises `InvalidRequest`.
 
-    `StructuredOutputs.grammar` is GBNF, whose first rule is `root ::=`, or llguidance's dialect of Lark.
+    `StructuredOutputs.grammar` is GBNF, whose first rule is `root ::=`, or that dialect already.
     """
     try:
         if wanted.json is not None:
@@ -51,20 +53,18 @@ def grammar_text(wanted: StructuredOutputs) -> str:
         if wanted.json_object:
             return _json_grammar('{"type": "object"}')
         if wanted.regex is not None:
-            return LLMatcher.grammar_from_regex(regex_to_lark(wanted.regex, _ASCII_CLASSES))
+            return f"start: /{regex_to_lark(wanted.regex, _ASCII_CLASSES)}/"
         if wanted.choice is not None:
             # A terminal, so in capitals: as a rule, each choice would be an item of its own in the parser's rows.
             choices = " | ".join(json.dumps(choice) for choice in wanted.choice)
-            return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
+            return f"start: CHOICE\nCHOICE: {choices}"
         return grammar_from("grammar", wanted.grammar or "")
     except (RecursionError, ValueError) as error:
         raise InvalidRequest(f"cannot be compiled: {_cause(str(error))}", field="structured_outputs") from error
 
 
 def _json_grammar(schema: str) -> str:
-    return LLMatcher.grammar_from_json_schema(
-        schema, defaults={"whitespace_flexible": False, "item_separator": ",[ ]?", "key_separator": ":[ ]?"}
-    )
+    return f"start: %json {json.dumps(strict_schema(json.loads(schema)))}"
 
 
 class Grammar:
@@ -105,5 +105,6 @@ def _cause(message: str) -> str:
     """One line of the library's several, without those that point at a place in another one."""
     if message.startswith("NoExtension"):
         return "nothing can match it"
+    message = message.removeprefix(_BEHIND_START)
     lines = [line.strip() for line in message.splitlines() if line.strip(" ^") and " | " not in line]
     return " ".join(lines)[:_LONGEST_CAUSE]

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
 
 import msgspec
 
-from backends.transformers.grammar import Grammar, Vocabulary
-from backends.transformers.grammar_trial import NICENESS, Verdict
+from backends.grammar import Vocabulary
+from backends.grammar_trial import NICENESS, Verdict
 from lmi_handlers.errors import InvalidRequest, RequestFailed
 from lmi_handlers.sampling_params import StructuredOutputs
 
@@ -21,22 +23,34 @@ TIME_LIMIT = 10.0
 _KNOWN = 64
 
 
-class GrammarCompiler:
+Compiled = TypeVar("Compiled")
+
+
+class GrammarCompiler(Generic[Compiled]):
     """Compiles what requests ask for in threads of its own, each new grammar first in a process that may die of it.
 
-    Grammars that have been compiled before have a thread for themselves, so that they wait for no trial.
+    `build` makes of a grammar's text what the backend needs, in a thread that gives way to the loop. Grammars that have been
+    compiled before have that thread for themselves, so that they wait for no trial. A trial may take `time_limit` seconds, and
+    compiling `cpu_limit` seconds of a processor.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, time_limit: float = TIME_LIMIT) -> None:
-        self._tokenizer = vocabulary.load()
-        self._vocab_size = vocabulary.vocab_size
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        build: Callable[[str], Compiled],
+        *,
+        time_limit: float = TIME_LIMIT,
+        cpu_limit: float = TIME_LIMIT,
+    ) -> None:
+        self._build = build
+        self._cpu_limit = cpu_limit
         self._trial = Trial(vocabulary, time_limit)
         self._trying = ThreadPoolExecutor(1, "grammar-trial")
         self._building = ThreadPoolExecutor(1, "grammar", initializer=_give_way)
         self._known: OrderedDict[StructuredOutputs, str] = OrderedDict()
         self._lock = threading.Lock()
 
-    def submit(self, wanted: StructuredOutputs) -> Future[Grammar]:
+    def submit(self, wanted: StructuredOutputs) -> Future[Compiled]:
         """Start; the future raises `InvalidRequest` where the grammar is wrong or takes too much."""
         with self._lock:
             text = self._known.get(wanted)
@@ -53,17 +67,20 @@ class GrammarCompiler:
             pool.shutdown(cancel_futures=True)
         self._trial.close()
 
-    def _try(self, wanted: StructuredOutputs) -> Grammar:
-        text = self._trial.run(wanted)
-        grammar = self._building.submit(self._build, text).result()
+    def _try(self, wanted: StructuredOutputs) -> Compiled:
+        verdict = self._trial.run(wanted)
+        if verdict.seconds > self._cpu_limit:
+            raise InvalidRequest(
+                f"takes {verdict.seconds:.2f} s to compile, at most {self._cpu_limit:g} s are possible",
+                field="structured_outputs",
+            )
+        text = verdict.text
+        compiled = self._building.submit(self._build, text).result()
         with self._lock:
             self._known[wanted] = text
             while len(self._known) > _KNOWN:
                 self._known.popitem(last=False)
-        return grammar
-
-    def _build(self, text: str) -> Grammar:
-        return Grammar(self._tokenizer, text, self._vocab_size)
+        return compiled
 
 
 def _give_way() -> None:
@@ -80,8 +97,8 @@ class Trial:
         self._time_limit = time_limit
         self._process: subprocess.Popen[bytes] | None = None
 
-    def run(self, wanted: StructuredOutputs) -> str:
-        """Return the grammar's text. Raises `InvalidRequest`; one thread calls it."""
+    def run(self, wanted: StructuredOutputs) -> Verdict:
+        """Return the verdict on a grammar that compiles. Raises `InvalidRequest`; one thread calls it."""
         try:
             line = msgspec.json.encode(wanted)
         except UnicodeEncodeError as error:
@@ -106,7 +123,7 @@ class Trial:
         verdict = msgspec.json.decode(answer, type=Verdict)
         if verdict.error is not None:
             raise InvalidRequest(verdict.error, field="structured_outputs")
-        return verdict.text
+        return verdict
 
     def kill(self) -> None:
         """Let `run` end, whatever it is at; any thread may call it."""
@@ -126,7 +143,7 @@ class Trial:
 
     def _start(self) -> subprocess.Popen[bytes]:
         process = self._process = subprocess.Popen(
-            [sys.executable, "-m", "backends.transformers.grammar_trial"],
+            [sys.executable, "-m", "backends.grammar_trial"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # the library's last words; the client gets the cause

@@ -3,32 +3,43 @@
 A schema of forty characters is enough for that (`{"type": "array", "minItems": 1000000000}`), and a library's thread can
 be neither stopped nor limited. Lines of JSON both ways: a `Vocabulary`, answered by null, then each `StructuredOutputs`,
 answered by a `Verdict`.
+
+One that compiles may still grow with every token, as `root ::= root root | "a"` does. So a few tokens are tried as well.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import resource
 import sys
+import time
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
-from backends.transformers.grammar import Grammar, Vocabulary, grammar_text
+from backends.grammar import Grammar, Vocabulary, grammar_text
 from lmi_handlers.errors import InvalidRequest
 from lmi_handlers.sampling_params import StructuredOutputs
 
-MEMORY_LIMIT = 2**30
+MEMORY_LIMIT = 2**29
 """Bytes that a grammar may take."""
 
 NICENESS = 10
 """Leaves a tenth of a core where the engine wants them all."""
 
 
+_TOKENS = 128
+_SECONDS = 0.5
+"""Of a processor, for all these tokens: a model's own steps take about as long on a CPU, and much less on a GPU."""
+
+
 class Verdict(msgspec.Struct, omit_defaults=True):
-    """The grammar's `text`, or what is wrong with it."""
+    """The grammar's `text` and the processor time in seconds that it took to compile, or what is wrong with it."""
 
     text: str = ""
+    seconds: float = 0.0
     error: str | None = None
 
 
@@ -47,11 +58,31 @@ def main() -> None:
         wanted = msgspec.json.decode(line, type=StructuredOutputs)
         try:
             text = grammar_text(wanted)
-            Grammar(tokenizer, text, vocabulary.vocab_size)
+            started = time.process_time()
+            grammar = Grammar(tokenizer, text, vocabulary.vocab_size)
+            seconds = time.process_time() - started
+            _follow(grammar, vocabulary.eos_token_ids)
         except InvalidRequest as error:
             _answer(Verdict(error=error.message))
         else:
-            _answer(Verdict(text))
+            _answer(Verdict(text, seconds))
+
+
+def _follow(grammar: Grammar, eos_token_ids: tuple[int, ...]) -> None:
+    """Take tokens that are allowed, the same ones each time. Raises `InvalidRequest` where there is soon too much to look at."""
+    rng = random.Random(0)  # noqa: S311  no secret
+    started = time.process_time()
+    for _ in range(_TOKENS):
+        allowed = grammar.allowed()
+        allowed[list(eos_token_ids)] = False
+        token_ids = np.flatnonzero(allowed)
+        if grammar.ended or not len(token_ids):
+            return
+        grammar.advance(int(token_ids[rng.randrange(len(token_ids))]))
+        if grammar.error is not None:
+            raise InvalidRequest(f"takes too much for each token: {grammar.error}", field="structured_outputs")
+        if time.process_time() - started > _SECONDS:
+            raise InvalidRequest("takes too much time for each token; is it ambiguous?", field="structured_outputs")
 
 
 def _answer(answer: Verdict | None) -> None:

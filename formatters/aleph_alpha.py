@@ -1,0 +1,51 @@
+r"""Aleph Alpha's chat completions: OpenAI's documents, with the fingerprint of a stream in each choice's last chunk alone.
+
+    document   {"id":"chatcmpl-1","object":"chat.completion",...}
+    stream     data: {"id":"chatcmpl-1",...,"system_fingerprint":null,"choices":[{"index":0,"delta":{...},...}],"usage":null}\n\n
+
+Source: Aleph Alpha's API reference, "Chat".
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from formatters.openai import SYSTEM_FINGERPRINT
+from formatters.openai_chat import ChatSseFormatter
+from lmi_handlers.errors import (
+    DeadlineExceeded,
+    EngineNotReady,
+    InvalidRequest,
+    LMIError,
+    ModelNotFound,
+    QueueFull,
+    UnsupportedFeature,
+)
+
+CODES: dict[type[LMIError], str] = {
+    UnsupportedFeature: "UNSUPPORTED_PARAMETER",
+    InvalidRequest: "INVALID_REQUEST",
+    ModelNotFound: "UNKNOWN_MODEL",
+    QueueFull: "QUEUE_FULL",
+    EngineNotReady: "BUSY",
+    DeadlineExceeded: "TASK_TIMEOUT",
+}
+"""`code` by error, looked up along the class's ancestors; whatever is not here is INTERNAL."""
+
+
+def error_document(error: LMIError) -> bytes:
+    """Render `{"error":"<cause>","code":"INVALID_REQUEST"}`."""
+    code = next((CODES[ancestor] for ancestor in type(error).__mro__ if ancestor in CODES), "INTERNAL")
+    return msgspec.json.encode({"error": str(error), "code": code})
+
+
+class AlephAlphaSseFormatter(ChatSseFormatter):
+    """An event for what each step adds to a choice, and `[DONE]`."""
+
+    def head_of(self, reason: str) -> str:
+        """Return what a chunk begins with: the fingerprint only where there is a finish reason."""
+        return self.head if reason != "null" else self.head.replace(f'"{SYSTEM_FINGERPRINT}"', "null", 1)
+
+    def error(self, error: LMIError) -> bytes:
+        """The error, and the end."""
+        return self.record(error_document(error)) + self.end()

@@ -1,0 +1,246 @@
+r"""OpenAI's chat completions.
+
+    document   {"id":"chatcmpl-1","object":"chat.completion",...,"choices":[{"index":0,"message":{...},...}],...}
+    stream     data: {"id":"chatcmpl-1","object":"chat.completion.chunk",...,"choices":[{"index":0,"delta":{...},...}],...}\n\n
+    lines      the stream's objects, one a line: how LMI streams a chat
+
+Source: OpenAI's API reference. A choice's first chunk has the role and no text, its last one the finish reason and no text:
+some clients drop a text that comes with either.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+from json.encoder import encode_basestring as quote
+
+import msgspec
+
+from formatters.base import Formatter
+from formatters.openai import DONE, error_document, finish_reason, head, number, usage
+from lmi_handlers.errors import LMIError
+from lmi_handlers.outputs import FinishReason, TextDelta, Token
+from lmi_handlers.request import GenerationRequest
+from lmi_handlers.text.tool_calls import MessageDelta, MessageParser, PlainParser, ToolCallDelta
+
+
+class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How the answer is to look. `created` is a Unix time in seconds; `parser` makes what finds the tool calls in a choice."""
+
+    model: str
+    created: int
+    parser: Callable[[], MessageParser] = PlainParser
+    logprobs: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+
+
+class Choice:
+    """One of the answers. Its `new_tokens` are those whose logprobs have not been sent."""
+
+    def __init__(self, parser: MessageParser) -> None:
+        self._parser = parser
+        self.calls: list[str] = []
+        self.num_tokens = 0
+        self.new_tokens: list[Token] = []
+        self.finish_reason: FinishReason | None = None
+
+    def feed(self, delta: TextDelta) -> MessageDelta:
+        """Take what is new; return what it adds to the message."""
+        self.num_tokens += len(delta.tokens)
+        self.new_tokens += delta.tokens
+        message = self._parser.feed(delta.text)
+        self.finish_reason = delta.finish_reason
+        if delta.finish_reason is not None:
+            rest = self._parser.finish()
+            message = MessageDelta(message.content + rest.content, message.tool_calls + rest.tool_calls)
+        return message
+
+    def call_id(self, call: ToolCallDelta) -> str:
+        """Return the id of a call, a new one with its first delta."""
+        while len(self.calls) <= call.index:
+            self.calls.append(f"call_{secrets.token_hex(12)}")
+        return self.calls[call.index]
+
+    @property
+    def reason(self) -> str:
+        """The finish reason as JSON: tool calls are the reason where there are some and nothing cut them short."""
+        if self.calls and self.finish_reason in (FinishReason.EOS_TOKEN, FinishReason.STOP_SEQUENCE):
+            return '"tool_calls"'
+        return finish_reason(self.finish_reason)
+
+
+class ChatFormatter(Formatter):
+    """What the document and the stream have in common."""
+
+    kind = "chat.completion"
+
+    def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: ChatOptions) -> None:
+        super().__init__(request, prompt_tokens)
+        self.options = options
+        self.choices = [Choice(options.parser()) for _ in range(request.sampling_params.n)]
+        self.head = head(f"chatcmpl-{request.request_id}", self.kind, options.created, options.model)
+
+    def usage(self) -> str:
+        """Render the usage so far."""
+        return usage(sum(self.prompt_tokens), sum(choice.num_tokens for choice in self.choices))
+
+    def logprobs(self, tokens: list[Token]) -> str:
+        """Render the probabilities of tokens, null where nobody asked."""
+        if not self.options.logprobs or not tokens:
+            return "null"
+        return f'{{"content":{_array(map(_token_logprob, tokens))}}}'
+
+
+class ChatJsonFormatter(ChatFormatter):
+    """One document at the end."""
+
+    content_type = "application/json"
+    streams = False
+
+    def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: ChatOptions) -> None:
+        super().__init__(request, prompt_tokens, options=options)
+        self._messages = [_Message() for _ in self.choices]
+
+    def feed(self, delta: TextDelta) -> bytes:
+        """Keep the delta for later."""
+        self._messages[delta.index].feed(self.choices[delta.index].feed(delta))
+        return b""
+
+    def finish(self) -> bytes:
+        """Return the document."""
+        choices = _array(
+            f'{{"index":{index},"message":{message.render(choice)},"logprobs":{self.logprobs(choice.new_tokens)},'
+            f'"finish_reason":{choice.reason}}}'
+            for index, (choice, message) in enumerate(zip(self.choices, self._messages, strict=True))
+        )
+        return f'{self.head}{choices},"usage":{self.usage()}}}'.encode()
+
+
+class _Message:
+    """A message as far as it has come."""
+
+    def __init__(self) -> None:
+        self._content = ""
+        self._names: list[str] = []
+        self._arguments: list[str] = []
+
+    def feed(self, delta: MessageDelta) -> None:
+        self._content += delta.content
+        for call in delta.tool_calls:
+            while len(self._names) <= call.index:
+                self._names.append("")
+                self._arguments.append("")
+            self._names[call.index] += call.name or ""
+            self._arguments[call.index] += call.arguments
+
+    def render(self, choice: Choice) -> str:
+        if not self._names:
+            return f'{{"role":"assistant","content":{quote(self._content)}}}'
+        content = quote(self._content) if self._content else "null"
+        calls = _array(
+            f'{{"id":"{choice.call_id(ToolCallDelta(index))}","type":"function",'
+            f'"function":{{"name":{quote(name)},"arguments":{quote(arguments)}}}}}'
+            for index, (name, arguments) in enumerate(zip(self._names, self._arguments, strict=True))
+        )
+        return f'{{"role":"assistant","content":{content},"tool_calls":{calls}}}'
+
+
+class ChatSseFormatter(ChatFormatter):
+    """An event for what each step adds to a choice, and `[DONE]`."""
+
+    content_type = "text/event-stream"
+    streams = True
+    kind = "chat.completion.chunk"
+
+    def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: ChatOptions) -> None:
+        super().__init__(request, prompt_tokens, options=options)
+        self._begun = [False] * len(self.choices)
+
+    def feed(self, delta: TextDelta) -> bytes:
+        """Return the chunks of what is new."""
+        index, choice = delta.index, self.choices[delta.index]
+        records = []
+        if not self._begun[index]:
+            self._begun[index] = True
+            records.append(self._chunk(index, '{"role":"assistant","content":""}'))
+        message = choice.feed(delta)
+        if message.content or (self.options.logprobs and choice.new_tokens and not message.tool_calls):
+            records.append(self._chunk(index, f'{{"content":{quote(message.content)}}}', tokens=choice))
+        records += [
+            self._chunk(index, f'{{"tool_calls":[{_call_delta(choice, call)}]}}', tokens=choice)
+            for call in message.tool_calls
+        ]
+        if delta.finish_reason is not None:
+            records.append(self._chunk(index, "{}", reason=choice.reason))
+        return b"".join(records)
+
+    def finish(self) -> bytes:
+        """Return the usage, if it was asked for, and the end."""
+        last = b""
+        if self.options.include_usage:
+            last = self.record(f'{self.head}[],"usage":{self.usage()}}}'.encode())
+        return last + self.end()
+
+    def error(self, error: LMIError) -> bytes:
+        """The error, and the end."""
+        return self.record(error_document(error)) + self.end()
+
+    def record(self, data: bytes) -> bytes:
+        """Frame one object."""
+        return b"data: " + data + b"\n\n"
+
+    def head_of(self, reason: str) -> str:  # noqa: ARG002  for those whose last chunk is special
+        """Return what the chunk with this finish reason begins with."""
+        return self.head
+
+    def end(self) -> bytes:
+        """What tells that nothing follows."""
+        return DONE
+
+    def _chunk(self, index: int, delta: str, *, tokens: Choice | None = None, reason: str = "null") -> bytes:
+        logprobs = "null"
+        if tokens is not None:
+            logprobs = self.logprobs(tokens.new_tokens)
+            tokens.new_tokens = []
+        running = self.usage() if self.options.continuous_usage else "null"
+        return self.record(
+            f'{self.head_of(reason)}[{{"index":{index},"delta":{delta},"logprobs":{logprobs},"finish_reason":{reason}}}],'
+            f'"usage":{running}}}'.encode()
+        )
+
+
+class ChatJsonLinesFormatter(ChatSseFormatter):
+    """The same objects, one a line, and no `[DONE]`: LMI's stream, for readers of SageMaker's response streams."""
+
+    content_type = "application/jsonlines"
+
+    def record(self, data: bytes) -> bytes:
+        """A line."""
+        return data + b"\n"
+
+    def end(self) -> bytes:
+        """The connection's end says so."""
+        return b""
+
+
+def _call_delta(choice: Choice, call: ToolCallDelta) -> str:
+    if call.name is None:
+        return f'{{"index":{call.index},"function":{{"arguments":{quote(call.arguments)}}}}}'
+    return (
+        f'{{"index":{call.index},"id":"{choice.call_id(call)}","type":"function",'
+        f'"function":{{"name":{quote(call.name)},"arguments":{quote(call.arguments)}}}}}'
+    )
+
+
+def _token_logprob(token: Token) -> str:
+    return f'{{{_probability(token)},"top_logprobs":{_array(f"{{{_probability(other)}}}" for other in token.top)}}}'
+
+
+def _probability(token: Token) -> str:
+    data = ",".join(map(str, token.data))
+    return f'"token":{quote(token.text)},"logprob":{number(token.logprob)},"bytes":[{data}]'
+
+
+def _array(items: Iterable[str]) -> str:
+    return f"[{','.join(items)}]"

@@ -1,0 +1,163 @@
+r"""OpenAI's text completions.
+
+    document   {"id":"cmpl-1","object":"text_completion",...,"choices":[{"index":0,"text":"..",...}],"usage":{...}}
+    stream     data: {"id":"cmpl-1","object":"text_completion",...,"choices":[{"index":0,"text":"..",...}],"usage":null}\n\n
+
+Source: OpenAI's API reference. The choices of prompt i are those from i * n on.
+"""
+
+from __future__ import annotations
+
+from json.encoder import encode_basestring as quote
+
+import msgspec
+
+from formatters.base import Answer, Formatter
+from formatters.openai import DONE, error_document, finish_reason, head, number, usage
+from lmi_handlers.errors import LMIError
+from lmi_handlers.outputs import FinishReason, TextDelta, Token
+from lmi_handlers.request import GenerationRequest
+
+
+class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How the answer is to look: the `n` best of each prompt's sequences; with `echo` the prompt in front, or it alone.
+
+    `logprobs` is the number of alternatives to show, None for no probabilities at all.
+    """
+
+    model: str
+    created: int
+    n: int = 1
+    echo: bool = False
+    prompt_only: bool = False
+    logprobs: int | None = None
+    include_usage: bool = False
+    continuous_usage: bool = False
+
+
+class CompletionFormatter(Formatter):
+    """What the document and the stream have in common."""
+
+    def __init__(
+        self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: CompletionOptions
+    ) -> None:
+        super().__init__(request, prompt_tokens)
+        self.options = options
+        self._samples = request.sampling_params.n
+        self.head = head(f"cmpl-{request.request_id}", "text_completion", options.created, options.model)
+        self.num_tokens = 0
+
+    def prompt_of(self, index: int) -> str:
+        """Return the text that goes in front of sequence `index`."""
+        return self.request.prompts[index // self._samples] if self.options.echo else ""
+
+    def usage(self) -> str:
+        """Render the usage so far."""
+        return usage(sum(self.prompt_tokens), self.num_tokens)
+
+    def count(self, delta: TextDelta) -> None:
+        """Add what is new to the usage."""
+        if not self.options.prompt_only:
+            self.num_tokens += len(delta.tokens)
+
+    def choice(self, index: int, text: str, logprobs: str, reason: FinishReason | None) -> str:
+        """Render one choice."""
+        return f'{{"index":{index},"text":{quote(text)},"logprobs":{logprobs},"finish_reason":{finish_reason(reason)}}}'
+
+    def logprobs(self, tokens: list[Token], offset: int) -> str:
+        """Render the probabilities of tokens, the first of them `offset` characters into the text; null if nobody asked."""
+        if self.options.logprobs is None:
+            return "null"
+        offsets, place = [], offset
+        for token in tokens:
+            offsets.append(str(place))
+            place += len(token.text)
+        numbers = ["null" if token.logprob is None else number(token.logprob) for token in tokens]
+        alternatives = ["null" if token.logprob is None else _alternatives(token) for token in tokens]
+        return (
+            f'{{"text_offset":[{",".join(offsets)}],"token_logprobs":[{",".join(numbers)}],'
+            f'"tokens":[{",".join(quote(token.text) for token in tokens)}],"top_logprobs":[{",".join(alternatives)}]}}'
+        )
+
+
+class CompletionJsonFormatter(CompletionFormatter):
+    """One document at the end. Of `best_of` sequences those with the highest mean logprob are shown."""
+
+    content_type = "application/json"
+    streams = False
+
+    def __init__(
+        self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: CompletionOptions
+    ) -> None:
+        super().__init__(request, prompt_tokens, options=options)
+        self._answers = [Answer(self.prompt_of(index)) for index in range(len(request.prompts) * self._samples)]
+
+    def feed(self, delta: TextDelta) -> bytes:
+        """Keep the delta for later."""
+        self.count(delta)
+        self._answers[delta.index].feed(delta)
+        return b""
+
+    def finish(self) -> bytes:
+        """Return the document."""
+        shown: list[Answer] = []
+        for first in range(0, len(self._answers), self._samples):
+            answers = self._answers[first : first + self._samples]
+            if self._samples > self.options.n:
+                answers = sorted(answers, key=lambda answer: answer.mean_logprob, reverse=True)
+            shown += answers[: self.options.n]
+        choices = ",".join(self._choice(index, answer) for index, answer in enumerate(shown))
+        return f'{self.head}[{choices}],"usage":{self.usage()}}}'.encode()
+
+    def _choice(self, index: int, answer: Answer) -> str:
+        tokens = [*answer.prompt_tokens, *answer.tokens]
+        text = answer.prompt + answer.text
+        if self.options.prompt_only:
+            tokens, text = list(answer.prompt_tokens), answer.prompt
+        return self.choice(index, text, self.logprobs(tokens, 0), answer.finish_reason)
+
+
+class CompletionSseFormatter(CompletionFormatter):
+    """An event for what each step adds to a choice, and `[DONE]`."""
+
+    content_type = "text/event-stream"
+    streams = True
+
+    def __init__(
+        self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: CompletionOptions
+    ) -> None:
+        super().__init__(request, prompt_tokens, options=options)
+        self._lengths: list[int | None] = [None] * (len(request.prompts) * self._samples)
+
+    def feed(self, delta: TextDelta) -> bytes:
+        """Return the chunk of what is new."""
+        self.count(delta)
+        text, tokens = delta.text, [*delta.prompt_tokens, *delta.tokens]
+        if self.options.prompt_only:
+            text, tokens = "", list(delta.prompt_tokens)
+        length = self._lengths[delta.index]
+        if length is None:
+            length, text = 0, self.prompt_of(delta.index) + text
+        if not (text or tokens or delta.finish_reason):
+            return b""
+        self._lengths[delta.index] = length + len(text)
+        choice = self.choice(delta.index, text, self.logprobs(tokens, length), delta.finish_reason)
+        running = self.usage() if self.options.continuous_usage else "null"
+        return f'data: {self.head}[{choice}],"usage":{running}}}\n\n'.encode()
+
+    def finish(self) -> bytes:
+        """Return the usage, if it was asked for, and the end."""
+        last = f'data: {self.head}[],"usage":{self.usage()}}}\n\n'.encode() if self.options.include_usage else b""
+        return last + DONE
+
+    def error(self, error: LMIError) -> bytes:
+        """The error, and the end."""
+        return b"data: " + error_document(error) + b"\n\n" + DONE
+
+
+def _alternatives(token: Token) -> str:
+    """The most probable tokens by their text, the sampled one among them; of two with one text the likelier."""
+    best: dict[str, float | None] = {}
+    for other in (*token.top, token):
+        best.setdefault(other.text, other.logprob)
+    return "{" + ",".join(f"{quote(text)}:{number(logprob)}" for text, logprob in best.items()) + "}"

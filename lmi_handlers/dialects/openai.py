@@ -1,0 +1,301 @@
+"""OpenAI's dialects: chat completions and text completions, and their errors.
+
+Source: OpenAI's API reference. Where TGI's routes of these names differ from it, OpenAI is followed, and TGI's looser forms are
+taken as well: a model called "tgi", a tool's bare name as the choice, its forms of `response_format`.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from formatters.openai import error_document
+from formatters.openai_chat import ChatJsonFormatter, ChatOptions, ChatSseFormatter
+from formatters.openai_completions import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
+from lmi_handlers.dialects.base import (
+    Dialect,
+    ErrorResponse,
+    ModelFacts,
+    Parsed,
+    Payload,
+    TokenLimits,
+    conversion_error,
+    decode_json,
+)
+from lmi_handlers.dialects.openai_request import (
+    DEFAULT_COMPLETION_TOKENS,
+    ChatCompletionBody,
+    CompletionBody,
+    OpenAIBody,
+)
+from lmi_handlers.dialects.openai_tools import call_of, calls_of, check_tools, chosen_tool
+from lmi_handlers.errors import (
+    ClientDisconnected,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EngineNotReady,
+    InvalidRequest,
+    LMIError,
+    ModelNotFound,
+    PayloadTooLarge,
+    QueueFull,
+    UnsupportedFeature,
+    UnsupportedMediaType,
+)
+from lmi_handlers.request import ChatPrompt, GenerationRequest, Prompt
+from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
+from lmi_handlers.text.tool_calls import (
+    CallListParser,
+    MessageParser,
+    NamedCallParser,
+    PlainParser,
+    TaggedCallParser,
+)
+from lmi_handlers.text.tool_formats import choose_format
+from lmi_handlers.usage import Usage
+
+STATUS: dict[type[LMIError], int] = {
+    PayloadTooLarge: 413,
+    UnsupportedMediaType: 415,
+    InvalidRequest: 400,
+    ModelNotFound: 404,
+    QueueFull: 429,
+    ClientDisconnected: 499,  # nobody will see it but the log
+    EngineNotReady: 503,
+    DeadlineExceeded: 504,
+}
+"""HTTP status by error, looked up along the class's ancestors; whatever is not here is 500."""
+
+NOBODYS_MODEL = (None, "", "tgi")
+"""What clients send as `model` that ask for whatever is served."""
+
+TOOL_PROMPT = 'To use a function, answer with nothing but its call as JSON: {"name": "<function>", "arguments": {...}}.'
+"""For models whose template knows no tools; a request's own `tool_prompt` replaces it."""
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+def status_of(error: LMIError) -> int:
+    """OpenAI's HTTP status for an error."""
+    return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
+
+
+class OpenAIDialect(Dialect):
+    """What chat and text completions have in common. `facts` tells of the model, once it has loaded."""
+
+    def __init__(self, facts: Callable[[], ModelFacts]) -> None:
+        self._facts = facts
+
+    @abstractmethod
+    def parse(self, payload: Payload) -> Parsed:
+        """Validate a body. Raises `InvalidRequest`, and `EngineNotReady` where no model has loaded."""
+
+    def error(self, error: LMIError) -> ErrorResponse:
+        """`{"error":{"message":"..","type":"..","param":null,"code":null}}`."""
+        return ErrorResponse(status_of(error), error_document(error))
+
+    def answer_headers(self, request: GenerationRequest, usage: Usage) -> Mapping[str, str]:  # noqa: ARG002  the base's
+        """Keep proxies from holding a stream back."""
+        return {"Cache-Control": "no-cache", "x-accel-buffering": "no"} if request.stream else {}
+
+    def _request(
+        self,
+        payload: Payload,
+        body: OpenAIBody,
+        ignored: tuple[str, ...],
+        sampling_params: SamplingParams,
+        prompts: tuple[Prompt, ...],
+    ) -> GenerationRequest:
+        adapter = body.model if body.model in self._facts().adapters else payload.adapter
+        truncate = body.truncate_prompt_tokens
+        if truncate is not None and truncate < 1:
+            raise InvalidRequest(f"must be at least 1, got {truncate}", field="truncate_prompt_tokens")
+        return GenerationRequest(
+            request_id=payload.request_id,
+            prompts=(),
+            sampling_params=sampling_params,
+            adapters=() if adapter is None else (adapter,) * len(prompts),
+            priority=body.priority or 0,
+            truncate=truncate,
+            stream=_streams(payload, body),
+            ignored_parameters=ignored,
+        )
+
+    def _model_name(self, body: OpenAIBody) -> str:
+        """What the answer calls the model: what the request did, if it did."""
+        return self._facts().model_id if body.model in NOBODYS_MODEL else str(body.model)
+
+
+class ChatDialect(OpenAIDialect):
+    """`/v1/chat/completions`, and a body with `messages` on the invoke routes. `stream_formatter` frames a stream."""
+
+    def __init__(
+        self,
+        facts: Callable[[], ModelFacts],
+        *,
+        tool_call_parser: str | None = None,
+        stream_formatter: type[ChatSseFormatter] = ChatSseFormatter,
+    ) -> None:
+        """`tool_call_parser` names a family of models; None finds out by the chat template."""
+        super().__init__(facts)
+        self._tool_call_parser = tool_call_parser
+        self._stream_formatter = stream_formatter
+
+    def parse(self, payload: Payload) -> Parsed:
+        """Validate a body."""
+        return self.parsed(payload, *decode_body(payload, ChatCompletionBody))
+
+    def parsed(self, payload: Payload, body: ChatCompletionBody, ignored: tuple[str, ...]) -> Parsed:
+        """Check and translate. Raises `InvalidRequest`."""
+        tools = body.tools or []
+        check_tools(tools)
+        choice = chosen_tool(tools, body.tool_choice)
+        constraint, parser = self._tool_calls(body, choice)
+        values = {
+            "max_tokens": body.most_tokens,
+            "logprobs": body.num_logprobs,
+            "structured_outputs": constraint,
+            # What marks a call is a special token of some models.
+            "skip_special_tokens": False if choice == "auto" else None,
+        }
+        params = sampling_params(body, values)
+        prompts = (self._prompt(body, [] if choice == "none" else [tool.plain() for tool in tools]),)
+        request = self._request(payload, body, ignored, params, prompts)
+        options = ChatOptions(
+            model=self._model_name(body),
+            created=int(time.time()),
+            parser=parser,
+            logprobs=body.num_logprobs is not None,
+            include_usage=_include_usage(body),
+            continuous_usage=_continuous_usage(body),
+        )
+        formatter = partial(self._stream_formatter if _streams(payload, body) else ChatJsonFormatter, options=options)
+        return Parsed(request, formatter, body.spelling, check_length, prompts, "messages")
+
+    def _tool_calls(
+        self, body: ChatCompletionBody, choice: str
+    ) -> tuple[StructuredOutputs | None, Callable[[], MessageParser]]:
+        """What the text is held to, and how it reads."""
+        tools = body.tools or []
+        asked = body.constraint()
+        if choice == "none":
+            return asked, PlainParser
+        if choice == "auto":
+            schemas = {tool.function.name: tool.function.schema for tool in tools}
+            form = choose_format(self._facts().chat_template, self._tool_call_parser)
+            return asked, partial(TaggedCallParser, form, schemas)
+        if asked is not None:
+            raise InvalidRequest("cannot be combined with a tool that must be called", field="response_format")
+        if choice == "required":
+            parallel = body.parallel_tool_calls is not False
+            return calls_of(tools, parallel=parallel), CallListParser
+        return call_of(tools, choice), partial(NamedCallParser, choice)
+
+    def _prompt(self, body: ChatCompletionBody, tools: list[dict[str, Any]]) -> ChatPrompt:
+        """The conversation. An assistant's last message is continued, unless the request says otherwise."""
+        if not body.messages:
+            raise InvalidRequest("must not be empty", field="messages")
+        last = body.messages[-1]
+        continues = body.continue_final_message
+        if continues is None:
+            continues = last.role == "assistant" and not last.tool_calls and not body.add_generation_prompt
+        opens = body.add_generation_prompt
+        return ChatPrompt(
+            messages=[message.text_only(f"messages[{place}]") for place, message in enumerate(body.messages)],
+            tools=tools or None,
+            tool_prompt=TOOL_PROMPT if body.tool_prompt is None else body.tool_prompt,
+            documents=body.documents,
+            add_generation_prompt=not continues if opens is None else opens,
+            continue_final_message=continues,
+            template_kwargs=body.chat_template_kwargs or {},
+        )
+
+
+class CompletionsDialect(OpenAIDialect):
+    """`/v1/completions`, and a body with `prompt` on the invoke routes."""
+
+    def parse(self, payload: Payload) -> Parsed:
+        """Validate a body."""
+        body, ignored = decode_body(payload, CompletionBody)
+        if body.suffix:
+            raise UnsupportedFeature("no model here fills in text before a suffix", field="suffix")
+        prompts, count = body.prompts, body.num_logprobs
+        shown = 1 if body.n is None else body.n
+        best_of = shown if body.best_of is None else body.best_of
+        if best_of < shown:
+            raise InvalidRequest(f"must be at least n ({shown}), got {best_of}", field="best_of")
+        stream = _streams(payload, body)
+        if best_of > shown and stream:
+            raise InvalidRequest("must be n in a stream: the best are known at the end", field="best_of")
+        most = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+        prompt_only = most == 0 and bool(body.echo)
+        values = {
+            "n": best_of,
+            "max_tokens": 1 if prompt_only else most,
+            "logprobs": 0 if count is None and best_of > shown else count,
+            "prompt_logprobs": count if body.echo else None,
+            "structured_outputs": body.constraint(),
+        }
+        params = sampling_params(body, values)
+        request = self._request(payload, body, ignored, params, prompts)
+        options = CompletionOptions(
+            model=self._model_name(body),
+            created=int(time.time()),
+            n=shown,
+            echo=bool(body.echo),
+            prompt_only=prompt_only,
+            logprobs=count,
+            include_usage=_include_usage(body),
+            continuous_usage=_continuous_usage(body),
+        )
+        formatter = partial(CompletionSseFormatter if stream else CompletionJsonFormatter, options=options)
+        return Parsed(request, formatter, body.spelling, check_length, prompts, "prompt")
+
+
+def decode_body(payload: Payload, kind: type[Body]) -> tuple[Body, tuple[str, ...]]:
+    """Return the body, and the names in it that mean nothing here. Raises `InvalidJson` or `InvalidBody`."""
+    value = decode_json(payload.data)
+    try:
+        body = msgspec.convert(value, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise conversion_error(error) from error
+    if "chat_template" in (value if isinstance(value, dict) else ()):
+        raise UnsupportedFeature("is the server's to choose, not a request's", field="chat_template")
+    known = kind.__struct_fields__
+    return body, tuple(name for name in (value if isinstance(value, dict) else ()) if name not in known)
+
+
+def sampling_params(body: OpenAIBody, values: dict[str, Any]) -> SamplingParams:
+    """Translate. Raises `InvalidRequest` with OpenAI's name of the field."""
+    try:
+        return body.sampling_params(**{name: value for name, value in values.items() if value is not None})
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, field=body.spelling(error.field or "")) from error
+
+
+def check_length(request: GenerationRequest, position: int, tokens: int, limits: TokenLimits) -> None:  # noqa: ARG001  by field
+    """Refuse a prompt that the model has no room for. Raises `ContextLengthExceeded`."""
+    most = min(limits.max_input_tokens, limits.max_total_tokens - 1)
+    if tokens > most:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {limits.max_total_tokens} tokens, and its prompts may have {most}; "
+            f"prompt {position + 1} has {tokens}"
+        )
+
+
+def _streams(payload: Payload, body: OpenAIBody) -> bool:
+    """What the body says, and where it does not, whether SageMaker's streaming API was called."""
+    return payload.stream if body.stream is None else body.stream
+
+
+def _include_usage(body: OpenAIBody) -> bool:
+    return body.stream_options is not None and bool(body.stream_options.include_usage)
+
+
+def _continuous_usage(body: OpenAIBody) -> bool:
+    return body.stream_options is not None and bool(body.stream_options.continuous_usage_stats)

@@ -1,0 +1,133 @@
+"""What a field may hold besides its type: the bounds that dialects check themselves, for their errors' sake.
+
+What depends on the loaded model or on other fields is not here, as no schema can say it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lmi_handlers.dialects.lmi_parameters import SPELLINGS
+from lmi_handlers.dialects.mindie_request import MAX_INPUT_CHARACTERS
+from lmi_handlers.dialects.openai_request import MAX_LOGPROBS
+from lmi_handlers.openapi.schemas import Schema
+from lmi_handlers.properties import ServingProperties
+from lmi_handlers.sampling_params import ABOVE_ZERO, RANGES, StructuredOutputs
+
+Bounds = Mapping[str, Mapping[str, Any]]
+"""JSON schema keywords by field."""
+
+_TEXT: Schema = {"type": "string", "minLength": 1}
+_SOME: Schema = {"minLength": 1, "minItems": 1}
+_UINT64 = 2**64 - 1
+
+
+def _of_sampling_params() -> dict[str, dict[str, Any]]:
+    bounds: dict[str, dict[str, Any]] = {
+        name: {"minimum": low, "maximum": high} for name, (low, high) in RANGES.items()
+    }
+    for name in ABOVE_ZERO:
+        bounds.setdefault(name, {}).pop("minimum", None)
+        bounds[name]["exclusiveMinimum"] = 0
+    texts: Schema = {"minLength": 1, "items": _TEXT}
+    ids: Schema = {"items": {"type": "integer", "minimum": 0}}
+    return bounds | {
+        "stop": texts,
+        "bad_words": texts,
+        "stop_token_ids": ids,
+        "allowed_token_ids": ids | {"minItems": 1},
+        "logit_bias": {
+            "propertyNames": {"pattern": "^[0-9]+$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+            "items": {"type": "number", "minimum": -100, "maximum": 100},
+        },
+    }
+
+
+def of_tgi_parameters(properties: ServingProperties) -> Bounds:
+    """Return what TGI's validation, in `dialects/tgi_request.py`, lets pass."""
+    fraction = {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
+    stop = {"maxItems": properties.max_stop_sequences, "items": _TEXT}
+    return {
+        "best_of": {"minimum": 1, "maximum": properties.max_best_of},
+        "temperature": {"exclusiveMinimum": 0, "maximum": RANGES["temperature"][1]},
+        "repetition_penalty": {"exclusiveMinimum": 0},
+        "frequency_penalty": {"minimum": -2, "maximum": 2},
+        "top_k": {"minimum": 1},
+        "top_p": fraction,
+        "typical_p": fraction,
+        "max_new_tokens": {"minimum": 1},
+        "stop": stop,
+        "stop_sequences": stop,
+        "truncate": {"minimum": 1},
+        "seed": {"maximum": _UINT64},
+        "top_n_tokens": {"maximum": properties.max_top_n_tokens},
+    }
+
+
+def of_mindie_parameters(properties: ServingProperties) -> Bounds:
+    """Return what MindIE's dialect lets pass: TGI's bounds, and no seed of 0."""
+    return {**of_tgi_parameters(properties), "seed": {"minimum": 1, "maximum": _UINT64}}
+
+
+PROMPT: Bounds = {"inputs": {"minLength": 1}}
+REGEX: Bounds = {"value": _SOME}
+STRUCTURED_OUTPUTS: Bounds = dict.fromkeys(StructuredOutputs.__struct_fields__, _SOME)
+LMI_PROMPT: Bounds = {"inputs": {"minLength": 1, "minItems": 1, "items": _TEXT}}
+MINDIE_PROMPT: Bounds = {"inputs": {"minLength": 1, "maxLength": MAX_INPUT_CHARACTERS}}
+
+
+def of_lmi_parameters() -> Bounds:
+    """Return the bounds of `SamplingParams` under LMI's names, and LMI's own."""
+    known = _of_sampling_params()
+    bounds = {
+        spelling: keywords
+        for name, keywords in known.items()
+        for spelling in SPELLINGS.get(name, (name,))
+        if spelling != "do_sample"
+    }
+    seed = known["seed"] | {"pattern": "^[0-9]{1,19}$"}
+    return bounds | {
+        "seed": seed,
+        "random_seed": seed,
+        "num_beams": {"minimum": 1, "maximum": known["n"]["maximum"]},
+        "truncate": {"minimum": 1},
+        "length_penalty": {"minimum": -10, "maximum": 10},
+        "len_penalty": {"minimum": -10, "maximum": 10},
+        "prompt_logprobs": {"minimum": 0},  # of which none is shown but the prompt's own
+        "guided_json": _SOME,
+        "guided_regex": _SOME,
+        "guided_choice": _SOME,
+        "guided_grammar": _SOME,
+    }
+
+
+def _of_openai() -> dict[str, dict[str, Any]]:
+    known = _of_sampling_params()
+    least = {"minimum": 1}
+    return known | {
+        "seed": {},  # a negative one is taken as well
+        "top_p": {"minimum": 0, "maximum": 1},  # 0 is the most probable token alone
+        "max_completion_tokens": known["max_tokens"],
+        "best_of": known["n"],
+        "truncate_prompt_tokens": least,
+    }
+
+
+def of_openai_chat() -> Bounds:
+    """Return what chat completions let pass."""
+    return _of_openai() | {"top_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS}, "messages": {"minItems": 1}}
+
+
+def of_openai_completion() -> Bounds:
+    """Return what text completions let pass."""
+    most = {"minimum": 0, "maximum": RANGES["max_tokens"][1]}
+    return _of_openai() | {"max_tokens": most, "logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS}}
+
+
+def of_aleph_alpha() -> Bounds:
+    """Return what Aleph Alpha's dialect leaves to others to check."""
+    known = _of_sampling_params()
+    given = {name: known[name] for name in ("n", "max_tokens", "stop", "logit_bias")}
+    return given | {"maximum_tokens": known["max_tokens"], "messages": {"minItems": 1}}

@@ -1,0 +1,188 @@
+"""The OpenAPI 3.1 document: the routes in its form, and the schemas that they refer to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from lmi_handlers import __version__
+from lmi_handlers.dialects import chat_messages, openai_request, openai_tools
+from lmi_handlers.dialects.aleph_alpha import AlephAlphaBody
+from lmi_handlers.dialects.lmi_parameters import StructuredOutputsBody
+from lmi_handlers.dialects.tgi_chat import ChatBody
+from lmi_handlers.dialects.tgi_request import Grammar, TgiBody, TgiCompatBody, TgiParameters
+from lmi_handlers.openapi import bounds, openai_responses, requests
+from lmi_handlers.openapi.routes import Contents, Failure, Parameter, Route, Types, routes
+from lmi_handlers.openapi.schemas import Schema, bind, components
+from lmi_handlers.properties import ServingProperties
+from lmi_handlers.text.spans import TokenSpan
+
+NAMES: Mapping[str, Any] = {
+    "AlephAlphaRequest": AlephAlphaBody,
+    "ChatRequest": openai_request.ChatCompletionBody,
+    "Completion": openai_responses.Completion,
+    "CompletionRequest": openai_request.CompletionBody,
+    "CompatGenerateRequest": TgiCompatBody,
+    "Function": openai_responses.Function,
+    "FunctionDefinition": openai_tools.Function,
+    "GenerateParameters": TgiParameters,
+    "GenerateRequest": TgiBody,
+    "GrammarType": Grammar,
+    "LmiStructuredOutputs": StructuredOutputsBody,
+    "MessageChunk": chat_messages.Part,
+    "MessageContent": str | list[chat_messages.Part],
+    "NamedToolChoice": openai_tools.ToolChoice,
+    "OutputMessage": openai_responses.OutputMessage,
+    "Prompt": str | list[int | str | list[int]],
+    "ResponseFormat": openai_request.ResponseFormat,
+    "SimpleToken": TokenSpan,
+    "StructuredOutputs": openai_request.StructuredOutputsBody,
+    "TextMessage": openai_responses.TextMessage,
+    "TokenizeResponse": list[TokenSpan],
+    "ToolCallMessage": openai_responses.ToolCallMessage,
+    "ToolChoice": str | openai_tools.ToolChoice | None,
+    "ToolType": str | openai_tools.ToolChoice,
+    "Url": chat_messages.ImageUrl,
+}
+"""What TGI's document calls types, where it is not the class's name, so that clients generated from that one find theirs here."""
+
+_QUESTION = "What is Deep Learning?"
+_PROMPT = {"inputs": _QUESTION, "parameters": {"max_new_tokens": 20}}
+_CHAT = {"messages": [{"role": "user", "content": _QUESTION}]}
+EXAMPLES: Mapping[Any, object] = {
+    requests.PlainPrompt: _QUESTION,
+    TgiBody: _PROMPT,
+    TgiCompatBody: _PROMPT,
+    requests.LmiRequest: _PROMPT,
+    requests.MindieRequest: _PROMPT,
+    ChatBody: _CHAT,
+    openai_request.ChatCompletionBody: _CHAT | {"max_tokens": 20},
+    AlephAlphaBody: _CHAT | {"model": "any", "max_tokens": 20},
+    openai_request.CompletionBody: {"prompt": _QUESTION, "max_tokens": 20},
+}
+"""A body of each type."""
+
+API_KEY = "api_key"
+
+
+def openapi_document(properties: ServingProperties, *, has_api_key: bool) -> bytes:
+    """Write the document of a server of this configuration, as JSON. It takes some hundredths of a second."""
+    every = routes(properties)
+    schemas, parts = components(_types(every), NAMES)
+    _bind(parts, properties)
+    writer = _Writer(schemas, has_api_key=has_api_key)
+    paths: dict[str, Schema] = {}
+    for route in every:
+        paths.setdefault(route.path, {})[route.method] = writer.operation(route)
+    document = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "lmi-handlers",
+            "description": "A language model, behind the interfaces of LMI, TGI, OpenAI and SageMaker.",
+            "license": {"name": "Apache 2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
+            "version": __version__,
+        },
+        "paths": paths,
+        "components": {
+            "schemas": parts,
+            "securitySchemes": {
+                API_KEY: {"type": "http", "scheme": "bearer", "description": "The server's API_KEY, where it has one."}
+            },
+        },
+    }
+    return msgspec.json.encode(document)
+
+
+def _types(every: Iterable[Route]) -> list[Any]:
+    found: list[Any] = []
+    for route in every:
+        for contents in (route.body, route.answer):
+            for alternatives in contents.values():
+                found += alternatives
+        for failure in route.failures:
+            found += failure.content
+    return found
+
+
+def _bind(parts: Mapping[str, Schema], properties: ServingProperties) -> None:
+    """Add to the schemas what dialects check themselves."""
+    known = {
+        "GenerateRequest": bounds.PROMPT,
+        "CompatGenerateRequest": bounds.PROMPT,
+        "GenerateParameters": bounds.of_tgi_parameters(properties),
+        "MindieRequest": bounds.MINDIE_PROMPT,
+        "MindieParameters": bounds.of_mindie_parameters(properties),
+        "LmiRequest": bounds.LMI_PROMPT,
+        "LmiParameters": bounds.of_lmi_parameters(),
+        "ChatRequest": bounds.of_openai_chat(),
+        "CompletionRequest": bounds.of_openai_completion(),
+        "AlephAlphaRequest": bounds.of_aleph_alpha(),
+        "RegexGrammar": bounds.REGEX,
+        "StructuredOutputs": bounds.STRUCTURED_OUTPUTS,
+        "LmiStructuredOutputs": bounds.STRUCTURED_OUTPUTS,
+    }
+    for name, fields in known.items():
+        for field, schema in parts.get(name, {}).get("properties", {}).items():
+            bind(schema, fields.get(field, {}))
+    bind(parts["Prompt"], {"minItems": 1})
+
+
+class _Writer:
+    """Puts routes into the document's form. `schemas` are those of the types."""
+
+    def __init__(self, schemas: Mapping[Any, Schema], *, has_api_key: bool) -> None:
+        self._schemas = schemas
+        self._has_api_key = has_api_key
+
+    def operation(self, route: Route) -> Schema:
+        """Return a route's operation object."""
+        operation: Schema = {"operationId": route.name, "summary": route.summary, "tags": [route.tag]}
+        if route.parameters:
+            operation["parameters"] = [self._parameter(parameter) for parameter in route.parameters]
+        if route.body:
+            operation["requestBody"] = {"required": True, "content": self._bodies(route.body)}
+        answer: Schema = {"description": "The answer."}
+        if route.answer:
+            answer["content"] = self._contents(route.answer)
+        answers = {200: answer} | {failure.status: self._failure(failure) for failure in route.failures}
+        if self._has_api_key and route.method == "post":
+            operation["security"] = [{API_KEY: []}]
+            answers[401] = {"description": "The API key is missing or another one."}
+        operation["responses"] = {str(status): answers[status] for status in sorted(answers)}
+        return operation
+
+    def _bodies(self, contents: Contents) -> Schema:
+        return {
+            content_type: {
+                "schema": self._schema(types),
+                "examples": {f"example {number}": {"value": EXAMPLES[kind]} for number, kind in enumerate(types, 1)},
+            }
+            for content_type, types in contents.items()
+        }
+
+    def _contents(self, contents: Contents) -> Schema:
+        return {content_type: {"schema": self._schema(types)} for content_type, types in contents.items()}
+
+    def _schema(self, types: Types) -> Schema:
+        schemas = [self._schemas[kind] for kind in types]
+        return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+
+    def _failure(self, failure: Failure) -> Schema:
+        response: Schema = {
+            "description": failure.reason,
+            "content": {"application/json": {"schema": self._schema(failure.content)}},
+        }
+        if failure.retry:
+            seconds = {"description": "Seconds after which to try again.", "schema": {"type": "integer"}}
+            response["headers"] = {"Retry-After": seconds}
+        return response
+
+    @staticmethod
+    def _parameter(parameter: Parameter) -> Schema:
+        schema: Schema = {"type": "string"}
+        if parameter.values:
+            schema["enum"] = list(parameter.values)
+        written: Schema = {"name": parameter.name, "in": parameter.place, "description": parameter.description}
+        return written | {"required": parameter.place == "path", "schema": schema}

@@ -1,0 +1,40 @@
+"""Bodies that no one struct decodes, as structs: what LMI's hand-written checks and MindIE's null-dropping let pass."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from lmi_handlers.dialects.lmi_parameters import LmiParameters
+from lmi_handlers.dialects.mindie_request import DOCUMENTED, MindieBody
+from lmi_handlers.dialects.mindie_request import MindieParameters as DecodedParameters
+
+PlainPrompt = Annotated[str, msgspec.Meta(min_length=1)]
+"""A body of `text/plain`."""
+
+
+class LmiRequest(msgspec.Struct):
+    """A prompt, or a list of prompts. `adapters` has a name for all of them, or a list with one for each."""
+
+    inputs: str | list[str]
+    parameters: LmiParameters = LmiParameters()
+    stream: bool | None = None
+    adapters: str | list[str | None] | None = None
+
+
+MindieParameters = msgspec.defstruct(
+    "MindieParameters",
+    [
+        (field.name, field.type | None, None)
+        for field in msgspec.structs.fields(DecodedParameters)
+        if field.name in DOCUMENTED
+    ],
+    namespace={"__doc__": "The `parameters` object. null means absent."},
+)
+
+MindieRequest = msgspec.defstruct(
+    "MindieRequest",
+    [("inputs", str), ("parameters", MindieParameters | None, None), ("stream", bool | None, None)],
+    namespace={"__doc__": MindieBody.__doc__},
+)

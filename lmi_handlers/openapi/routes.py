@@ -1,0 +1,282 @@
+"""The routes as a document describes them: what each takes, what it answers, and how it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from formatters import load_formatter_class
+from lmi_handlers.dialects import InvocationsDialects, root_dialect
+from lmi_handlers.dialects.aleph_alpha import AlephAlphaBody, AlephAlphaDialect
+from lmi_handlers.dialects.base import Dialect, ModelFacts
+from lmi_handlers.dialects.openai import ChatDialect
+from lmi_handlers.dialects.openai_request import ChatCompletionBody, CompletionBody
+from lmi_handlers.dialects.tgi_chat import ChatBody
+from lmi_handlers.dialects.tgi_request import TgiBody, TgiCompatBody
+from lmi_handlers.errors import (
+    DeadlineExceeded,
+    EngineDead,
+    EngineNotReady,
+    InvalidChat,
+    InvalidJson,
+    InvalidRequest,
+    LMIError,
+    ModelNotFound,
+    PayloadTooLarge,
+    QueueFull,
+    RequestFailed,
+    UnsupportedMediaType,
+)
+from lmi_handlers.openapi import openai_responses as openai
+from lmi_handlers.openapi import requests, responses
+from lmi_handlers.properties import ServingProperties
+from lmi_handlers.text.spans import TokenSpan
+
+JSON = "application/json"
+JSON_LINES = "application/jsonlines"
+EVENTS = "text/event-stream"
+TEXT = "text/plain"
+
+TGI = "Text Generation Inference"
+ALEPH_ALPHA = "Aleph Alpha"
+LMI = "LMI"
+SAGEMAKER = "SageMaker"
+"""Tags; the first is TGI's own, of OpenAI's routes as well."""
+
+Types = tuple[Any, ...]
+"""Alternatives."""
+
+Contents = Mapping[str, Types]
+"""By content type; of JSON lines they are what a line may be, of server-sent events an event's data."""
+
+
+class Parameter(msgspec.Struct, frozen=True, kw_only=True):
+    """A parameter in the `place` "path", "query" or "header"; in a path it is required. `values` are all there are."""
+
+    name: str
+    place: str
+    description: str
+    values: tuple[str, ...] = ()
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """An error: its status, why it comes about, what its JSON is, and whether `Retry-After` says when to try again."""
+
+    status: int
+    reason: str
+    content: Types
+    retry: bool = False
+
+
+class Route(msgspec.Struct, frozen=True):
+    """A method of a path. `name` is what generated clients call it; an answer without contents has no body."""
+
+    method: str
+    path: str
+    name: str
+    tag: str
+    summary: str
+    answer: Contents = {}
+    body: Contents = {}
+    parameters: tuple[Parameter, ...] = ()
+    failures: tuple[Failure, ...] = ()
+
+
+def routes(properties: ServingProperties) -> list[Route]:
+    """Return every route, as this configuration has it."""
+    return [*_invoke_routes(properties), *_openai_routes(), *_tgi_routes(properties), *_server_routes()]
+
+
+_READING = (InvalidJson, InvalidRequest, PayloadTooLarge, UnsupportedMediaType, EngineNotReady)
+_GENERATING = (*_READING, QueueFull, DeadlineExceeded, RequestFailed, EngineDead)
+
+
+def _no_model() -> ModelFacts:
+    raise EngineNotReady("a document is written without a model")
+
+
+def _failures(kinds: Iterable[type[LMIError]], *shapes: tuple[Dialect, Any]) -> tuple[Failure, ...]:
+    """Return errors of these kinds: the statuses that the dialects give them, each in the shape that the dialect has."""
+    reasons: dict[int, dict[str, None]] = {}
+    contents: dict[int, dict[Any, None]] = {}
+    retry: set[int] = set()
+    for dialect, shape in shapes:
+        for kind in kinds:
+            status = dialect.error(kind("")).status
+            reasons.setdefault(status, {})[str(kind.__doc__)] = None
+            contents.setdefault(status, {})[shape] = None
+            if issubclass(kind, QueueFull | EngineNotReady):
+                retry.add(status)
+    return tuple(
+        Failure(status=status, reason=" ".join(reasons[status]), content=tuple(contents[status]), retry=status in retry)
+        for status in sorted(reasons)
+    )
+
+
+# LMI and SageMaker
+
+
+class _Shape(msgspec.Struct):
+    """What a dialect takes, answers, and says of what is wrong."""
+
+    body: Any
+    answer: Contents
+    error: Any
+
+
+def _invoke_routes(properties: ServingProperties) -> list[Route]:
+    native = _native_shape(properties)
+    dialects = (InvocationsDialects(properties, _no_model).native, ChatDialect(_no_model))
+    unknown = Failure(status=404, reason=str(ModelNotFound.__doc__), content=(responses.FrontEndError,))
+    failures = (*_failures(_GENERATING, *zip(dialects, (native.error, openai.OpenAIError), strict=True)), unknown)
+    whole = (*native.answer[JSON], openai.ChatCompletion, openai.CompletionFinal)
+    events = (*native.answer.get(EVENTS, ()), openai.ChatCompletionChunk, openai.Chunk)
+    lines = (*native.answer.get(JSON_LINES, ()), openai.ChatCompletionChunk, *whole, native.error, openai.OpenAIError)
+    answer = {**native.answer, JSON: whole, EVENTS: events, JSON_LINES: lines}
+    bodies = (native.body, ChatCompletionBody, CompletionBody)
+    body: Contents = {JSON: bodies, TEXT: (requests.PlainPrompt,), JSON_LINES: bodies}
+    model = Parameter(name="model", place="path", description="The served model's name.", values=(properties.name,))
+    version = Parameter(name="version", place="path", description="Any version is the one there is.")
+    named = Parameter(name="model_name", place="query", description=model.description, values=model.values)
+    adapters = (
+        Parameter(name="adapter", place="query", description="The adapter to answer with, unless the body names one."),
+        Parameter(name="X-Amzn-SageMaker-Adapter-Identifier", place="header", description="The same, and stronger."),
+    )
+    paths = {
+        "/invocations": ("invocations", (named,)),
+        "/predictions/{model}": ("predictions", (model,)),
+        "/predictions/{model}/{version}": ("predictions_of_version", (model, version)),
+        "/models/{model}/invoke": ("invoke_model", (model,)),
+    }
+    summary = "Answer a prompt, or a conversation; of JSON lines, that of each."
+    return [
+        Route("post", path, name, LMI, summary, answer, body, (*parameters, *adapters), failures)
+        for path, (name, parameters) in paths.items()
+    ]
+
+
+def _native_shape(properties: ServingProperties) -> _Shape:
+    if properties.tgi_compat:
+        return _root_shape(properties)
+    if not properties.rolling:
+        answer: dict[str, Types] = {
+            JSON: (list[responses.DynamicBatchText],),
+            JSON_LINES: (responses.DynamicBatchOutputs,),
+        }
+        return _Shape(requests.LmiRequest, answer, responses.DynamicBatchError)
+    record = (responses.LmiRecord,)
+    answer = {JSON: (responses.LmiResponse, list[responses.LmiResponse]), JSON_LINES: record, EVENTS: record}
+    if properties.output_formatter is not None:  # maybe of another distribution, which does not say what it writes
+        answer.setdefault(load_formatter_class(properties.output_formatter).content_type, (object,))
+    return _Shape(requests.LmiRequest, answer, responses.LmiError)
+
+
+# OpenAI and Aleph Alpha
+
+
+def _openai_routes() -> list[Route]:
+    shape = (ChatDialect(_no_model), openai.OpenAIError)
+    failures, not_ready = _failures(_GENERATING, shape), _failures([EngineNotReady], shape)
+    chat: Contents = {JSON: (openai.ChatCompletion,), EVENTS: (openai.ChatCompletionChunk,)}
+    text: Contents = {JSON: (openai.CompletionFinal,), EVENTS: (openai.Chunk,)}
+    chat_body: Contents = {JSON: (ChatCompletionBody,)}
+    text_body: Contents = {JSON: (CompletionBody,)}
+    aleph_alpha: Contents = {JSON: (openai.ChatCompletion,), EVENTS: (openai.AlephAlphaChunk,)}
+    aleph_alpha_body: Contents = {JSON: (AlephAlphaBody,)}
+    models: Contents = {JSON: (openai.ModelList,)}
+    return [
+        Route(
+            "post",
+            "/v1/chat/completions",
+            "chat_completions",
+            TGI,
+            "Answer a conversation.",
+            chat,
+            chat_body,
+            (),
+            failures,
+        ),
+        Route(
+            "post",
+            "/chat/completions",
+            "aleph_alpha_chat_completions",
+            ALEPH_ALPHA,
+            "Answer a conversation.",
+            aleph_alpha,
+            aleph_alpha_body,
+            (),
+            _failures(_GENERATING, (AlephAlphaDialect(_no_model), openai.AlephAlphaError)),
+        ),
+        Route("post", "/v1/completions", "completions", TGI, "Answer prompts.", text, text_body, (), failures),
+        Route("get", "/v1/models", "openai_get_model_info", TGI, "Tell what is served.", models, failures=not_ready),
+    ]
+
+
+# TGI
+
+
+def _root_shape(properties: ServingProperties) -> _Shape:
+    if properties.dialect == "mindie":
+        answer: Contents = {JSON: (responses.MindieResponse,), EVENTS: (responses.MindieStreamResponse,)}
+        return _Shape(requests.MindieRequest, answer, responses.ErrorResponse)
+    answer = {JSON: (list[responses.GenerateResponse],), EVENTS: (responses.StreamResponse,)}
+    return _Shape(TgiCompatBody, answer, responses.ErrorResponse)
+
+
+def _tgi_routes(properties: ServingProperties) -> list[Route]:
+    shape = (root_dialect(properties), responses.ErrorResponse)
+    failed, unread = _failures(_GENERATING, shape), _failures(_READING, shape)
+    unchatted, not_ready = _failures((*_READING, InvalidChat), shape), _failures([EngineNotReady], shape)
+    root = _root_shape(properties)
+    root_body: Contents = {JSON: (root.body,)}
+    body: Contents = {JSON: (TgiBody,)}
+    chat: Contents = {JSON: (ChatBody,)}
+    whole: Contents = {JSON: (responses.GenerateResponse,)}
+    event: Contents = {EVENTS: (responses.StreamResponse,)}
+    tokens: Contents = {JSON: (list[TokenSpan],)}
+    chat_tokens: Contents = {JSON: (responses.ChatTokenizeResponse,)}
+    info: Contents = {JSON: (responses.Info,)}
+    health = "Tell whether requests are taken."
+    return [
+        Route("post", "/", "compat_generate", TGI, "Answer a prompt.", root.answer, root_body, (), failed),
+        Route("post", "/generate", "generate", TGI, "Answer a prompt, whole.", whole, body, (), failed),
+        Route(
+            "post", "/generate_stream", "generate_stream", TGI, "Answer a prompt, as a stream.", event, body, (), failed
+        ),
+        Route("post", "/tokenize", "tokenize", TGI, "Tell a prompt's tokens.", tokens, body, (), unread),
+        Route(
+            "post",
+            "/chat_tokenize",
+            "get_chat_tokenize",
+            TGI,
+            "Tell a chat's tokens.",
+            chat_tokens,
+            chat,
+            (),
+            unchatted,
+        ),
+        Route("get", "/", "root_health", TGI, health, failures=not_ready),
+        Route("get", "/health", "health", TGI, health, failures=not_ready),
+        Route("get", "/info", "get_model_info", TGI, "Tell what is served, and its limits.", info, failures=not_ready),
+    ]
+
+
+# The server's own
+
+
+def _server_routes() -> list[Route]:
+    states = (dict[str, responses.Health],)
+    ping: Contents = {JSON: states}
+    unhealthy = (Failure(status=503, reason=str(EngineNotReady.__doc__), content=states),)
+    health = "Tell whether requests are taken, and if not, why."
+    document: Contents = {JSON: (dict[str, object],)}
+    text: Contents = {TEXT: (str,)}
+    return [
+        Route("get", "/ping", "ping", SAGEMAKER, health, ping, failures=unhealthy),
+        Route("post", "/ping", "post_ping", SAGEMAKER, health, ping, failures=unhealthy),
+        Route("get", "/metrics", "metrics", TGI, "Tell Prometheus metrics.", text),
+        Route("get", "/openapi.json", "openapi", TGI, "Tell this document.", document),
+        Route("get", "/api-doc/openapi.json", "api_doc", TGI, "Tell this document, where TGI has it.", document),
+    ]

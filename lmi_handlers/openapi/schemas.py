@@ -1,0 +1,110 @@
+"""JSON schemas of Python types, as the components of a document.
+
+msgspec derives them from the very types that decode bodies. What it has no word for is done here: TGI's names, unions with
+a name of their own, and unions of objects that no tag tells apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+Schema = dict[str, Any]
+
+PREFIX = "#/components/schemas/"
+
+
+def reference(name: str) -> Schema:
+    """Return the schema that says "see there"."""
+    return {"$ref": PREFIX + name}
+
+
+def one_of(description: str, *names: str) -> msgspec.Meta:
+    """What a field is annotated with that holds one of these components: msgspec itself tells objects by tags only."""
+    return msgspec.Meta(extra_json_schema={"anyOf": [reference(name) for name in names], "description": description})
+
+
+def components(types: Iterable[Any], names: Mapping[str, Any]) -> tuple[dict[Any, Schema], dict[str, Schema]]:
+    """Return a schema for each of `types`, and the components that these refer to.
+
+    `names` are those of types that would otherwise be called after their class, or have no name at all; they become
+    components, wanted or not.
+    """
+    asked = list(dict.fromkeys([*types, *names.values()]))
+    found, parts = msgspec.json.schema_components(asked, schema_hook=_any, ref_template=PREFIX + "{name}")
+    schemas = dict(zip(asked, found, strict=True))
+    renamed = {schemas[kind]["$ref"]: PREFIX + name for name, kind in names.items() if "$ref" in schemas[kind]}
+    unions = {name: schemas[kind] for name, kind in names.items() if "$ref" not in schemas[kind]}
+    naming = _Naming(renamed, unions)
+    own = {renamed.get(PREFIX + name, PREFIX + name).removeprefix(PREFIX): schema for name, schema in parts.items()}
+    own = {name: naming.parts(_without_nulls(schema) | {"title": name}) for name, schema in own.items()}
+    own |= {name: naming.parts(schema) for name, schema in unions.items()}
+    return {kind: naming.apply(schema) for kind, schema in schemas.items()}, dict(sorted(own.items()))
+
+
+class _Naming:
+    """Puts references to named schemas into others. `renamed` maps references of msgspec's to ours."""
+
+    def __init__(self, renamed: Mapping[str, str], unions: Mapping[str, Schema]) -> None:
+        self._renamed = renamed
+        self._unions = unions
+
+    def apply(self, schema: Schema) -> Schema:
+        """Return `schema` with all that has a name replaced by it."""
+        for name, union in self._unions.items():
+            if schema == union:
+                return reference(name)
+            members = union.get("anyOf", ())
+            given = schema.get("anyOf", ())
+            if members and "discriminator" not in union and all(member in given for member in members):
+                others = [member for member in given if member not in members]
+                schema = schema | {"anyOf": [reference(name), *others]}
+        return self.parts(schema)
+
+    def parts(self, schema: Schema) -> Schema:
+        """Return `schema` with names for what is in it, though not for itself."""
+        return {key: self._value(value) for key, value in schema.items()}
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return self.apply(value)
+        if isinstance(value, list):
+            return [self._value(item) for item in value]
+        return self._renamed.get(value, value) if isinstance(value, str) else value
+
+
+_NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_KEYWORDS = {
+    "integer": _NUMERIC,
+    "number": _NUMERIC,
+    "string": ("minLength", "maxLength", "pattern", "enum"),
+    "array": ("minItems", "maxItems", "items"),
+    "object": ("propertyNames", "additionalProperties"),
+}
+"""What can be said of a value of some type."""
+
+
+def bind(schema: Schema, keywords: Mapping[str, Any]) -> None:
+    """Add keywords to a field's schema, each where it belongs if the field may be of several types."""
+    for part in schema.get("anyOf", [schema]):
+        part.update({key: value for key, value in keywords.items() if key in _KEYWORDS.get(part.get("type"), ())})
+
+
+def _without_nulls(schema: Schema) -> Schema:
+    """Drop null from what fields are by default: it is what they are when they are absent."""
+    properties = {}
+    for name, field in schema.get("properties", {}).items():
+        default = field.get("default")
+        if isinstance(default, dict):
+            field = field | {"default": {key: value for key, value in default.items() if value is not None}}
+        properties[name] = {key: value for key, value in field.items() if key != "default" or value is not None}
+    return schema | {"properties": properties} if properties else schema
+
+
+def _any(kind: type) -> Schema:
+    """`object` stands for any JSON."""
+    if kind is object:
+        return {"description": "Any JSON value."}
+    raise NotImplementedError

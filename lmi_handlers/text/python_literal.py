@@ -1,0 +1,94 @@
+"""Python literals that are still being written, as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from lmi_handlers.text.cursor import SPACE, Cursor, Malformed, Reading
+from lmi_handlers.text.partial_json import Write, json_string, string_content
+
+JSON_CONSTANTS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+"""How JSON writes Python's constants; its own are in too, as models mix them up."""
+
+
+def read_python_value(text: Cursor, write: Write) -> Reading[None]:
+    """Read a Python literal and write it as JSON; also JSON's true, false and null. A bare word is a string."""
+    closers: list[str] = []  # of the JSON brackets that are open
+    separator = ""  # written when the next value comes: a comma may be the last thing in a bracket
+    while True:
+        yield from text.run(SPACE)
+        char = yield from text.peek()
+        if char and char in _BRACKETS:
+            text.take(1)
+            write(separator + _BRACKETS[char][0])
+            closers.append(_BRACKETS[char][1])
+            separator = ""
+            continue
+        if char and char in "\"'":
+            write(separator)
+            yield from _python_string(text, write)
+        elif not (closers and char and char in ")]}"):
+            word = (yield from text.run(_WORD)).strip()
+            is_key = closers[-1:] == ["}"] and separator != ": "
+            if not word:
+                raise Malformed
+            write(separator + (json_string(word) if is_key else _literal(word)))
+        # A value is behind: a bracket that ends with it is a value too.
+        while closers:
+            yield from text.run(SPACE)
+            char = yield from text.peek()
+            if not char or char not in ")]}":
+                break
+            text.take(1)
+            write(closers.pop())
+        if not closers:
+            return
+        if char not in _SEPARATORS:
+            raise Malformed
+        text.take(1)
+        separator = _SEPARATORS[char]
+
+
+def _literal(word: str) -> str:
+    return JSON_CONSTANTS.get(word) or (word if _NUMBER.fullmatch(word) else json_string(word))
+
+
+def _python_string(text: Cursor, write: Write) -> Reading[None]:
+    """Read a quoted string and write it as JSON. Python leaves unknown escapes as they are."""
+    quote = text.take(1)
+    write('"')
+    while (char := (yield from text.peek())) != quote:
+        if not char:
+            raise Malformed
+        if char != "\\":
+            write(string_content(text.available(_UNQUOTED) or text.take(1)))
+            continue
+        kind = yield from text.ahead(2)
+        escape = yield from text.ahead(_ESCAPE_LENGTHS.get(kind, 2))
+        if _HEX_ESCAPE.fullmatch(escape):
+            write(json.dumps(chr(int(text.take(len(escape))[2:], 16)))[1:-1])
+        else:
+            escape = text.take(2)
+            write(_PYTHON_ESCAPES.get(escape) or string_content(escape))
+    text.take(1)
+    write('"')
+
+
+_BRACKETS = {"[": "[]", "(": "[]", "{": "{}"}
+_SEPARATORS = {",": ", ", ":": ": "}
+_WORD = re.compile(r"""[^][(){},:="'<]+""")
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
+_UNQUOTED = re.compile(r"""[^"'\\]+""")
+_ESCAPE_LENGTHS = {"\\x": 4, "\\u": 6, "\\U": 10}
+_HEX_ESCAPE = re.compile(r"\\(x[\da-fA-F]{2}|u[\da-fA-F]{4}|U(000[\da-fA-F]|0010)[\da-fA-F]{4})", re.ASCII)
+_PYTHON_ESCAPES = {
+    "\\'": "'",
+    '\\"': '\\"',
+    "\\\\": "\\\\",
+    "\\b": "\\b",
+    "\\f": "\\f",
+    "\\n": "\\n",
+    "\\r": "\\r",
+    "\\t": "\\t",
+}

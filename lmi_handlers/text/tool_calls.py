@@ -1,0 +1,231 @@
+"""From what a model writes to content and tool calls, piece by piece; a whole answer is the pieces joined.
+
+There is no library to take: the parsers of vLLM and SGLang cannot be had without torch and their engines, and the one of
+transformers has a template for few models, gives a call when it is complete, and raises on JSON that is not.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+
+import msgspec
+
+from lmi_handlers.text.call_syntax import CallReader, Schemas
+from lmi_handlers.text.cursor import SPACE, Cursor, Malformed, Reading
+from lmi_handlers.text.tool_formats import Format, Tag
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    """What a call gains: `index` counts the message's calls from 0, `name` comes once, with the first delta of a call.
+
+    `arguments` is a further piece of their JSON text, which is whatever the model wrote, so it may be no valid JSON.
+    """
+
+    index: int
+    name: str | None = None
+    arguments: str = ""
+
+
+class MessageDelta(msgspec.Struct, frozen=True):
+    """What a message gains: text for the reader, and calls in the order in which they were written."""
+
+    content: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+
+
+class MessageParser(ABC):
+    """Parses the text of one message, its special tokens but for the last in it as their literal text.
+
+    The deltas joined do not depend on how the text was cut into pieces. Time is linear. Nothing is ever raised.
+    """
+
+    @abstractmethod
+    def feed(self, text: str) -> MessageDelta:
+        """Take more text, and return what can be said for certain now and was not said before."""
+
+    @abstractmethod
+    def finish(self) -> MessageDelta:
+        """Return what was held back: the text has ended. A call that broke off keeps what came of it."""
+
+
+class PlainParser(MessageParser):
+    """A message without calls: everything is content."""
+
+    def feed(self, text: str) -> MessageDelta:
+        """Return `text`."""
+        return MessageDelta(content=text)
+
+    def finish(self) -> MessageDelta:
+        """Return nothing: nothing was held back."""
+        return MessageDelta()
+
+
+class NamedCallParser(MessageParser):
+    """One call of the function `name`: a grammar has made the text its arguments, `{"location": "Paris"}`."""
+
+    def __init__(self, name: str) -> None:
+        self._name: str | None = name
+
+    def feed(self, text: str) -> MessageDelta:
+        """Return `text` as arguments."""
+        name, self._name = self._name, None
+        return MessageDelta(tool_calls=(ToolCallDelta(0, name, text),) if name or text else ())
+
+    def finish(self) -> MessageDelta:
+        """Return the call where no text has come at all."""
+        return self.feed("")
+
+
+class _ReadingParser(MessageParser):
+    """Runs `_read` as far as the text goes."""
+
+    def __init__(self, schemas: Schemas) -> None:
+        self._text = Cursor()
+        self._deltas = _Deltas()
+        self._calls = CallReader(self._text, self._deltas, schemas)
+        self._reading = self._read()
+
+    def feed(self, text: str) -> MessageDelta:
+        self._text.append(text)
+        next(self._reading, None)
+        return self._deltas.take()
+
+    def finish(self) -> MessageDelta:
+        self._text.end()
+        next(self._reading, None)
+        return self._deltas.take()
+
+    @abstractmethod
+    def _read(self) -> Reading[None]:
+        """Read all of the text into `_deltas`."""
+
+
+class CallListParser(_ReadingParser):
+    """Calls only: a grammar has made the text `[{"name": "f", "arguments": {...}}, ...]`. Any other is content."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+    def _read(self) -> Reading[None]:
+        text = self._text
+        text.hold()
+        yield from text.run(SPACE)
+        try:
+            yield from self._calls.read(known_names_only=False)
+        except Malformed:
+            self._deltas.add_content(text.release())
+        else:
+            yield from text.run(SPACE)
+            text.release()
+        while (yield from text.peek()):
+            self._deltas.add_content(text.available(_ANYTHING))
+
+
+class TaggedCallParser(_ReadingParser):
+    """Content and calls as a model writes them when nothing forces it, in the format of its family.
+
+    White space around calls is dropped. A tag without a call is content, and so is what looks like a call without a
+    tag but is none of a function in `schemas`; the rest of such a message has no calls without a tag.
+    """
+
+    def __init__(self, format: Format, schemas: Schemas) -> None:  # noqa: A002
+        self._format = format
+        # Text that no tag begins or ends in, and white space neither.
+        firsts = {mark[0] for tag in format.tags for mark in (tag.open, tag.close) if mark}
+        self._words = re.compile(rf"[^\s{re.escape(''.join(sorted(firsts)))}]+")
+        self._bare = format.bare
+        self._close = ""  # the end tag that is still to come
+        self._at_start = True
+        self._after_call = False  # nothing but white space since
+        super().__init__(schemas)
+
+    def _read(self) -> Reading[None]:
+        while (yield from self._read_next()):
+            self._at_start = False
+
+    def _read_next(self) -> Reading[bool]:
+        """Read white space, and behind it calls, an end tag or a word of content. Return whether there was any."""
+        text = self._text
+        text.hold()
+        space = yield from text.run(_BEHIND_CALL if self._after_call else SPACE)
+        char = yield from text.peek()
+        if not char:
+            self._deltas.add_content("" if self._after_call else text.release())
+            return False
+        if self._close and (yield from text.accept(self._close)):
+            self._close, self._after_call = "", True
+            return True
+        tag = yield from self._accept_tag()
+        is_bare = char in self._bare and (self._at_start or "\n" in space)
+        found = False
+        if tag or is_bare or self._after_call:
+            found = yield from self._read_calls(tag)
+        if found:
+            # Qwen3-Coder leaves out an opening tag now and then, and writes the end tag all the same.
+            self._close = tag.close if tag else self._close or self._format.tags[0].close
+            self._after_call = True
+        elif is_bare:
+            self._bare = ""  # an answer that is JSON: what is inside it is no call either
+        rejected = text.release()
+        if self._after_call:
+            rejected = rejected.lstrip()
+        if not found and not rejected.strip():
+            rejected += text.take(1) + text.available(self._words)
+        if rejected:
+            self._deltas.add_content(rejected)
+            self._after_call = False
+        return True
+
+    def _accept_tag(self) -> Reading[Tag | None]:
+        for tag in self._format.tags:
+            if (yield from self._text.accept(tag.open)):
+                return tag
+        return None
+
+    def _read_calls(self, tag: Tag | None) -> Reading[bool]:
+        """Read a call or a list of them, and return whether there was any. What is held then is part of none."""
+        calls_before = self._deltas.calls
+        try:
+            if tag:
+                yield from self._text.run(SPACE)
+            yield from self._calls.read(known_names_only=tag is None or tag.known_names_only)
+        except Malformed:
+            pass
+        else:
+            self._text.release()
+        return self._deltas.calls > calls_before
+
+
+class _Deltas:
+    """What has been read and not been told yet."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self._content: list[str] = []
+        self._tool_calls: list[tuple[int, str | None, list[str]]] = []
+
+    def add_content(self, text: str) -> None:
+        self._content.append(text)
+
+    def open_call(self, name: str) -> None:
+        self._tool_calls.append((self.calls, name, []))
+        self.calls += 1
+
+    def write_arguments(self, piece: str) -> None:
+        if not self._tool_calls:
+            self._tool_calls.append((self.calls - 1, None, []))
+        self._tool_calls[-1][2].append(piece)
+
+    def take(self) -> MessageDelta:
+        delta = MessageDelta(
+            "".join(self._content),
+            tuple(ToolCallDelta(index, name, "".join(pieces)) for index, name, pieces in self._tool_calls),
+        )
+        self._content.clear()
+        self._tool_calls.clear()
+        return delta
+
+
+_ANYTHING = re.compile(r".+", re.DOTALL)
+_BEHIND_CALL = re.compile(r"[\s,;\]}]+")  # what separates calls, and a bracket too many

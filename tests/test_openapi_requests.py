@@ -1,0 +1,186 @@
+"""The OpenAPI document against the server: requests made from it, valid and not, and what comes back held against it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+import schemathesis
+from schemathesis.core.failures import AcceptedNegativeData, FailureGroup
+from schemathesis.specs.openapi.checks import (
+    negative_data_rejection,
+    positive_data_acceptance,
+    response_schema_conformance,
+)
+from serving import Server
+
+from formatters.tgi import to_float32
+from lmi_handlers.openapi.document import openapi_document
+from lmi_handlers.options import ServingProperties
+
+DOCUMENT: dict[str, Any] = json.loads(
+    openapi_document(ServingProperties(model_name="m", rolling_batch="echo"), has_api_key=False)
+)
+
+JSON_LINES = "application/jsonlines"
+
+Case = schemathesis.Case[Any]
+
+
+def without_json_lines() -> dict[str, Any]:
+    """The document without batches, of which each record is a body of its own."""
+    document = copy.deepcopy(DOCUMENT)
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            operation.get("requestBody", {}).get("content", {}).pop(JSON_LINES, None)
+    return document
+
+
+def api(document: dict[str, Any], max_examples: int, *, boundaries: bool) -> schemathesis.BaseSchema:
+    """A document as a source of requests, the same ones each time. `boundaries` adds some for each keyword of each schema."""
+    schema = schemathesis.openapi.from_dict(document)
+    config = schema.config
+    config.generation.deterministic = True
+    config.generation.database = "none"
+    config.generation.max_examples = max_examples
+    config.phases.coverage.enabled = boundaries
+    config.checks.negative_data_rejection.expected_statuses = ["4xx"]
+    return schema
+
+
+SAID_ELSEWHERE = {
+    "does not support": "what the engine in use cannot do is in docs/backends.md",
+    "is an image, and this model takes text only": "the same",
+    "Expected `int": "1.0 is an integer to JSON Schema, and a number to TGI and to us",
+    "must have exactly one of": "between fields",
+    "needs `logprobs`: true": "between fields",
+    "needs `json_schema`": "between fields",
+    "best_of: must be at least n": "between fields",
+    "must be at most max_tokens": "between fields",
+    "max_tokens: must be at least 1, got 0": "0 is for `echo` alone",
+    "must have a name for each of the": "between fields",
+    "names '.*', which is none of the tools": "between fields",
+    "you must use sampling when": "between fields",
+    "`seed` must not be set when": "between fields",
+    "when streaming tokens": "between fields, and of /generate_stream's only",
+    "grammar is not valid": "which schemas there are is more than a schema says",
+    "structured_outputs: json must not be empty": "the same",
+    "prompt: has no tokens": "what has tokens is for the tokenizer to say",
+    "must be a system message or none, then": "between messages",
+    "must be token ids or a list of prompts": "a list is of one kind",
+    "Template error": "what a template takes is the model's",
+    "a step takes one candidate for each beam": "the engine's",
+    "outside the vocabulary": "the model's",
+    "token ids outside": "the model's",
+    "maximum context length": "the model's",
+    r"`inputs` tokens \+ `max_new_tokens`": "the model's",
+    "`truncate` must be": "the model's",
+    "prompt and its answer": "the model's",
+}
+"""Why a body may be refused that is valid by its schema: a part of the message, and why no schema says it."""
+
+TOLERATED = {
+    "best_of: Value smaller": "TGI takes 0 for 1, though its document does not",
+    "(logprobs|top_n_tokens): Value": "without `details` they have no effect in LMI",
+    "len(gth)?_penalty: Value": "without beams they have no effect, as the response's header tells",
+    " (max_tokens|maximum_tokens): Value": "another name of it is stronger where it is given",
+}
+"""Why a body may be taken that is not valid by its schema: a part of the check's message, and the reason."""
+
+
+@schemathesis.serializer(JSON_LINES)
+def json_lines(context: schemathesis.SerializationContext, value: Any) -> bytes:
+    """Two records a body."""
+    return b"\n".join([json.dumps(value).encode()] * 2)
+
+
+def check(server: Server, case: Case) -> None:
+    """Send a request and hold the answer against the document, by all checks that there are."""
+    response = case.call(base_url=server.url, timeout=60)
+    excluded: list[schemathesis.CheckFunction] = []
+    records = [json.loads(record) for record in records_of(response)]
+    if records:
+        excluded.append(response_schema_conformance)  # which knows one value a body, and events with all their fields
+        check_records(case, response, records)
+    if case.media_type == JSON_LINES:
+        excluded += [negative_data_rejection, positive_data_acceptance]  # of which each record has its own
+    if case.operation.path == "/tokenize":
+        excluded.append(negative_data_rejection)  # of whose parameters only the types matter
+    if 400 <= response.status_code < 500 and is_said_elsewhere(case, response.text):
+        excluded.append(positive_data_acceptance)
+    try:
+        case.validate_response(response, excluded_checks=excluded)
+    except FailureGroup as group:
+        _, others = group.split(is_tolerated)
+        if others is not None:
+            raise others from None
+
+
+def is_tolerated(failure: BaseException) -> bool:
+    return isinstance(failure, AcceptedNegativeData) and any(re.search(part, str(failure)) for part in TOLERATED)
+
+
+def is_said_elsewhere(case: Case, message: str) -> bool:
+    return any(re.search(part, message) for part in SAID_ELSEWHERE) or is_rounded(case.body)
+
+
+def is_rounded(body: object) -> bool:
+    """Whether a parameter is within its bounds only until it is rounded to 32 bits, as TGI does."""
+    parameters = body.get("parameters") if isinstance(body, dict) else None
+    values = parameters.values() if isinstance(parameters, dict) else ()
+    return any(isinstance(value, float) and value not in (0, 1) and to_float32(value) in (0, 1) for value in values)
+
+
+def records_of(response: schemathesis.Response) -> list[str]:
+    """The JSON of each event or line."""
+    content_type = response.headers.get("content-type", [""])[0]
+    if content_type == JSON_LINES:
+        return response.text.splitlines()
+    if content_type != "text/event-stream":
+        return []
+    *events, end = response.text.split("\n\n")
+    assert end == ""
+    assert all(event.startswith("data: ") for event in events)
+    data = [event.removeprefix("data: ") for event in events]
+    return data[:-1] if data[-1] == "[DONE]" else data
+
+
+def check_records(case: Case, response: schemathesis.Response, records: list[Any]) -> None:
+    """Hold each event or line against the schema of its content type."""
+    operation = DOCUMENT["paths"][case.operation.path][case.operation.method]
+    contents = operation["responses"][str(response.status_code)]["content"]
+    schema = contents[response.headers["content-type"][0]]["schema"] | {"components": DOCUMENT["components"]}
+    validator = jsonschema.Draft202012Validator(schema)
+    for record in records:
+        validator.validate(record)
+
+
+OTHER_NAMES = r"^/(predictions|models)/"
+"""Of /invocations."""
+
+
+@api(without_json_lines(), 40, boundaries=True).exclude(path_regex=OTHER_NAMES).parametrize()
+def test_every_operation(case: Case, echo_server: Server) -> None:
+    check(echo_server, case)
+
+
+@api(DOCUMENT, 15, boundaries=False).include(path_regex=rf"{OTHER_NAMES}|^/invocations").parametrize()
+def test_batches_and_other_names(case: Case, echo_server: Server) -> None:
+    check(echo_server, case)
+
+
+@pytest.fixture(scope="session")
+def model_server_once(request: pytest.FixtureRequest) -> Server:
+    """One server on the real model, whose tokens are the same over each engine."""
+    server: Server = request.getfixturevalue("model_server")
+    return server
+
+
+@pytest.mark.model
+@api(DOCUMENT, 20, boundaries=False).include(path_regex=r"tokenize|/info|/v1/models").parametrize()
+def test_tokens_of_the_real_model(case: Case, model_server_once: Server) -> None:
+    check(model_server_once, case)
