@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from front_end import bench_front_end
+from grammar_gap import bench_grammar_gap
 from report import machine
 from rolling_batch import bench_rolling_batch
 from start_up import bench_start_up
@@ -19,6 +20,7 @@ PARTS = {
     "front-end": bench_front_end,
     "rolling-batch": bench_rolling_batch,
     "vllm": bench_vllm,
+    "grammar": bench_grammar_gap,
     "start-up": bench_start_up,
 }
 

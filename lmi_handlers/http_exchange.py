@@ -6,7 +6,7 @@ import contextlib
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from flask import Response, current_app, request
@@ -20,6 +20,7 @@ from lmi_handlers.served_model import Answer, ServedModel
 from lmi_handlers.usage import Usage
 
 _INFERENCE_ID = "X-Amzn-SageMaker-Inference-Id"
+_RECORD = re.compile(rb"[^\n]*\n+|[^\n]+")
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
@@ -68,6 +69,8 @@ class Exchange:
                 body = b"".join(chunks)
                 self.headers.update(self.dialect.answer_headers(parsed.request, self.usage))
                 return self.document(body, answer.content_type)
+            if payload.stream:
+                chunks = records(chunks)
             first = next(chunks, b"")
         except BaseException:
             answer.close()
@@ -106,6 +109,12 @@ class Exchange:
             self._metrics.ended(self.usage, error)
         cause = None if error is None else f"{type(error).__name__}: {error}"
         log_request(request_id=self.request_id, path=self._path, status=status, usage=self.usage, error=cause)
+
+
+def records(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield each record by itself: SageMaker makes a part of each write, and some of its clients take a part for a record."""
+    for chunk in chunks:
+        yield from _RECORD.findall(chunk)
 
 
 class StreamBody:

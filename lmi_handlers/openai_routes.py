@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Literal
 
 import msgspec
 from flask import Blueprint, Response, request
@@ -17,25 +16,9 @@ from lmi_handlers.dialects.base import Payload
 from lmi_handlers.dialects.openai import ChatDialect, CompletionsDialect, OpenAIDialect
 from lmi_handlers.errors import LMIError, UnsupportedMediaType
 from lmi_handlers.http_exchange import Exchange
+from lmi_handlers.openapi.openai_responses import ModelInfo, ModelList
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.served_model import ServedModel
-
-
-class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of `/v1/models`. `parent` is the model that an adapter belongs to."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "lmi-handlers"
-    parent: str | None = None
-
-
-class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of `/v1/models`."""
-
-    object: Literal["list"] = "list"
-    data: list[Model]
 
 
 class OpenAIRoutes:
@@ -69,9 +52,12 @@ class OpenAIRoutes:
             facts = self._model.facts
         except LMIError as error:
             return exchange.refuse(error)
-        models = [Model(id=facts.model_id, created=self._created)]
-        models += [Model(id=name, created=self._created, parent=facts.model_id) for name in facts.adapters]
-        return exchange.document(msgspec.json.encode(ModelList(data=models)), "application/json")
+        models = [self._info(facts.model_id, None)]
+        models += [self._info(name, facts.model_id) for name in facts.adapters]
+        return exchange.document(msgspec.json.encode(ModelList("list", models)), "application/json")
+
+    def _info(self, name: str, parent: str | None) -> ModelInfo:
+        return ModelInfo(name, "model", self._created, "lmi-handlers", parent)
 
     def _view(self, dialect: OpenAIDialect) -> Callable[[], Response]:
         def view() -> Response:

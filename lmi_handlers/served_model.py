@@ -260,6 +260,8 @@ def _encode(parsed: Parsed, loaded: LoadedText) -> tuple[GenerationRequest, list
     for position, prompt in enumerate(prompts):
         text, ids = _encode_prompt(parsed, position, prompt, loaded)
         parsed.check_length(request, position, len(ids), loaded.limits)
+        if not ids:
+            raise InvalidRequest("has no tokens", field=_prompt_field(parsed, position))
         texts.append(text)
         token_ids.append(ids)
     return msgspec.structs.replace(request, prompts=tuple(texts)) if parsed.prompts else request, token_ids
@@ -267,10 +269,12 @@ def _encode(parsed: Parsed, loaded: LoadedText) -> tuple[GenerationRequest, list
 
 def _encode_prompt(parsed: Parsed, position: int, prompt: Prompt, loaded: LoadedText) -> tuple[str, list[int]]:
     request, tokenizer, limit = parsed.request, loaded.tokenizer, loaded.info.max_model_len
-    field = f"{parsed.prompt_field}[{position}]" if len(parsed.prompts or request.prompts) > 1 else parsed.prompt_field
     if isinstance(prompt, tuple):
         if prompt and not (min(prompt) >= 0 and max(prompt) < loaded.info.vocab_size):
-            raise InvalidRequest(f"has token ids outside the model's 0 to {loaded.info.vocab_size - 1}", field=field)
+            raise InvalidRequest(
+                f"has token ids outside the model's 0 to {loaded.info.vocab_size - 1}",
+                field=_prompt_field(parsed, position),
+            )
         ids = list(prompt if request.truncate is None else prompt[-request.truncate :])
         text = tokenizer.decode(ids)
     else:
@@ -281,9 +285,12 @@ def _encode_prompt(parsed: Parsed, position: int, prompt: Prompt, loaded: Loaded
                 parsed.check_length(request, position, estimate, loaded.limits)
         # A template has written the special tokens itself.
         ids = tokenizer.encode(text, add_special_tokens=isinstance(prompt, str), truncate=request.truncate)
-    if not ids:
-        raise InvalidRequest("has no tokens", field=field)
     return text, ids
+
+
+def _prompt_field(parsed: Parsed, position: int) -> str:
+    several = len(parsed.prompts or parsed.request.prompts) > 1
+    return f"{parsed.prompt_field}[{position}]" if several else parsed.prompt_field
 
 
 def _check_limits(parsed: Parsed, info: EngineInfo) -> None:

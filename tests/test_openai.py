@@ -111,6 +111,10 @@ def test_the_body_chooses_the_dialect(echo_server: Server, path: str) -> None:
     # Names inside a value choose nothing.
     assert echo_server.invoke({"inputs": '"messages"'}, path=path).json() == {"generated_text": '"messages"'}
     assert echo_server.invoke({"text": '"prompt"'}, path=path).json()["code"] == 424
+    plain = requests.post(
+        echo_server.url + path, data='{"prompt": 1}', headers={"Content-Type": "text/plain"}, timeout=60
+    )
+    assert plain.json() == {"generated_text": '{"prompt": 1}'}
     refused = chat(echo_server, path=path, n=0)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
 
@@ -143,6 +147,9 @@ def test_the_response_stream_of_sagemaker(echo_server: Server) -> None:
     headers = {"X-Amzn-SageMaker-Forwarded-Api": "InvokeEndpointWithResponseStream"}
     answer = echo_server.invoke({"messages": [USER], "max_tokens": 4}, headers=headers)
     assert message(chunks(answer))["content"] == "user"
+    api = f"{echo_server.url}/endpoints/m/invocations-response-stream"
+    parts = requests.post(api, json={"messages": [USER], "max_tokens": 4}, timeout=60).content
+    assert parts.count(b":event-type") == parts.count(b"data: "), "each event in a part of its own"
 
 
 def test_failures_have_openais_shape(echo_server: Server) -> None:

@@ -93,7 +93,8 @@ DIFFERENCES = {
     "CompletionComplete.logprobs: may be object": _OPENAI,
     "DeltaToolCall.id: may be missing": _OPENAI,
     "DeltaToolCall.type: may be missing": _OPENAI,
-    "FunctionDefinition.arguments: missing": "a function's schema is `parameters`, in OpenAI and in what TGI reads",
+    "FunctionDefinition.arguments: may be missing": "OpenAI's name, which TGI reads too, is `parameters`",
+    "FunctionDefinition.arguments: takes no other value": "a schema is an object",
     "ToolCall.function.description: missing": _OPENAI,
     "ToolCallDelta: missing": "a delta is one object, with `tool_calls` in it where there are some",
 }

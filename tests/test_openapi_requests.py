@@ -54,7 +54,8 @@ def api(document: dict[str, Any], max_examples: int, *, boundaries: bool) -> sch
 
 SAID_ELSEWHERE = {
     "does not support": "what the engine in use cannot do is in docs/backends.md",
-    "is an image, and this model takes text only": "the same",
+    "has an image, and this model takes text only": "the same",
+    "has neither content nor tool_calls": "between fields",
     "Expected `int": "1.0 is an integer to JSON Schema, and a number to TGI and to us",
     "must have exactly one of": "between fields",
     "needs `logprobs`: true": "between fields",

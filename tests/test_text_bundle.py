@@ -165,11 +165,12 @@ import sys
 from pathlib import Path
 import lmi_handlers.text.chat_template, lmi_handlers.text.sequence
 assert "transformers" not in sys.modules
+from lmi_handlers.request import ChatPrompt
 from lmi_handlers.text.bundle import load_text_bundle
 from lmi_handlers.text.tokenizer import Tokenizer
 bundle = load_text_bundle(Path(sys.argv[1]))
-messages = [{"role": "user", "content": "hello"}]
-prompt = lmi_handlers.text.chat_template.render_chat(bundle, messages)
+chat = ChatPrompt(messages=[{"role": "user", "content": "hello"}])
+prompt = lmi_handlers.text.chat_template.render_chat(bundle, chat)
 assert prompt == "user: hello\\nassistant: ", prompt
 assert Tokenizer(Path(sys.argv[1]), bundle).encode(prompt) == list(prompt.encode())
 print(sorted({"torch", "vllm", "tensorflow", "jax"} & sys.modules.keys()))

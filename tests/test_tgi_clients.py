@@ -410,10 +410,7 @@ def test_litellm_chat(litellm: Outcomes, expected_chat: dict[str, Any], provider
     [
         "huggingface",
         "openai",
-        pytest.param(
-            "sagemaker_chat",
-            marks=pytest.mark.xfail(strict=True, reason="LiteLLM reads one event a PayloadPart; ours begins with two"),
-        ),
+        "sagemaker_chat",
     ],
 )
 def test_litellm_chat_streams(litellm: Outcomes, expected_chat: dict[str, Any], provider: str) -> None:

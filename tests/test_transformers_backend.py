@@ -352,8 +352,8 @@ def test_a_long_prompt_stops_nobody(backend: TransformersBackend) -> None:
     assert {output.request_id for output in driver.step()} == {"short", "long"}
 
 
-def test_cache_usage_is_the_share_of_all_there_could_be(llama: Any) -> None:
-    backend = make_backend(llama, max_model_len=50, max_batch_size=2)
+def test_cache_usage_is_the_share_of_all_there_could_be() -> None:
+    backend = make_backend(make_model("llama"), max_model_len=50, max_batch_size=2)
     backend.add_request(TokenRequest(request_id="a", prompt_token_ids=[5] * 9, sampling_params=greedy(3)))
     usages = [backend.kv_cache_usage]
     for _ in range(3):

@@ -54,7 +54,8 @@ def test_web_worker_is_small_after_it_has_worked(rolling_batch: str, start_serve
         answer = server.invoke({"inputs": "Hello, world", "stream": stream, "parameters": {"max_new_tokens": 4}})
         assert answer.status_code == 200
     for process in (server.web_worker(), server.supervisor(), psutil.Process(server.process.pid)):
-        assert libraries(process) == set()
+        # transformers' renderer of chat templates brings numpy into a web worker, and none of the others.
+        assert libraries(process) <= {"numpy"}
         assert resident_mib(process) < MOST_MIB
     if rolling_batch == "scheduler":
         assert "torch" in libraries(server.engine()), "else the check above sees nothing"

@@ -229,6 +229,8 @@ def _unsupported_by(config: VllmConfig) -> Iterator[str]:
     # https://github.com/vllm-project/vllm/issues/16668
     if config.lora_config is not None and config.device_config.device_type != "cuda":
         yield "prompt_logprobs"
+    if config.device_config.device_type == "cpu" and config.scheduler_config.enable_chunked_prefill:
+        yield "seed"  # see engine_args.py
 
 
 def load_error(error: Exception, arguments: EngineArgs) -> ConfigError:

@@ -116,6 +116,10 @@ def engine_arguments(
     arguments.use_tqdm_on_load = False
     if arguments.structured_outputs_config.backend == "auto" and (path / TOKENIZER_FILE).exists():
         arguments.structured_outputs_config.backend = GRAMMAR_LIBRARY
+    if current_platform.is_cpu() and arguments.enable_chunked_prefill is None:
+        # A seeded request whose prompt is read in pieces is the end of vLLM on a CPU: it takes back a draw of torch's
+        # generator, which cannot do that there.
+        arguments.enable_chunked_prefill = False
     if arguments.enable_lora:
         _make_room(arguments, adapters, explicit="max_loras" in texts)
     if arguments.speculative_config is None:  # vLLM does not combine the two

@@ -48,10 +48,11 @@ class InvocationsDialects:
 
     def of(self, payload: Payload) -> Dialect:
         """Return the dialect of a body: `inputs` is ours, `messages` a chat, `prompt` a text completion."""
-        if b'"messages"' not in payload.data and b'"prompt"' not in payload.data:
+        data = payload.data
+        if payload.content_type == "text/plain" or (b'"messages"' not in data and b'"prompt"' not in data):
             return self.native  # without reading it twice
         try:
-            fields = msgspec.json.decode(payload.data, type=_Fields)
+            fields = msgspec.json.decode(data, type=_Fields)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return self.native
         if fields.inputs is not msgspec.UNSET:

@@ -196,7 +196,6 @@ class CompletionBody(OpenAIBody, frozen=True, kw_only=True):
     echo: bool | None = None
     logprobs: int | None = None
     suffix: str | None = None
-    add_special_tokens: bool | None = None
 
     spellings = _SPELLINGS | {"n": ("best_of",), "prompt_logprobs": ("logprobs",)}
 
