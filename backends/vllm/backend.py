@@ -50,7 +50,7 @@ logging.getLogger("vllm.transformers_utils.repo_utils").addFilter(lambda _record
 
 _LONGEST_REASON = 400
 # vLLM looks at a grammar once more when a request starts, and nobody gets a token meanwhile: at most about a third of this.
-_GRAMMAR_SECONDS = 0.25
+_GRAMMAR_SECONDS = 0.1
 
 
 class VLLMBackend(Backend):
