@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from lmi_handlers.dialects.base import Payload, conversion_error, decode_json
+from lmi_handlers.dialects.structured_outputs import StructuredOutputsBody
 from lmi_handlers.errors import InvalidRequest
 from lmi_handlers.request import BeamSearchParams
 from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
@@ -19,16 +20,6 @@ from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
 DEFAULT_MAX_NEW_TOKENS = 30
 
 T = TypeVar("T")
-
-
-class StructuredOutputsBody(msgspec.Struct, frozen=True, kw_only=True):
-    """`parameters.structured_outputs`, vLLM's object of that name."""
-
-    json: dict[str, Any] | bool | str | None = None
-    json_object: bool | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
 
 
 class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,19 +161,16 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
     def _structured_outputs(self) -> StructuredOutputs | None:
         """What `structured_outputs` and the older `guided_*` ask for together. Raises `InvalidRequest`."""
         asked = self.structured_outputs or StructuredOutputsBody()
-        schema = _first(asked.json, self.guided_json)
-        choice = _first(asked.choice, self.guided_choice)
-        values: dict[str, Any] = {
-            "json": schema if isinstance(schema, str | None) else msgspec.json.encode(schema).decode(),
-            "json_object": asked.json_object or None,
-            "regex": _first(asked.regex, self.guided_regex),
-            "choice": None if choice is None else tuple(choice),
-            "grammar": _first(asked.grammar, self.guided_grammar),
+        older = {
+            "json": self.guided_json,
+            "regex": self.guided_regex,
+            "choice": self.guided_choice,
+            "grammar": self.guided_grammar,
         }
-        given = {name: value for name, value in values.items() if value is not None}
+        given = {name: value for name, value in older.items() if value is not None and getattr(asked, name) is None}
         if not given and self.structured_outputs is None:
             return None
-        return StructuredOutputs(**given)
+        return msgspec.structs.replace(asked, **given).structured_outputs()
 
 
 _SAME_NAME = (

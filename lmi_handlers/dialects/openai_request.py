@@ -13,6 +13,7 @@ import msgspec
 
 from lmi_handlers.dialects.chat_messages import Message
 from lmi_handlers.dialects.openai_tools import Tool, ToolChoice
+from lmi_handlers.dialects.structured_outputs import StructuredOutputsBody
 from lmi_handlers.dialects.tgi_request import JsonGrammar, JsonObjectGrammar, NamedSchema, RegexGrammar
 from lmi_handlers.errors import InvalidRequest
 from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
@@ -63,26 +64,6 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-
-
-class StructuredOutputsBody(msgspec.Struct, frozen=True, kw_only=True):
-    """vLLM's object of constraints."""
-
-    json: dict[str, Any] | bool | str | None = None
-    json_object: bool | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-
-    def structured_outputs(self) -> StructuredOutputs:
-        """Raises `InvalidRequest`."""
-        return StructuredOutputs(
-            json=self.json if isinstance(self.json, str | None) else msgspec.json.encode(self.json).decode(),
-            json_object=bool(self.json_object),
-            regex=self.regex,
-            choice=None if self.choice is None else tuple(self.choice),
-            grammar=self.grammar,
-        )
 
 
 _SPELLINGS: dict[str, tuple[str, ...]] = {"adapters": ("model",), "structured_outputs": ("response_format",)}

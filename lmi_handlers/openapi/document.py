@@ -10,7 +10,7 @@ import msgspec
 from lmi_handlers import __version__
 from lmi_handlers.dialects import chat_messages, openai_request, openai_tools
 from lmi_handlers.dialects.aleph_alpha import AlephAlphaBody
-from lmi_handlers.dialects.lmi_parameters import StructuredOutputsBody
+from lmi_handlers.dialects.structured_outputs import StructuredOutputsBody
 from lmi_handlers.dialects.tgi_chat import ChatBody
 from lmi_handlers.dialects.tgi_request import Grammar, TgiBody, TgiCompatBody, TgiParameters
 from lmi_handlers.openapi import bounds, openai_responses, requests
@@ -30,7 +30,6 @@ NAMES: Mapping[str, Any] = {
     "GenerateParameters": TgiParameters,
     "GenerateRequest": TgiBody,
     "GrammarType": Grammar,
-    "LmiStructuredOutputs": StructuredOutputsBody,
     "MessageChunk": chat_messages.Part,
     "MessageContent": str | list[chat_messages.Part],
     "NamedToolChoice": openai_tools.ToolChoice,
@@ -38,7 +37,7 @@ NAMES: Mapping[str, Any] = {
     "Prompt": str | list[int | str | list[int]],
     "ResponseFormat": openai_request.ResponseFormat,
     "SimpleToken": TokenSpan,
-    "StructuredOutputs": openai_request.StructuredOutputsBody,
+    "StructuredOutputs": StructuredOutputsBody,
     "TextMessage": openai_responses.TextMessage,
     "TokenizeResponse": list[TokenSpan],
     "ToolCallMessage": openai_responses.ToolCallMessage,
@@ -121,7 +120,6 @@ def _bind(parts: Mapping[str, Schema], properties: ServingProperties) -> None:
         "AlephAlphaRequest": bounds.of_aleph_alpha(),
         "RegexGrammar": bounds.REGEX,
         "StructuredOutputs": bounds.STRUCTURED_OUTPUTS,
-        "LmiStructuredOutputs": bounds.STRUCTURED_OUTPUTS,
     }
     for name, fields in known.items():
         for field, schema in parts.get(name, {}).get("properties", {}).items():
