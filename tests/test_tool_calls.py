@@ -1,5 +1,7 @@
 """Tool calls as models write them: every family whole, in pieces, broken, and as random text."""
 
+# ruff: noqa: RUF001  DeepSeek's tokens have full-width bars.
+
 from __future__ import annotations
 
 import json
@@ -70,6 +72,18 @@ PARIS = '{"location": "Paris"}'
 CALL = '{"name": "get_weather", "arguments": {"location": "Paris"}}'
 LLAMA_CALL = '{"name": "get_weather", "parameters": {"location": "Paris"}}'
 XML_CALL = "<function=get_weather>\n<parameter=location>\nParis\n</parameter>\n</function>"
+INVOKE = '<invoke name="get_weather">\n<parameter name="location">Paris</parameter>\n</invoke>'
+DSML_CALL = (
+    '<｜DSML｜invoke name="get_weather">\n'
+    '<｜DSML｜parameter name="location" string="true">Paris</｜DSML｜parameter>\n</｜DSML｜invoke>'
+)
+STEP_CALL = (
+    '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_weather">\n'
+    '<steptml:parameter name="location">Paris</steptml:parameter>\n</steptml:invoke><｜tool_call_end｜>'
+)
+V3_CALL = f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{PARIS}\n```<｜tool▁call▁end｜>"
+V31_CALL = f"<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{PARIS}<｜tool▁call▁end｜>"
+KIMI_CALL = f"<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{PARIS}<|tool_call_end|>"
 WEATHER = ("get_weather", PARIS)
 F = ("f", '{"a": 1}')
 F_CALL = '{"name": "f", "arguments": {"a": 1}}'
@@ -192,12 +206,95 @@ GOLDEN: list[tuple[str, str, Message]] = [
     ("pythonic", "[f] is a function", ("[f] is a function", [])),
     ("olmo3", "So:\n<function_calls>\nget_weather(location='Paris')\nf(a=1)\n</function_calls>", ("So:", [WEATHER, F])),
     ("olmo3", "<function_calls>\nf(a=null, b=true)\n</function_calls>", ("", [("f", '{"a": null, "b": true}')])),
+    # XML-like tags, with types by the schema
+    ("seed_oss", f"So.\n<seed:tool_call>\n{XML_CALL}\n</seed:tool_call>", ("So.", [WEATHER])),
+    ("seed_oss", "<seed:tool_call>\n<function=get_weather>\n<parameter=location>Paris</parameter>\n"
+     "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
+     ("", [("get_weather", '{"location": "Paris", "days": 3}')])),
+    ("hermes", "<tool_call>get_weather\n<arg_key>location</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>",
+     ("", [WEATHER])),
+    ("hermes", "\n<tool_call>get_weather<arg_key>location</arg_key><arg_value>Paris</arg_value></tool_call>\n"
+     "<tool_call>get_weather\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n<arg_key>hourly</arg_key>\n"
+     "<arg_value>true</arg_value>\n<arg_key>place</arg_key>\n<arg_value>{\"x\": [1]}</arg_value>\n</tool_call>",
+     ("", [WEATHER, ("get_weather", '{"days": 3, "hourly": true, "place": {"x": [1]}}')])),
+    ("hermes", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>\n x\n</arg_value>\n</tool_call>",
+     ("", [("f", '{"a": "\\n x\\n"}')])),
+    ("hermes", "<tool_call>f</tool_call> <tool_call>f\n</tool_call>", ("", [("f", "{}")] * 2)),
+    ("hermes", "<tool_call>g<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", ("", [("g", '{"a": "1"}')])),
+    ("hermes", "<tool_call>f<arg_key>a</arg_key><arg_value>x</arg", ("", [("f", '{"a": "x</arg')])),
+    ("hermes", "<tool_call>f<arg_key>a</arg_key>x</tool_call>.", ("</arg_key>x.", [("f", "")])),
+    ("hermes", "<tool_call>g</tool_call>", ("<tool_call>g</tool_call>", [])),
+    ("minimax_m2", f"So.\n<minimax:tool_call>\n{INVOKE}\n</minimax:tool_call>", ("So.", [WEATHER])),
+    ("minimax_m2", f'<minimax:tool_call>\n{INVOKE}\n<invoke name="f">\n</invoke>\n</minimax:tool_call>',
+     ("", [WEATHER, ("f", "{}")])),
+    ("minimax_m2", f"So.\n{INVOKE}\n</minimax:tool_call>", ("So.", [WEATHER])),
+    ("minimax_m2", '<minimax:tool_call><invoke name="get_weather"><parameter name="days">3</parameter><parameter name="note">'
+     "\n7 < 8\n</parameter></invoke></minimax:tool_call>", ("", [("get_weather", '{"days": 3, "note": "\\n7 < 8\\n"}')])),
+    ("minimax_m2", '<minimax:tool_call><invoke name="g"></invoke></minimax:tool_call>', ("", [("g", "{}")])),
+    ("minimax_m2", '<invoke name="g"></invoke>', ('<invoke name="g"></invoke>', [])),
+    ("minimax_m2", "<minimax:tool_call><b>no</b></minimax:tool_call>", ("<minimax:tool_call><b>no</b></minimax:tool_call>", [])),
+    ("minimax_m2", '<minimax:tool_call><invoke name="f"><parameter name="a" b>1</parameter></invoke></minimax:tool_call>',
+     ('" b>1</parameter></invoke>', [("f", "")])),
+    # DeepSeek's V3.2 says what is a string
+    ("deepseek_v32", f"So.\n\n<｜DSML｜function_calls>\n{DSML_CALL}\n</｜DSML｜function_calls>", ("So.", [WEATHER])),
+    ("deepseek_v32", f"<｜DSML｜tool_calls>\n{DSML_CALL}\n{DSML_CALL}\n</｜DSML｜tool_calls>", ("", [WEATHER] * 2)),
+    ("deepseek_v32", '<｜DSML｜function_calls><｜DSML｜invoke name="get_weather"><｜DSML｜parameter name="days" string="true">3'
+     '</｜DSML｜parameter><｜DSML｜parameter name="location" string="false">[1]</｜DSML｜parameter><｜DSML｜parameter name="new"'
+     ' string="false">null</｜DSML｜parameter><｜DSML｜parameter name="other" string="false">x</｜DSML｜parameter>'
+     '<｜DSML｜parameter name="hourly">true</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>',
+     ("", [("get_weather", '{"days": "3", "location": [1], "new": null, "other": "x", "hourly": true}')])),
+    ("deepseek_v32", f"{DSML_CALL}\nDone", ("Done", [WEATHER])),
+    # Calls in a section
+    ("deepseek_v3", f"So.<｜tool▁calls▁begin｜>{V3_CALL}<｜tool▁calls▁end｜>", ("So.", [WEATHER])),
+    ("deepseek_v3", f"<｜tool▁calls▁begin｜>{V3_CALL}\n{V3_CALL}<｜tool▁calls▁end｜>.", (".", [WEATHER] * 2)),
+    ("deepseek_v3", V3_CALL, ("", [WEATHER])),
+    ("deepseek_v3", V3_CALL.removesuffix('s"}\n```<｜tool▁call▁end｜>'), ("", [("get_weather", PARIS[:-3])])),
+    ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+     f'{{"a": 1\n```<｜tool▁call▁end｜>\n{V3_CALL}<｜tool▁calls▁end｜>', ("```", [("f", '{"a": 1\n'), WEATHER])),
+    ("deepseek_v31", f"So.<｜tool▁calls▁begin｜>{V31_CALL}{V31_CALL}<｜tool▁calls▁end｜>", ("So.", [WEATHER] * 2)),
+    ("deepseek_v31", f"<｜tool▁calls▁begin｜>\n{V31_CALL}\n<｜tool▁calls▁end｜>", ("", [WEATHER])),
+    ("deepseek_v31", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}<｜tool▁call▁end｜>", ("", [("function", "{}")])),
+    ("deepseek_v31", "<｜tool▁calls▁begin｜> none", ("<｜tool▁calls▁begin｜> none", [])),
+    ("deepseek_v31", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>no",
+     ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>no", [])),
+    ("kimi_k2", f"So.<|tool_calls_section_begin|>{KIMI_CALL}<|tool_calls_section_end|>", ("So.", [WEATHER])),
+    ("kimi_k2", "<|tool_calls_section_begin|> <|tool_call_begin|> functions.f:22 <|tool_call_argument_begin|> {\"a\": 1} "
+     f"<|tool_call_end|> {KIMI_CALL} <|tool_calls_section_end|>", ("", [F, WEATHER])),
+    ("kimi_k2", '<|tool_call_begin|>f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>', ("", [F])),
+    ("kimi_k2", "<|tool_call_begin|>functions.web-search.v2:1<|tool_call_argument_begin|>{}", ("", [("web-search.v2", "{}")])),
+    ("kimi_k2", '<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": <|tool_call_end|>'
+     f"{KIMI_CALL}<|tool_calls_section_end|>Done", ("Done", [("f", '{"a": '), WEATHER])),
+    ("kimi_k2", "<|tool_call_begin|>functions.f:0<|tool_call_end|>", ("<|tool_call_begin|>functions.f:0<|tool_call_end|>", [])),
+    ("step3", f"So.<｜tool_calls_begin｜>\n{STEP_CALL}\n{STEP_CALL}\n<｜tool_calls_end｜>", ("So.", [WEATHER] * 2)),
+    ("step3", STEP_CALL.replace("location", "days"), ("", [("get_weather", '{"days": "Paris"}')])),
+    ("openai", f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{PARIS}", ("", [WEATHER])),
+    ("openai", f"<|start|>assistant<|channel|>commentary to=functions.get_weather json<|message|>{PARIS}<|call|>",
+     ("", [WEATHER])),
+    ("openai", f" to=functions.get_weather<|channel|>commentary json<|message|>{PARIS}", ("", [WEATHER])),
+    ("openai", f"<|start|>assistant to=functions.get_weather<|channel|>commentary <|constrain|>json<|message|>{PARIS}",
+     ("", [WEATHER])),
+    ("openai", "<|channel|>commentary to=functions.f<|message|>{}<|call|>", ("", [("f", "{}")])),
+    ("openai", "<|channel|>commentary<|message|>So.", ("<|channel|>commentary<|message|>So.", [])),
+    # Gemma
+    ("gemma4", 'So.<|tool_call>call:get_weather{location:<|"|>Paris<|"|>}<tool_call|>', ("So.", [WEATHER])),
+    ("gemma4", '<|tool_call>call:f{a:1,b:-1.5,c:true,d:[<|"|>x<|"|>,{k:<|"|>"}\\n<"<|"|>}],e:{},<|"|>g<|"|>:None}<tool_call|>'
+     "<|tool_call>call:f{}<tool_call|>",
+     ("", [("f", '{"a": 1, "b": -1.5, "c": true, "d": ["x", {"k": "\\"}\\\\n<\\""}], "e": {}, "g": null}'), ("f", "{}")])),
+    ("gemma4", '<|tool_call>call:f{a:<|"|>x<|', ("", [("f", '{"a": "x<|')])),
+    ("gemma4", "<|tool_call>call:f{a:<b>}<tool_call|>", ("<b>}", [("f", '{"a": ')])),
+    ("gemma4", "<|tool_call>call:f(a)<tool_call|>", ("<|tool_call>call:f(a)<tool_call|>", [])),
+    ("functiongemma", "<start_function_call>call:get_weather{location:<escape>Paris<escape>}<end_function_call>",
+     ("", [WEATHER])),
     # Others with tags of their own
     ("granite", f"<|tool_call|>[{CALL}, {F_CALL}]", ("", [WEATHER, F])),
     ("granite", f"<tool_call>[{CALL}]", ("", [WEATHER])),
     ("internlm", f"Hm.<|action_start|><|plugin|>\n{LLAMA_CALL}<|action_end|>", ("Hm.", [WEATHER])),
     ("jamba", f"<tool_calls>[\n{CALL},\n{F_CALL}\n]</tool_calls>", ("", [WEATHER, F])),
     ("phi4_mini_json", f"functools[{CALL}, {F_CALL}]", ("", [WEATHER, F])),
+    ("jamba", f"<tool_calls>\n{CALL}\n{F_CALL}\n</tool_calls>", ("", [WEATHER, F])),
+    ("granite-20b-fc", f"<function_call> {CALL}<function_call> {F_CALL}", ("", [WEATHER, F])),
+    ("longcat", f"<longcat_tool_call>{CALL}</longcat_tool_call>", ("", [WEATHER])),
+    ("lfm2", "<|tool_call_start|>[get_weather(location='Paris'), f(a=1)]<|tool_call_end|>So.", ("So.", [WEATHER, F])),
     ("phi4_mini_json", "functools.partial is for that", ("functools.partial is for that", [])),
     # No family
     ("json", CALL, ("", [WEATHER])),
@@ -295,6 +392,35 @@ def test_strings_in_tags_come_in_pieces() -> None:
     ]
 
 
+def test_calls_in_a_section_come_in_pieces() -> None:
+    pieces = [
+        "<|tool_calls_section_",
+        "begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument",
+        '_begin|>{"location": "Par',
+        'is"}<|tool_call_',
+        "end|><|tool_calls_section_end|>",
+    ]
+    assert told(tagged("kimi_k2"), *pieces) == [
+        NOTHING,
+        NOTHING,
+        call(0, "get_weather", '{"location": "Par'),
+        call(0, None, 'is"}'),
+        NOTHING,
+    ]
+
+
+def test_strings_between_tokens_come_in_pieces() -> None:
+    pieces = ["<|tool_call>call:f", "{a:<|", '"|>Pa', 'r"is<', '|"|', ">}<tool_call|>"]
+    assert told(tagged("gemma4"), *pieces) == [
+        NOTHING,
+        call(0, "f", '{"a": '),
+        call(0, None, '"Pa'),
+        call(0, None, 'r\\"is'),
+        NOTHING,
+        call(0, None, '"}'),
+    ]
+
+
 def test_json_that_is_no_call_is_let_go_at_the_first_key() -> None:
     assert told(tagged("llama3_json"), '{"', "answer", '": ', "42", "}") == [
         NOTHING,
@@ -362,7 +488,15 @@ FRAGMENTS = [
     "<|tool_call|>", "<tool_calls>", "functools", "<|action_start|><|plugin|>", "<|action_end|>", "<function_calls>",
     "```json\n", "```", "<function=f>", "</function>", "<parameter=days>", "<parameter=location>", "</parameter>",
     '{"name": "f", "arguments": ', '{"name": "get_weather", "parameters": {"a": ', "f(", "[f(a=", "get_weather(days=",
-    CALL, F_CALL, XML_CALL,
+    "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", '<invoke name="f">', '<parameter name="', '">', "</invoke>",
+    "<｜DSML｜function_calls>", '<｜DSML｜invoke name="f">', '<｜DSML｜parameter name="a', '" string="false">',
+    "</｜DSML｜parameter>", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "function", "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>", "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.f:0", "<|tool_call_end|>",
+    "<|tool_call_argument_begin|>", "<|tool_calls_section_end|>", "<|tool_call>", "call:f{a:", '<|"|>', "<escape>",
+    "<tool_call|>",
+    "<|start|>assistant", "<|channel|>commentary to=functions.", " <|constrain|>json", "<|message|>", "<|call|>",
+    CALL, F_CALL, XML_CALL, INVOKE, DSML_CALL, STEP_CALL, V3_CALL, V31_CALL, KIMI_CALL,
 ]  # fmt: skip
 SOUP = st.lists(st.sampled_from(FRAGMENTS), max_size=20).map("".join)
 STRINGS = st.lists(st.sampled_from(FRAGMENTS) | st.characters(exclude_categories=["Cs"]), max_size=6).map("".join)
@@ -407,6 +541,23 @@ JSON_RENDERS: list[tuple[str, Render]] = [
     ("mistral", lambda calls: f"[TOOL_CALLS] [{', '.join(objects(calls))}]"),
     ("mistral", lambda calls: "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(args)}" for name, args in calls)),
     ("granite", lambda calls: f"<|tool_call|>[{', '.join(objects(calls))}]"),
+    ("granite-20b-fc", lambda calls: "".join(f"<function_call> {text}" for text in objects(calls))),
+    ("longcat", lambda calls: "".join(f"<longcat_tool_call>{text}</longcat_tool_call>" for text in objects(calls))),
+    ("deepseek_v3", lambda calls: "<｜tool▁calls▁begin｜>" + "\n".join(
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{json.dumps(args)}\n```<｜tool▁call▁end｜>"
+        for name, args in calls
+    ) + "<｜tool▁calls▁end｜>"),
+    ("deepseek_v31", lambda calls: "<｜tool▁calls▁begin｜>" + "".join(
+        f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{json.dumps(args)}<｜tool▁call▁end｜>" for name, args in calls
+    ) + "<｜tool▁calls▁end｜>"),
+    ("kimi_k2", lambda calls: "<|tool_calls_section_begin|>" + "".join(
+        f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{json.dumps(args)}<|tool_call_end|>"
+        for index, (name, args) in enumerate(calls)
+    ) + "<|tool_calls_section_end|>"),
+    ("openai", lambda calls: "".join(
+        f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{json.dumps(args)}<|call|>"
+        for name, args in calls
+    )),
     ("json", lambda calls: "".join(f"\n```json\n{text}\n```" for text in objects(calls))),
     ("json", lambda calls: "\n" + json.dumps([{"name": name, "arguments": args} for name, args in calls], indent=1)),
     ("json", lambda calls: "\n" + "\n".join(
@@ -445,11 +596,82 @@ def test_python_calls(calls: list[tuple[str, Arguments]], data: st.DataObject) -
     assert decoded(message) == ("", calls)
 
 
-@given(st.lists(st.tuples(NAMES, st.dictionaries(st.sampled_from(["location", "other"]),
-                STRINGS.filter(lambda text: "</parameter>" not in text))), min_size=1, max_size=3), st.data())  # fmt: skip
-def test_calls_in_tags(calls: list[tuple[str, Arguments]], data: st.DataObject) -> None:
-    text = "\n".join(f"<tool_call>\n{xml(name, arguments)}\n</tool_call>" for name, arguments in calls)
-    assert decoded(parse(tagged("qwen3_xml"), *cut(text, data))) == ("", calls)
+def glm(name: str, arguments: Arguments) -> str:
+    pairs = (f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in arguments.items())
+    return f"<tool_call>{name}\n{''.join(pairs)}</tool_call>"
+
+
+def invoke(prefix: str, stated: str, name: str, arguments: Arguments) -> str:
+    parameters = "".join(
+        f'<{prefix}parameter name="{key}"{stated}>{value}</{prefix}parameter>\n' for key, value in arguments.items()
+    )
+    return f'<{prefix}invoke name="{name}">\n{parameters}</{prefix}invoke>'
+
+
+def gemma(quote: str, value: Any) -> str:
+    if isinstance(value, str):
+        return f"{quote}{value}{quote}"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{quote}{key}{quote}:{gemma(quote, item)}' for key, item in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(gemma(quote, item) for item in value)}]"
+    return json.dumps(value)
+
+
+MARKUP_RENDERS: list[tuple[str, Render]] = [
+    ("qwen3_xml", lambda calls: "\n".join(f"<tool_call>\n{xml(*call)}\n</tool_call>" for call in calls)),
+    ("seed_oss", lambda calls: "\n".join(f"<seed:tool_call>\n{xml(*call)}\n</seed:tool_call>" for call in calls)),
+    ("hermes", lambda calls: "\n".join(glm(*call) for call in calls)),
+    ("minimax_m2", lambda calls: (
+        f"<minimax:tool_call>\n{''.join(invoke('', '', *call) for call in calls)}\n</minimax:tool_call>"
+    )),
+    ("deepseek_v32", lambda calls: (
+        "<｜DSML｜function_calls>\n" + "\n".join(invoke("｜DSML｜", ' string="true"', *call) for call in calls)
+        + "\n</｜DSML｜function_calls>"
+    )),
+    ("step3", lambda calls: "<｜tool_calls_begin｜>\n" + "\n".join(
+        f"<｜tool_call_begin｜>function<｜tool_sep｜>{invoke('steptml:', '', *call)}<｜tool_call_end｜>" for call in calls
+    ) + "\n<｜tool_calls_end｜>"),
+]  # fmt: skip
+VALUE_ENDS = ("</parameter>", "</arg_value>", "</｜DSML｜parameter>", "</steptml:parameter>")
+
+
+@pytest.mark.parametrize(("name", "render"), MARKUP_RENDERS)
+@given(
+    st.lists(
+        st.tuples(
+            NAMES,
+            st.dictionaries(
+                st.sampled_from(["location", "other"]),
+                STRINGS.filter(lambda text: not any(end in text for end in VALUE_ENDS)),
+            ),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    st.data(),
+)
+def test_calls_in_tags(name: str, render: Render, calls: list[tuple[str, Arguments]], data: st.DataObject) -> None:
+    assert decoded(parse(tagged(name), *cut(render(calls), data))) == ("", calls)
+
+
+def has_no_quote(value: Any) -> bool:
+    return '<|"|>' not in json.dumps(value).replace('\\"', '"') and "<escape>" not in json.dumps(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "tag", "quote"),
+    [
+        ("gemma4", ("<|tool_call>", "<tool_call|>"), '<|"|>'),
+        ("functiongemma", ("<start_function_call>", "<end_function_call>"), "<escape>"),
+    ],
+)
+@given(CALLS.filter(has_no_quote), st.data())
+def test_gemma_calls(
+    name: str, tag: tuple[str, str], quote: str, calls: list[tuple[str, Arguments]], data: st.DataObject
+) -> None:
+    text = "".join(f"{tag[0]}call:{function}{gemma(quote, arguments)}{tag[1]}" for function, arguments in calls)
+    assert decoded(parse(tagged(name), *cut(text, data))) == ("", calls)
 
 
 @pytest.mark.parametrize(
@@ -487,6 +709,10 @@ LONG = 200_000
         ("pythonic", "[f(a='" + "x" * LONG, 1, LONG + 7),
         ("pythonic", "[f(a=" + "[" * LONG, 1, LONG + 6),
         ("qwen3_xml", "<function=f><parameter=a>" + "x" * LONG, 1, LONG + 7),
+        ("kimi_k2", "<|tool_calls_section_begin|>" * (LONG // 28), 0, LONG // 28 * 28),
+        ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>" * (LONG // 47), 0, LONG // 47 * 47),
+        ("hermes", "<tool_call>f<arg_key>a</arg_key><arg_value>" + "</arg" * (LONG // 5), 1, LONG + 7),
+        ("gemma4", '<|tool_call>call:f{a:<|"|>' + "<|" * (LONG // 2), 1, LONG + 7),
         ("qwen3_xml", "<function=f><parameter=a>" + "\n</para" * (LONG // 7), 1, LONG // 7 * 8 + 5),
     ],
 )  # fmt: skip
@@ -528,6 +754,21 @@ def test_a_value_that_cannot_be_checked_is_text(text: str) -> None:
         ("<tool_calls>[", "jamba"),
         ("<function_calls>\n", "olmo3"),
         ('functools[{"name": [function name]', "phi4_mini_json"),
+        ("toolcall_begin_token = '<seed:tool_call>' ... \\n<function=example_function_name>", "seed_oss"),
+        ("{%- set toolcall_begin_token = '<minimax:tool_call>' -%}", "minimax_m2"),
+        ('{%- set dsml_token = "｜DSML｜" -%}', "deepseek_v32"),
+        ("{{'<｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + tool['function']['name']", "deepseek_v3"),
+        ("{{'<｜tool▁call▁begin｜>'+ tool['function']['name'] + '<｜tool▁sep｜>'", "deepseek_v31"),
+        ("<|tool_calls_section_begin|>{%- for", "kimi_k2"),
+        ("{{- '<｜tool_calls_begin｜>\\n' }}", "step3"),
+        ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", "hermes"),
+        ("{{- '<|tool_call>call:' + function['name'] + '{' -}}", "gemma4"),
+        ("{{- '<start_function_call>call:' -}}", "functiongemma"),
+        ('{{- "functions." + tool_call.name + "<|channel|>commentary " }}', "openai"),
+        ('{{- "<|tool_call_start|>[" + (calls | join(", "))', "lfm2"),
+        ("List of tools: <|tool_list_start|>[", "lfm2"),
+        ("<longcat_tool_call>", "longcat"),
+        ("<|function_call_library|>", "granite-20b-fc"),
         ("{% for message in messages %}{{ message.content }}{% endfor %}", "json"),
         ("", "json"),
     ],
@@ -545,6 +786,12 @@ def test_a_template_tells_the_format(template: str, name: str) -> None:
         ("llama4_json", "llama3_json"),
         ("xlam", "json"),
         ("granite4", "hermes"),
+        ("glm45", "hermes"),
+        ("ernie45", "hermes"),
+        ("hunyuan_a13b", "jamba"),
+        ("minimax", "jamba"),
+        ("deepseek_v4", "deepseek_v32"),
+        ("mimo", "qwen3_xml"),
     ],
 )
 def test_an_option_goes_before_the_template(option: str, name: str) -> None:

@@ -1,8 +1,10 @@
 """The ways in which models write a call: as a JSON object, as Python, with the name in front, as tags.
 
 Which tags stand around calls depends on the model's family (`tool_formats`); what is inside tells its kind by its first
-character, so every family reads all of them.
+characters, so every family reads all of them.
 """
+
+# ruff: noqa: RUF001  DeepSeek's tokens have full-width bars.
 
 from __future__ import annotations
 
@@ -10,11 +12,9 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-import msgspec
-
+from lmi_handlers.text.call_markup import GLM, MARKUPS, STATED_TYPES, Markup, argument_types, copy_text, typed_json
 from lmi_handlers.text.cursor import SPACE, Cursor, Malformed, Reading
 from lmi_handlers.text.partial_json import (
-    Write,
     copy_value,
     decode_string,
     json_string,
@@ -22,7 +22,7 @@ from lmi_handlers.text.partial_json import (
     read_string,
     string_content,
 )
-from lmi_handlers.text.python_literal import JSON_CONSTANTS, read_python_value
+from lmi_handlers.text.python_literal import read_python_value
 
 Schemas = Mapping[str, Mapping[str, object]]
 """The functions that may be called, by name, each with the JSON Schema of its arguments."""
@@ -74,7 +74,9 @@ class CallReader:
         if char == "{":
             yield from self._json(call)
         elif char == "<":
-            yield from self._xml(call)
+            yield from self._markup(call)
+        elif (yield from self._text.accept("call:")):
+            yield from self._gemma(call)
         else:
             yield from self._named(call)
         call.close()
@@ -116,21 +118,43 @@ class CallReader:
             call.write("}")
 
     def _named(self, call: _Call) -> Reading[None]:
-        """Mistral's `f[ARGS]{...}`, `f[CALL_ID]0a1b2c3d4[ARGS]{...}` and `f{...}`, and Python's `f(a=1)`."""
+        """A name, and behind it Python's arguments, GLM's tags, or JSON."""
         text = self._text
         name = yield from text.run(_NAME)
         if (yield from text.accept("(")):
             call.open(name)
             yield from self._keywords(call)
             return
+        # Ids of calls: Mistral's `f[CALL_ID]0a1b2c3d4`, Kimi's `functions.f:0`.
         if (yield from text.accept("[CALL_ID]")):
             yield from text.run(_NAME)
-        yield from text.accept("[ARGS]")
+        elif (yield from text.accept(":")):
+            yield from text.run(_NAME)
+            name = name.removeprefix("functions.")
+        yield from text.run(SPACE)
+        # GLM's call without arguments is a name in a tag, where another family may have any word.
+        is_alone = name in self._schemas and (yield from text.starts_with("</tool_call>"))
+        if is_alone or (yield from text.starts_with(GLM.parameter)):
+            call.open(name)
+            yield from self._parameters(call, name, GLM)
+            return
+        mark = yield from text.accept_any(_ARGUMENT_MARKS)
         yield from text.run(SPACE)
         if (yield from text.peek()) != "{":
             raise Malformed
         call.open(name)
         yield from copy_value(text, call.write)
+        if mark == _FENCE:
+            yield from text.run(SPACE)
+            yield from text.accept("```")
+
+    def _gemma(self, call: _Call) -> Reading[None]:
+        """Gemma's `call:f{a:<|"|>text<|"|>,b:1}`."""
+        name = yield from self._text.run(_NAME)
+        if (yield from self._text.peek()) != "{":
+            raise Malformed
+        call.open(name)
+        yield from read_python_value(self._text, call.write)
 
     def _keywords(self, call: _Call) -> Reading[None]:
         text = self._text
@@ -152,32 +176,41 @@ class CallReader:
         if separator != "{":
             call.write("}")
 
-    def _xml(self, call: _Call) -> Reading[None]:
-        """Qwen3-Coder's `<function=f><parameter=a>...</parameter></function>`; the schema says what is no string."""
+    def _markup(self, call: _Call) -> Reading[None]:
+        """Qwen3-Coder's `<function=f><parameter=a>...</parameter></function>`, and others in tags."""
         text = self._text
-        yield from text.expect("<function=")
+        opening = yield from text.accept_any(MARKUPS)
+        if not opening:
+            raise Malformed
+        markup = MARKUPS[opening]
         name = (yield from text.run(_TAG_NAME)).strip()
-        yield from text.expect(">")
+        yield from text.expect(markup.name_end)
         call.open(name)
-        properties = self._schemas.get(name, {}).get("properties")
+        yield from self._parameters(call, name, markup)
+
+    def _parameters(self, call: _Call, name: str, markup: Markup) -> Reading[None]:
+        """Arguments in tags; the schema says what is no string, unless the tag does."""
+        text = self._text
         separator = "{"
         yield from text.run(SPACE)
-        while not (yield from text.accept("</function>")):
-            yield from text.expect("<parameter=")
+        while (yield from text.accept(markup.parameter)):
             key = (yield from text.run(_TAG_NAME)).strip()
-            yield from text.expect(">")
+            key_end = yield from text.accept_any(markup.key_ends)
+            if not key_end:
+                raise Malformed
             call.write(f"{separator}{json_string(key)}: ")
-            types = _types(properties.get(key)) if isinstance(properties, Mapping) else set()
+            types = STATED_TYPES.get(key_end) or argument_types(self._schemas.get(name, {}), key)
             if types <= {"string"}:
                 call.write('"')
-                yield from _xml_text(text, lambda piece: call.write(string_content(piece)))
+                yield from copy_text(text, markup.value_ends, lambda piece: call.write(string_content(piece)))
                 call.write('"')
             else:
                 pieces: list[str] = []
-                yield from _xml_text(text, pieces.append)
-                call.write(_typed("".join(pieces), types))
+                yield from copy_text(text, markup.value_ends, pieces.append)
+                call.write(typed_json("".join(pieces), types))
             separator = ", "
             yield from text.run(SPACE)
+        yield from text.expect(markup.call_end)
         if separator != "{":
             call.write("}")
 
@@ -228,51 +261,22 @@ class _Call:
 
 
 _NAME = re.compile(r"[-.\w]+")
-_TAG_NAME = re.compile(r"[^<>\n]+")
+_TAG_NAME = re.compile(r'[^<>"\n]+')
+_FENCE = "```json"  # DeepSeek V3
+_ARGUMENT_MARKS = (
+    "[ARGS]",  # Mistral
+    "<|tool_call_argument_begin|>",  # Kimi
+    "<｜tool▁sep｜>",  # DeepSeek V3.1
+    _FENCE,
+    # gpt-oss
+    "<|constrain|>json<|message|>",
+    "json<|message|>",
+    "<|message|>",
+    "<|channel|>commentary <|constrain|>json<|message|>",
+    "<|channel|>commentary json<|message|>",
+    "<|channel|>commentary<|message|>",
+)
 
 
 def _ignore(_: str) -> None:
     pass
-
-
-def _xml_text(text: Cursor, write: Write) -> Reading[None]:
-    """Read up to and with `</parameter>`; a line break at either end is no part of the value."""
-    yield from text.accept("\n")
-    while not ((yield from text.accept("</parameter>")) or (yield from text.accept("\n</parameter>"))):
-        if not (yield from text.peek()):
-            raise Malformed
-        write(text.available(_UNTAGGED) or text.take(1))
-
-
-def _typed(value: str, types: set[str]) -> str:
-    """Return the JSON of a value that has one of `types`; the text itself as a string where it is no other."""
-    constant = JSON_CONSTANTS.get(value.strip())
-    if constant == "null" and "null" in types:
-        return constant
-    if "string" not in types:
-        if constant is not None:
-            return constant
-        try:
-            msgspec.json.decode(value)
-        except (ValueError, RecursionError):
-            pass
-        else:
-            return value.strip()
-    return json_string(value)
-
-
-def _types(schema: object) -> set[str]:
-    """Return the types that `schema` declares, alone or as alternatives."""
-    found: set[str] = set()
-    if isinstance(schema, Mapping):
-        for alternative in (schema, *_list(schema.get("anyOf")), *_list(schema.get("oneOf"))):
-            declared = alternative.get("type") if isinstance(alternative, Mapping) else None
-            found.update(name for name in _list(declared) if isinstance(name, str))
-    return found
-
-
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else [value]
-
-
-_UNTAGGED = re.compile(r"[^<\n]+")

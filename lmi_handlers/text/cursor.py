@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -84,6 +84,13 @@ class Cursor:
         if found:
             self.take(len(literal))
         return found
+
+    def accept_any(self, literals: Iterable[str]) -> Reading[str]:
+        """Read the first of `literals` that the text goes on with, and return it; "" where it goes on with none."""
+        for literal in literals:
+            if (yield from self.accept(literal)):
+                return literal
+        return ""
 
     def expect(self, literal: str) -> Reading[None]:
         """Read `literal`. Raises `Malformed` where the text does not go on with it."""

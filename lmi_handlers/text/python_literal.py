@@ -1,4 +1,4 @@
-"""Python literals that are still being written, as JSON."""
+"""Python literals that are still being written, as JSON; Gemma's as well, whose strings have tokens for quotes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ JSON_CONSTANTS = {"True": "true", "False": "false", "None": "null", "true": "tru
 
 
 def read_python_value(text: Cursor, write: Write) -> Reading[None]:
-    """Read a Python literal and write it as JSON; also JSON's true, false and null. A bare word is a string."""
+    """Read a literal and write it as JSON; JSON's true, false and null are in, too. A bare word is a string.
+
+    Raises `Malformed`.
+    """
     closers: list[str] = []  # of the JSON brackets that are open
     separator = ""  # written when the next value comes: a comma may be the last thing in a bracket
     while True:
@@ -28,6 +31,9 @@ def read_python_value(text: Cursor, write: Write) -> Reading[None]:
         if char and char in "\"'":
             write(separator)
             yield from _python_string(text, write)
+        elif char == "<":
+            write(separator)
+            yield from _token_string(text, write)
         elif not (closers and char and char in ")]}"):
             word = (yield from text.run(_WORD)).strip()
             is_key = closers[-1:] == ["}"] and separator != ": "
@@ -75,11 +81,26 @@ def _python_string(text: Cursor, write: Write) -> Reading[None]:
     write('"')
 
 
+def _token_string(text: Cursor, write: Write) -> Reading[None]:
+    """Read a string of Gemma's and write it as JSON: it has no escapes."""
+    quote = yield from text.accept_any(_QUOTE_TOKENS)
+    if not quote:
+        raise Malformed
+    write('"')
+    while not (yield from text.accept(quote)):
+        if not (yield from text.peek()):
+            raise Malformed
+        write(string_content(text.available(_NO_TOKEN) or text.take(1)))
+    write('"')
+
+
 _BRACKETS = {"[": "[]", "(": "[]", "{": "{}"}
 _SEPARATORS = {",": ", ", ":": ": "}
 _WORD = re.compile(r"""[^][(){},:="'<]+""")
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
 _UNQUOTED = re.compile(r"""[^"'\\]+""")
+_QUOTE_TOKENS = ('<|"|>', "<escape>")
+_NO_TOKEN = re.compile(r"[^<]+")
 _ESCAPE_LENGTHS = {"\\x": 4, "\\u": 6, "\\U": 10}
 _HEX_ESCAPE = re.compile(r"\\(x[\da-fA-F]{2}|u[\da-fA-F]{4}|U(000[\da-fA-F]|0010)[\da-fA-F]{4})", re.ASCII)
 _PYTHON_ESCAPES = {

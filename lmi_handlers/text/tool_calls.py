@@ -28,10 +28,16 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 
 
 class MessageDelta(msgspec.Struct, frozen=True):
-    """What a message gains: text for the reader, and calls in the order in which they were written."""
+    """What a message gains: text for the reader, calls in the order in which they were written, and thoughts before them."""
 
     content: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    reasoning: str = ""
+
+    def __add__(self, later: MessageDelta) -> MessageDelta:
+        return MessageDelta(
+            self.content + later.content, self.tool_calls + later.tool_calls, self.reasoning + later.reasoning
+        )
 
 
 class MessageParser(ABC):
@@ -132,10 +138,10 @@ class TaggedCallParser(_ReadingParser):
     def __init__(self, format: Format, schemas: Schemas) -> None:  # noqa: A002
         self._format = format
         # Text that no tag begins or ends in, and white space neither.
-        firsts = {mark[0] for tag in format.tags for mark in (tag.open, tag.close) if mark}
+        firsts = {mark[0] for tag in (format.section, *format.tags) for mark in (tag.open, tag.close) if mark}
         self._words = re.compile(rf"[^\s{re.escape(''.join(sorted(firsts)))}]+")
         self._bare = format.bare
-        self._close = ""  # the end tag that is still to come
+        self._ends: tuple[str, ...] = ()  # the end tags that are still to come
         self._at_start = True
         self._after_call = False  # nothing but white space since
         super().__init__(schemas)
@@ -153,8 +159,9 @@ class TaggedCallParser(_ReadingParser):
         if not char:
             self._deltas.add_content("" if self._after_call else text.release())
             return False
-        if self._close and (yield from text.accept(self._close)):
-            self._close, self._after_call = "", True
+        if end := (yield from text.accept_any(self._ends)):
+            self._ends = tuple(other for other in self._ends if other != end)
+            self._after_call = True
             return True
         tag = yield from self._accept_tag()
         is_bare = char in self._bare and (self._at_start or "\n" in space)
@@ -163,7 +170,9 @@ class TaggedCallParser(_ReadingParser):
             found = yield from self._read_calls(tag)
         if found:
             # Qwen3-Coder leaves out an opening tag now and then, and writes the end tag all the same.
-            self._close = tag.close if tag else self._close or self._format.tags[0].close
+            if tag or not self._ends:
+                closes = ((tag or self._format.tags[0]).close, self._format.section.close)
+                self._ends = tuple(close for close in closes if close)
             self._after_call = True
         elif is_bare:
             self._bare = ""  # an answer that is JSON: what is inside it is no call either
@@ -178,6 +187,8 @@ class TaggedCallParser(_ReadingParser):
         return True
 
     def _accept_tag(self) -> Reading[Tag | None]:
+        yield from self._text.accept(self._format.section.open)
+        yield from self._text.run(SPACE)
         for tag in self._format.tags:
             if (yield from self._text.accept(tag.open)):
                 return tag
