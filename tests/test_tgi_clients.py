@@ -2,77 +2,36 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import dataclasses
 import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
 import pytest
 import requests
-from calls import Task
-from serving import ENVIRON, Server
+from client_scripts import (
+    CITY,
+    CLIENTS_PYTHON,
+    ENGINE_PYTHON,
+    MAX_TOKENS,
+    PROMPT,
+    REGEX,
+    SCRIPTS,
+    Outcomes,
+    Run,
+    assert_streamed_tool_call,
+    assert_tool_call,
+    chat,
+    full_server,
+    joined,
+    runner,
+    text_of,
+    without_nulls,
+)
+from serving import Server
 
 pytestmark = pytest.mark.timeout(600)  # a test that starts a script waits for all of its calls
-
-ENGINE_PYTHON = sys.executable
-CLIENTS_PYTHON = str(Path(sys.prefix) / "clients" / "bin" / "python")
-"""Of the clients' own environment, which `make test` makes: they want other versions than the engines do."""
-
-SCRIPTS = Path(__file__).parent / "clients"
-
-QUIET = {
-    "AWS_ACCESS_KEY_ID": "none",
-    "AWS_SECRET_ACCESS_KEY": "none",
-    "DO_NOT_TRACK": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "LANGSMITH_TRACING": "false",
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    # Whatever goes anywhere else than to the servers here fails at once.
-    **dict.fromkeys(["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"], "http://127.0.0.1:9"),
-    **dict.fromkeys(["no_proxy", "NO_PROXY"], "127.0.0.1"),
-}
-
-PROMPT = "The three primary colours are"
-MAX_TOKENS = 8
-CITY = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Paris", "Rome"]}, "rank": {"type": "integer", "minimum": 1, "maximum": 9}},
-    "required": ["city", "rank"],
-    "additionalProperties": False,
-}
-REGEX = "(red|blue) and [a-z]{4}"
-TOOL = {
-    "type": "function",
-    "function": {"name": "rank_city", "description": "Rank a city.", "parameters": CITY},
-}
-
-
-class Outcomes:
-    """What a script's calls returned, and what they raised."""
-
-    def __init__(self, outcomes: dict[str, dict[str, Any]]) -> None:
-        self._outcomes = outcomes
-
-    def __getitem__(self, call: str) -> Any:
-        outcome = self._outcomes[call]
-        assert "returned" in outcome, outcome
-        return outcome["returned"]
-
-    def error(self, call: str) -> tuple[str, str]:
-        """The class of the exception by its full name, and its text."""
-        outcome = self._outcomes[call]
-        assert "raised" in outcome, outcome
-        return outcome["raised"], outcome["message"]
-
-
-Run = Callable[[str, str], Outcomes]
 
 
 # Servers
@@ -89,26 +48,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with one place that is taken, and one in the queue that is taken too."""
-    properties = (
-        "option.rolling_batch=echo\noption.echo_faults=true\noption.predict_timeout=3600\n"
-        "option.max_rolling_batch_size=1\njob_queue_size=1\n"
-    )
-    server = Server(tmp_path_factory.mktemp("full") / "m", properties).wait_ready()
-
-    def occupy() -> requests.Response:
-        return requests.post(server.url + "/generate_stream", json={"inputs": "HANG@2"}, stream=True, timeout=3600)
-
-    with occupy() as running, concurrent.futures.ThreadPoolExecutor(2) as pool:
-        try:
-            events = running.iter_lines()  # which closes the connection when it goes
-            next(events)
-            both = [pool.submit(occupy) for _ in range(2)]
-            (refused,), _ = concurrent.futures.wait(both, return_when=concurrent.futures.FIRST_COMPLETED)
-            assert refused.result().status_code == 429
-            yield server
-        finally:
-            server.stop()
+    """A server that has no room for a request."""
+    with full_server(tmp_path_factory.mktemp("full") / "m") as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -137,44 +79,13 @@ def stop(expected: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def run(model: Server, echo_server: Server, full: Server, stop: str) -> Run:
-    """Run a script with this or that Python."""
-    task = Task(
-        model=model.url,
-        echo=echo_server.url,
-        full=full.url,
-        prompt=PROMPT,
-        max_tokens=MAX_TOKENS,
-        stop=stop,
-        schema=CITY,
-        regex=REGEX,
-        tool=TOOL,
-        tool_choice={"type": "function", "function": {"name": "rank_city"}},
-    )
-
-    def run_script(script: str, python: str) -> Outcomes:
-        environ = {"PATH": os.defpath, "HOME": ENVIRON["HOME"], **QUIET}
-        command = [python, str(SCRIPTS / script), json.dumps(dataclasses.asdict(task))]
-        ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
-        assert ended.returncode == 0, ended.stderr
-        return Outcomes(json.loads(ended.stdout))
-
-    return run_script
+    return runner(model=model.url, echo=echo_server.url, full=full.url, stop=stop)
 
 
 def generate(model: Server, inputs: str = PROMPT, **parameters: Any) -> dict[str, Any]:
     """What TGI's own route answers, greedily unless `parameters` say otherwise."""
     asked = {"max_new_tokens": MAX_TOKENS, "details": True, **parameters}
     answer = model.invoke({"inputs": inputs, "parameters": asked}, path="/generate")
-    assert answer.status_code == 200, answer.text
-    document: dict[str, Any] = answer.json()
-    return document
-
-
-def chat(model: Server, **parameters: Any) -> dict[str, Any]:
-    """What OpenAI's route answers, likewise."""
-    messages = [{"role": "user", "content": PROMPT}]
-    asked = {"model": "tgi", "messages": messages, "max_tokens": MAX_TOKENS, "temperature": 0, **parameters}
-    answer = model.invoke(asked, path="/v1/chat/completions")
     assert answer.status_code == 200, answer.text
     document: dict[str, Any] = answer.json()
     return document
@@ -425,42 +336,6 @@ def test_litellm_errors(litellm: Outcomes) -> None:
     assert litellm.error("overloaded")[0] == "litellm.exceptions.RateLimitError"
 
 
-# openai
-
-
-@pytest.fixture(scope="module")
-def openai(run: Run) -> Outcomes:
-    return run("openai_client.py", CLIENTS_PYTHON)
-
-
-@pytest.mark.model
-def test_openai(openai: Outcomes, model: Server, expected_chat: dict[str, Any], stop: str) -> None:
-    for call in ("chat", "async_chat"):
-        assert text_of(openai[call]) == text_of(expected_chat)
-        assert without_nulls(openai[call]["usage"]) == expected_chat["usage"]
-    for call in ("stream", "async_stream", "usage"):
-        assert joined(openai[call]) == text_of(expected_chat)
-    assert without_nulls(openai["usage"][-1]["usage"]) == expected_chat["usage"]
-    assert text_of(openai["stop"]) == text_of(chat(model, stop=stop))
-    plain = chat(model, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
-    assert openai["logprobs"]["choices"][0]["logprobs"]["content"] == plain
-
-
-@pytest.mark.model
-def test_openai_formats(openai: Outcomes) -> None:
-    jsonschema.validate(json.loads(text_of(openai["json"])), CITY)
-    assert_tool_call(openai["tool"])
-    assert_streamed_tool_call(openai["tool_stream"])
-
-
-@pytest.mark.model
-def test_openai_errors(openai: Outcomes) -> None:
-    assert openai.error("invalid")[0] == "openai.BadRequestError"
-    assert openai.error("failed")[0] == "openai.InternalServerError"
-    assert openai.error("failed_stream")[0] == "openai.APIError"
-    assert openai.error("overloaded")[0] == "openai.RateLimitError"
-
-
 # aleph-alpha-client
 
 
@@ -492,16 +367,6 @@ def test_aleph_alpha_errors(aleph_alpha: Outcomes) -> None:
     assert aleph_alpha.error("overloaded")[0].endswith("BusyError")
 
 
-# lm-eval
-
-
-@pytest.mark.model
-def test_lm_eval(run: Run, model: Server, expected_chat: dict[str, Any], stop: str) -> None:
-    outcomes = run("lm_eval_client.py", CLIENTS_PYTHON)
-    assert outcomes["generate_until"] == [text_of(expected_chat)] * 3
-    assert outcomes["until"] == [text_of(chat(model, stop=[stop]))] * 3
-
-
 # The page that lists them
 
 
@@ -512,35 +377,3 @@ def test_documented_versions_are_those_that_are_tested() -> None:
     documented = re.findall(r"^\| ([\w-]+) \| (\d[\d.]+)", page, re.MULTILINE)
     assert len(documented) > 5
     assert {name: pinned[name.replace("_", "-")] for name, _ in documented} == dict(documented)
-
-
-def text_of(answer: dict[str, Any]) -> str:
-    """The text of a chat."""
-    text: str = answer["choices"][0]["message"]["content"]
-    return text
-
-
-def assert_tool_call(answer: dict[str, Any]) -> None:
-    [call] = answer["choices"][0]["message"]["tool_calls"]
-    assert call["function"]["name"] == "rank_city"
-    jsonschema.validate(json.loads(call["function"]["arguments"]), CITY)
-
-
-def assert_streamed_tool_call(chunks: list[dict[str, Any]]) -> None:
-    choices = [choice for chunk in chunks for choice in chunk["choices"]]
-    functions = [call["function"] for choice in choices for call in choice["delta"].get("tool_calls") or []]
-    assert [function["name"] for function in functions if function.get("name")] == ["rank_city"]
-    jsonschema.validate(json.loads("".join(function.get("arguments") or "" for function in functions)), CITY)
-
-
-def without_nulls(value: Any) -> Any:
-    """Clients write null for what was absent."""
-    if isinstance(value, dict):
-        return {name: without_nulls(item) for name, item in value.items() if item is not None}
-    return [without_nulls(item) for item in value] if isinstance(value, list) else value
-
-
-def joined(chunks: list[dict[str, Any]]) -> str:
-    """The text of a streamed chat."""
-    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
-    return "".join(delta.get("content") or "" for delta in deltas)

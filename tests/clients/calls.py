@@ -38,6 +38,8 @@ class Task:
     """A function in OpenAI's form."""
     tool_choice: dict[str, Any]
     """That it is to be called."""
+    tokenizer: str = ""
+    """A folder with the small model's, for who counts tokens."""
 
 
 def main(calls: Callable[[Task], Calls]) -> None:

@@ -1,29 +1,53 @@
-"""lm-eval: its `local-chat-completions` model."""
+"""lm-eval: its evaluator on tasks with local data, by `local-completions` and by `local-chat-completions`."""
 
 from __future__ import annotations
 
-import json
+import os
+from pathlib import Path
+from typing import Any
 
 from calls import Calls, Task, main
-from lm_eval.api.instance import Instance
-from lm_eval.models.api_models import JsonChatStr
-from lm_eval.models.openai_completions import LocalChatCompletion
+from lm_eval import simple_evaluate
+from lm_eval.tasks import TaskManager
+
+TASKS = Path(__file__).parent.parent / "data" / "lm_eval"
+
+
+def evaluate(task_name: str, model: str, *, chat: bool = False, num_fewshot: int = 0, **model_args: Any) -> object:
+    """The task's metrics, and each document's requests with what the model answered."""
+    evaluated = simple_evaluate(
+        model,
+        {"model": "tgi", "max_retries": 1, **model_args},
+        tasks=[task_name],
+        task_manager=TaskManager(include_path=TASKS, include_defaults=False),
+        num_fewshot=num_fewshot,
+        apply_chat_template=chat,
+        bootstrap_iters=0,
+    )
+    samples = [
+        {"arguments": sample["arguments"], "responses": sample["resps"]} for sample in evaluated["samples"][task_name]
+    ]
+    # A metric's name is followed by that of the answers' filter.
+    metrics = {name.partition(",")[0]: value for name, value in evaluated["results"][task_name].items()}
+    return {"metrics": metrics, "samples": samples}
 
 
 def calls(task: Task) -> Calls:
-    model = LocalChatCompletion(
-        model="tgi", base_url=f"{task.model}/v1/chat/completions", num_concurrent=2, max_retries=1
-    )
-    messages = JsonChatStr(json.dumps([{"role": "user", "content": task.prompt}]))
-
-    def generate(until: list[str]) -> object:
-        ask = {"until": until, "max_gen_toks": task.max_tokens}
-        requests = [Instance("generate_until", {}, (messages, ask), index) for index in range(3)]
-        return model.generate_until(requests, disable_tqdm=True)
-
+    os.chdir(TASKS)  # the tasks name their data from there
+    completions: dict[str, Any] = {"base_url": f"{task.model}/v1/completions", "tokenizer": task.tokenizer}
+    token_ids = completions | {"batch_size": 4}
+    texts = completions | {"tokenized_requests": False, "num_concurrent": 4}
+    chat = {"base_url": f"{task.model}/v1/chat/completions"}
     return {
-        "generate_until": lambda: generate([]),
-        "until": lambda: generate([task.stop]),
+        "facts_choice.token_ids": lambda: evaluate("facts_choice", "local-completions", **token_ids),
+        "facts_choice.texts": lambda: evaluate("facts_choice", "local-completions", **texts),
+        "facts_rolling.token_ids": lambda: evaluate("facts_rolling", "local-completions", **token_ids),
+        "facts_rolling.texts": lambda: evaluate("facts_rolling", "local-completions", **texts),
+        "facts_answer.token_ids": lambda: evaluate("facts_answer", "local-completions", num_fewshot=2, **token_ids),
+        "facts_answer.texts": lambda: evaluate("facts_answer", "local-completions", num_fewshot=2, **texts),
+        "facts_answer.chat": lambda: evaluate(
+            "facts_answer", "local-chat-completions", chat=True, num_fewshot=2, **chat
+        ),
     }
 
 
