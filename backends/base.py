@@ -33,6 +33,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     `max_logprobs` bounds `logprobs`, and `prompt_logprobs` too unless `max_prompt_logprobs` does. `unsupported` names the
     `SamplingParams` fields that this backend cannot honour, or "adapters"; `adapters` are the LoRA adapters that requests may
     ask for. `device` is what it runs on, in torch's words such as "cpu" or "cuda"; empty where it does not say.
+    `takes_images` is true where prompts may have images.
     """
 
     backend: str
@@ -44,6 +45,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     unsupported: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
     device: str = ""
+    takes_images: bool = False
 
 
 class Backend(ABC):

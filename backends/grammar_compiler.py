@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import threading
@@ -15,7 +14,8 @@ from typing import Generic, TypeVar
 import msgspec
 
 from backends.grammar import Vocabulary
-from backends.grammar_trial import NICENESS, Verdict
+from backends.grammar_trial import Verdict
+from backends.preparing import give_way
 from lmi_handlers.errors import InvalidRequest, RequestFailed
 from lmi_handlers.sampling_params import StructuredOutputs
 
@@ -46,7 +46,7 @@ class GrammarCompiler(Generic[Compiled]):
         self._cpu_limit = cpu_limit
         self._trial = Trial(vocabulary, time_limit)
         self._trying = ThreadPoolExecutor(1, "grammar-trial")
-        self._building = ThreadPoolExecutor(1, "grammar", initializer=_give_way)
+        self._building = ThreadPoolExecutor(1, "grammar", initializer=give_way)
         self._known: OrderedDict[StructuredOutputs, str] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -81,12 +81,6 @@ class GrammarCompiler(Generic[Compiled]):
             while len(self._known) > _KNOWN:
                 self._known.popitem(last=False)
         return compiled
-
-
-def _give_way() -> None:
-    """Leave the cores to the loop where it wants them."""
-    if sys.platform == "linux":  # where a thread has a priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 class Trial:

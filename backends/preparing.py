@@ -1,24 +1,42 @@
-"""Sequences whose grammar is being compiled: they have been handed to a backend, and its engine has not heard of them."""
+"""Sequences that a backend has been handed and its engine has not heard of: their grammar or their images come first."""
 
 from __future__ import annotations
 
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Generic, TypeVar
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from lmi_handlers.errors import InvalidRequest, RequestError
 from lmi_handlers.outputs import FinishReason, TokenOutput
+from lmi_handlers.request import ImagePrompt, TokenRequest
 
 _WAIT = 0.02
+_NICENESS = 10
 
-Sequence = TypeVar("Sequence")
-Compiled = TypeVar("Compiled")
+Grammar = TypeVar("Grammar")
+Images = TypeVar("Images")
+Result = TypeVar("Result")
 
 
-class Preparing(Generic[Sequence, Compiled]):
+@dataclass(frozen=True, slots=True)
+class Prepared(Generic[Grammar, Images]):
+    """A sequence that can start, with what it had to wait for."""
+
+    request: TokenRequest
+    grammar: Grammar | None
+    images: Images | None
+
+
+class Preparing(Generic[Grammar, Images]):
     """By request id, in the order of arrival. For one thread."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, tuple[Sequence, Future[Compiled]]] = {}
+        self._entries: dict[str, tuple[TokenRequest, Future[Grammar] | None, Future[Images] | None]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -26,31 +44,74 @@ class Preparing(Generic[Sequence, Compiled]):
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._entries
 
-    def add(self, request_id: str, sequence: Sequence, future: Future[Compiled]) -> None:
-        """Take in a sequence that can start once `future` has its grammar."""
-        self._entries[request_id] = sequence, future
+    def add(self, request: TokenRequest, grammar: Future[Grammar] | None, images: Future[Images] | None) -> None:
+        """Take in a sequence that can start once both are there."""
+        self._entries[request.request_id] = request, grammar, images
 
     def discard(self, request_id: str) -> bool:
         """Forget a sequence; False where there is none of that id."""
         entry = self._entries.pop(request_id, None)
-        if entry is not None:
-            entry[1].cancel()
-        return entry is not None
+        if entry is None:
+            return False
+        for future in entry[1:]:
+            if future is not None:
+                future.cancel()
+        return True
 
-    def collect(self) -> tuple[list[tuple[Sequence, Compiled]], list[TokenOutput]]:
-        """Take out those whose grammar is there, and the last output of those that have none."""
-        ready, refused = [], []
-        for request_id in [request_id for request_id, (_, future) in self._entries.items() if future.done()]:
-            sequence, future = self._entries.pop(request_id)
+    def collect(self) -> tuple[list[Prepared[Grammar, Images]], list[TokenOutput]]:
+        """Take out those that can start, and the last output of those that never will."""
+        ready: list[Prepared[Grammar, Images]] = []
+        refused = []
+        for request, grammar, images in list(self._entries.values()):
+            if not all(future is None or future.done() for future in (grammar, images)):
+                continue
+            del self._entries[request.request_id]
             try:
-                ready.append((sequence, future.result()))
+                ready.append(Prepared(request, _result(grammar), _result(images)))
             except RequestError as error:
-                refused.append(refusal(request_id, error))
+                refused.append(refusal(request.request_id, error))
         return ready, refused
 
     def wait(self) -> None:
-        """Let a moment pass, less where a grammar is done before; for a backend that has nothing else to do."""
-        wait([future for _, future in self._entries.values()], _WAIT, FIRST_COMPLETED)
+        """Let a moment pass, less where something is done before; for a backend that has nothing else to do."""
+        pending: list[Future[Any]] = [
+            future for entry in self._entries.values() for future in entry[1:] if future is not None and not future.done()
+        ]
+        wait(pending, _WAIT, FIRST_COMPLETED)
+
+
+class ImagePreparer(Generic[Images]):
+    """Runs a model's processor beside the loop, once for each prompt however many sequences are sampled from it."""
+
+    def __init__(self, process: Callable[[TokenRequest, ImagePrompt], Images]) -> None:
+        """`process` raises `InvalidRequest` for images that do not fit their text."""
+        self._process = process
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="images", initializer=give_way)
+        self._known: WeakKeyDictionary[ImagePrompt, Future[Images]] = WeakKeyDictionary()
+
+    def submit(self, request: TokenRequest) -> Future[Images] | None:
+        """Return what becomes of the request's images, None where it has none."""
+        prompt = request.image_prompt
+        if prompt is None:
+            return None
+        future = self._known.get(prompt)
+        if future is None:
+            future = self._known[prompt] = self._pool.submit(self._process, request, prompt)
+        return future
+
+    def close(self) -> None:
+        """End the thread."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _result(future: Future[Result] | None) -> Result | None:
+    return None if future is None else future.result()
+
+
+def give_way() -> None:
+    """Let this thread leave the cores to the loop where it wants them."""
+    if sys.platform == "linux":  # where a thread has a priority of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def refusal(request_id: str, error: RequestError) -> TokenOutput:

@@ -37,6 +37,12 @@ ERROR_TYPES: dict[type[LMIError], str] = {
 }
 """`error.type` by error, looked up along the class's ancestors."""
 
+ERROR_CODES: dict[type[LMIError], str] = {
+    ContextLengthExceeded: "context_length_exceeded",
+    ModelNotFound: "model_not_found",
+}
+"""`error.code` by error, for those that have one."""
+
 FINISH_REASONS = {
     FinishReason.EOS_TOKEN: "stop",
     FinishReason.STOP_SEQUENCE: "stop",
@@ -54,7 +60,7 @@ def error_document(error: LMIError) -> bytes:
                 "message": str(error),
                 "type": kind,
                 "param": error.field if isinstance(error, InvalidRequest) else None,
-                "code": "context_length_exceeded" if isinstance(error, ContextLengthExceeded) else None,
+                "code": next((code for kind, code in ERROR_CODES.items() if isinstance(error, kind)), None),
             }
         }
     )

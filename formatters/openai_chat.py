@@ -5,7 +5,8 @@ r"""OpenAI's chat completions.
     lines      the stream's objects, one a line: how LMI streams a chat
 
 Source: OpenAI's API reference. A choice's first chunk has the role and no text, its last one the finish reason and no text:
-some clients drop a text that comes with either.
+some clients drop a text that comes with either. Thoughts are in `reasoning_content`, as DeepSeek has them and vLLM had them; the
+field is absent where there are none.
 """
 
 from __future__ import annotations
@@ -21,15 +22,21 @@ from formatters.openai import DONE, error_document, finish_reason, head, number,
 from lmi_handlers.errors import LMIError
 from lmi_handlers.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.request import GenerationRequest
+from lmi_handlers.text.reasoning import ReasoningFormat, ReasoningParser
 from lmi_handlers.text.tool_calls import MessageDelta, MessageParser, PlainParser, ToolCallDelta
 
 
 class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the answer is to look. `created` is a Unix time in seconds; `parser` makes what finds the tool calls in a choice."""
+    """How the answer is to look. `created` is a Unix time in seconds; `parser` makes what finds the tool calls in a choice.
+
+    `reasoning` is how thoughts are marked, None where they stay in the content; they are left out without `include_reasoning`.
+    """
 
     model: str
     created: int
     parser: Callable[[], MessageParser] = PlainParser
+    reasoning: ReasoningFormat | None = None
+    include_reasoning: bool = True
     logprobs: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
@@ -52,8 +59,7 @@ class Choice:
         message = self._parser.feed(delta.text)
         self.finish_reason = delta.finish_reason
         if delta.finish_reason is not None:
-            rest = self._parser.finish()
-            message = MessageDelta(message.content + rest.content, message.tool_calls + rest.tool_calls)
+            message += self._parser.finish()
         return message
 
     def call_id(self, call: ToolCallDelta) -> str:
@@ -78,8 +84,14 @@ class ChatFormatter(Formatter):
     def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: ChatOptions) -> None:
         super().__init__(request, prompt_tokens)
         self.options = options
-        self.choices = [Choice(options.parser()) for _ in range(request.sampling_params.n)]
+        self.choices = [Choice(self._parser()) for _ in range(request.sampling_params.n)]
         self.head = head(f"chatcmpl-{request.request_id}", self.kind, options.created, options.model)
+
+    def _parser(self) -> MessageParser:
+        options, parser = self.options, self.options.parser()
+        if options.reasoning is None:
+            return parser
+        return ReasoningParser(options.reasoning, self.request.prompts[0], parser, included=options.include_reasoning)
 
     def usage(self) -> str:
         """Render the usage so far."""
@@ -122,11 +134,13 @@ class _Message:
 
     def __init__(self) -> None:
         self._content = ""
+        self._reasoning = ""
         self._names: list[str] = []
         self._arguments: list[str] = []
 
     def feed(self, delta: MessageDelta) -> None:
         self._content += delta.content
+        self._reasoning += delta.reasoning
         for call in delta.tool_calls:
             while len(self._names) <= call.index:
                 self._names.append("")
@@ -135,15 +149,18 @@ class _Message:
             self._arguments[call.index] += call.arguments
 
     def render(self, choice: Choice) -> str:
+        is_text = self._content or not (self._names or self._reasoning)
+        head = f'{{"role":"assistant","content":{quote(self._content) if is_text else "null"}'
+        if self._reasoning:
+            head += f',"reasoning_content":{quote(self._reasoning)}'
         if not self._names:
-            return f'{{"role":"assistant","content":{quote(self._content)}}}'
-        content = quote(self._content) if self._content else "null"
+            return f"{head}}}"
         calls = _array(
             f'{{"id":"{choice.call_id(ToolCallDelta(index))}","type":"function",'
             f'"function":{{"name":{quote(name)},"arguments":{quote(arguments)}}}}}'
             for index, (name, arguments) in enumerate(zip(self._names, self._arguments, strict=True))
         )
-        return f'{{"role":"assistant","content":{content},"tool_calls":{calls}}}'
+        return f'{head},"tool_calls":{calls}}}'
 
 
 class ChatSseFormatter(ChatFormatter):
@@ -165,12 +182,13 @@ class ChatSseFormatter(ChatFormatter):
             self._begun[index] = True
             records.append(self._chunk(index, '{"role":"assistant","content":""}'))
         message = choice.feed(delta)
-        if message.content or (self.options.logprobs and choice.new_tokens and not message.tool_calls):
-            records.append(self._chunk(index, f'{{"content":{quote(message.content)}}}', tokens=choice))
-        records += [
-            self._chunk(index, f'{{"tool_calls":[{_call_delta(choice, call)}]}}', tokens=choice)
-            for call in message.tool_calls
-        ]
+        gains = [f'{{"reasoning_content":{quote(message.reasoning)}}}'] if message.reasoning else []
+        if message.content:
+            gains.append(f'{{"content":{quote(message.content)}}}')
+        gains += [f'{{"tool_calls":[{_call_delta(choice, call)}]}}' for call in message.tool_calls]
+        if not gains and self.options.logprobs and choice.new_tokens:
+            gains.append('{"content":""}')
+        records += [self._chunk(index, gain, tokens=choice) for gain in gains]
         if delta.finish_reason is not None:
             records.append(self._chunk(index, "{}", reason=choice.reason))
         return b"".join(records)

@@ -14,7 +14,7 @@ from flask import Blueprint, Response, request
 from lmi_handlers.dialects.aleph_alpha import AlephAlphaDialect
 from lmi_handlers.dialects.base import Payload
 from lmi_handlers.dialects.openai import ChatDialect, CompletionsDialect, OpenAIDialect
-from lmi_handlers.errors import LMIError, UnsupportedMediaType
+from lmi_handlers.errors import LMIError, ModelNotFound, UnsupportedMediaType
 from lmi_handlers.http_exchange import Exchange
 from lmi_handlers.openapi.openai_responses import ModelInfo, ModelList
 from lmi_handlers.properties import ServingProperties
@@ -27,7 +27,12 @@ class OpenAIRoutes:
     def __init__(self, model: ServedModel, properties: ServingProperties) -> None:
         self._model = model
         self._max_request_size = properties.max_request_size
-        self._chat = ChatDialect(lambda: model.facts, tool_call_parser=properties.tool_call_parser)
+        self._chat = ChatDialect(
+            lambda: model.facts,
+            tool_call_parser=properties.tool_call_parser,
+            reasoning_parser=properties.reasoning_parser,
+            enable_reasoning=properties.enable_reasoning,
+        )
         self._completions = CompletionsDialect(lambda: model.facts)
         self._aleph_alpha = AlephAlphaDialect(lambda: model.facts)
         self._created = int(time.time())
@@ -43,21 +48,37 @@ class OpenAIRoutes:
         for rule, dialect in dialects.items():
             routes.add_url_rule(rule, f"POST {rule}", self._view(dialect), methods=["POST"])
         routes.add_url_rule("/v1/models", "GET /v1/models", self.models, methods=["GET"])
+        # A model's name may have slashes in it.
+        routes.add_url_rule("/v1/models/<path:model>", "GET /v1/models/<model>", self.model, methods=["GET"])
         return routes
 
     def models(self) -> Response:
         """The model and its adapters."""
+        return self._tell(lambda: ModelList("list", self._infos()))
+
+    def model(self, model: str) -> Response:
+        """One of them."""
+
+        def find() -> ModelInfo:
+            for info in self._infos():
+                if info.id == model:
+                    return info
+            raise ModelNotFound(f"The model {model[:200]!r} does not exist")
+
+        return self._tell(find)
+
+    def _tell(self, find: Callable[[], ModelList | ModelInfo]) -> Response:
         exchange = Exchange(self._chat, counts=False)
         try:
-            facts = self._model.facts
+            return exchange.document(msgspec.json.encode(find()), "application/json")
         except LMIError as error:
             return exchange.refuse(error)
-        models = [self._info(facts.model_id, None)]
-        models += [self._info(name, facts.model_id) for name in facts.adapters]
-        return exchange.document(msgspec.json.encode(ModelList("list", models)), "application/json")
 
-    def _info(self, name: str, parent: str | None) -> ModelInfo:
-        return ModelInfo(name, "model", self._created, "lmi-handlers", parent)
+    def _infos(self) -> list[ModelInfo]:
+        """Raises `EngineNotReady`."""
+        facts = self._model.facts
+        parents = {facts.model_id: None, **dict.fromkeys(facts.adapters, facts.model_id)}
+        return [ModelInfo(name, "model", self._created, "lmi-handlers", parent) for name, parent in parents.items()]
 
     def _view(self, dialect: OpenAIDialect) -> Callable[[], Response]:
         def view() -> Response:

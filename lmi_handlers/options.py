@@ -273,15 +273,47 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         str | None, Option("Chat template instead of the model's: a path, or Jinja text.", SERVER)
     ] = None
     chat_template_content_format: Annotated[
-        Literal["auto", "string", "openai"] | None,
-        Option("How the template takes message content.", VLLM),
+        Literal["auto", "string", "openai"],
+        Option("How the template takes message content: as text, or as a list of parts. `auto` tries.", SERVER),
+    ] = "auto"
+    enable_auto_tool_choice: Annotated[
+        bool | None, Option("Taken for LMI's sake: calls are always found, whatever it says.", SERVER)
     ] = None
-    enable_auto_tool_choice: Annotated[bool | None, Option("Let the model choose to call tools.", VLLM)] = None
     tool_call_parser: Annotated[
         str | None, Option("Format of the model's tool calls, by vLLM's name; else its template tells.", SERVER)
     ] = None
-    enable_reasoning: Annotated[bool | None, Option("Separate reasoning from the answer.", VLLM)] = None
-    reasoning_parser: Annotated[str | None, Option("Format of the model's reasoning.", VLLM)] = None
+    enable_reasoning: Annotated[
+        bool | None,
+        Option(
+            "Separate reasoning from a chat's answer. `true` without `reasoning_parser`: the chat template tells the format.",
+            SERVER,
+        ),
+    ] = None
+    reasoning_parser: Annotated[
+        str | None,
+        Option(
+            "Format of the model's reasoning, by vLLM's name. Separates it unless `enable_reasoning=false`.", SERVER
+        ),
+    ] = None
+    allowed_media_domains: Annotated[
+        str | None,
+        Option(
+            "Hosts that images in chats may be fetched from, over https: `host` or `host:port`, with commas. Unset: none.",
+            SERVER,
+        ),
+    ] = None
+    allowed_media_networks: Annotated[
+        str | None,
+        Option("Networks that these hosts may be in though not public, such as `10.0.0.0/8`, with commas.", SERVER),
+    ] = None
+    limit_mm_per_prompt: Annotated[
+        str | None,
+        Option('Most images in a request, as vLLM has it: `{"image": 4}`. Unset: 16.', (*SERVER, *VLLM_FAMILY)),
+    ] = None
+    max_image_bytes: Annotated[int, Option("Most bytes of all images in a request, as files.", SERVER, ge=1)] = (
+        20 * 1024 * 1024
+    )
+    max_image_pixels: Annotated[int, Option("Most pixels of all images in a request together.", SERVER, ge=1)] = 1 << 25
     normalize: Annotated[bool | None, Option("Normalise embeddings.", VLLM)] = None
     guided_decoding_backend: Annotated[str | None, Option("Library for grammars.", GPU_ENGINES)] = None
 

@@ -27,6 +27,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     logarithm for each of them and, where k best were asked for, `top_logprobs` has k pairs (id, logprob) for each, best first.
     `prompt_logprobs` comes once, with the first output: one entry for each prompt token, the first None. So does
     `prompt_top_logprobs` where k best were asked for: k pairs for each prompt token, as above, and None for the first.
+    `num_prompt_tokens` comes where the prompt has images: so many tokens it has become.
     `error` is the cause where `finish_reason` is ERROR; this sequence alone has failed, because of what its client asked
     for where `invalid_request` is set, in the field `invalid_field` of `SamplingParams` where that is known.
     """
@@ -41,6 +42,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     error: str | None = None
     invalid_request: bool = False
     invalid_field: str | None = None
+    num_prompt_tokens: int | None = None
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):

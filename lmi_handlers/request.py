@@ -31,15 +31,42 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+class ImageSource(msgspec.Struct, frozen=True):
+    """An image as a client gives it: its URL, and where in the body that stands."""
+
+    url: str
+    field: str
+
+
+class RgbImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A decoded image: `data` has `height` rows from the top down, each of `width` pixels of red, green and blue bytes."""
+
+    width: int
+    height: int
+    data: bytes
+
+
+class ImagePrompt(msgspec.Struct, frozen=True, array_like=True, eq=False, weakref=True):
+    """A prompt with images: `text` has the model's mark for an image once for each of `images`, in their order.
+
+    How many tokens each of them becomes, only the model's processor knows. Equal to itself alone.
+    """
+
+    text: str
+    images: list[RgbImage]
+
+
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation, of which the model's chat template makes the prompt's text.
 
-    `messages` and `tools` are what templates know: OpenAI's objects, each message's content one text and a call's arguments
-    an object. `tool_prompt` tells a model whose template knows no tools how to call one. `template_kwargs` are further
-    variables of the template.
+    `messages` and `tools` are what templates know: OpenAI's objects, a call's arguments an object, each message's content one
+    text, or where it has images a list of `{"type": "text", "text": ".."}` and `{"type": "image"}`. `images` are those of all
+    messages in their order. `tool_prompt` tells a model whose template knows no tools how to call one. `template_kwargs` are
+    further variables of the template.
     """
 
     messages: list[dict[str, Any]]
+    images: tuple[ImageSource, ...] = ()
     tools: list[dict[str, Any]] | None = None
     tool_prompt: str = ""
     documents: list[dict[str, Any]] | None = None
@@ -77,13 +104,17 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One sequence to generate, as a backend sees it: token ids in, one sampling configuration, `n` always 1."""
+    """One sequence to generate, as a backend sees it: token ids in, one sampling configuration, `n` always 1.
+
+    Where there is an `image_prompt`, `prompt_token_ids` are its text's, with one token for each image.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
     adapter: str | None = None
     priority: int = 0
+    image_prompt: ImagePrompt | None = None
 
 
 _MAX_BEAMS = 128  # as `SamplingParams.n`

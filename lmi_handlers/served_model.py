@@ -25,10 +25,11 @@ from lmi_handlers.errors import (
     UnsupportedFeature,
 )
 from lmi_handlers.limits import check_adapter, check_sampling_params
+from lmi_handlers.media.images import image_loader
 from lmi_handlers.metrics.requests import RequestMetrics
 from lmi_handlers.outputs import FinishReason
 from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import GenerationRequest, Prompt
+from lmi_handlers.request import ChatPrompt, GenerationRequest, ImagePrompt, Prompt
 from lmi_handlers.text.bundle import TextBundle, load_text_bundle
 from lmi_handlers.text.chat_template import load_renderer, render_chat
 from lmi_handlers.text.sequence import SequenceText
@@ -56,6 +57,7 @@ class ServedModel:
         self._model_id = properties.model_id or self.name
         self._max_input_tokens = properties.max_input_tokens
         self._predict_timeout = properties.predict_timeout
+        self._images = image_loader(properties)
         self._loaded: LoadedText | None = None
         self._client = EngineClient(socket_path, self._on_ready)
 
@@ -86,9 +88,9 @@ class ServedModel:
     def facts(self) -> ModelFacts:
         """What dialects may want to know of it. Raises `EngineNotReady` before it has loaded."""
         loaded = self.loaded
-        templates = loaded.bundle.chat_templates
-        template = templates.get("tool_use") or loaded.bundle.chat_template or ""
-        return ModelFacts(self._model_id, loaded.info.adapters, template)
+        return ModelFacts(
+            self._model_id, loaded.info.adapters, loaded.bundle.tool_template, takes_images=loaded.info.takes_images
+        )
 
     def start_draining(self) -> None:
         """The worker is shutting down: `/ping` says so."""
@@ -111,7 +113,8 @@ class ServedModel:
             check_beam_search(request, request.beam_search, loaded.info, loaded.tokenizer, parsed.spelling)
         usage.prompt_tokens = sum(map(len, prompts))
         usage.validation_time = time.monotonic() - usage.started
-        generation = self._generate(loaded, request, prompts, connected)
+        images = self._load_images(parsed, request, loaded.bundle.image_token)
+        generation = self._generate(loaded, request, prompts, images, connected)
         formatter = parsed.formatter(request, tuple(map(len, prompts)))
         n = request.sampling_params.n
         texts = [
@@ -128,6 +131,7 @@ class ServedModel:
         loaded: LoadedText,
         request: GenerationRequest,
         prompts: list[list[int]],
+        image_prompts: list[ImagePrompt | None],
         connected: Callable[[], bool],
     ) -> Generation | BeamGeneration:
         if request.beam_search is None:
@@ -139,6 +143,7 @@ class ServedModel:
                 connected=connected,
                 adapters=request.adapters,
                 priority=request.priority,
+                image_prompts=image_prompts,
             )
         return BeamGeneration(
             self._client,
@@ -150,6 +155,21 @@ class ServedModel:
             timeout=self._predict_timeout,
             connected=connected,
         )
+
+    def _load_images(self, parsed: Parsed, request: GenerationRequest, mark: str | None) -> list[ImagePrompt | None]:
+        """Get the images of each prompt; an empty list where there are none at all. Raises `InvalidRequest`."""
+        sources = [prompt.images if isinstance(prompt, ChatPrompt) else () for prompt in parsed.prompts]
+        if not any(sources):
+            return []
+        if request.truncate is not None:
+            raise InvalidRequest("cannot be combined with images", field="truncate_prompt_tokens")
+        for text, images in zip(request.prompts, sources, strict=True):
+            if mark and text.count(mark) > len(images):
+                raise InvalidRequest(f"has {mark}, which stands for an image, in a text", field=parsed.prompt_field)
+        return [
+            ImagePrompt(text, self._images.load(images)) if images else None
+            for text, images in zip(request.prompts, sources, strict=True)
+        ]
 
     def _on_ready(self, info: EngineInfo) -> None:
         directory = Path(info.bundle)
@@ -227,6 +247,9 @@ class Answer:
         if usage.first_token_time is None:
             usage.first_token_time = now - usage.started
             usage.queue_time = item.queue_time
+        if output.num_prompt_tokens is not None:
+            usage.prompt_tokens = output.num_prompt_tokens
+            self._formatter.prompt_tokens = (output.num_prompt_tokens,)
         if tokens := len(output.token_ids):
             usage.generated_tokens += tokens
             previous, self._token_times[item.index] = self._token_times[item.index], now

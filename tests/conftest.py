@@ -6,11 +6,13 @@ import importlib.util
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from picture_server import PictureServer
 from serving import Server, StartServer
 from werkzeug.local import LocalProxy
 
@@ -63,6 +65,16 @@ def echo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("echo") / "m", properties, "--local-runtime")
     yield server.wait_ready()
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PictureServer]:
+    """A server of images."""
+    server = PictureServer(tmp_path_factory.mktemp("authority") / "ca.pem")
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
 
 
 @pytest.fixture(scope="session")

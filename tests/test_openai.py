@@ -98,6 +98,9 @@ def test_models(echo_server: Server) -> None:
     assert answer["object"] == "list"
     assert [(model["id"], model["object"], model["parent"]) for model in answer["data"]] == [("m", "model", None)]
     assert answer["data"][0]["created"] > 1_700_000_000
+    assert requests.get(echo_server.url + "/v1/models/m", timeout=10).json() == answer["data"][0]
+    unknown = requests.get(echo_server.url + "/v1/models/some/other", timeout=10)
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/predictions/m"])

@@ -291,7 +291,8 @@ def test_errors(error: LMIError, status: int, kind: str) -> None:
     answer = dialect().error(error)
     assert answer.status == status
     body = json.loads(answer.body)["error"]
-    assert body == {"message": str(error), "type": kind, "param": getattr(error, "field", None), "code": None}
+    code = "model_not_found" if isinstance(error, ModelNotFound) else None
+    assert body == {"message": str(error), "type": kind, "param": getattr(error, "field", None), "code": code}
 
 
 def test_prompt_that_is_too_long() -> None:

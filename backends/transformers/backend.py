@@ -14,9 +14,11 @@ from transformers import WatermarkLogitsProcessor
 from backends.base import Backend, Capabilities, ModelFiles
 from backends.grammar import Grammar, Vocabulary
 from backends.grammar_compiler import GrammarCompiler
-from backends.preparing import Preparing
+from backends.preparing import ImagePreparer, Preparing, refusal
 from backends.transformers import UNSUPPORTED
 from backends.transformers.bad_words import BadWords
+from backends.transformers.fallback import SequentialRunner
+from backends.transformers.images import ImageInputs, ImageProcessor
 from backends.transformers.loading import choose_max_model_len, choose_runner, load_model
 from backends.transformers.runner import Runner
 from backends.transformers.sampler import Sampled, logprobs_and_best, sample
@@ -26,6 +28,7 @@ from lmi_handlers.limits import check_adapter, check_prompt, check_sampling_para
 from lmi_handlers.outputs import FinishReason, TokenOutput
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.request import TokenRequest
+from lmi_handlers.text.bundle import load_processor
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +45,8 @@ class TransformersBackend(Backend):
 
     A step gives each running sequence its next token and spends up to `max_prefill_tokens` on the prompts that wait,
     first come first served, so that a long prompt delays nobody by more than its share of a step. A sequence that must
-    match a grammar waits aside until that is compiled. `tokenizer_file` is a tokenizer.json: without one there are no
-    grammars and no bad words.
+    match a grammar waits aside until that is compiled, and one with images until they are prepared. `tokenizer_file` is a
+    tokenizer.json: without one there are no grammars and no bad words. `processor` is the library's for this model's images.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class TransformersBackend(Backend):
         max_batch_size: int = DEFAULT_BATCH_SIZE,
         max_prefill_tokens: int = DEFAULT_PREFILL_TOKENS,
         tokenizer_file: Path | None = None,
+        processor: Any | None = None,
     ) -> None:
         embeddings: torch.Tensor = model.get_input_embeddings().weight
         self._device = embeddings.device
@@ -63,14 +67,21 @@ class TransformersBackend(Backend):
         self._max_model_len = choose_max_model_len(model.config, max_model_len)
         self._max_batch_size = max_batch_size
         self._max_prefill_tokens = max_prefill_tokens
-        self._runner: Runner = choose_runner(model, self._max_model_len)
+        # The rolling batch knows nothing of what image models do to positions and masks: the library's own way does.
+        self._runner: Runner = (
+            choose_runner(model, self._max_model_len) if processor is None else SequentialRunner(model)
+        )
+        self._images: ImagePreparer[ImageInputs] | None = None
+        if processor is not None:
+            image_processor = ImageProcessor(processor, device=self._device, dtype=model.dtype)
+            self._images = ImagePreparer(image_processor.process)
         self._grammars: GrammarCompiler[Grammar] | None = None
         self._bad_words: BadWords | None = None
         self._watermark: WatermarkLogitsProcessor | None = None
         if tokenizer_file is not None:
             self._bad_words = BadWords(tokenizer_file, self._vocab_size)
             self._grammars = self._grammar_compiler(tokenizer_file)
-        self._preparing: Preparing[Sequence, Grammar] = Preparing()
+        self._preparing: Preparing[Grammar, ImageInputs] = Preparing()
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         logger.info(
@@ -101,6 +112,7 @@ class TransformersBackend(Backend):
             max_batch_size=properties.max_rolling_batch_size or DEFAULT_BATCH_SIZE,
             max_prefill_tokens=properties.max_rolling_batch_prefill_tokens or DEFAULT_PREFILL_TOKENS,
             tokenizer_file=tokenizer_file if tokenizer_file.exists() else None,
+            processor=load_processor(model.path, trust_remote_code=properties.trust_remote_code),
         )
 
     @property
@@ -115,13 +127,26 @@ class TransformersBackend(Backend):
             max_logprobs=MAX_LOGPROBS,
             unsupported=(*UNSUPPORTED, *(name for name, needed in needs.items() if needed is None)),
             device=self._device.type,
+            takes_images=self._images is not None,
         )
 
     def add_request(self, request: TokenRequest) -> None:
-        """Queue a sequence, if it can ever run; whether its grammar is one, a later `step` says."""
+        """Queue a sequence, if it can ever run; whether its grammar is one, and its images fit, a later `step` says."""
         self._validate(request)
+        wanted = request.sampling_params.structured_outputs
+        grammar = None if wanted is None or self._grammars is None else self._grammars.submit(wanted)
+        images = None if self._images is None else self._images.submit(request)
+        if grammar is None and images is None:
+            self._waiting.append(self._sequence(request))
+        else:
+            self._preparing.add(request, grammar, images)
+
+    def _sequence(self, request: TokenRequest, images: ImageInputs | None = None) -> Sequence:
+        """Raises `InvalidRequest` where the prompt is too long with its images."""
         params = request.sampling_params
-        sequence = Sequence(
+        if images is not None:
+            check_prompt(images.token_ids, self.capabilities)
+        return Sequence(
             request,
             max_model_len=self._max_model_len,
             eos_token_ids=self._eos_token_ids,
@@ -129,11 +154,8 @@ class TransformersBackend(Backend):
             device=self._device,
             bad_words=self._bad_words.token_ids(params.bad_words) if self._bad_words else None,
             watermark=self._watermark_processor() if params.watermark else None,
+            images=images,
         )
-        if params.structured_outputs is not None and self._grammars is not None:
-            self._preparing.add(sequence.request_id, sequence, self._grammars.submit(params.structured_outputs))
-        else:
-            self._waiting.append(sequence)
 
     def abort(self, request_id: str) -> None:
         """Drop a sequence wherever it is; its slot is free at once."""
@@ -148,10 +170,7 @@ class TransformersBackend(Backend):
 
     def step(self) -> list[TokenOutput]:
         """Run one forward of the model over what `_schedule` picks."""
-        prepared, refused = self._preparing.collect()
-        for sequence, grammar in prepared:
-            sequence.sampler.grammar = grammar
-            self._waiting.append(sequence)
+        refused = self._take_prepared()
         chunks = self._schedule()
         if not chunks:
             if not refused:
@@ -173,7 +192,7 @@ class TransformersBackend(Backend):
 
     @property
     def num_preparing(self) -> int:
-        """Those whose grammar is being compiled, as many of them as there are places."""
+        """Those whose grammar is being compiled or images prepared, as many of them as there are places."""
         return min(len(self._preparing), self._max_batch_size)
 
     @property
@@ -183,9 +202,24 @@ class TransformersBackend(Backend):
         return cached / (self._max_batch_size * self._max_model_len)
 
     def close(self) -> None:
-        """End what compiles grammars."""
+        """End what compiles grammars and prepares images."""
         if self._grammars is not None:
             self._grammars.close()
+        if self._images is not None:
+            self._images.close()
+
+    def _take_prepared(self) -> list[TokenOutput]:
+        """Queue the sequences that can start now, and return the last output of those that never will."""
+        prepared, refused = self._preparing.collect()
+        for item in prepared:
+            try:
+                sequence = self._sequence(item.request, item.images)
+            except InvalidRequest as error:
+                refused.append(refusal(item.request.request_id, error))
+                continue
+            sequence.sampler.grammar = item.grammar
+            self._waiting.append(sequence)
+        return refused
 
     def _schedule(self) -> list[Chunk]:
         """Choose the step's chunks: one token of each running sequence, then prompts as far as the budget goes."""
@@ -227,6 +261,7 @@ class TransformersBackend(Backend):
             prompt_logprobs=prompt_logprobs,
             prompt_top_logprobs=prompt_top_logprobs,
             finish_reason=finish_reason,
+            num_prompt_tokens=sequence.prompt_len if sequence.has_images else None,
         )
 
     def _finish(self, sequence: Sequence) -> None:

@@ -23,7 +23,9 @@ class SequentialRunner(Runner):
     def __init__(self, model: Any) -> None:
         self._model = model
         self._device: torch.device = model.get_input_embeddings().weight.device
-        self._keeps_last_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        parameters = inspect.signature(model.forward).parameters
+        self._keeps_last_logits = "logits_to_keep" in parameters
+        self._takes_positions = "position_ids" in parameters
         self._kwargs: dict[int, dict[str, Any]] = {}
 
     def forward(self, chunks: list[Chunk]) -> torch.Tensor:
@@ -40,14 +42,21 @@ class SequentialRunner(Runner):
         kwargs = self._kwargs.get(id(chunk.sequence))
         first = kwargs is None
         if kwargs is None:
-            kwargs = {"use_cache": True, "attention_mask": torch.ones_like(input_ids)}
+            kwargs = {"use_cache": True, "attention_mask": torch.ones_like(input_ids), **chunk.sequence.model_kwargs}
+            if self._takes_positions:
+                # Which need not be those of the tokens: an image has some in three dimensions.
+                kwargs["position_ids"] = self._model._prepare_position_ids_for_generation(input_ids, kwargs)  # noqa: SLF001
         if self._keeps_last_logits:
             kwargs["logits_to_keep"] = chunk.num_logits
         inputs = self._model.prepare_inputs_for_generation(
             input_ids, next_sequence_length=chunk.stop - chunk.start, is_first_iteration=first, **kwargs
         )
         output = self._model(**inputs, return_dict=True)
-        # The library has no public name for this half of its generation protocol; models override it, so do call it.
-        self._kwargs[id(chunk.sequence)] = self._model._update_model_kwargs_for_generation(output, kwargs)  # noqa: SLF001
+        # The library has no public names for these halves of its generation protocol; models override them, so do call them.
+        kwargs = self._model._update_model_kwargs_for_generation(output, kwargs)  # noqa: SLF001
+        if first:
+            chunk.sequence.model_kwargs = {}  # images are in the cache now, and their pixels are large
+            kwargs = {name: value for name, value in kwargs.items() if not name.startswith("pixel_values")}
+        self._kwargs[id(chunk.sequence)] = kwargs
         logits: torch.Tensor = output.logits[0, -chunk.num_logits :]
         return logits

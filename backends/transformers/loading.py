@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+)
 
 from backends.transformers.attention import ATTENTION_NAME
 from backends.transformers.fallback import SequentialRunner
@@ -52,7 +57,9 @@ def load_model(path: Path, properties: ServingProperties) -> Any:
         if getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None:
             # The library's default attention leaves the soft cap out without a word; the model was trained with it.
             options["attn_implementation"] = "eager"
-        model = AutoModelForCausalLM.from_pretrained(
+        takes_images = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        auto_class = AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
+        model = auto_class.from_pretrained(
             path,
             config=config,
             dtype=DTYPES[properties.dtype],

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import WatermarkLogitsProcessor
 
+from backends.transformers.images import ImageInputs
 from backends.transformers.sampler import SamplerState
 from lmi_handlers.outputs import FinishReason
 from lmi_handlers.request import TokenRequest
@@ -16,7 +19,8 @@ class Sequence:
     """Prompt and generated ids in `token_ids`, of which the first `num_computed` have their keys and values cached.
 
     `max_len` bounds `token_ids`: the prompt and `max_tokens`, or the model's length where that is less. `failed` says
-    that the model computed something unusable for it, which then also lies in its cache.
+    that the model computed something unusable for it, which then also lies in its cache. `model_kwargs` are what the model's
+    first forward is to get besides the prompt: its images.
     """
 
     def __init__(
@@ -29,11 +33,14 @@ class Sequence:
         device: torch.device,
         bad_words: list[list[int]] | None = None,
         watermark: WatermarkLogitsProcessor | None = None,
+        images: ImageInputs | None = None,
     ) -> None:
         params = request.sampling_params
         self.request_id = request.request_id
         self.params = params
-        self.token_ids = list(request.prompt_token_ids)
+        self.token_ids = list(request.prompt_token_ids if images is None else images.token_ids)
+        self.has_images = images is not None
+        self.model_kwargs: Mapping[str, Any] = {} if images is None else images.model_kwargs
         self.prompt_len = len(self.token_ids)
         self.num_computed = 0
         self.failed = False

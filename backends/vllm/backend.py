@@ -27,19 +27,20 @@ os.environ["VLLM_LOGGING_LEVEL"] = LOG_LEVEL
 from vllm import EngineArgs, LLMEngine
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMClientError
+from vllm.inputs import EngineInput
 from vllm.lora.request import LoRARequest
 
 from backends.base import Backend, Capabilities, ModelFiles
 from backends.grammar import Vocabulary
 from backends.grammar_compiler import GrammarCompiler
-from backends.preparing import Preparing, refusal
+from backends.preparing import ImagePreparer, Preparing, refusal
 from backends.vllm.engine_args import GRAMMAR_LIBRARY, TOKENIZER_FILE, engine_arguments, option_of
 from backends.vllm.sampling import engine_sampling_params, token_output
 from lmi_handlers.errors import ConfigError, EngineDead, InvalidRequest
 from lmi_handlers.limits import check_adapter
 from lmi_handlers.outputs import TokenOutput
 from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import TokenRequest
+from lmi_handlers.request import ImagePrompt, TokenRequest
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -65,8 +66,12 @@ class VLLMBackend(Backend):
         config = engine.vllm_config
         self._by_priority = config.scheduler_config.policy == "priority"
         self._requests: dict[str, TokenRequest] = {}
-        self._preparing: Preparing[TokenRequest, str] = Preparing()
+        self._preparing: Preparing[str, EngineInput] = Preparing()
         self._grammars: GrammarCompiler[str] | None = None
+        self._images: ImagePreparer[EngineInput] | None = None
+        processor = engine.renderer.mm_processor
+        if processor is not None and processor.info.allowed_mm_limits.get("image", 0) > 0:
+            self._images = ImagePreparer(self._render)
         # vLLM itself takes ten seconds to find a dead worker under load; `workers` is its multiprocess executor's own.
         self._workers = [worker.proc for worker in getattr(engine.model_executor, "workers", ())]
         self._adapters = {
@@ -93,6 +98,7 @@ class VLLMBackend(Backend):
             unsupported=(*UNSUPPORTED, *_unsupported_by(config)),
             adapters=tuple(self._adapters),
             device=config.device_config.device_type,
+            takes_images=self._images is not None,
         )
         if config.structured_outputs_config.backend == GRAMMAR_LIBRARY:
             self._grammars = self._grammar_compiler(model)
@@ -123,15 +129,17 @@ class VLLMBackend(Backend):
         return self._capabilities
 
     def add_request(self, request: TokenRequest) -> None:
-        """Hand over a sequence, once its grammar has been tried where it has one. What vLLM refuses is `InvalidRequest`."""
+        """Hand over a sequence, first having its grammar tried and its images prepared. Raises `InvalidRequest`."""
         if request.request_id in self._requests or request.request_id in self._preparing:  # vLLM would mix the two up
             raise InvalidRequest(f"request {request.request_id} is running already")
         check_adapter(request.adapter, self._capabilities)
         wanted = request.sampling_params.structured_outputs
-        if wanted is None or self._grammars is None:
+        grammar = None if wanted is None or self._grammars is None else self._grammars.submit(wanted)
+        images = None if self._images is None else self._images.submit(request)
+        if grammar is None and images is None:
             self._start(request)
         else:
-            self._preparing.add(request.request_id, request, self._grammars.submit(wanted))
+            self._preparing.add(request, grammar, images)
 
     def abort(self, request_id: str) -> None:
         """Forget a sequence; vLLM says nothing more of it."""
@@ -151,14 +159,14 @@ class VLLMBackend(Backend):
             raise EngineDead(f"vLLM: {_one_line(error)}") from error
         for output in outputs:
             request = self._requests[output.request_id]
-            results.append(token_output(output, request.sampling_params, request.prompt_token_ids))
+            results.append(token_output(output, request))
             if output.finished:
                 del self._requests[output.request_id]
         return results
 
     @property
     def num_preparing(self) -> int:
-        """Those whose grammar is being tried, as many of them as there are places."""
+        """Those whose grammar is being tried or images prepared, as many of them as there are places."""
         return min(len(self._preparing), self._capabilities.max_num_seqs)
 
     @property
@@ -175,17 +183,24 @@ class VLLMBackend(Backend):
                 raise EngineDead(f"vLLM's worker process {worker.name} has died; was it out of memory?")
 
     def close(self) -> None:
-        """End vLLM's worker processes, where there are any, and what tries grammars."""
+        """End vLLM's worker processes, where there are any, and what tries grammars and prepares images."""
         if self._grammars is not None:
             self._grammars.close()
+        if self._images is not None:
+            self._images.close()
         self._engine.engine_core.shutdown()
 
-    def _start(self, request: TokenRequest, grammar: str | None = None) -> None:
-        """Hand a sequence to vLLM, with the text of its grammar where that has been tried. Raises `InvalidRequest`."""
+    def _start(
+        self, request: TokenRequest, grammar: str | None = None, prompt: EngineInput | None = None
+    ) -> None:
+        """Hand a sequence to vLLM, with its grammar's text and its prompt with images where these came first.
+
+        Raises `InvalidRequest`.
+        """
         try:
             self._engine.add_request(
                 request.request_id,
-                {"type": "token", "prompt_token_ids": request.prompt_token_ids},
+                prompt or {"type": "token", "prompt_token_ids": request.prompt_token_ids},
                 engine_sampling_params(request.sampling_params, self._eos_token_ids, grammar),
                 lora_request=None if request.adapter is None else self._adapters[request.adapter],
                 priority=request.priority if self._by_priority else 0,
@@ -197,12 +212,24 @@ class VLLMBackend(Backend):
     def _start_prepared(self) -> list[TokenOutput]:
         """Start the sequences whose grammar is one, and return the last output of those that never will."""
         prepared, refused = self._preparing.collect()
-        for request, grammar in prepared:
+        for item in prepared:
             try:
-                self._start(request, grammar)
+                self._start(item.request, item.grammar, item.images)
             except InvalidRequest as error:  # noqa: PERF203  each of them fails for itself
-                refused.append(refusal(request.request_id, error))
+                refused.append(refusal(item.request.request_id, error))
         return refused
+
+    def _render(self, request: TokenRequest, prompt: ImagePrompt) -> EngineInput:
+        """Run vLLM's processor, which makes of an image's token as many as the model wants. Raises `InvalidRequest`."""
+        from PIL import Image
+
+        images = [Image.frombytes("RGB", (image.width, image.height), image.data) for image in prompt.images]
+        tokens = {"prompt_token_ids": request.prompt_token_ids, "multi_modal_data": {"image": images}}
+        try:
+            rendered: EngineInput = self._engine.renderer.render_cmpl([tokens])[0]
+        except Exception as error:  # whatever a model's processor makes of what does not fit
+            raise InvalidRequest(f"vLLM refuses the images: {_one_line(error)}", field="messages") from error
+        return rendered
 
     def _grammar_compiler(self, model: ModelFiles) -> GrammarCompiler[str] | None:
         """Return what tries grammars: vLLM would compile any in this process, and without limits."""

@@ -60,6 +60,7 @@ OURS = {
     "disable_log_stats": "nothing: figures come from the server",
     "use_tqdm_on_load": "nothing: the log says what is loaded",
     "generation_config": "nothing: requests carry their own parameters",
+    "reasoning_parser": "nothing: grammars hold from the first token on",
     "logits_processors": "nothing: typical_p is one",
 }
 """Engine arguments that are set here -> what to use instead."""
@@ -80,10 +81,6 @@ NO_COUNTERPART = {
 TEXT_LAYER = (
     "model_id",
     "revision",
-    "chat_template_content_format",
-    "enable_auto_tool_choice",
-    "enable_reasoning",
-    "reasoning_parser",
 )
 """Options of LMI's vLLM handler that concern text, which the engine never sees here."""
 

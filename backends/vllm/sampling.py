@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from vllm import SamplingParams as EngineSamplingParams
 from vllm.logprobs import Logprob
@@ -11,6 +11,7 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from backends.vllm.typical import TYPICAL_P
 from lmi_handlers.outputs import FinishReason, TokenOutput
+from lmi_handlers.request import TokenRequest
 from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
 
 _SAME_NAME = (
@@ -71,8 +72,9 @@ def _structured_outputs(wanted: StructuredOutputs | None, grammar: str | None) -
     )
 
 
-def token_output(output: RequestOutput, params: SamplingParams, prompt: Sequence[int]) -> TokenOutput:
+def token_output(output: RequestOutput, request: TokenRequest) -> TokenOutput:
     """Return what the engine says of one sequence, which is a delta, in our words."""
+    params, prompt = request.sampling_params, output.prompt_token_ids or []
     completion = output.outputs[0]
     token_ids = list(completion.token_ids)
     logprobs, top_logprobs = None, None
@@ -106,6 +108,7 @@ def token_output(output: RequestOutput, params: SamplingParams, prompt: Sequence
         prompt_top_logprobs=prompt_top_logprobs,
         finish_reason=finish_reason,
         error=error,
+        num_prompt_tokens=None if request.image_prompt is None else len(prompt),
     )
 
 

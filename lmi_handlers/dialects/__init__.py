@@ -15,7 +15,9 @@ from lmi_handlers.dialects.mindie import MindieDialect
 from lmi_handlers.dialects.openai import ChatDialect, CompletionsDialect
 from lmi_handlers.dialects.tgi import CompatDialect, TgiDialect
 from lmi_handlers.errors import ConfigError
+from lmi_handlers.media.images import image_loader
 from lmi_handlers.properties import ServingProperties
+from lmi_handlers.text.reasoning import reasoning_format
 from lmi_handlers.text.tool_formats import choose_format
 
 NONE: Mapping[str, float] = MappingProxyType({})
@@ -42,6 +44,8 @@ class InvocationsDialects:
         self._chat = ChatDialect(
             facts,
             tool_call_parser=properties.tool_call_parser,
+            reasoning_parser=properties.reasoning_parser,
+            enable_reasoning=properties.enable_reasoning,
             stream_formatter=ChatJsonLinesFormatter if lines else ChatSseFormatter,
         )
         self._completions = CompletionsDialect(facts)
@@ -85,6 +89,9 @@ def invocations_dialect(properties: ServingProperties, sampled_defaults: Mapping
 
 
 def check_dialects(properties: ServingProperties, sampled_defaults: Mapping[str, float] = NONE) -> None:
-    """Raise `ConfigError` where an option of a dialect is wrong."""
+    """Raise `ConfigError` where an option of a dialect, or of what its bodies may hold, is wrong."""
     invocations_dialect(properties, sampled_defaults)
     choose_format("", properties.tool_call_parser)
+    image_loader(properties)
+    if properties.reasoning_parser is not None:
+        reasoning_format(properties.reasoning_parser)

@@ -42,6 +42,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     model_id: str
     adapters: tuple[str, ...]
     chat_template: str
+    takes_images: bool = False
 
 
 LengthCheck = Callable[[GenerationRequest, int, int, TokenLimits], None]

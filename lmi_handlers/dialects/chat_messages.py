@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from lmi_handlers.errors import InvalidRequest, UnsupportedFeature
+from lmi_handlers.request import ImageSource
 
 
 class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
@@ -46,28 +47,43 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
 
     def with_links(self, field: str) -> dict[str, Any]:
         """Return the message for a template, its images as Markdown, which is how TGI has them tokenised.
 
         `field` is its place in the body. Raises `InvalidRequest` where it says nothing.
         """
-        return self._plain(field, _link)
+        return self._plain(field, _joined)
 
     def text_only(self, field: str) -> dict[str, Any]:
         """The same. Raises `UnsupportedFeature` where it has an image."""
-        return self._plain(field, _refuse)
+        if self.images(field):
+            raise UnsupportedFeature("has an image, and this model takes text only", field=f"{field}.content")
+        return self._plain(field, _joined)
 
-    def _plain(self, field: str, render_image: Callable[[ImagePart, str], str]) -> dict[str, Any]:
-        """Templates know one text; a call's arguments as an object; and no `developer`."""
+    def with_images(self, field: str) -> dict[str, Any]:
+        """The same, where it has images with its content in parts, as `ChatPrompt` has it."""
+        return self._plain(field, _in_parts if self.images(field) else _joined)
+
+    def images(self, field: str) -> tuple[ImageSource, ...]:
+        """Its images, in their order."""
+        parts = self.content if isinstance(self.content, list) else ()
+        return tuple(
+            ImageSource(part.image_url.url, f"{field}.content[{place}].image_url")
+            for place, part in enumerate(parts)
+            if isinstance(part, ImagePart)
+        )
+
+    def _plain(self, field: str, render: Callable[[list[Part]], str | list[dict[str, str]]]) -> dict[str, Any]:
+        """Templates know a call's arguments as an object, and no `developer`."""
         message: dict[str, Any] = msgspec.to_builtins(self)
-        if self.content is None and not self.tool_calls:
+        if self.reasoning is not None:  # vLLM's newer name, which templates do not read
+            message.setdefault("reasoning_content", self.reasoning)
+        if self.content is None and not self.tool_calls and not message.get("reasoning_content"):
             raise InvalidRequest("has neither content nor tool_calls", field=field)
         if not isinstance(self.content, str):
-            parts = self.content or ()
-            message["content"] = "".join(
-                render_image(part, f"{field}.content") if isinstance(part, ImagePart) else _text(part) for part in parts
-            )
+            message["content"] = render(self.content or [])
         if self.role == "developer":
             message["role"] = "system"
         if self.tool_calls is not None:
@@ -75,16 +91,24 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
         return message
 
 
-def _link(part: ImagePart, field: str) -> str:  # noqa: ARG001  as `_refuse`
-    return f"![]({part.image_url.url})"
+def _joined(parts: list[Part]) -> str:
+    return "".join(map(_text, parts))
 
 
-def _refuse(part: ImagePart, field: str) -> str:  # noqa: ARG001  as `_link`
-    raise UnsupportedFeature("has an image, and this model takes text only", field=field)
+def _in_parts(parts: list[Part]) -> list[dict[str, str]]:
+    return [
+        {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": _text(part)} for part in parts
+    ]
 
 
-def _text(part: TextPart | RefusalPart) -> str:
-    return part.text if isinstance(part, TextPart) else part.refusal
+def _text(part: Part) -> str:
+    match part:
+        case TextPart():
+            return part.text
+        case RefusalPart():
+            return part.refusal
+        case ImagePart():
+            return f"![]({part.image_url.url})"
 
 
 def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:

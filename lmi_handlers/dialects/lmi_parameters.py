@@ -191,6 +191,7 @@ SPELLINGS = {
     "top_k": ("runtime_top_k", "top_k", "do_sample"),
     "top_p": ("runtime_top_p", "top_p", "do_sample"),
     "length_penalty": ("len_penalty", "length_penalty"),
+    "seed": ("random_seed", "seed"),
     "structured_outputs": ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     "stop": ("stop_sequences", "stop"),
     "logprobs": ("top_n_tokens", "logprobs"),

@@ -27,6 +27,7 @@ from lmi_handlers.dialects.base import (
     conversion_error,
     decode_json,
 )
+from lmi_handlers.dialects.chat_messages import Message
 from lmi_handlers.dialects.openai_request import (
     DEFAULT_COMPLETION_TOKENS,
     ChatCompletionBody,
@@ -49,6 +50,7 @@ from lmi_handlers.errors import (
 )
 from lmi_handlers.request import ChatPrompt, GenerationRequest, Prompt
 from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
+from lmi_handlers.text.reasoning import ReasoningFormat, choose_reasoning
 from lmi_handlers.text.tool_calls import (
     CallListParser,
     MessageParser,
@@ -139,11 +141,18 @@ class ChatDialect(OpenAIDialect):
         facts: Callable[[], ModelFacts],
         *,
         tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
+        enable_reasoning: bool | None = None,
         stream_formatter: type[ChatSseFormatter] = ChatSseFormatter,
     ) -> None:
-        """`tool_call_parser` names a family of models; None finds out by the chat template."""
+        """`tool_call_parser` names a family of models; None finds out by the chat template.
+
+        `reasoning_parser` and `enable_reasoning` are the options' values, as `choose_reasoning` takes them.
+        """
         super().__init__(facts)
         self._tool_call_parser = tool_call_parser
+        self._reasoning_parser = reasoning_parser
+        self._enable_reasoning = enable_reasoning
         self._stream_formatter = stream_formatter
 
     def parse(self, payload: Payload) -> Parsed:
@@ -156,12 +165,13 @@ class ChatDialect(OpenAIDialect):
         check_tools(tools)
         choice = chosen_tool(tools, body.tool_choice)
         constraint, parser = self._tool_calls(body, choice)
+        reasoning = self._reasoning() if constraint is None else None
         values = {
             "max_tokens": body.most_tokens,
             "logprobs": body.num_logprobs,
             "structured_outputs": constraint,
-            # What marks a call is a special token of some models.
-            "skip_special_tokens": False if choice == "auto" else None,
+            # What marks a call, or thoughts, is a special token of some models.
+            "skip_special_tokens": False if choice == "auto" or reasoning is not None else None,
         }
         params = sampling_params(body, values)
         prompts = (self._prompt(body, [] if choice == "none" else [tool.plain() for tool in tools]),)
@@ -170,12 +180,14 @@ class ChatDialect(OpenAIDialect):
             model=self._model_name(body),
             created=int(time.time()),
             parser=parser,
+            reasoning=reasoning,
+            include_reasoning=body.include_reasoning is not False,
             logprobs=body.num_logprobs is not None,
             include_usage=_include_usage(body),
             continuous_usage=_continuous_usage(body),
         )
         formatter = partial(self._stream_formatter if _streams(payload, body) else ChatJsonFormatter, options=options)
-        return Parsed(request, formatter, body.spelling, check_length, prompts, "messages")
+        return Parsed(request, formatter, body.spelling, partial(check_length, "messages"), prompts, "messages")
 
     def _tool_calls(
         self, body: ChatCompletionBody, choice: str
@@ -196,6 +208,11 @@ class ChatDialect(OpenAIDialect):
             return calls_of(tools, parallel=parallel), CallListParser
         return call_of(tools, choice), partial(NamedCallParser, choice)
 
+    def _reasoning(self) -> ReasoningFormat | None:
+        """How thoughts are marked. A grammar leaves no room for any: it holds from the first token on."""
+        template = self._facts().chat_template
+        return choose_reasoning(template, self._reasoning_parser, enabled=self._enable_reasoning)
+
     def _prompt(self, body: ChatCompletionBody, tools: list[dict[str, Any]]) -> ChatPrompt:
         """The conversation. An assistant's last message is continued, unless the request says otherwise."""
         if not body.messages:
@@ -205,8 +222,11 @@ class ChatDialect(OpenAIDialect):
         if continues is None:
             continues = last.role == "assistant" and not last.tool_calls and not body.add_generation_prompt
         opens = body.add_generation_prompt
+        plain = Message.with_images if self._facts().takes_images else Message.text_only
+        placed = [(f"messages[{place}]", message) for place, message in enumerate(body.messages)]
         return ChatPrompt(
-            messages=[message.text_only(f"messages[{place}]") for place, message in enumerate(body.messages)],
+            messages=[plain(message, field) for field, message in placed],
+            images=tuple(image for field, message in placed for image in message.images(field)),
             tools=tools or None,
             tool_prompt=TOOL_PROMPT if body.tool_prompt is None else body.tool_prompt,
             documents=body.documents,
@@ -254,7 +274,7 @@ class CompletionsDialect(OpenAIDialect):
             continuous_usage=_continuous_usage(body),
         )
         formatter = partial(CompletionSseFormatter if stream else CompletionJsonFormatter, options=options)
-        return Parsed(request, formatter, body.spelling, check_length, prompts, "prompt")
+        return Parsed(request, formatter, body.spelling, partial(check_length, "prompt"), prompts, "prompt")
 
 
 def decode_body(payload: Payload, kind: type[Body]) -> tuple[Body, tuple[str, ...]]:
@@ -278,13 +298,14 @@ def sampling_params(body: OpenAIBody, values: dict[str, Any]) -> SamplingParams:
         raise InvalidRequest(error.message, field=body.spelling(error.field or "")) from error
 
 
-def check_length(request: GenerationRequest, position: int, tokens: int, limits: TokenLimits) -> None:  # noqa: ARG001  by field
-    """Refuse a prompt that the model has no room for. Raises `ContextLengthExceeded`."""
+def check_length(field: str, request: GenerationRequest, position: int, tokens: int, limits: TokenLimits) -> None:  # noqa: ARG001  `LengthCheck`'s
+    """Refuse a prompt that the model has no room for. Raises `ContextLengthExceeded` with `field`."""
     most = min(limits.max_input_tokens, limits.max_total_tokens - 1)
     if tokens > most:
         raise ContextLengthExceeded(
             f"This model's maximum context length is {limits.max_total_tokens} tokens, and its prompts may have {most}; "
-            f"prompt {position + 1} has {tokens}"
+            f"prompt {position + 1} has {tokens}",
+            field=field,
         )
 
 

@@ -153,6 +153,7 @@ class ChatCompletionBody(OpenAIBody, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     guideline: str | None = None
+    include_reasoning: bool | None = None
 
     spellings = _SPELLINGS | {"max_tokens": ("max_completion_tokens",), "logprobs": ("top_logprobs",)}
 

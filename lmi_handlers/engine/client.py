@@ -37,6 +37,7 @@ from lmi_handlers.errors import (
     InvalidRequest,
     LMIError,
 )
+from lmi_handlers.request import ImagePrompt
 from lmi_handlers.sampling_params import SamplingParams
 
 _RECONNECT_INTERVAL = 0.1
@@ -164,6 +165,7 @@ class EngineClient:
         connected: Callable[[], bool],
         adapters: Sequence[str | None] = (),
         priority: int = 0,
+        image_prompts: Sequence[ImagePrompt | None] = (),
     ) -> Generation:
         """Start a request. `timeout` seconds from now it fails; as soon as `connected()` is false it is aborted.
 
@@ -172,7 +174,9 @@ class EngineClient:
         channel = self._channel
         if channel is None or self._state is not EngineState.READY:
             raise EngineNotReady(f"the engine is not ready: {self.phase}")
-        submit = Submit(next(self._numbers), request_id, prompts, sampling_params, list(adapters), priority)
+        submit = Submit(
+            next(self._numbers), request_id, prompts, sampling_params, list(adapters), priority, list(image_prompts)
+        )
         generation = Generation(self, channel, submit, time.monotonic() + timeout, connected)
         self._generations[submit.number] = generation
         try:

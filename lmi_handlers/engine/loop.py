@@ -54,6 +54,7 @@ class _Request:
         params = submit.sampling_params
         for prompt_index, prompt in enumerate(submit.prompts):
             adapter = submit.adapters[prompt_index] if submit.adapters else None
+            image_prompt = submit.image_prompts[prompt_index] if submit.image_prompts else None
             for sample in range(params.n):
                 index = prompt_index * params.n + sample
                 yield (
@@ -64,6 +65,7 @@ class _Request:
                         sampling_params=params.for_sample(sample),
                         adapter=adapter,
                         priority=submit.priority,
+                        image_prompt=image_prompt,
                     ),
                 )
 

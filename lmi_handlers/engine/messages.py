@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from lmi_handlers.outputs import TokenOutput
+from lmi_handlers.request import ImagePrompt
 from lmi_handlers.sampling_params import SamplingParams
 
 # From a web worker
@@ -17,7 +18,8 @@ from lmi_handlers.sampling_params import SamplingParams
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Generate `sampling_params.n` sequences for each prompt. `number` is the worker's own and unique on its connection.
 
-    Sequence i of the answer belongs to prompt i // n. `adapters` has one name or None for each prompt, or is empty.
+    Sequence i of the answer belongs to prompt i // n. `adapters` has one name or None for each prompt, or is empty;
+    so has `image_prompts` where a prompt has images.
     """
 
     number: int
@@ -26,6 +28,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True):
     sampling_params: SamplingParams
     adapters: list[str | None] = []
     priority: int = 0
+    image_prompts: list[ImagePrompt | None] = []
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -51,6 +54,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_prompt_logprobs: int | None = None
     adapters: tuple[str, ...] = ()
     device: str = ""
+    takes_images: bool = False
 
 
 class Loading(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -32,6 +32,7 @@ from lmi_handlers.log import configure_logging
 from lmi_handlers.metrics.engine import EngineMetrics
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.text.bundle import build_byte_bundle, build_text_bundle, read_chat_template
+from lmi_handlers.text.reasoning import choose_reasoning
 
 EXIT_STUCK = 70
 _WATCH_INTERVAL = 0.2
@@ -204,7 +205,10 @@ def _load(settings: EngineSettings, report: Callable[[str], None]) -> tuple[Back
             settings.bundle_dir,
             trust_remote_code=properties.trust_remote_code,
             chat_template=template,
+            content_format=properties.chat_template_content_format,
         )
+    # Only the template can tell whether option.enable_reasoning alone is enough: say so before the weights are read.
+    choose_reasoning(bundle.tool_template, properties.reasoning_parser, enabled=properties.enable_reasoning)
     report("loading the model")
     files = ModelFiles(
         path=model_path,
@@ -225,6 +229,7 @@ def _load(settings: EngineSettings, report: Callable[[str], None]) -> tuple[Back
         unsupported=capabilities.unsupported,
         adapters=capabilities.adapters,
         device=capabilities.device,
+        takes_images=capabilities.takes_images,
     )
 
 

@@ -82,10 +82,11 @@ class ToolCall(msgspec.Struct):
 
 
 class TextMessage(msgspec.Struct):
-    """A message that is a text."""
+    """A message that is a text; null where it ended inside the thoughts, which are in `reasoning_content`."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ToolCallMessage(msgspec.Struct):
@@ -94,6 +95,7 @@ class ToolCallMessage(msgspec.Struct):
     role: Literal["assistant"]
     content: str | None
     tool_calls: list[ToolCall]
+    reasoning_content: str | UnsetType = UNSET
 
 
 OutputMessage = Annotated[object, one_of("What the model says.", "TextMessage", "ToolCallMessage")]
@@ -140,6 +142,7 @@ class ChatCompletionDelta(msgspec.Struct):
     """What is new of a message. The first one has the role, the last one nothing."""
 
     role: Literal["assistant"] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     tool_calls: list[DeltaToolCall] | UnsetType = UNSET
 

@@ -211,6 +211,17 @@ def _openai_routes() -> list[Route]:
         ),
         Route("post", "/v1/completions", "completions", TGI, "Answer prompts.", text, text_body, (), failures),
         Route("get", "/v1/models", "openai_get_model_info", TGI, "Tell what is served.", models, failures=not_ready),
+        Route(
+            "get",
+            "/v1/models/{model}",
+            "openai_retrieve_model",
+            TGI,
+            "Tell of one of them.",
+            {JSON: (openai.ModelInfo,)},
+            {},
+            (Parameter(name="model", place="path", description="Its name, or an adapter's."),),
+            _failures([EngineNotReady, ModelNotFound], shape),
+        ),
     ]
 
 

@@ -6,14 +6,19 @@ brings torch (473 MB and 4 s for every worker): so it runs once, in the process 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from lmi_handlers.errors import ConfigError
+
+ContentFormat = Literal["auto", "string", "openai"]
+
+logger = logging.getLogger(__name__)
 
 TOKENIZER_FILE = "tokenizer.json"
 BUNDLE_FILE = "bundle.json"
@@ -26,7 +31,9 @@ class TextBundle(msgspec.Struct, frozen=True, kw_only=True):
     number of rows of the model's output, which may be more than the tokenizer has tokens. `model_max_length` counts
     tokens and is None where the model does not say. `special_tokens` maps names such as "bos_token" to the tokens'
     text, for chat templates. `chat_templates` maps names to Jinja sources, the usual one being "default".
-    `generation_defaults` holds the sampling defaults of generation_config.json under their own names.
+    `generation_defaults` holds the sampling defaults of generation_config.json under their own names. `image_token` is the
+    text that stands for an image in a prompt, None where the model takes none. `content_format` is
+    `option.chat_template_content_format`.
     """
 
     vocab_size: int
@@ -36,11 +43,18 @@ class TextBundle(msgspec.Struct, frozen=True, kw_only=True):
     chat_templates: dict[str, str] = {}
     model_max_length: int | None = None
     generation_defaults: dict[str, bool | int | float] = {}
+    image_token: str | None = None
+    content_format: ContentFormat = "auto"
 
     @property
     def chat_template(self) -> str | None:
         """The template that is used where nothing asks for another one."""
         return self.chat_templates.get("default")
+
+    @property
+    def tool_template(self) -> str:
+        """The template that is used where there are tools, "" where there is none at all."""
+        return self.chat_templates.get("tool_use") or self.chat_template or ""
 
 
 def load_text_bundle(directory: Path) -> TextBundle:
@@ -58,6 +72,7 @@ def build_text_bundle(
     trust_remote_code: bool = False,
     gguf_file: str | None = None,
     chat_template: str | None = None,
+    content_format: ContentFormat = "auto",
 ) -> TextBundle:
     """Write the bundle of the model in `model_dir` to `directory` and return it.
 
@@ -69,6 +84,7 @@ def build_text_bundle(
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
         raise ConfigError(f"the tokenizer in {model_dir} ({type(tokenizer).__name__}) has no form as {TOKENIZER_FILE}")
+    processor = load_processor(model_dir, trust_remote_code=trust_remote_code)
     config = _read_json(model_dir / "config.json")
     generation_config = _read_json(model_dir / "generation_config.json")
     bundle = TextBundle(
@@ -76,7 +92,11 @@ def build_text_bundle(
         eos_token_ids=_eos_token_ids(generation_config, config, _text_config(config), tokenizer.eos_token_id),
         special_token_ids=_special_token_ids(backend, tokenizer.all_special_ids),
         special_tokens={name: str(token) for name, token in tokenizer.special_tokens_map.items()},
-        chat_templates=_chat_templates(chat_template or tokenizer.chat_template),
+        chat_templates=_chat_templates(
+            chat_template or tokenizer.chat_template or getattr(processor, "chat_template", None)
+        ),
+        image_token=getattr(processor, "image_token", None),
+        content_format=content_format,
         model_max_length=_model_max_length(config, tokenizer.model_max_length),
         generation_defaults={
             name: generation_config[name] for name in _SAMPLING_NAMES if generation_config.get(name) is not None
@@ -117,6 +137,23 @@ def build_byte_bundle(directory: Path, *, chat_template: str | None = None) -> T
     return bundle
 
 
+def load_processor(model_dir: Path, *, trust_remote_code: bool) -> Any | None:
+    """Return transformers' processor of the model in `model_dir`, which turns images into its input.
+
+    None where the model takes no images, or the processor cannot be loaded here.
+    """
+    if not any((model_dir / name).exists() for name in _PROCESSOR_FILES):
+        return None
+    from transformers import AutoProcessor
+
+    try:
+        processor = AutoProcessor.from_pretrained(model_dir, trust_remote_code=trust_remote_code)  # type: ignore[no-untyped-call]
+    except Exception as error:  # noqa: BLE001  as for a tokenizer
+        logger.warning("no images: the model's processor cannot be loaded", extra={"reason": str(error)})
+        return None
+    return processor if getattr(processor, "image_processor", None) is not None else None
+
+
 def byte_characters() -> list[str]:
     """Return the character that stands for each byte in the vocabulary of a byte-level BPE, as GPT-2 laid it down.
 
@@ -141,6 +178,7 @@ _SAMPLING_NAMES = (
     "repetition_penalty",
     "max_new_tokens",
 )
+_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 _MAX_LENGTH_NAMES = (
     "max_position_embeddings",
     "n_positions",

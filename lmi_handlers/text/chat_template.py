@@ -33,10 +33,10 @@ def render_chat(bundle: TextBundle, chat: ChatPrompt) -> str:
     if taken := sorted(variables.keys() & _TAKEN_NAMES):
         raise InvalidRequest(f"cannot set {', '.join(taken)}", field="chat_template_kwargs")
     render = load_renderer()
-    messages = chat.messages
     try:
+        messages = _fit_content(bundle, template, chat.messages)
         if chat.tools and "tools" not in _variables(template):
-            messages = _with_tools(chat, chat.tools)
+            messages = _with_tools(chat, chat.tools, messages)
         rendered, _ = render(
             [messages],
             tools=chat.tools,
@@ -77,6 +77,7 @@ _TEMPLATE_ERRORS = (
     TypeError,
     ValueError,
 )
+_PROBE = "a text to look for"
 _TAKEN_NAMES = frozenset(
     (
         "add_generation_prompt",
@@ -108,12 +109,68 @@ class _Generation(jinja2.ext.Extension):
         return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True))
 
 
-def _with_tools(chat: ChatPrompt, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_tools(chat: ChatPrompt, tools: list[dict[str, Any]], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages with the tools at the end of the last one, where TGI puts them for such a model."""
-    *before, last = chat.messages
-    listed = json.dumps(tools, ensure_ascii=False)
-    content = f"{last.get('content') or ''}\n---\n{listed}\n{chat.tool_prompt}"
-    return [*before, last | {"content": content}]
+    *before, last = messages
+    text = f"\n---\n{json.dumps(tools, ensure_ascii=False)}\n{chat.tool_prompt}"
+    content = last.get("content") or ""
+    return [*before, last | {"content": content + text if isinstance(content, str) else [*content, _text_part(text)]}]
+
+
+def _fit_content(bundle: TextBundle, template: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with each content in the form that the template reads: one text, or a list of parts.
+
+    Raises `UnsupportedFeature` where there is an image and no form for it.
+    """
+    forms = {"openai": (False, True), "string": (True, False)}
+    takes_text, takes_parts = forms.get(bundle.content_format) or _content_forms(
+        template, tuple(bundle.special_tokens.items())
+    )
+    fitted = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list) and not takes_parts:
+            content = "".join(map(functools.partial(_part_text, bundle), content))
+        elif isinstance(content, str) and not takes_text:
+            content = [_text_part(content)]
+        fitted.append(message if content is message.get("content") else message | {"content": content})
+    return fitted
+
+
+@functools.lru_cache(maxsize=8)
+def _content_forms(template: str, special_tokens: tuple[tuple[str, str], ...]) -> tuple[bool, bool]:
+    """Find out whether a template reads a content that is a text, and one that is a list of parts, by rendering both.
+
+    One that reads neither of these is taken to read texts, as most do.
+    """
+    render = load_renderer()
+
+    def reads(content: str | list[dict[str, str]]) -> bool:
+        try:
+            rendered, _ = render(
+                [[{"role": "user", "content": content}]],
+                chat_template=template,
+                add_generation_prompt=False,
+                **dict(special_tokens),
+            )
+        except _TEMPLATE_ERRORS:
+            return False
+        return _PROBE in rendered[0] and "'type'" not in rendered[0] and '"type"' not in rendered[0]
+
+    takes_parts = reads([_text_part(_PROBE)])
+    return reads(_PROBE) or not takes_parts, takes_parts
+
+
+def _text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _part_text(bundle: TextBundle, part: dict[str, str]) -> str:
+    if part["type"] == "text":
+        return part["text"]
+    if bundle.image_token is None:
+        raise UnsupportedFeature("has an image, for which this model's chat template has no place", field="messages")
+    return f"{bundle.image_token}\n"
 
 
 def _select_template(bundle: TextBundle, tools: list[dict[str, Any]] | None) -> str:

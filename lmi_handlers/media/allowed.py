@@ -1,0 +1,119 @@
+"""Where images may be fetched from: hosts that the operator names, at addresses that are nobody's private ones."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterator
+
+import msgspec
+
+from lmi_handlers.errors import ConfigError, InvalidRequest
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+HTTPS_PORT = 443
+
+
+class Location(msgspec.Struct, frozen=True):
+    """A URL as it was read, once and for all: `target` is what to ask the host for, path and query."""
+
+    host: str
+    port: int
+    target: str
+
+
+class AllowedMedia(msgspec.Struct, frozen=True):
+    """`hosts` are pairs of a name in lower case and a port; `networks` are those that may be asked though not public."""
+
+    hosts: frozenset[tuple[str, int]] = frozenset()
+    networks: tuple[IpNetwork, ...] = ()
+
+    def locate(self, url: str) -> Location:
+        """Read a URL. Raises `InvalidRequest` where it is no plain https: URL of an allowed host."""
+        match = _URL.fullmatch(url)
+        if match is None:
+            raise InvalidRequest("is neither a data: nor a plain https: URL")
+        host, port = match["host"].lower(), int(match["port"] or HTTPS_PORT)
+        if (host, port) not in self.hosts:
+            raise InvalidRequest(
+                f"images may not come from {match['host'][:100]!r}: option.allowed_media_domains has not that host and port"
+            )
+        target = match["target"] or "/"
+        return Location(host, port, target if target.startswith("/") else f"/{target}")
+
+    def resolve(self, location: Location) -> list[str]:
+        """Return the host's addresses. Raises `InvalidRequest` where one of them may not be asked.
+
+        No message has an address in it: what a name means inside this network is no client's business.
+        """
+        try:
+            found = socket.getaddrinfo(location.host, location.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise InvalidRequest(f"the host {location.host!r} is not known") from error
+        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        if not all(self._may_ask(ipaddress.ip_address(address)) for address in addresses):
+            raise InvalidRequest(
+                f"the host {location.host!r} is not on the public Internet, nor in option.allowed_media_networks"
+            )
+        return addresses
+
+    def _may_ask(self, address: IpAddress) -> bool:
+        return is_public(address) or any(embedded(address) in network for network in self.networks)
+
+
+def allowed_media(domains: str | None, networks: str | None) -> AllowedMedia:
+    """Read the options' values, lists with commas. Raises `ConfigError`."""
+    return AllowedMedia(
+        frozenset(_read_host(entry) for entry in _entries(domains)),
+        tuple(_read_network(entry) for entry in _entries(networks)),
+    )
+
+
+def is_public(address: IpAddress) -> bool:
+    """Whether an address is a host's on the public Internet, however it is written."""
+    real = embedded(address)
+    if isinstance(real, ipaddress.IPv6Address) and real not in _GLOBAL_UNICAST:
+        return False
+    return real.is_global and not real.is_multicast
+
+
+def embedded(address: IpAddress) -> IpAddress:
+    """Return the IPv4 address that an IPv6 address leads to (mapped, 6to4, NAT64), else the address itself."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address in _NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour or address
+
+
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+# No user, no brackets, no backslash, nothing outside ASCII: what two readers could read differently is not read at all.
+_URL = re.compile(
+    r"(?i:https)://(?P<host>[A-Za-z0-9.-]+)(?::(?P<port>\d{1,5}))?(?P<target>[/?][!$-;=?-Z\[\]_a-z~]*)?(?:#\S*)?"
+)
+_ENTRY = re.compile(r"(?P<host>[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::(?P<port>\d{1,5}))?")
+
+
+def _entries(text: str | None) -> Iterator[str]:
+    return filter(None, (entry.strip() for entry in (text or "").split(",")))
+
+
+def _read_host(entry: str) -> tuple[str, int]:
+    match = _ENTRY.fullmatch(entry)
+    if match is None:
+        raise ConfigError(
+            f"option.allowed_media_domains has {entry!r}: not a host such as images.example.com, or host:port"
+        )
+    return match["host"].lower(), int(match["port"] or HTTPS_PORT)
+
+
+def _read_network(entry: str) -> IpNetwork:
+    try:
+        return ipaddress.ip_network(entry)
+    except ValueError as error:
+        raise ConfigError(f"option.allowed_media_networks has {entry!r}: not a network such as 10.0.0.0/8") from error

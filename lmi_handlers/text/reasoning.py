@@ -1,0 +1,209 @@
+"""What a model thinks before it answers: the marks of its family, and the parser that tells thoughts from the answer.
+
+Sources: the models' chat templates and cards; the names are those of vLLM's `--reasoning-parser`.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from lmi_handlers.errors import ConfigError
+from lmi_handlers.text.cursor import SPACE, Cursor, Reading
+from lmi_handlers.text.tool_calls import MessageDelta, MessageParser
+
+
+class ReasoningFormat(msgspec.Struct, frozen=True):
+    """What stands around the thoughts of a family of models, and what some write around the answer too. Any of each."""
+
+    name: str
+    begins: tuple[str, ...]
+    ends: tuple[str, ...]
+    answer_begins: tuple[str, ...] = ()
+    answer_ends: tuple[str, ...] = ()
+
+
+_THINK = (("<think>",), ("</think>",))
+
+FORMATS = {
+    entry.name: entry
+    for entry in (
+        ReasoningFormat("deepseek_r1", *_THINK),
+        ReasoningFormat("hunyuan_a13b", *_THINK, ("<answer>",), ("</answer>",)),
+        ReasoningFormat("ernie45", *_THINK, ("<response>",), ("</response>",)),
+        ReasoningFormat("mistral", ("[THINK]", "<think>"), ("[/THINK]", "</think>")),
+        ReasoningFormat("seed_oss", ("<seed:think>",), ("</seed:think>",)),
+        ReasoningFormat("minimax_m3", ("<mm:think>",), ("</mm:think>",)),
+        ReasoningFormat("plamo3", ("<|plamo:begin_think:plamo|>",), ("<|plamo:end_think:plamo|>",)),
+        ReasoningFormat("gemma4", ("<|channel>thought",), ("<channel|>",)),
+        ReasoningFormat(
+            "granite",
+            ("Here is my thought process:", "Here's my thought process:"),
+            ("Here is my response:", "Here's my response:"),
+        ),
+        ReasoningFormat(
+            "cohere_command3",
+            ("<|START_THINKING|>",),
+            ("<|END_THINKING|>",),
+            ("<|START_RESPONSE|>", "<|START_TEXT|>"),
+            ("<|END_RESPONSE|>", "<|END_TEXT|>"),
+        ),
+        ReasoningFormat(
+            "openai_gptoss",
+            ("<|channel|>analysis<|message|>",),
+            ("<|end|>",),
+            ("<|start|>assistant<|channel|>final<|message|>", "<|channel|>final<|message|>"),
+        ),
+    )
+}
+"""By vLLM's name."""
+
+_ALIASES = {
+    **dict.fromkeys(
+        (
+            "deepseek_v3",
+            "deepseek_v4",
+            "deepseek_v41",
+            "glm45",
+            "glm47",
+            "granite_thinking_parser",
+            "holo2",
+            "kimi_k2",
+            "ling3",
+            "mimo",
+            "minicpmv",
+            "minimax_m2",
+            "nemotron_v3",
+            "olmo3",
+            "poolside_v1",
+            "qwen3",
+            "step3",
+            "step3p5",
+        ),
+        "deepseek_r1",
+    ),
+    "cohere_command4": "cohere_command3",
+}
+
+# The first one that a template has decides. Early templates of DeepSeek-R1 have the end alone, to cut old thoughts off.
+_MARKERS = (
+    ("<answer>\n", "hunyuan_a13b"),
+    ("[THINK]", "mistral"),
+    ("<seed:think>", "seed_oss"),
+    ("<mm:think>", "minimax_m3"),
+    ("<|plamo:begin_think:plamo|>", "plamo3"),
+    ("<|channel>thought", "gemma4"),
+    ("Here is my thought process:", "granite"),
+    ("<|START_THINKING|>", "cohere_command3"),
+    ("<|channel|>analysis", "openai_gptoss"),
+    ("<think>", "deepseek_r1"),
+    ("</think>", "deepseek_r1"),
+)
+
+
+def reasoning_format(name: str) -> ReasoningFormat:
+    """Return the format of that name. Raises `ConfigError` for an unknown one."""
+    found = FORMATS.get(_ALIASES.get(name, name))
+    if found is None:
+        raise ConfigError(f"unknown option.reasoning_parser {name!r}; known: {_known()}")
+    return found
+
+
+def choose_reasoning(chat_template: str, parser: str | None, *, enabled: bool | None) -> ReasoningFormat | None:
+    """Return the format by the options' values, None where thoughts are to stay in the answer.
+
+    `parser` names it; where it does not, and `enabled` is true, the marks in `chat_template` tell. Raises `ConfigError` for
+    an unknown name, and where the template has no marks.
+    """
+    if enabled is False or (parser is None and not enabled):
+        return None
+    if parser is not None:
+        return reasoning_format(parser)
+    for marker, name in _MARKERS:
+        if marker in chat_template:
+            return FORMATS[name]
+    raise ConfigError(
+        "option.enable_reasoning=true: the model's chat template does not tell how it marks its thoughts; "
+        f"set option.reasoning_parser ({_known()})"
+    )
+
+
+class ReasoningParser(MessageParser):
+    """Takes the thoughts out of a text that follows `prompt`, and hands `parser` the answer.
+
+    A message thinks where the prompt ends with the beginning of thoughts, or the text begins with one. A text that ends
+    inside its thoughts has no answer. White space around thoughts is dropped. Without `included`, thoughts are too.
+    """
+
+    def __init__(
+        self,
+        format: ReasoningFormat,  # noqa: A002
+        prompt: str,
+        parser: MessageParser,
+        *,
+        included: bool = True,
+    ) -> None:
+        self._format = format
+        self._begun = prompt.rstrip().endswith(format.begins)
+        self._parser = parser
+        self._included = included
+        self._text = Cursor()
+        self._reasoning: list[str] = []
+        self._answer: list[str] = []
+        self._reading = self._read()
+
+    def feed(self, text: str) -> MessageDelta:
+        """Take more text."""
+        self._text.append(text)
+        return self._advance()
+
+    def finish(self) -> MessageDelta:
+        """Return what was held back."""
+        self._text.end()
+        return self._advance() + self._parser.finish()
+
+    def _advance(self) -> MessageDelta:
+        next(self._reading, None)
+        thoughts = MessageDelta(reasoning="".join(self._reasoning) if self._included else "")
+        answer = "".join(self._answer)
+        self._reasoning.clear()
+        self._answer.clear()
+        return thoughts + self._parser.feed(answer) if answer else thoughts
+
+    def _read(self) -> Reading[None]:
+        text, marks = self._text, self._format
+        space = yield from text.run(SPACE)
+        if (yield from self._accept(marks.begins)) or self._begun:
+            space = ""
+            yield from self._copy(self._reasoning, marks.ends)
+        if (yield from self._accept(marks.answer_begins)):
+            space = ""
+            yield from self._copy(self._answer, marks.answer_ends)
+        self._answer.append(space)
+        while (yield from text.peek()):
+            self._answer.append(text.available(_ANYTHING))
+
+    def _accept(self, marks: tuple[str, ...]) -> Reading[bool]:
+        """Read one of `marks`, and the white space behind it, if the text goes on so."""
+        found = yield from self._text.accept_any(marks)
+        if found:
+            yield from self._text.run(SPACE)
+        return bool(found)
+
+    def _copy(self, pieces: list[str], ends: tuple[str, ...]) -> Reading[None]:
+        """Read up to one of `ends`, or all there is, into `pieces`; the end and the white space around it are dropped."""
+        text = self._text
+        words = re.compile(rf"[^\s{re.escape(''.join({end[0] for end in ends}))}]+")
+        while True:
+            space = yield from text.run(SPACE)
+            if (yield from self._accept(ends)) or not (yield from text.peek()):
+                return
+            pieces.append(space + text.take(1) + text.available(words))
+
+
+_ANYTHING = re.compile(r".+", re.DOTALL)
+
+
+def _known() -> str:
+    return ", ".join(sorted({*FORMATS, *_ALIASES}))

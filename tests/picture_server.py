@@ -1,0 +1,86 @@
+"""A server of images over https on loopback, and of what else may be found where an image is said to be."""
+
+from __future__ import annotations
+
+import http.server
+import io
+import ssl
+import time
+from pathlib import Path
+
+import PIL.Image
+import trustme
+
+RED = (200, 16, 8)
+
+
+def picture(size: tuple[int, int] = (4, 3), form: str = "PNG", **options: object) -> bytes:
+    data = io.BytesIO()
+    PIL.Image.new("RGB", size, RED).save(data, form, **options)
+    return data.getvalue()
+
+
+class Pictures(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        server: PictureServer = self.server  # type: ignore[assignment]
+        server.hosts.append(self.headers["Host"])
+        match self.path.partition("?")[0]:
+            case "/red.png":
+                self._answer(200, picture())
+            case "/redirect":
+                self._answer(302, b"", Location=f"https://localhost:{server.server_port}/red.png")
+            case "/endless":
+                self.send_response(200)
+                self.end_headers()
+                while True:
+                    self.wfile.write(b"x" * 65536)
+            case "/slow":
+                self.send_response(200)
+                self.send_header("Content-Length", "1000")
+                self.end_headers()
+                for _ in range(1000):
+                    self.wfile.write(b"x")
+                    self.wfile.flush()
+                    time.sleep(0.05)
+            case "/cut":
+                self.send_response(200)
+                self.send_header("Content-Length", "1000")
+                self.end_headers()
+                self.wfile.write(b"x")
+                self.close_connection = True
+            case "/page":
+                self._answer(200, b"<html>no picture</html>")
+            case _:
+                self._answer(404, b"")
+
+    def _answer(self, status: int, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+class PictureServer(http.server.ThreadingHTTPServer):
+    """`authority` is the certificate to trust, for "localhost" and "pictures.example"; `hosts` are what clients called it."""
+
+    daemon_threads = True
+
+    def __init__(self, authority: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Pictures)
+        self.authority = authority
+        self.hosts: list[str] = []
+        issuer = trustme.CA()
+        issuer.cert_pem.write_to_path(str(authority))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        issuer.issue_cert("localhost", "pictures.example").configure_cert(context)
+        self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that goes away early is what is tested."""
