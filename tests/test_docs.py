@@ -14,6 +14,8 @@ from serving import Server
 from backends import BACKENDS
 from backends.features import OF_REQUESTS, OF_THE_TEXT_LAYER, features_page, sampled_defaults, unsupported
 from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.text import reasoning as reasoning_formats
+from lmi_handlers.text import tool_formats
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -47,6 +49,14 @@ def test_links_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
         if not target.startswith("http"):
             assert (document.parent / target).exists(), target
+
+
+def test_openai_page_names_every_parser() -> None:
+    page = (ROOT / "docs" / "openai.md").read_text()
+    tools, reasoning = page.split("## Reasoning")
+    for names, text in ((tool_formats.names(), tools), (reasoning_formats.names(), reasoning)):
+        missing = [name for name in names if f"`{name}`" not in text]
+        assert not missing
 
 
 def test_structure_page_names_every_module() -> None:

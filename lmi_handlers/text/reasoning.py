@@ -106,7 +106,7 @@ def reasoning_format(name: str) -> ReasoningFormat:
     """Return the format of that name. Raises `ConfigError` for an unknown one."""
     found = FORMATS.get(_ALIASES.get(name, name))
     if found is None:
-        raise ConfigError(f"unknown option.reasoning_parser {name!r}; known: {_known()}")
+        raise ConfigError(f"unknown option.reasoning_parser {name!r}; known: {', '.join(names())}")
     return found
 
 
@@ -125,7 +125,7 @@ def choose_reasoning(chat_template: str, parser: str | None, *, enabled: bool | 
             return FORMATS[name]
     raise ConfigError(
         "option.enable_reasoning=true: the model's chat template does not tell how it marks its thoughts; "
-        f"set option.reasoning_parser ({_known()})"
+        f"set option.reasoning_parser ({', '.join(names())})"
     )
 
 
@@ -205,5 +205,6 @@ class ReasoningParser(MessageParser):
 _ANYTHING = re.compile(r".+", re.DOTALL)
 
 
-def _known() -> str:
-    return ", ".join(sorted({*FORMATS, *_ALIASES}))
+def names() -> list[str]:
+    """Return what `option.reasoning_parser` may be."""
+    return sorted({*FORMATS, *_ALIASES})

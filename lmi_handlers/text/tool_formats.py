@@ -155,6 +155,10 @@ def choose_format(chat_template: str, option: str | None) -> Format:
         return FORMATS[next((name for marker, name in _MARKERS if marker in chat_template), "json")]
     name = _ALIASES.get(option, option)
     if name not in FORMATS:
-        known = ", ".join(sorted({*FORMATS, *_ALIASES}))
-        raise ConfigError(f"unknown option.tool_call_parser {option!r}; known: {known}")
+        raise ConfigError(f"unknown option.tool_call_parser {option!r}; known: {', '.join(names())}")
     return FORMATS[name]
+
+
+def names() -> list[str]:
+    """Return what `option.tool_call_parser` may be."""
+    return sorted({*FORMATS, *_ALIASES})
