@@ -17,6 +17,7 @@ from werkzeug.exceptions import HTTPException
 from backends.features import sampled_defaults
 from backends.selection import select_backend
 from lmi_handlers.access_control import AccessControl
+from lmi_handlers.answer import Answer
 from lmi_handlers.dialects import InvocationsDialects
 from lmi_handlers.dialects.base import Payload
 from lmi_handlers.engine.client import EngineState
@@ -35,7 +36,7 @@ from lmi_handlers.metrics.requests import CONTENT_TYPE
 from lmi_handlers.openai_routes import OpenAIRoutes
 from lmi_handlers.openapi.document import openapi_document
 from lmi_handlers.properties import ServingProperties, load_properties
-from lmi_handlers.served_model import Answer, ServedModel
+from lmi_handlers.served_model import ServedModel
 from lmi_handlers.server_settings import ServerSettings, default_workers
 from lmi_handlers.tgi_routes import TgiRoutes
 from lmi_handlers.usage import Usage

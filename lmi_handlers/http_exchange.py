@@ -13,10 +13,11 @@ from flask import Response, current_app, request
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from lmi_handlers.access_log import log_request
+from lmi_handlers.answer import Answer
 from lmi_handlers.connection import client_connected
 from lmi_handlers.dialects.base import Dialect, Payload
 from lmi_handlers.errors import ClientDisconnected, EngineNotReady, LMIError, PayloadTooLarge, QueueFull
-from lmi_handlers.served_model import Answer, ServedModel
+from lmi_handlers.served_model import ServedModel
 from lmi_handlers.usage import Usage
 
 _INFERENCE_ID = "X-Amzn-SageMaker-Inference-Id"

@@ -1,5 +1,6 @@
-"""OpenAI's routes: `/v1/chat/completions`, `/v1/completions` and `/v1/models`; and Aleph Alpha's, `/chat/completions`.
+"""OpenAI's routes, and Aleph Alpha's.
 
+OpenAI's are `/v1/chat/completions`, `/v1/completions` and `/v1/models`, Aleph Alpha's `/chat/completions` and `/complete`.
 Sources: their API references.
 """
 
@@ -12,6 +13,7 @@ import msgspec
 from flask import Blueprint, Response, request
 
 from lmi_handlers.dialects.aleph_alpha import AlephAlphaDialect
+from lmi_handlers.dialects.aleph_alpha_completion import AlephAlphaCompletionDialect
 from lmi_handlers.dialects.base import Payload
 from lmi_handlers.dialects.openai import ChatDialect, CompletionsDialect, OpenAIDialect
 from lmi_handlers.errors import LMIError, ModelNotFound, UnsupportedMediaType
@@ -35,6 +37,7 @@ class OpenAIRoutes:
         )
         self._completions = CompletionsDialect(lambda: model.facts)
         self._aleph_alpha = AlephAlphaDialect(lambda: model.facts)
+        self._aleph_alpha_completions = AlephAlphaCompletionDialect(lambda: model.facts)
         self._created = int(time.time())
 
     def blueprint(self) -> Blueprint:
@@ -44,6 +47,7 @@ class OpenAIRoutes:
             "/v1/chat/completions": self._chat,
             "/v1/completions": self._completions,
             "/chat/completions": self._aleph_alpha,
+            "/complete": self._aleph_alpha_completions,
         }
         for rule, dialect in dialects.items():
             routes.add_url_rule(rule, f"POST {rule}", self._view(dialect), methods=["POST"])

@@ -21,8 +21,9 @@ from lmi_handlers.engine.client import EngineState
 from lmi_handlers.errors import EngineNotReady, InvalidChat, InvalidRequest, LMIError, UnsupportedMediaType
 from lmi_handlers.http_exchange import Exchange
 from lmi_handlers.openapi.responses import ChatTokenizeResponse, Info
+from lmi_handlers.prompts import LoadedText
 from lmi_handlers.properties import ServingProperties
-from lmi_handlers.served_model import LoadedText, ServedModel
+from lmi_handlers.served_model import ServedModel
 from lmi_handlers.text.chat_template import render_chat
 from lmi_handlers.text.spans import TokenSpan, token_spans
 

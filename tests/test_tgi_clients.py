@@ -362,9 +362,61 @@ def test_aleph_alpha(aleph_alpha: Outcomes, echo_server: Server) -> None:
 
 
 @pytest.mark.model
+def test_aleph_alpha_completions(aleph_alpha: Outcomes, model: Server, expected: dict[str, Any], stop: str) -> None:
+    text, tokens = expected["generated_text"], expected["details"]["tokens"]
+    counts = {"num_tokens_prompt_total": 5, "num_tokens_generated": MAX_TOKENS}
+    plain = aleph_alpha["complete"]
+    assert plain["completions"][0] | {"finish_reason": None} == {
+        "completion": text,
+        **dict.fromkeys(["finish_reason", "log_probs", "completion_tokens", "raw_completion"]),
+    }
+    assert plain["completions"][0]["finish_reason"] == "maximum_tokens"
+    assert plain.items() >= counts.items()
+    details = aleph_alpha["complete_details"]["completions"][0]
+    assert details["completion_tokens"] == [token["text"] for token in tokens]
+    assert details["raw_completion"] == details["completion"] == text
+    for log_probs, token in zip(details["log_probs"], tokens, strict=True):
+        assert log_probs[token["text"]] == pytest.approx(token["logprob"], abs=1e-4) == max(log_probs.values())
+        assert len(log_probs) == 2
+    assert aleph_alpha["complete_async"] == aleph_alpha["complete_details"]
+    *chunks, summary, end = aleph_alpha["complete_stream"]
+    for name in ("log_probs", "completion_tokens"):
+        assert [item for chunk in chunks for item in chunk[name]] == details[name]
+    assert "".join(chunk["completion"] for chunk in chunks) == text
+    assert summary == {"index": 0, "model_version": plain["model_version"], "finish_reason": "maximum_tokens"}
+    assert end == {"optimized_prompt": None, **counts}
+
+
+@pytest.mark.model
+def test_aleph_alpha_completions_that_stop(aleph_alpha: Outcomes, model: Server, stop: str) -> None:
+    text = generate(model, stop=[stop])["generated_text"].removesuffix(stop)
+    [completion] = aleph_alpha["complete_stop"]["completions"]
+    assert (completion["completion"], completion["finish_reason"]) == (text, "stop_sequence_reached")
+    *chunks, summary, _ = aleph_alpha["complete_stop_stream"]
+    assert "".join(chunk["completion"] for chunk in chunks) == text
+    assert summary["finish_reason"] == "stop_sequence_reached"
+
+
+@pytest.mark.model
+def test_aleph_alpha_prompts(aleph_alpha: Outcomes) -> None:
+    [echo] = aleph_alpha["complete_echo"]["completions"]
+    assert echo["completion"] == "".join(echo["completion_tokens"]) == PROMPT
+    assert echo["log_probs"][0] == {}
+    assert all(logprob < 0 for log_probs in echo["log_probs"][1:] for logprob in log_probs.values())
+    assert aleph_alpha["complete_echo"]["num_tokens_generated"] == 0
+    [completion] = aleph_alpha["complete_token_ids"]["completions"]
+    assert (completion["completion"], completion["finish_reason"]) == ("hi", "end_of_text")
+
+
+@pytest.mark.model
 def test_aleph_alpha_errors(aleph_alpha: Outcomes) -> None:
     assert aleph_alpha.error("invalid")[0] == "builtins.ValueError"
     assert aleph_alpha.error("overloaded")[0].endswith("BusyError")
+    for call, field in (("complete_controls", "prompt[0].controls"), ("complete_image", "prompt[0].type")):
+        assert aleph_alpha.error(call)[0] == "builtins.ValueError"
+        assert field in aleph_alpha.error(call)[1]
+    assert aleph_alpha.error("complete_failed_stream")[0] == "builtins.KeyError"  # it looks for an event's type
+    assert aleph_alpha.error("complete_overloaded")[0].endswith("BusyError")
 
 
 # The page that lists them

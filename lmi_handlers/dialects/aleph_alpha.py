@@ -79,8 +79,13 @@ class AlephAlphaDialect(ChatDialect):
 
     def error(self, error: LMIError) -> ErrorResponse:
         """`{"error":"<cause>","code":"<kind>"}`."""
-        status = next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), status_of(error))
-        return ErrorResponse(status, error_document(error))
+        return error_response(error)
+
+
+def error_response(error: LMIError) -> ErrorResponse:
+    """Render an error as all of Aleph Alpha's routes do."""
+    status = next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), status_of(error))
+    return ErrorResponse(status, error_document(error))
 
 
 def _check_order(roles: list[str]) -> None:

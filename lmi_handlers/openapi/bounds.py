@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lmi_handlers.dialects.aleph_alpha_completion import NEUTRAL
 from lmi_handlers.dialects.lmi_parameters import SPELLINGS
 from lmi_handlers.dialects.mindie_request import MAX_INPUT_CHARACTERS
 from lmi_handlers.dialects.openai_request import MAX_LOGPROBS
@@ -131,3 +132,21 @@ def of_aleph_alpha() -> Bounds:
     known = _of_sampling_params()
     given = {name: known[name] for name in ("n", "max_tokens", "stop", "logit_bias")}
     return given | {"maximum_tokens": known["max_tokens"], "messages": {"minItems": 1}}
+
+
+ALEPH_ALPHA_PROMPT_ITEM: Bounds = {"controls": {"maxItems": 0}}
+
+
+def of_aleph_alpha_completion() -> Bounds:
+    """Return what Aleph Alpha's text completions let pass."""
+    known = _of_sampling_params()
+    same = ("temperature", "n", "logit_bias")
+    return {name: known[name] for name in same} | {
+        "maximum_tokens": {"minimum": 0, "maximum": RANGES["max_tokens"][1]},  # 0 is for `echo` alone
+        "minimum_tokens": known["min_tokens"],
+        "top_p": {"minimum": 0, "maximum": 1},
+        "best_of": known["n"],
+        "stop_sequences": known["stop"],
+        "completion_bias_exclusion": known["bad_words"],
+        **{name: {"const": neutral} for name, neutral in NEUTRAL.items()},
+    }

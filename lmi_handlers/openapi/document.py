@@ -10,6 +10,7 @@ import msgspec
 from lmi_handlers import __version__
 from lmi_handlers.dialects import chat_messages, openai_request, openai_tools
 from lmi_handlers.dialects.aleph_alpha import AlephAlphaBody
+from lmi_handlers.dialects.aleph_alpha_completion import AlephAlphaCompletionBody
 from lmi_handlers.dialects.structured_outputs import StructuredOutputsBody
 from lmi_handlers.dialects.tgi_chat import ChatBody
 from lmi_handlers.dialects.tgi_request import Grammar, TgiBody, TgiCompatBody, TgiParameters
@@ -20,6 +21,7 @@ from lmi_handlers.properties import ServingProperties
 from lmi_handlers.text.spans import TokenSpan
 
 NAMES: Mapping[str, Any] = {
+    "AlephAlphaCompletionRequest": AlephAlphaCompletionBody,
     "AlephAlphaRequest": AlephAlphaBody,
     "ChatRequest": openai_request.ChatCompletionBody,
     "Completion": openai_responses.Completion,
@@ -59,6 +61,7 @@ EXAMPLES: Mapping[Any, object] = {
     ChatBody: _CHAT,
     openai_request.ChatCompletionBody: _CHAT | {"max_tokens": 20},
     AlephAlphaBody: _CHAT | {"model": "any", "max_tokens": 20},
+    AlephAlphaCompletionBody: {"model": "any", "prompt": _QUESTION, "maximum_tokens": 20},
     openai_request.CompletionBody: {"prompt": _QUESTION, "max_tokens": 20},
 }
 """A body of each type."""
@@ -118,6 +121,9 @@ def _bind(parts: Mapping[str, Schema], properties: ServingProperties) -> None:
         "ChatRequest": bounds.of_openai_chat(),
         "CompletionRequest": bounds.of_openai_completion(),
         "AlephAlphaRequest": bounds.of_aleph_alpha(),
+        "AlephAlphaCompletionRequest": bounds.of_aleph_alpha_completion(),
+        "TextPromptItem": bounds.ALEPH_ALPHA_PROMPT_ITEM,
+        "TokenIdsPromptItem": bounds.ALEPH_ALPHA_PROMPT_ITEM,
         "RegexGrammar": bounds.REGEX,
         "StructuredOutputs": bounds.STRUCTURED_OUTPUTS,
     }

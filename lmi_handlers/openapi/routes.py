@@ -10,6 +10,7 @@ import msgspec
 from formatters import load_formatter_class
 from lmi_handlers.dialects import InvocationsDialects, root_dialect
 from lmi_handlers.dialects.aleph_alpha import AlephAlphaBody, AlephAlphaDialect
+from lmi_handlers.dialects.aleph_alpha_completion import AlephAlphaCompletionBody
 from lmi_handlers.dialects.base import Dialect, ModelFacts
 from lmi_handlers.dialects.openai import ChatDialect
 from lmi_handlers.dialects.openai_request import ChatCompletionBody, CompletionBody
@@ -185,6 +186,16 @@ def _openai_routes() -> list[Route]:
     text_body: Contents = {JSON: (CompletionBody,)}
     aleph_alpha: Contents = {JSON: (openai.ChatCompletion,), EVENTS: (openai.AlephAlphaChunk,)}
     aleph_alpha_body: Contents = {JSON: (AlephAlphaBody,)}
+    aleph_alpha_text: Contents = {
+        JSON: (openai.AlephAlphaCompletions,),
+        EVENTS: (
+            openai.AlephAlphaStreamChunk,
+            openai.AlephAlphaStreamSummary,
+            openai.AlephAlphaCompletionSummary,
+        ),
+    }
+    aleph_alpha_text_body: Contents = {JSON: (AlephAlphaCompletionBody,)}
+    aleph_alpha_failures = _failures(_GENERATING, (AlephAlphaDialect(_no_model), openai.AlephAlphaError))
     models: Contents = {JSON: (openai.ModelList,)}
     return [
         Route(
@@ -207,7 +218,18 @@ def _openai_routes() -> list[Route]:
             aleph_alpha,
             aleph_alpha_body,
             (),
-            _failures(_GENERATING, (AlephAlphaDialect(_no_model), openai.AlephAlphaError)),
+            aleph_alpha_failures,
+        ),
+        Route(
+            "post",
+            "/complete",
+            "aleph_alpha_complete",
+            ALEPH_ALPHA,
+            "Answer a prompt.",
+            aleph_alpha_text,
+            aleph_alpha_text_body,
+            (),
+            aleph_alpha_failures,
         ),
         Route("post", "/v1/completions", "completions", TGI, "Answer prompts.", text, text_body, (), failures),
         Route("get", "/v1/models", "openai_get_model_info", TGI, "Tell what is served.", models, failures=not_ready),

@@ -75,12 +75,13 @@ class _Naming:
         return self._renamed.get(value, value) if isinstance(value, str) else value
 
 
-_NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const")
 _KEYWORDS = {
     "integer": _NUMERIC,
     "number": _NUMERIC,
-    "string": ("minLength", "maxLength", "pattern", "enum"),
-    "array": ("minItems", "maxItems", "items"),
+    "boolean": ("const",),
+    "string": ("minLength", "maxLength", "pattern", "enum", "const"),
+    "array": ("minItems", "maxItems", "items", "const"),
     "object": ("propertyNames", "additionalProperties"),
 }
 """What can be said of a value of some type."""

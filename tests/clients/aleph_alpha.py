@@ -1,4 +1,4 @@
-"""aleph-alpha-client: chat, whole and streamed, on Aleph Alpha's route; what that one refuses on OpenAI's."""
+"""aleph-alpha-client: chat and text completions, whole and streamed, on Aleph Alpha's routes; what these refuse on OpenAI's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 from aleph_alpha_client import AsyncClient, Client
 from aleph_alpha_client.chat import ChatRequest, Message, Role, StreamOptions, ToolFunction
+from aleph_alpha_client.completion import CompletionRequest
+from aleph_alpha_client.prompt import Image, Prompt, Text, TextControl
 from aleph_alpha_client.structured_output import JSONSchema
 from calls import Calls, Task, main
 
@@ -27,9 +29,27 @@ async def streamed(url: str, content: str, **asked: Any) -> AsyncIterator[object
             yield item
 
 
+def complete(url: str, prompt: Prompt, **asked: Any) -> object:
+    client = Client(token="none", host=url, total_retries=0)
+    return client.complete(CompletionRequest(prompt, **asked), model="tgi")
+
+
+async def complete_async(url: str, prompt: Prompt, **asked: Any) -> object:
+    async with AsyncClient(token="none", host=url, total_retries=0) as client:
+        return await client.complete(CompletionRequest(prompt, **asked), model="tgi")
+
+
+async def complete_streamed(url: str, prompt: Prompt, **asked: Any) -> AsyncIterator[object]:
+    async with AsyncClient(token="none", host=url, total_retries=0) as client:
+        async for item in client.complete_with_streaming(CompletionRequest(prompt, **asked), model="tgi"):
+            yield item
+
+
 def calls(task: Task) -> Calls:
     tool: dict[str, Any] = {"tools": [task.tool], "tool_choice": ToolFunction(**task.tool_choice)}
     schema = JSONSchema(schema=task.schema, name="answer", description="an answer", strict=True)
+    prompt, bounded = Prompt.from_text(task.prompt), {"maximum_tokens": task.max_tokens}
+    detailed = bounded | {"log_probs": 2, "tokens": True}
     return {
         "chat": lambda: whole(task.echo, task.prompt),
         "stream": lambda: streamed(task.echo, task.prompt),
@@ -40,6 +60,18 @@ def calls(task: Task) -> Calls:
         "tool_stream": lambda: streamed(f"{task.model}/v1", task.prompt, **tool),
         "invalid": lambda: whole(task.echo, "hello", top_p=7.0),
         "overloaded": lambda: whole(task.full, "hello"),
+        "complete": lambda: complete(task.model, prompt, **bounded),
+        "complete_details": lambda: complete(task.model, prompt, **detailed),
+        "complete_async": lambda: complete_async(task.model, prompt, **detailed),
+        "complete_stream": lambda: complete_streamed(task.model, prompt, **detailed),
+        "complete_stop": lambda: complete(task.model, prompt, stop_sequences=[task.stop], **bounded),
+        "complete_stop_stream": lambda: complete_streamed(task.model, prompt, stop_sequences=[task.stop], **bounded),
+        "complete_echo": lambda: complete(task.model, prompt, echo=True, maximum_tokens=0, log_probs=0, tokens=True),
+        "complete_token_ids": lambda: complete(task.echo, Prompt.from_tokens([104, 105])),
+        "complete_controls": lambda: complete(task.echo, Prompt([Text("hi", [TextControl(0, 1, 0.5)])])),
+        "complete_image": lambda: complete(task.echo, Prompt.from_image(Image.from_bytes(b"no image"))),
+        "complete_failed_stream": lambda: complete_streamed(task.echo, Prompt.from_text("RAISE@2")),
+        "complete_overloaded": lambda: complete(task.full, prompt),
     }
 
 

@@ -1,0 +1,176 @@
+r"""Aleph Alpha's text completions.
+
+    document   {"completions":[{"index":0,"completion":"..","finish_reason":"maximum_tokens"}],"model_version":"..",...}
+    stream     data: {"type":"stream_chunk","index":0,"completion":".."}\n\n
+               data: {"type":"stream_summary","index":0,"model_version":"..","finish_reason":"maximum_tokens"}\n\n
+               data: {"type":"completion_summary","num_tokens_prompt_total":4,"num_tokens_generated":7}\n\n
+
+Sources: Aleph Alpha's API reference, "Completion"; for the order of the fields, and for the end of a stream, which unlike that of
+a chat has no `[DONE]`, the answers of its server that are recorded with its client's tests. Compact JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from json.encoder import encode_basestring as quote
+
+import msgspec
+
+from formatters.aleph_alpha import error_document
+from formatters.base import Answer, Formatter
+from formatters.openai import number
+from lmi_handlers.errors import LMIError
+from lmi_handlers.outputs import FinishReason, TextDelta, Token
+from lmi_handlers.request import GenerationRequest
+
+FINISH_REASONS = {
+    FinishReason.EOS_TOKEN: "end_of_text",
+    FinishReason.STOP_SEQUENCE: "stop_sequence_reached",
+    FinishReason.LENGTH: "maximum_tokens",
+    FinishReason.ABORT: "content_filter",  # as its chat says it
+}
+
+
+class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How the answer is to look: the `n` best of the sequences; with `echo` the prompt in front, or it alone.
+
+    `log_probs`, `tokens` and `raw` say which details there are: each token's probabilities, each token's text, and the text with
+    its special tokens.
+    """
+
+    model_version: str
+    n: int = 1
+    echo: bool = False
+    prompt_only: bool = False
+    log_probs: bool = False
+    tokens: bool = False
+    raw: bool = False
+
+
+class CompletionFormatter(Formatter):
+    """What the document and the stream have in common."""
+
+    def __init__(
+        self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: CompletionOptions
+    ) -> None:
+        super().__init__(request, prompt_tokens)
+        self.options = options
+        self.samples = request.sampling_params.n
+        self.prompt = request.prompts[0] if options.echo else ""
+        self.num_tokens = 0
+
+    def shown(self, delta: TextDelta) -> TextDelta:
+        """Count what is new, and return what the client is to see of it."""
+        if self.options.prompt_only:  # engines generate at least one token, which nobody has asked for
+            reason = None if delta.finish_reason is None else FinishReason.LENGTH
+            return TextDelta(index=delta.index, prompt_tokens=delta.prompt_tokens, finish_reason=reason)
+        self.num_tokens += len(delta.tokens)
+        return delta
+
+    def text(self, index: int, answer: Answer) -> str:
+        """Render the fields of completion `index`, or of what is new of it."""
+        options, tokens = self.options, [*answer.prompt_tokens, *answer.tokens]
+        fields = [f'"index":{index}']
+        if options.log_probs:
+            fields.append(f'"log_probs":{_array(map(_log_probs, tokens))}')
+        fields.append(f'"completion":{quote(answer.prompt + answer.text)}')
+        if options.raw:
+            fields.append(f'"raw_completion":{quote(answer.prompt + "".join(token.text for token in answer.tokens))}')
+        if options.tokens:
+            fields.append(f'"completion_tokens":{_array(quote(token.text) for token in tokens)}')
+        return ",".join(fields)
+
+    def counts(self) -> str:
+        """Render the fields that count tokens. Each sequence has read the prompt."""
+        prompt_tokens = sum(self.prompt_tokens) * self.samples
+        return f'"num_tokens_prompt_total":{prompt_tokens},"num_tokens_generated":{self.num_tokens}'
+
+
+class CompletionJsonFormatter(CompletionFormatter):
+    """One document at the end. Of `best_of` sequences those with the highest mean logprob are shown."""
+
+    content_type = "application/json"
+    streams = False
+
+    def __init__(
+        self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: CompletionOptions
+    ) -> None:
+        super().__init__(request, prompt_tokens, options=options)
+        self._answers = [Answer(self.prompt) for _ in range(self.samples)]
+
+    def feed(self, delta: TextDelta) -> bytes:
+        """Keep the delta for later."""
+        self._answers[delta.index].feed(self.shown(delta))
+        return b""
+
+    def finish(self) -> bytes:
+        """Return the document."""
+        answers = self._answers
+        if self.samples > self.options.n:
+            answers = sorted(answers, key=lambda answer: answer.mean_logprob, reverse=True)[: self.options.n]
+        completions = _array(
+            f'{{{self.text(index, answer)},"finish_reason":{_finish_reason(answer.finish_reason)}}}'
+            for index, answer in enumerate(answers)
+        )
+        model_version = quote(self.options.model_version)
+        return f'{{"completions":{completions},"model_version":{model_version},{self.counts()}}}'.encode()
+
+
+class CompletionSseFormatter(CompletionFormatter):
+    """An event for what each step adds to a completion, one at the end of each of them, and one at the end of all."""
+
+    content_type = "text/event-stream"
+    streams = True
+
+    def __init__(
+        self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: CompletionOptions
+    ) -> None:
+        super().__init__(request, prompt_tokens, options=options)
+        self._prompts = [self.prompt] * self.samples  # those that have not been sent
+        self._detailed = options.log_probs or options.tokens or options.raw
+
+    def feed(self, delta: TextDelta) -> bytes:
+        """Return the chunk of what is new, and with the last of it the completion's summary."""
+        index = delta.index
+        new, self._prompts[index] = Answer(self._prompts[index]), ""
+        new.feed(self.shown(delta))
+        events = b""
+        if new.prompt or new.text or (self._detailed and (new.prompt_tokens or new.tokens)):
+            events += _event(f'{{"type":"stream_chunk",{self.text(index, new)}}}')
+        if new.finish_reason is not None:
+            model_version, reason = quote(self.options.model_version), _finish_reason(new.finish_reason)
+            events += _event(
+                f'{{"type":"stream_summary","index":{index},"model_version":{model_version},"finish_reason":{reason}}}'
+            )
+        return events
+
+    def finish(self) -> bytes:
+        """Return the summary of all completions."""
+        return _event(f'{{"type":"completion_summary",{self.counts()}}}')
+
+    def error(self, error: LMIError) -> bytes:
+        """The error, which is the end."""
+        return _event(error_document(error).decode())
+
+
+def _event(data: str) -> bytes:
+    return f"data: {data}\n\n".encode()
+
+
+def _array(items: Iterable[str]) -> str:
+    return f"[{','.join(items)}]"
+
+
+def _finish_reason(reason: FinishReason | None) -> str:
+    return "null" if reason is None else f'"{FINISH_REASONS[reason]}"'
+
+
+def _log_probs(token: Token) -> str:
+    """The most probable tokens by their text, the sampled one among them; nothing for a prompt's first token."""
+    if token.logprob is None:
+        return "{}"
+    best: dict[str, float | None] = {}
+    for other in (*token.top, token):
+        best.setdefault(token.text if other.id == token.id else other.text, other.logprob)
+    best[token.text] = token.logprob  # clients look it up by this text, which a likelier token may have as well
+    return "{" + ",".join(f"{quote(text)}:{number(logprob)}" for text, logprob in best.items()) + "}"

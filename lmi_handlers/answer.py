@@ -1,0 +1,110 @@
+"""An answer on its way back: tokens from the engine become text, and the text the bytes of a format."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Generator, Iterator
+
+from formatters.base import Formatter
+from lmi_handlers.beam_generation import BeamGeneration
+from lmi_handlers.engine.client import Generation
+from lmi_handlers.engine.messages import SequenceOutput
+from lmi_handlers.errors import ClientDisconnected, InvalidRequest, LMIError, RequestFailed
+from lmi_handlers.metrics.requests import RequestMetrics
+from lmi_handlers.outputs import FinishReason
+from lmi_handlers.text.sequence import SequenceText
+from lmi_handlers.usage import Usage
+
+logger = logging.getLogger(__name__)
+
+
+class Answer:
+    """An answer in the making. Iterating yields response bytes, each of them whole records; `close` aborts it.
+
+    The engine's and the client's errors are raised until the first bytes have been yielded, and from then on written as
+    a record where the format has one. Either way that is the end.
+    """
+
+    def __init__(
+        self,
+        generation: Generation | BeamGeneration,
+        formatter: Formatter,
+        texts: list[SequenceText],
+        usage: Usage,
+        metrics: RequestMetrics,
+        spelling: Callable[[str], str],
+    ) -> None:
+        self.content_type = formatter.content_type
+        self.streams = formatter.streams
+        self.failure: LMIError | None = None
+        self._formatter = formatter
+        self._generation = generation
+        self._texts = texts
+        self.usage = usage
+        self._metrics = metrics
+        self._spelling = spelling
+        self._token_times: list[float | None] = [None] * len(texts)
+        self._chunks = self._run()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._chunks
+
+    def close(self) -> None:
+        """Stop generating what nobody will read."""
+        self._chunks.close()
+        self._generation.close()
+
+    def _run(self) -> Generator[bytes, None, None]:
+        begun = False
+        with self._generation as generation:
+            try:
+                for batch in generation:
+                    chunk = b"".join([self._feed(item) for item in batch])
+                    if chunk:
+                        yield chunk
+                        begun = True
+                last = self._formatter.finish()
+            except GeneratorExit:
+                self.failure = ClientDisconnected("the client closed the connection")
+                raise
+            except Exception as error:
+                self.failure = respelled(error, self._spelling) if isinstance(error, LMIError) else _unforeseen(error)
+                if not begun:
+                    raise self.failure from error
+                last = self._formatter.error(self.failure)
+        if last:
+            yield last
+
+    def _feed(self, item: SequenceOutput) -> bytes:
+        usage, output = self.usage, item.output
+        now = time.monotonic()
+        if usage.first_token_time is None:
+            usage.first_token_time = now - usage.started
+            usage.queue_time = item.queue_time
+        if output.num_prompt_tokens is not None:
+            usage.prompt_tokens = output.num_prompt_tokens
+            self._formatter.prompt_tokens = (output.num_prompt_tokens,)
+        if tokens := len(output.token_ids):
+            usage.generated_tokens += tokens
+            previous, self._token_times[item.index] = self._token_times[item.index], now
+            self._metrics.generated(tokens, None if previous is None else now - previous)
+        delta = self._texts[item.index].feed(output)
+        if delta.finish_reason is not None:
+            usage.finish_reasons.append(delta.finish_reason.value)
+            if delta.finish_reason is FinishReason.STOP_SEQUENCE:
+                self._generation.abort(item.index)
+        return self._formatter.feed(delta)
+
+
+def respelled(error: LMIError, spelling: Callable[[str], str]) -> LMIError:
+    """Return the error with the client's name of the field that it is about."""
+    if isinstance(error, InvalidRequest) and error.field is not None:
+        return type(error)(error.message, field=spelling(error.field))
+    return error
+
+
+def _unforeseen(error: Exception) -> RequestFailed:
+    """Log a mistake of ours, or of a plug-in's formatter, which must not cost the client its well-formed end."""
+    logger.exception("internal error", exc_info=error)
+    return RequestFailed(f"internal error ({type(error).__name__}); the server's log says more")

@@ -1,0 +1,89 @@
+"""What a client sends as a prompt, as an engine takes it: a conversation rendered, a text tokenised, images loaded."""
+
+from __future__ import annotations
+
+import msgspec
+
+from lmi_handlers.dialects.base import Parsed, TokenLimits
+from lmi_handlers.engine.messages import EngineInfo
+from lmi_handlers.errors import InvalidRequest
+from lmi_handlers.media.images import ImageLoader
+from lmi_handlers.request import ChatPrompt, GenerationRequest, ImagePrompt, Prompt
+from lmi_handlers.text.bundle import TextBundle
+from lmi_handlers.text.chat_template import render_chat
+from lmi_handlers.text.tokenizer import Tokenizer
+
+
+class LoadedText(msgspec.Struct, frozen=True):
+    """What the engine's `Ready` gave this worker: its limits, and all that concerns the model's text."""
+
+    info: EngineInfo
+    limits: TokenLimits
+    bundle: TextBundle
+    tokenizer: Tokenizer
+
+
+def encode_prompts(parsed: Parsed, loaded: LoadedText) -> tuple[GenerationRequest, list[list[int]]]:
+    """Return the request with the texts of its prompts, and their token ids. Raises `InvalidRequest` with the field."""
+    request = parsed.request
+    prompts = parsed.prompts or request.prompts
+    texts, token_ids = [], []
+    for position, prompt in enumerate(prompts):
+        text, ids = _encode_prompt(parsed, position, prompt, loaded)
+        parsed.check_length(request, position, len(ids), loaded.limits)
+        if not ids:
+            raise InvalidRequest("has no tokens", field=_prompt_field(parsed, position))
+        texts.append(text)
+        token_ids.append(ids)
+    return msgspec.structs.replace(request, prompts=tuple(texts)) if parsed.prompts else request, token_ids
+
+
+def _encode_prompt(parsed: Parsed, position: int, prompt: Prompt, loaded: LoadedText) -> tuple[str, list[int]]:
+    request, tokenizer, limit = parsed.request, loaded.tokenizer, loaded.info.max_model_len
+    if isinstance(prompt, tuple):
+        if prompt and not (min(prompt) >= 0 and max(prompt) < loaded.info.vocab_size):
+            raise InvalidRequest(
+                f"has token ids outside the model's 0 to {loaded.info.vocab_size - 1}",
+                field=_prompt_field(parsed, position),
+            )
+        ids = list(prompt if request.truncate is None else prompt[-request.truncate :])
+        text = tokenizer.decode(ids)
+    else:
+        text = prompt if isinstance(prompt, str) else render_chat(loaded.bundle, prompt)
+        if request.truncate is None and len(text) > _LONG * limit:
+            estimate = tokenizer.estimate_beyond(text, limit)
+            if estimate is not None:
+                parsed.check_length(request, position, estimate, loaded.limits)
+        # A template has written the special tokens itself.
+        ids = tokenizer.encode(text, add_special_tokens=isinstance(prompt, str), truncate=request.truncate)
+    return text, ids
+
+
+def _prompt_field(parsed: Parsed, position: int) -> str:
+    several = len(parsed.prompts or parsed.request.prompts) > 1
+    return f"{parsed.prompt_field}[{position}]" if several else parsed.prompt_field
+
+
+def load_images(
+    parsed: Parsed, request: GenerationRequest, loader: ImageLoader, mark: str | None
+) -> list[ImagePrompt | None]:
+    """Return each prompt with its images, or an empty list where there are none at all.
+
+    `request` is what `encode_prompts` returned, `mark` the model's text for an image. Raises `InvalidRequest` with the field.
+    """
+    sources = [prompt.images if isinstance(prompt, ChatPrompt) else () for prompt in parsed.prompts]
+    if not any(sources):
+        return []
+    if request.truncate is not None:
+        raise InvalidRequest("cannot be combined with images", field="truncate_prompt_tokens")
+    for text, images in zip(request.prompts, sources, strict=True):
+        if mark and text.count(mark) > len(images):
+            raise InvalidRequest(f"has {mark}, which stands for an image, in a text", field=parsed.prompt_field)
+    return [
+        ImagePrompt(text, loader.load(images)) if images else None
+        for text, images in zip(request.prompts, sources, strict=True)
+    ]
+
+
+_LONG = 8
+"""Characters a token above which a prompt is measured before it is tokenised; prose has about four."""
