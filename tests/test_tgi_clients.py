@@ -362,7 +362,7 @@ def test_aleph_alpha(aleph_alpha: Outcomes, echo_server: Server) -> None:
 
 
 @pytest.mark.model
-def test_aleph_alpha_completions(aleph_alpha: Outcomes, model: Server, expected: dict[str, Any], stop: str) -> None:
+def test_aleph_alpha_completions(aleph_alpha: Outcomes, expected: dict[str, Any]) -> None:
     text, tokens = expected["generated_text"], expected["details"]["tokens"]
     counts = {"num_tokens_prompt_total": 5, "num_tokens_generated": MAX_TOKENS}
     plain = aleph_alpha["complete"]

@@ -180,6 +180,10 @@ def _native_shape(properties: ServingProperties) -> _Shape:
 def _openai_routes() -> list[Route]:
     shape = (ChatDialect(_no_model), openai.OpenAIError)
     failures, not_ready = _failures(_GENERATING, shape), _failures([EngineNotReady], shape)
+    # The second where the name is none that a path can have.
+    unknown = Failure(
+        status=404, reason=str(ModelNotFound.__doc__), content=(openai.OpenAIError, responses.FrontEndError)
+    )
     chat: Contents = {JSON: (openai.ChatCompletion,), EVENTS: (openai.ChatCompletionChunk,)}
     text: Contents = {JSON: (openai.CompletionFinal,), EVENTS: (openai.Chunk,)}
     chat_body: Contents = {JSON: (ChatCompletionBody,)}
@@ -242,7 +246,7 @@ def _openai_routes() -> list[Route]:
             {JSON: (openai.ModelInfo,)},
             {},
             (Parameter(name="model", place="path", description="Its name, or an adapter's."),),
-            _failures([EngineNotReady, ModelNotFound], shape),
+            (*not_ready, unknown),
         ),
     ]
 
