@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -15,6 +12,7 @@ import msgspec
 
 from backends.grammar import Vocabulary
 from backends.grammar_trial import Verdict
+from backends.limited_process import Ended, LimitedProcess
 from backends.preparing import give_way
 from lmi_handlers.errors import InvalidRequest, RequestFailed
 from lmi_handlers.sampling_params import StructuredOutputs
@@ -44,7 +42,8 @@ class GrammarCompiler(Generic[Compiled]):
     ) -> None:
         self._build = build
         self._cpu_limit = cpu_limit
-        self._trial = Trial(vocabulary, time_limit)
+        self._time_limit = time_limit
+        self._trial = LimitedProcess("backends.grammar_trial", msgspec.json.encode(vocabulary))
         self._trying = ThreadPoolExecutor(1, "grammar-trial")
         self._building = ThreadPoolExecutor(1, "grammar", initializer=give_way)
         self._known: OrderedDict[StructuredOutputs, str] = OrderedDict()
@@ -68,7 +67,7 @@ class GrammarCompiler(Generic[Compiled]):
         self._trial.close()
 
     def _try(self, wanted: StructuredOutputs) -> Compiled:
-        verdict = self._trial.run(wanted)
+        verdict = self._ask(wanted)
         if verdict.seconds > self._cpu_limit:
             raise InvalidRequest(
                 f"takes {verdict.seconds:.2f} s to compile, at most {self._cpu_limit:g} s are possible",
@@ -82,80 +81,18 @@ class GrammarCompiler(Generic[Compiled]):
                 self._known.popitem(last=False)
         return compiled
 
-
-class Trial:
-    """The process of `grammar_trial`, started for the first grammar and again after one that was the end of it."""
-
-    def __init__(self, vocabulary: Vocabulary, time_limit: float) -> None:
-        self._vocabulary = vocabulary
-        self._time_limit = time_limit
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def run(self, wanted: StructuredOutputs) -> Verdict:
+    def _ask(self, wanted: StructuredOutputs) -> Verdict:
         """Return the verdict on a grammar that compiles. Raises `InvalidRequest`; one thread calls it."""
         try:
-            line = msgspec.json.encode(wanted)
+            answer = self._trial.ask(msgspec.json.encode(wanted), seconds=self._time_limit)
         except UnicodeEncodeError as error:
             raise InvalidRequest("must be valid Unicode text", field="structured_outputs") from error
-        process = self._process or self._start()
-        expired = threading.Event()
-
-        def give_up() -> None:
-            expired.set()
-            process.kill()
-
-        timer = threading.Timer(self._time_limit, give_up)
-        timer.start()
-        try:
-            answer = _ask(process, line)
-        finally:
-            timer.cancel()
-        if answer is None:
-            self.close()
-            reason = f"takes longer than {self._time_limit:g} s" if expired.is_set() else "takes too much memory"
-            raise InvalidRequest(f"{reason} to compile", field="structured_outputs")
+        except Ended as error:
+            reason = f"takes longer than {self._time_limit:g} s" if error.expired else "takes too much memory"
+            raise InvalidRequest(f"{reason} to compile", field="structured_outputs") from error
+        except RuntimeError as error:
+            raise RequestFailed("the process that compiles grammars does not start") from error
         verdict = msgspec.json.decode(answer, type=Verdict)
         if verdict.error is not None:
             raise InvalidRequest(verdict.error, field="structured_outputs")
         return verdict
-
-    def kill(self) -> None:
-        """Let `run` end, whatever it is at; any thread may call it."""
-        if (process := self._process) is not None:
-            process.kill()
-
-    def close(self) -> None:
-        """End the process."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            with (
-                contextlib.suppress(BrokenPipeError),
-                process,
-            ):  # closes the pipes, with what is left in them, and waits
-                pass
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        process = self._process = subprocess.Popen(
-            [sys.executable, "-m", "backends.grammar_trial"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # the library's last words; the client gets the cause
-        )
-        if _ask(process, msgspec.json.encode(self._vocabulary)) is None:
-            self.close()
-            raise RequestFailed("the process that compiles grammars does not start")
-        return process
-
-
-def _ask(process: subprocess.Popen[bytes], line: bytes) -> bytes | None:
-    """Return the answer's line, None where the process has ended instead."""
-    assert process.stdin is not None  # noqa: S101  the type of a pipe that was asked for
-    assert process.stdout is not None  # noqa: S101
-    try:
-        process.stdin.write(line + b"\n")
-        process.stdin.flush()
-    except BrokenPipeError:
-        return None
-    answer = process.stdout.readline()
-    return answer if answer.endswith(b"\n") else None  # it may end in the midst of a line

@@ -1,34 +1,26 @@
 """A process that compiles grammars before the engine does: one that takes all memory, or for ever, takes nobody along.
 
-A schema of forty characters is enough for that (`{"type": "array", "minItems": 1000000000}`), and a library's thread can
-be neither stopped nor limited. Lines of JSON both ways: a `Vocabulary`, answered by null, then each `StructuredOutputs`,
-answered by a `Verdict`.
+A schema of forty characters is enough for that (`{"type": "array", "minItems": 1000000000}`).
 
 One that compiles may still grow with every token, as `root ::= root root | "a"` does. So a few tokens are tried as well.
 """
 
 from __future__ import annotations
 
-import os
 import random
-import resource
-import sys
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
 
 from backends.grammar import Grammar, Vocabulary, grammar_text
+from backends.limited_process import serve
 from lmi_handlers.errors import InvalidRequest
 from lmi_handlers.sampling_params import StructuredOutputs
 
 MEMORY_LIMIT = 2**29
 """Bytes that a grammar may take."""
-
-NICENESS = 10
-"""Leaves a tenth of a core where the engine wants them all."""
-
 
 _TOKENS = 128
 _SECONDS = 0.5
@@ -43,19 +35,13 @@ class Verdict(msgspec.Struct, omit_defaults=True):
     error: str | None = None
 
 
-def main() -> None:
-    """Serve on the standard streams until there is no more to read."""
-    os.nice(NICENESS)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    vocabulary = msgspec.json.decode(sys.stdin.buffer.readline(), type=Vocabulary)
+def prepare(setup: bytes) -> Callable[[bytes], bytes]:
+    """Return what answers an encoded `StructuredOutputs` with an encoded `Verdict`; `setup` is an encoded `Vocabulary`."""
+    vocabulary = msgspec.json.decode(setup, type=Vocabulary)
     tokenizer = vocabulary.load()
-    if sys.platform == "linux":  # elsewhere no kernel heeds it
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + MEMORY_LIMIT
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    _answer(None)
-    for line in sys.stdin.buffer:
-        wanted = msgspec.json.decode(line, type=StructuredOutputs)
+
+    def answer(question: bytes) -> bytes:
+        wanted = msgspec.json.decode(question, type=StructuredOutputs)
         try:
             text = grammar_text(wanted)
             started = time.process_time()
@@ -63,9 +49,10 @@ def main() -> None:
             seconds = time.process_time() - started
             _follow(grammar, vocabulary.eos_token_ids)
         except InvalidRequest as error:
-            _answer(Verdict(error=error.message))
-        else:
-            _answer(Verdict(text, seconds))
+            return msgspec.json.encode(Verdict(error=error.message))
+        return msgspec.json.encode(Verdict(text, seconds))
+
+    return answer
 
 
 def _follow(grammar: Grammar, eos_token_ids: tuple[int, ...]) -> None:
@@ -85,10 +72,5 @@ def _follow(grammar: Grammar, eos_token_ids: tuple[int, ...]) -> None:
             raise InvalidRequest("takes too much time for each token; is it ambiguous?", field="structured_outputs")
 
 
-def _answer(answer: Verdict | None) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
-    sys.stdout.buffer.flush()
-
-
 if __name__ == "__main__":
-    main()
+    serve(prepare, memory=MEMORY_LIMIT)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
-from weakref import WeakKeyDictionary
 
-from lmi_handlers.errors import InvalidRequest, RequestError
+from backends.limited_process import NICENESS
+from lmi_handlers.errors import InvalidRequest, RequestError, RequestFailed
 from lmi_handlers.outputs import FinishReason, TokenOutput
-from lmi_handlers.request import ImagePrompt, TokenRequest
+from lmi_handlers.request import TokenRequest
+
+logger = logging.getLogger(__name__)
 
 _WAIT = 0.02
-_NICENESS = 10
 
 Grammar = TypeVar("Grammar")
 Images = TypeVar("Images")
@@ -70,38 +71,23 @@ class Preparing(Generic[Grammar, Images]):
                 ready.append(Prepared(request, _result(grammar), _result(images)))
             except RequestError as error:
                 refused.append(refusal(request.request_id, error))
+            except Exception as error:
+                logger.exception("a request could not be prepared")
+                failure = RequestFailed(
+                    f"it could not be prepared ({type(error).__name__}); the server's log says more"
+                )
+                refused.append(refusal(request.request_id, failure))
         return ready, refused
 
     def wait(self) -> None:
         """Let a moment pass, less where something is done before; for a backend that has nothing else to do."""
         pending: list[Future[Any]] = [
-            future for entry in self._entries.values() for future in entry[1:] if future is not None and not future.done()
+            future
+            for entry in self._entries.values()
+            for future in entry[1:]
+            if future is not None and not future.done()
         ]
         wait(pending, _WAIT, FIRST_COMPLETED)
-
-
-class ImagePreparer(Generic[Images]):
-    """Runs a model's processor beside the loop, once for each prompt however many sequences are sampled from it."""
-
-    def __init__(self, process: Callable[[TokenRequest, ImagePrompt], Images]) -> None:
-        """`process` raises `InvalidRequest` for images that do not fit their text."""
-        self._process = process
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="images", initializer=give_way)
-        self._known: WeakKeyDictionary[ImagePrompt, Future[Images]] = WeakKeyDictionary()
-
-    def submit(self, request: TokenRequest) -> Future[Images] | None:
-        """Return what becomes of the request's images, None where it has none."""
-        prompt = request.image_prompt
-        if prompt is None:
-            return None
-        future = self._known.get(prompt)
-        if future is None:
-            future = self._known[prompt] = self._pool.submit(self._process, request, prompt)
-        return future
-
-    def close(self) -> None:
-        """End the thread."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _result(future: Future[Result] | None) -> Result | None:
@@ -111,7 +97,7 @@ def _result(future: Future[Result] | None) -> Result | None:
 def give_way() -> None:
     """Let this thread leave the cores to the loop where it wants them."""
     if sys.platform == "linux":  # where a thread has a priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def refusal(request_id: str, error: RequestError) -> TokenOutput:

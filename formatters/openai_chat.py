@@ -12,6 +12,7 @@ field is absent where there are none.
 from __future__ import annotations
 
 import secrets
+import string
 from collections.abc import Callable, Iterable
 from json.encoder import encode_basestring as quote
 
@@ -24,6 +25,10 @@ from lmi_handlers.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.request import GenerationRequest
 from lmi_handlers.text.reasoning import ReasoningFormat, ReasoningParser
 from lmi_handlers.text.tool_calls import MessageDelta, MessageParser, PlainParser, ToolCallDelta
+
+_ID_CHARACTERS = string.ascii_letters + string.digits
+_ID_LENGTH = 9
+"""Mistral's templates refuse ids of calls that are anything else; no other template minds."""
 
 
 class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,8 +50,9 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Choice:
     """One of the answers. Its `new_tokens` are those whose logprobs have not been sent."""
 
-    def __init__(self, parser: MessageParser) -> None:
+    def __init__(self, parser: MessageParser, *, shows_reasoning: bool = True) -> None:
         self._parser = parser
+        self.shows_reasoning = shows_reasoning
         self.calls: list[str] = []
         self.num_tokens = 0
         self.new_tokens: list[Token] = []
@@ -65,7 +71,7 @@ class Choice:
     def call_id(self, call: ToolCallDelta) -> str:
         """Return the id of a call, a new one with its first delta."""
         while len(self.calls) <= call.index:
-            self.calls.append(f"call_{secrets.token_hex(12)}")
+            self.calls.append("".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH)))
         return self.calls[call.index]
 
     @property
@@ -84,14 +90,16 @@ class ChatFormatter(Formatter):
     def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: ChatOptions) -> None:
         super().__init__(request, prompt_tokens)
         self.options = options
-        self.choices = [Choice(self._parser()) for _ in range(request.sampling_params.n)]
+        self.choices = [
+            Choice(self._parser(), shows_reasoning=options.include_reasoning) for _ in range(request.sampling_params.n)
+        ]
         self.head = head(f"chatcmpl-{request.request_id}", self.kind, options.created, options.model)
 
     def _parser(self) -> MessageParser:
         options, parser = self.options, self.options.parser()
         if options.reasoning is None:
             return parser
-        return ReasoningParser(options.reasoning, self.request.prompts[0], parser, included=options.include_reasoning)
+        return ReasoningParser(options.reasoning, self.request.prompts[0], parser)
 
     def usage(self) -> str:
         """Render the usage so far."""
@@ -151,7 +159,7 @@ class _Message:
     def render(self, choice: Choice) -> str:
         is_text = self._content or not (self._names or self._reasoning)
         head = f'{{"role":"assistant","content":{quote(self._content) if is_text else "null"}'
-        if self._reasoning:
+        if self._reasoning and choice.shows_reasoning:
             head += f',"reasoning_content":{quote(self._reasoning)}'
         if not self._names:
             return f"{head}}}"
@@ -182,13 +190,14 @@ class ChatSseFormatter(ChatFormatter):
             self._begun[index] = True
             records.append(self._chunk(index, '{"role":"assistant","content":""}'))
         message = choice.feed(delta)
-        gains = [f'{{"reasoning_content":{quote(message.reasoning)}}}'] if message.reasoning else []
+        shown = message.reasoning if choice.shows_reasoning else ""
+        gains = [f'{{"reasoning_content":{quote(shown)}}}'] if shown else []
         if message.content:
             gains.append(f'{{"content":{quote(message.content)}}}')
         gains += [f'{{"tool_calls":[{_call_delta(choice, call)}]}}' for call in message.tool_calls]
         if not gains and self.options.logprobs and choice.new_tokens:
             gains.append('{"content":""}')
-        records += [self._chunk(index, gain, tokens=choice) for gain in gains]
+        records += [self._chunk(index, gain, choice=choice) for gain in gains]
         if delta.finish_reason is not None:
             records.append(self._chunk(index, "{}", reason=choice.reason))
         return b"".join(records)
@@ -216,11 +225,12 @@ class ChatSseFormatter(ChatFormatter):
         """What tells that nothing follows."""
         return DONE
 
-    def _chunk(self, index: int, delta: str, *, tokens: Choice | None = None, reason: str = "null") -> bytes:
+    def _chunk(self, index: int, delta: str, *, choice: Choice | None = None, reason: str = "null") -> bytes:
+        """Render a chunk, with a `choice` what its new tokens' probabilities are."""
         logprobs = "null"
-        if tokens is not None:
-            logprobs = self.logprobs(tokens.new_tokens)
-            tokens.new_tokens = []
+        if choice is not None:
+            logprobs = self.logprobs(choice.new_tokens)
+            choice.new_tokens = []
         running = self.usage() if self.options.continuous_usage else "null"
         return self.record(
             f'{self.head_of(reason)}[{{"index":{index},"delta":{delta},"logprobs":{logprobs},"finish_reason":{reason}}}],'
@@ -257,7 +267,9 @@ def _token_logprob(token: Token) -> str:
 
 def _probability(token: Token) -> str:
     data = ",".join(map(str, token.data))
-    return f'"token":{quote(token.text)},"logprob":{number(token.logprob)},"bytes":[{data}]'
+    # What a stop string cut has a text of its own all the same; half a character has none.
+    text = token.text or token.data.decode(errors="ignore")
+    return f'"token":{quote(text)},"logprob":{number(token.logprob)},"bytes":[{data}]'
 
 
 def _array(items: Iterable[str]) -> str:

@@ -158,6 +158,7 @@ class CompletionSseFormatter(CompletionFormatter):
 def _alternatives(token: Token) -> str:
     """The most probable tokens by their text, the sampled one among them; of two with one text the likelier."""
     best: dict[str, float | None] = {}
-    for other in (*token.top, token):
+    others = () if token.id in [other.id for other in token.top] else (token,)
+    for other in (*token.top, *others):
         best.setdefault(other.text, other.logprob)
     return "{" + ",".join(f"{quote(text)}:{number(logprob)}" for text, logprob in best.items()) + "}"

@@ -16,7 +16,14 @@ from lmi_handlers.access_log import log_request
 from lmi_handlers.answer import Answer
 from lmi_handlers.connection import client_connected
 from lmi_handlers.dialects.base import Dialect, Payload
-from lmi_handlers.errors import ClientDisconnected, EngineNotReady, LMIError, PayloadTooLarge, QueueFull
+from lmi_handlers.errors import (
+    ClientDisconnected,
+    EngineNotReady,
+    LMIError,
+    PayloadTooLarge,
+    QueueFull,
+    UnsupportedMediaType,
+)
 from lmi_handlers.served_model import ServedModel
 from lmi_handlers.usage import Usage
 
@@ -48,7 +55,13 @@ class Exchange:
             self.headers[_INFERENCE_ID] = self.request_id
 
     def body(self, max_request_size: int) -> bytes:
-        """Read the request's body. Raises `PayloadTooLarge` where it has more than `max_request_size` bytes."""
+        """Read the request's body. Raises `PayloadTooLarge` where it has more than `max_request_size` bytes.
+
+        `UnsupportedMediaType` where it is compressed.
+        """
+        coding = request.headers.get("Content-Encoding", "identity")
+        if coding.lower() not in ("", "identity"):
+            raise UnsupportedMediaType(f"Content-Encoding {coding[:20]!r} is not supported: send the body as it is")
         try:
             data = request.get_data(cache=False)
         except RequestEntityTooLarge:

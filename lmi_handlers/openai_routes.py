@@ -65,7 +65,7 @@ class OpenAIRoutes:
 
         def find() -> ModelInfo:
             for info in self._infos():
-                if info.id == model:
+                if info.id.lstrip("/") == model:  # a path's has no slash in front
                     return info
             raise ModelNotFound(f"The model {model[:200]!r} does not exist")
 

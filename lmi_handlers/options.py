@@ -313,7 +313,9 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     max_image_bytes: Annotated[int, Option("Most bytes of all images in a request, as files.", SERVER, ge=1)] = (
         20 * 1024 * 1024
     )
-    max_image_pixels: Annotated[int, Option("Most pixels of all images in a request together.", SERVER, ge=1)] = 1 << 25
+    max_image_pixels: Annotated[
+        int, Option("Most pixels of all images in a request together.", SERVER, ge=1, le=1 << 26)
+    ] = 1 << 25
     normalize: Annotated[bool | None, Option("Normalise embeddings.", VLLM)] = None
     guided_decoding_backend: Annotated[str | None, Option("Library for grammars.", GPU_ENGINES)] = None
 

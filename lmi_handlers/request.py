@@ -38,22 +38,22 @@ class ImageSource(msgspec.Struct, frozen=True):
     field: str
 
 
-class RgbImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A decoded image: `data` has `height` rows from the top down, each of `width` pixels of red, green and blue bytes."""
+class EncodedImage(msgspec.Struct, frozen=True, array_like=True):
+    """An image as the file that it came in; its header tells of so many `pixels`. `field` is where in the body it was."""
 
-    width: int
-    height: int
     data: bytes
+    pixels: int
+    field: str
 
 
-class ImagePrompt(msgspec.Struct, frozen=True, array_like=True, eq=False, weakref=True):
+class ImagePrompt(msgspec.Struct, frozen=True, array_like=True):
     """A prompt with images: `text` has the model's mark for an image once for each of `images`, in their order.
 
-    How many tokens each of them becomes, only the model's processor knows. Equal to itself alone.
+    How many tokens each of them becomes, only the model's processor knows.
     """
 
     text: str
-    images: list[RgbImage]
+    images: list[EncodedImage]
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +102,13 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     top_n_tokens: int = 0
     ignored_parameters: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Raise `InvalidRequest` for a priority that not every engine could hold."""
+        if not -_MAX_PRIORITY <= self.priority <= _MAX_PRIORITY:
+            raise InvalidRequest(
+                f"must be from -{_MAX_PRIORITY} to {_MAX_PRIORITY}, got {self.priority}", field="priority"
+            )
+
 
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One sequence to generate, as a backend sees it: token ids in, one sampling configuration, `n` always 1.
@@ -117,5 +124,6 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     image_prompt: ImagePrompt | None = None
 
 
+_MAX_PRIORITY = 2**31 - 1
 _MAX_BEAMS = 128  # as `SamplingParams.n`
 _MAX_PENALTY = 10  # keeps every length to that power a number

@@ -75,7 +75,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name, (low, high) in RANGES.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise InvalidRequest(f"must be {_interval(low, high)}, got {value}", field=name)
+                raise InvalidRequest(f"must be {_interval(value, low, high)}, got {value}", field=name)
         for name in ABOVE_ZERO:
             if getattr(self, name) <= 0:
                 raise InvalidRequest(f"must be greater than 0, got {getattr(self, name)}", field=name)
@@ -128,7 +128,7 @@ ABOVE_ZERO = ("top_p", "typical_p", "repetition_penalty")
 """Fields that 0 is too low for."""
 
 
-def _interval(low: float, high: float) -> str:
+def _interval(value: float, low: float, high: float) -> str:
     if high == _INT64:
-        return f"at least {low}"
+        return f"at least {low}" if value < low else f"at most {high}"
     return f"from {low} to {high}"

@@ -93,7 +93,8 @@ class ServedModel:
         usage.prompt_tokens = sum(map(len, prompts))
         images = load_images(parsed, request, self._images, loaded.bundle.image_token)
         usage.validation_time = time.monotonic() - usage.started
-        generation = self._generate(loaded, request, prompts, images, connected)
+        timeout = self._predict_timeout - (time.monotonic() - usage.started)  # images may have been fetched
+        generation = self._generate(loaded, request, prompts, images, timeout, connected)
         formatter = parsed.formatter(request, tuple(map(len, prompts)))
         n = request.sampling_params.n
         texts = [
@@ -111,6 +112,7 @@ class ServedModel:
         request: GenerationRequest,
         prompts: list[list[int]],
         image_prompts: list[ImagePrompt | None],
+        timeout: float,
         connected: Callable[[], bool],
     ) -> Generation | BeamGeneration:
         if request.beam_search is None:
@@ -118,7 +120,7 @@ class ServedModel:
                 prompts,
                 request.sampling_params,
                 request_id=request.request_id,
-                timeout=self._predict_timeout,
+                timeout=timeout,
                 connected=connected,
                 adapters=request.adapters,
                 priority=request.priority,
@@ -131,7 +133,7 @@ class ServedModel:
             request.beam_search,
             info=loaded.info,
             tokenizer=loaded.tokenizer,
-            timeout=self._predict_timeout,
+            timeout=timeout,
             connected=connected,
         )
 

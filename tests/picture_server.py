@@ -44,6 +44,10 @@ class Pictures(http.server.BaseHTTPRequestHandler):
                     self.wfile.write(b"x")
                     self.wfile.flush()
                     time.sleep(0.05)
+            case "/slow-head":
+                self._drip(b"HTTP/1.1 200 OK\r\nX: ")
+            case "/slow-chunks":
+                self._drip(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;")
             case "/cut":
                 self.send_response(200)
                 self.send_header("Content-Length", "1000")
@@ -54,6 +58,14 @@ class Pictures(http.server.BaseHTTPRequestHandler):
                 self._answer(200, b"<html>no picture</html>")
             case _:
                 self._answer(404, b"")
+
+    def _drip(self, head: bytes) -> None:
+        """Begin what never ends, a byte now and then."""
+        self.wfile.write(head)
+        while True:
+            self.wfile.write(b"x")
+            self.wfile.flush()
+            time.sleep(0.05)
 
     def _answer(self, status: int, body: bytes, **headers: str) -> None:
         self.send_response(status)

@@ -27,7 +27,7 @@ from backends.transformers.backend import TransformersBackend
 from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
 from lmi_handlers.outputs import FinishReason, TokenOutput
 from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import ImagePrompt, RgbImage, TokenRequest
+from lmi_handlers.request import EncodedImage, ImagePrompt, TokenRequest
 from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.text.bundle import build_text_bundle
 
@@ -40,6 +40,10 @@ CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 def picture(seed: int, size: tuple[int, int] = (80, 60)) -> PIL.Image.Image:
     pixels = torch.randint(0, 256, (size[1], size[0], 3), generator=torch.Generator().manual_seed(seed))
     return PIL.Image.fromarray(pixels.to(torch.uint8).numpy())
+
+
+NEW = map(picture, itertools.count(100))
+"""Pictures that no cache has."""
 
 
 PICTURES = [picture(seed) for seed in range(3)]
@@ -59,8 +63,10 @@ def image_part(address: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": address}}
 
 
-def rgb(image: PIL.Image.Image) -> RgbImage:
-    return RgbImage(image.width, image.height, image.tobytes())
+def encoded(image: PIL.Image.Image) -> EncodedImage:
+    data = io.BytesIO()
+    image.save(data, "PNG")
+    return EncodedImage(data.getvalue(), image.width * image.height, "here")
 
 
 @pytest.fixture(scope="session")
@@ -118,7 +124,7 @@ def request(tokenizer: Any, text: str, images: Sequence[PIL.Image.Image], **para
         request_id=f"r{next(NUMBERS)}",
         prompt_token_ids=tokenizer(text, add_special_tokens=False)["input_ids"],
         sampling_params=SamplingParams(**{"temperature": 0.0, "max_tokens": MAX_TOKENS, **params}),
-        image_prompt=ImagePrompt(text, [rgb(image) for image in images]) if images else None,
+        image_prompt=ImagePrompt(text, [encoded(image) for image in images]) if images else None,
     )
 
 
@@ -227,21 +233,36 @@ def test_text_and_images_that_do_not_fit_fail_alone(loaded: Loaded, text: str, i
 
 
 def test_a_prompt_too_long_with_its_images(loaded: Loaded) -> None:
-    text = CHAT.format("<image>" * 12)
-    wanted = request(loaded.tokenizer, text, [PICTURES[0]] * 12)
+    text, new = CHAT.format("<image>" * 12), next(NEW)
+    wanted = request(loaded.tokenizer, text, [new] * 12)
     assert len(wanted.prompt_token_ids) < 256
     (outputs,) = run(loaded.backend, wanted)
     assert outputs[-1].invalid_request
     assert "256" in (outputs[-1].error or "")
+    text = CHAT.format("<image>")
+    assert ids(run(loaded.backend, request(loaded.tokenizer, text, [new]))[0]) == loaded.reference(text, [new])[0]
 
 
 def test_aborted_while_its_images_are_prepared(loaded: Loaded) -> None:
-    wanted = [request(loaded.tokenizer, *CASES[0]) for _ in range(4)]
+    text, new = CHAT.format("<image>"), next(NEW)
+    wanted = [request(loaded.tokenizer, text, [new]) for _ in range(4)]
     for item in wanted:
         loaded.backend.add_request(item)
     for item in wanted:
         loaded.backend.abort(item.request_id)
-    assert ids(run(loaded.backend, request(loaded.tokenizer, *CASES[1]))[0]) == loaded.reference(*CASES[1])[0]
+    assert ids(run(loaded.backend, request(loaded.tokenizer, text, [new]))[0]) == loaded.reference(text, [new])[0]
+    assert loaded.backend.num_preparing == 0
+
+
+def test_a_broken_file_fails_alone(loaded: Loaded) -> None:
+    text, images = CASES[0]
+    broken = request(loaded.tokenizer, text, images)
+    file = encoded(images[0])
+    assert broken.image_prompt is not None
+    broken.image_prompt.images[0] = EncodedImage(file.data[:-100], file.pixels, "there")
+    wrong, right = run(loaded.backend, broken, request(loaded.tokenizer, text, images))
+    assert (wrong[-1].invalid_request, wrong[-1].invalid_field) == (True, "there")
+    assert ids(right) == loaded.reference(text, images)[0]
 
 
 def test_positions_in_three_dimensions(source: Path) -> None:
@@ -253,7 +274,36 @@ def test_positions_in_three_dimensions(source: Path) -> None:
     expected = [expect(*case)[0] for case in cases]
     backend = TransformersBackend(model, processor=processor)
     together = run(backend, *(request(processor.tokenizer, *case) for case in cases))
+    backend.close()
     assert [ids(outputs) for outputs in together] == expected
+
+
+class Broken(tiny_vision.Qwen2VLImages):
+    """A processor that is out of memory."""
+
+    def __call__(self, **_options: Any) -> Any:
+        raise torch.OutOfMemoryError("no more")
+
+
+def test_what_goes_wrong_with_one_prompts_images_is_no_others(source: Path) -> None:
+    processor = tiny_vision.Qwen2VLImages(source)
+    model = tiny_vision.qwen2_vl(processor)
+    mark = "<|vision_start|><|image_pad|><|vision_end|>"
+    good: tuple[str, list[PIL.Image.Image]] = (CHAT.format("Just words."), [])
+    expected = Reference(model, processor)(*good)[0]
+    video = request(processor.tokenizer, CHAT.format(f"{mark} <|video_pad|>"), PICTURES[:1])
+    backend = TransformersBackend(model, processor=processor)
+    wrong, right = run(backend, video, request(processor.tokenizer, *good))
+    backend.close()
+    assert wrong[-1].finish_reason is FinishReason.ERROR
+    assert ids(right) == expected
+    backend = TransformersBackend(model, processor=Broken(source))
+    wrong, right = run(
+        backend, request(processor.tokenizer, CHAT.format(mark), PICTURES[:1]), request(processor.tokenizer, *good)
+    )
+    backend.close()
+    assert (wrong[-1].finish_reason, wrong[-1].invalid_request) == (FinishReason.ERROR, False)
+    assert ids(right) == expected
 
 
 # Over HTTP

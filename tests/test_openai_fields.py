@@ -150,6 +150,7 @@ SAMPLES: dict[str, Any] = {
     "tool_prompt": "Call.",
     "parallel_tool_calls": False,
     "include_reasoning": False,
+    "reasoning_effort": "low",
     "chat_template": "{{ messages }}",
     "chat_template_kwargs": {"x": 1},
     "documents": [{"title": "x"}],

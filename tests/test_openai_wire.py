@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -396,7 +397,7 @@ def test_fields_of_a_chat(given: dict[str, Any], expected: dict[str, Any]) -> No
         ({"response_format": {"type": "xml"}}, "response_format.type", "Invalid"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
         ({"tools": [TOOL, TOOL]}, "tools", "one name"),
-        ({"tools": [{"type": "web_search", "function": {"name": "f"}}]}, "tools[0].type", "function"),
+        ({"tools": [{"type": "web_search", "function": {"name": "f"}}]}, "tools[0].type", "web_search"),
         ({"tools": [TOOL], "tool_choice": "g"}, "tool_choice", "none of the tools"),
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
         (
@@ -405,7 +406,7 @@ def test_fields_of_a_chat(given: dict[str, Any], expected: dict[str, Any]) -> No
             "combined",
         ),
         ({"chat_template": "{{ x }}"}, "chat_template", "server's"),
-        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "at least 1"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", ">= 1"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
             "messages[0].content",
@@ -429,12 +430,14 @@ def test_required_call_is_held_to_one_of_the_tools() -> None:
     assert wanted is not None
     schema = json.loads(wanted.json or "")
     assert (schema["minItems"], schema["maxItems"]) == (1, 1)
-    assert schema["$defs"] == {"0.P": {"type": "string"}, "1.P": {"type": "number"}}
     calls = schema["items"]["anyOf"]
     assert [call["properties"]["name"]["const"] for call in calls] == ["f", "g", "h"]
-    references = [call["properties"]["arguments"]["properties"]["p"] for call in calls[:2]]
-    assert references == [{"$ref": "#/$defs/0.P"}, {"$ref": "#/$defs/1.P"}]
-    assert calls[2]["properties"]["arguments"] == {"type": "object", "properties": {}}
+    arguments = [schema["$defs"][call["properties"]["arguments"]["$ref"].rpartition("/")[2]] for call in calls]
+    assert arguments == [
+        first | {"properties": {"p": {"$ref": "#/$defs/0/$defs/P"}}},
+        second | {"properties": {"p": {"$ref": "#/$defs/1/definitions/P"}}},
+        {"type": "object", "properties": {}, "additionalProperties": False},
+    ]
 
 
 def test_messages_reach_the_template_intact() -> None:
@@ -547,3 +550,52 @@ def msgspec_texts(given: GenerationRequest) -> GenerationRequest:
     import msgspec
 
     return msgspec.structs.replace(given, prompts=("text",))
+
+
+def test_fields_of_no_value_are_absent() -> None:
+    given = {"messages": [USER], "chat_template": None, "unheard_of": None, "top_logprobs": 0, "logprobs": False}
+    assert parse(given).request.ignored_parameters == ()
+
+
+def test_a_priority_that_no_engine_holds() -> None:
+    with pytest.raises(InvalidRequest, match="priority: must be from"):
+        parse({"messages": [USER], "priority": 2**70})
+
+
+def test_a_refusal_in_the_history_is_its_text() -> None:
+    prompt = parse({"messages": [USER, {"role": "assistant", "content": None, "refusal": "No."}, USER]}).prompts[0]
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.messages[1] == {"role": "assistant", "content": "No."}
+
+
+def test_a_grammar_is_no_call() -> None:
+    """Tools that may be called, and a form that the answer must have: the answer has it."""
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+    tool = {"type": "function", "function": {"name": "f"}}
+    parsed = parse({"messages": [USER], "tools": [tool], "response_format": schema})
+    assert parsed.request.sampling_params.structured_outputs is not None
+    formatter = parsed.formatter(
+        parsed.request.__class__(request_id="r", prompts=("",), sampling_params=SamplingParams()), (1,)
+    )
+    text = '{"name": "f", "arguments": {}}'
+    token = Token(1, text, data=text.encode())
+    answer = json.loads(written(formatter, delta(token, reason=FinishReason.EOS_TOKEN)))
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": text}
+
+
+def test_ids_of_calls_are_what_the_strictest_template_takes() -> None:
+    document = json.loads(
+        written(
+            chat(ChatJsonFormatter, parser=lambda: NamedCallParser("f")), delta(HELLO, reason=FinishReason.EOS_TOKEN)
+        )
+    )
+    (call,) = document["choices"][0]["message"]["tool_calls"]
+    assert re.fullmatch("[a-zA-Z0-9]{9}", call["id"])
+
+
+def test_a_token_that_a_stop_string_cut_is_listed_once_and_whole() -> None:
+    cut = Token(2, "", -0.05, top=(Token(2, "6", -0.05, data=b"6"), Token(3, "7", -4.0, data=b"7")), data=b"6")
+    document = json.loads(
+        written(chat(ChatJsonFormatter, logprobs=True), delta(cut, reason=FinishReason.STOP_SEQUENCE))
+    )
+    assert document["choices"][0]["logprobs"]["content"][0]["token"] == "6"

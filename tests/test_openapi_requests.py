@@ -56,7 +56,6 @@ SAID_ELSEWHERE = {
     "does not support": "what the engine in use cannot do is in docs/backends.md",
     "has an image, and this model takes text only": "the same",
     "has neither content nor tool_calls": "between fields",
-    "must be function, got": "TGI's document has any text there",
     "Expected `int": "1.0 is an integer to JSON Schema, and a number to TGI and to us",
     "must have exactly one of": "between fields",
     "needs `logprobs`: true": "between fields",

@@ -38,8 +38,8 @@ COMMENTARY = "<|start|>assistant<|channel|>commentary to=functions.f <|constrain
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
-def parser(name: str = "qwen3", prompt: str = PROMPT, *, included: bool = True) -> ReasoningParser:
-    return ReasoningParser(reasoning_format(name), prompt, PlainParser(), included=included)
+def parser(name: str = "qwen3", prompt: str = PROMPT) -> ReasoningParser:
+    return ReasoningParser(reasoning_format(name), prompt, PlainParser())
 
 
 def join(deltas: Iterable[MessageDelta]) -> MessageDelta:
@@ -142,10 +142,6 @@ def test_what_calls_are_made_of_is_read_behind_thoughts_only() -> None:
         assert whole.content == "One moment."
         assert [(call.index, call.name) for call in whole.tool_calls if call.name] == [(0, "f")]
         assert "".join(call.arguments for call in whole.tool_calls) == '{"a": 1}'
-
-
-def test_thoughts_can_be_left_out() -> None:
-    assert parse(parser(included=False), "<think>Hm.</think>Four.") == ("", "Four.")
 
 
 # Any text

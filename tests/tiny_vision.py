@@ -95,8 +95,9 @@ class Qwen2VLImages:
         tokens = self.tokenizer(
             prompt.replace("<|pad|>", "<|image_pad|>"), return_tensors="pt", add_special_tokens=False
         )
-        image = tokens["input_ids"] == self.tokenizer.convert_tokens_to_ids("<|image_pad|>")
-        return BatchFeature({**tokens, **inputs, "mm_token_type_ids": image.int()})
+        kinds = ["<|image_pad|>", "<|video_pad|>"]
+        image, video = (tokens["input_ids"] == self.tokenizer.convert_tokens_to_ids(kind) for kind in kinds)
+        return BatchFeature({**tokens, **inputs, "mm_token_type_ids": image.int() + 2 * video.int()})
 
 
 def qwen2_vl(processor: Qwen2VLImages) -> Any:

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import WatermarkLogitsProcessor
@@ -14,7 +14,7 @@ from transformers import WatermarkLogitsProcessor
 from backends.base import Backend, Capabilities, ModelFiles
 from backends.grammar import Grammar, Vocabulary
 from backends.grammar_compiler import GrammarCompiler
-from backends.preparing import ImagePreparer, Preparing, refusal
+from backends.preparing import Preparing, refusal
 from backends.transformers import UNSUPPORTED
 from backends.transformers.bad_words import BadWords
 from backends.transformers.fallback import SequentialRunner
@@ -25,10 +25,14 @@ from backends.transformers.sampler import Sampled, logprobs_and_best, sample
 from backends.transformers.sequence import Chunk, Sequence, next_chunk
 from lmi_handlers.errors import ConfigError, InvalidRequest
 from lmi_handlers.limits import check_adapter, check_prompt, check_sampling_params
+from lmi_handlers.media.images import max_images
 from lmi_handlers.outputs import FinishReason, TokenOutput
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.request import TokenRequest
 from lmi_handlers.text.bundle import load_processor
+
+if TYPE_CHECKING:
+    from backends.image_preparer import ImagePreparer
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +77,9 @@ class TransformersBackend(Backend):
         )
         self._images: ImagePreparer[ImageInputs] | None = None
         if processor is not None:
-            image_processor = ImageProcessor(processor, device=self._device, dtype=model.dtype)
-            self._images = ImagePreparer(image_processor.process)
+            from backends.image_preparer import ImagePreparer
+
+            self._images = ImagePreparer(ImageProcessor(processor, model.dtype).process)
         self._grammars: GrammarCompiler[Grammar] | None = None
         self._bad_words: BadWords | None = None
         self._watermark: WatermarkLogitsProcessor | None = None
@@ -105,6 +110,9 @@ class TransformersBackend(Backend):
         loaded = load_model(model.path, properties)
         report("checking the rolling batch")
         tokenizer_file = model.path / TOKENIZER_FILE
+        processor = None
+        if max_images(properties.limit_mm_per_prompt) > 0:
+            processor = load_processor(model.path, trust_remote_code=properties.trust_remote_code)
         return cls(
             loaded,
             eos_token_ids=model.eos_token_ids,
@@ -112,7 +120,7 @@ class TransformersBackend(Backend):
             max_batch_size=properties.max_rolling_batch_size or DEFAULT_BATCH_SIZE,
             max_prefill_tokens=properties.max_rolling_batch_prefill_tokens or DEFAULT_PREFILL_TOKENS,
             tokenizer_file=tokenizer_file if tokenizer_file.exists() else None,
-            processor=load_processor(model.path, trust_remote_code=properties.trust_remote_code),
+            processor=processor,
         )
 
     @property

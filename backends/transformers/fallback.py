@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import logging
+import math
 from typing import Any
 
 import torch
 
 from backends.transformers.runner import Runner
 from backends.transformers.sequence import Chunk, Sequence
+
+logger = logging.getLogger(__name__)
 
 
 class SequentialRunner(Runner):
@@ -22,27 +26,40 @@ class SequentialRunner(Runner):
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._device: torch.device = model.get_input_embeddings().weight.device
+        embeddings = model.get_input_embeddings().weight
+        self._device: torch.device = embeddings.device
+        self._vocab_size: int = embeddings.shape[0]
         parameters = inspect.signature(model.forward).parameters
         self._keeps_last_logits = "logits_to_keep" in parameters
         self._takes_positions = "position_ids" in parameters
         self._kwargs: dict[int, dict[str, Any]] = {}
 
     def forward(self, chunks: list[Chunk]) -> torch.Tensor:
-        """Compute the chunks one after the other."""
+        """Compute the chunks one after the other. What the model does not survive in a prompt's images is that prompt's end."""
         with torch.inference_mode():
-            return torch.cat([self._forward_one(chunk) for chunk in chunks])
+            return torch.cat(
+                [self._forward_image(c) if c.sequence.model_kwargs else self._forward_one(c) for c in chunks]
+            )
 
     def release(self, sequence: Sequence) -> None:
         """Drop the sequence's cache."""
         self._kwargs.pop(id(sequence), None)
+
+    def _forward_image(self, chunk: Chunk) -> torch.Tensor:
+        """Compute a prompt with images; of one that cannot be, every logit is no number."""
+        try:
+            return self._forward_one(chunk)
+        except Exception:
+            logger.exception("a prompt with images cannot be computed")
+            return torch.full((chunk.num_logits, self._vocab_size), math.nan, device=self._device)
 
     def _forward_one(self, chunk: Chunk) -> torch.Tensor:
         input_ids = torch.tensor([chunk.sequence.token_ids[: chunk.stop]], device=self._device)
         kwargs = self._kwargs.get(id(chunk.sequence))
         first = kwargs is None
         if kwargs is None:
-            kwargs = {"use_cache": True, "attention_mask": torch.ones_like(input_ids), **chunk.sequence.model_kwargs}
+            kwargs = {"use_cache": True, "attention_mask": torch.ones_like(input_ids)}
+            kwargs |= {name: value.to(self._device) for name, value in chunk.sequence.model_kwargs.items()}
             if self._takes_positions:
                 # Which need not be those of the tokens: an image has some in three dimensions.
                 kwargs["position_ids"] = self._model._prepare_position_ids_for_generation(input_ids, kwargs)  # noqa: SLF001
@@ -56,7 +73,7 @@ class SequentialRunner(Runner):
         kwargs = self._model._update_model_kwargs_for_generation(output, kwargs)  # noqa: SLF001
         if first:
             chunk.sequence.model_kwargs = {}  # images are in the cache now, and their pixels are large
-            kwargs = {name: value for name, value in kwargs.items() if not name.startswith("pixel_values")}
+            kwargs = {name: value for name, value in kwargs.items() if not name.startswith("pixel_")}
         self._kwargs[id(chunk.sequence)] = kwargs
         logits: torch.Tensor = output.logits[0, -chunk.num_logits :]
         return logits

@@ -24,6 +24,7 @@ os.environ.setdefault("PYTHONWARNINGS", "ignore")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of threads and memory that it binds, once for each process
 os.environ["VLLM_LOGGING_LEVEL"] = LOG_LEVEL
 
+from PIL import Image
 from vllm import EngineArgs, LLMEngine
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMClientError
@@ -33,14 +34,15 @@ from vllm.lora.request import LoRARequest
 from backends.base import Backend, Capabilities, ModelFiles
 from backends.grammar import Vocabulary
 from backends.grammar_compiler import GrammarCompiler
-from backends.preparing import ImagePreparer, Preparing, refusal
+from backends.image_preparer import ImagePreparer
+from backends.preparing import Preparing, refusal
 from backends.vllm.engine_args import GRAMMAR_LIBRARY, TOKENIZER_FILE, engine_arguments, option_of
 from backends.vllm.sampling import engine_sampling_params, token_output
 from lmi_handlers.errors import ConfigError, EngineDead, InvalidRequest
 from lmi_handlers.limits import check_adapter
 from lmi_handlers.outputs import TokenOutput
 from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import ImagePrompt, TokenRequest
+from lmi_handlers.request import TokenRequest
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -190,9 +192,7 @@ class VLLMBackend(Backend):
             self._images.close()
         self._engine.engine_core.shutdown()
 
-    def _start(
-        self, request: TokenRequest, grammar: str | None = None, prompt: EngineInput | None = None
-    ) -> None:
+    def _start(self, request: TokenRequest, grammar: str | None = None, prompt: EngineInput | None = None) -> None:
         """Hand a sequence to vLLM, with its grammar's text and its prompt with images where these came first.
 
         Raises `InvalidRequest`.
@@ -219,14 +219,17 @@ class VLLMBackend(Backend):
                 refused.append(refusal(item.request.request_id, error))
         return refused
 
-    def _render(self, request: TokenRequest, prompt: ImagePrompt) -> EngineInput:
-        """Run vLLM's processor, which makes of an image's token as many as the model wants. Raises `InvalidRequest`."""
-        from PIL import Image
+    def _render(self, request: TokenRequest, images: list[Image.Image]) -> EngineInput:
+        """Run vLLM's processor, which makes of an image's token as many as the model wants. Raises `InvalidRequest`.
 
-        images = [Image.frombytes("RGB", (image.width, image.height), image.data) for image in prompt.images]
+        Without its cache of processed images, which has a second half in the engine: that would go without an image whose
+        request was given up in between.
+        """
         tokens = {"prompt_token_ids": request.prompt_token_ids, "multi_modal_data": {"image": images}}
         try:
-            rendered: EngineInput = self._engine.renderer.render_cmpl([tokens])[0]
+            rendered: EngineInput = self._engine.renderer.render_cmpl([tokens], skip_mm_cache=True)[0]
+        except MemoryError:
+            raise
         except Exception as error:  # whatever a model's processor makes of what does not fit
             raise InvalidRequest(f"vLLM refuses the images: {_one_line(error)}", field="messages") from error
         return rendered

@@ -55,6 +55,7 @@ OURS = {
     "model": "option.model_id",
     "revision": "option.revision",
     "served_model_name": "option.model_name",
+    "allowed_media_domains": "option.allowed_media_domains, which the server heeds: images are there before vLLM is asked",
     "tokenizer": "the model's own, which is what makes the text",
     "skip_tokenizer_init": "nothing: grammars need the tokenizer",
     "disable_log_stats": "nothing: figures come from the server",

@@ -48,6 +48,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    refusal: str | None = None
 
     def with_links(self, field: str) -> dict[str, Any]:
         """Return the message for a template, its images as Markdown, which is how TGI has them tokenised.
@@ -80,9 +81,12 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
         message: dict[str, Any] = msgspec.to_builtins(self)
         if self.reasoning is not None:  # vLLM's newer name, which templates do not read
             message.setdefault("reasoning_content", self.reasoning)
-        if self.content is None and not self.tool_calls and not message.get("reasoning_content"):
+        refusal = message.pop("refusal", None)
+        if self.content is None and refusal is not None:
+            message["content"] = refusal
+        elif self.content is None and not self.tool_calls and not message.get("reasoning_content"):
             raise InvalidRequest("has neither content nor tool_calls", field=field)
-        if not isinstance(self.content, str):
+        elif not isinstance(self.content, str):
             message["content"] = render(self.content or [])
         if self.role == "developer":
             message["role"] = "system"

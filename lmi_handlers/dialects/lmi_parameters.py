@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from lmi_handlers.dialects.base import Payload, conversion_error, decode_json
-from lmi_handlers.dialects.structured_outputs import StructuredOutputsBody
+from lmi_handlers.dialects.structured_outputs import StructuredOutputsBody, constraint_of
 from lmi_handlers.errors import InvalidRequest
 from lmi_handlers.request import BeamSearchParams
-from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
+from lmi_handlers.sampling_params import SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 30
 
@@ -107,7 +107,7 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
             values[name] = getattr(self, name)
         given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
         try:
-            return SamplingParams(**given, structured_outputs=self._structured_outputs())
+            return SamplingParams(**given, structured_outputs=constraint_of(self))
         except InvalidRequest as error:
             raise InvalidRequest(error.message, field=self.spelling(error.field or "")) from error
 
@@ -157,20 +157,6 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
         if self.do_sample is False or (self.do_sample is None and self.temperature is None):
             return 0.0
         return defaults.get("temperature", 1.0) if self.temperature is None else self.temperature
-
-    def _structured_outputs(self) -> StructuredOutputs | None:
-        """What `structured_outputs` and the older `guided_*` ask for together. Raises `InvalidRequest`."""
-        asked = self.structured_outputs or StructuredOutputsBody()
-        older = {
-            "json": self.guided_json,
-            "regex": self.guided_regex,
-            "choice": self.guided_choice,
-            "grammar": self.guided_grammar,
-        }
-        given = {name: value for name, value in older.items() if value is not None and getattr(asked, name) is None}
-        if not given and self.structured_outputs is None:
-            return None
-        return msgspec.structs.replace(asked, **given).structured_outputs()
 
 
 _SAME_NAME = (

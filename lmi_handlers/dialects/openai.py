@@ -114,16 +114,13 @@ class OpenAIDialect(Dialect):
         prompts: tuple[Prompt, ...],
     ) -> GenerationRequest:
         adapter = body.model if body.model in self._facts().adapters else payload.adapter
-        truncate = body.truncate_prompt_tokens
-        if truncate is not None and truncate < 1:
-            raise InvalidRequest(f"must be at least 1, got {truncate}", field="truncate_prompt_tokens")
         return GenerationRequest(
             request_id=payload.request_id,
             prompts=(),
             sampling_params=sampling_params,
             adapters=() if adapter is None else (adapter,) * len(prompts),
             priority=body.priority or 0,
-            truncate=truncate,
+            truncate=body.truncate_prompt_tokens,
             stream=_streams(payload, body),
             ignored_parameters=ignored,
         )
@@ -183,8 +180,8 @@ class ChatDialect(OpenAIDialect):
             reasoning=reasoning,
             include_reasoning=body.include_reasoning is not False,
             logprobs=body.num_logprobs is not None,
-            include_usage=_include_usage(body),
-            continuous_usage=_continuous_usage(body),
+            include_usage=body.include_usage,
+            continuous_usage=body.continuous_usage,
         )
         formatter = partial(self._stream_formatter if _streams(payload, body) else ChatJsonFormatter, options=options)
         return Parsed(request, formatter, body.spelling, partial(check_length, "messages"), prompts, "messages")
@@ -195,7 +192,7 @@ class ChatDialect(OpenAIDialect):
         """What the text is held to, and how it reads."""
         tools = body.tools or []
         asked = body.constraint()
-        if choice == "none":
+        if choice == "none" or (choice == "auto" and asked is not None):  # what a grammar holds is no call
             return asked, PlainParser
         if choice == "auto":
             schemas = {tool.function.name: tool.function.schema for tool in tools}
@@ -232,7 +229,7 @@ class ChatDialect(OpenAIDialect):
             documents=body.documents,
             add_generation_prompt=not continues if opens is None else opens,
             continue_final_message=continues,
-            template_kwargs=body.chat_template_kwargs or {},
+            template_kwargs=_template_kwargs(body),
         )
 
 
@@ -270,8 +267,8 @@ class CompletionsDialect(OpenAIDialect):
             echo=bool(body.echo),
             prompt_only=prompt_only,
             logprobs=count,
-            include_usage=_include_usage(body),
-            continuous_usage=_continuous_usage(body),
+            include_usage=body.include_usage,
+            continuous_usage=body.continuous_usage,
         )
         formatter = partial(CompletionSseFormatter if stream else CompletionJsonFormatter, options=options)
         return Parsed(request, formatter, body.spelling, partial(check_length, "prompt"), prompts, "prompt")
@@ -279,15 +276,15 @@ class CompletionsDialect(OpenAIDialect):
 
 def decode_body(payload: Payload, kind: type[Body]) -> tuple[Body, tuple[str, ...]]:
     """Return the body, and the names in it that mean nothing here. Raises `InvalidJson` or `InvalidBody`."""
-    value = decode_json(payload.data)
+    value: Any = decode_json(payload.data)
     try:
         body = msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise conversion_error(error) from error
-    if "chat_template" in (value if isinstance(value, dict) else ()):
+    if value.get("chat_template") is not None:
         raise UnsupportedFeature("is the server's to choose, not a request's", field="chat_template")
     known = kind.__struct_fields__
-    return body, tuple(name for name in (value if isinstance(value, dict) else ()) if name not in known)
+    return body, tuple(name for name, given in value.items() if name not in known and given is not None)
 
 
 def sampling_params(body: OpenAIBody, values: dict[str, Any]) -> SamplingParams:
@@ -309,14 +306,12 @@ def check_length(field: str, request: GenerationRequest, position: int, tokens: 
         )
 
 
+def _template_kwargs(body: ChatCompletionBody) -> dict[str, Any]:
+    """The template's further variables, of which OpenAI knows one."""
+    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+    return effort | (body.chat_template_kwargs or {})
+
+
 def _streams(payload: Payload, body: OpenAIBody) -> bool:
     """What the body says, and where it does not, whether SageMaker's streaming API was called."""
     return payload.stream if body.stream is None else body.stream
-
-
-def _include_usage(body: OpenAIBody) -> bool:
-    return body.stream_options is not None and bool(body.stream_options.include_usage)
-
-
-def _continuous_usage(body: OpenAIBody) -> bool:
-    return body.stream_options is not None and bool(body.stream_options.continuous_usage_stats)

@@ -7,13 +7,13 @@ Sources: OpenAI's API reference; the further parameters are vLLM's, and the loos
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from lmi_handlers.dialects.chat_messages import Message
 from lmi_handlers.dialects.openai_tools import Tool, ToolChoice
-from lmi_handlers.dialects.structured_outputs import StructuredOutputsBody
+from lmi_handlers.dialects.structured_outputs import StructuredOutputsBody, constraint_of
 from lmi_handlers.dialects.tgi_request import JsonGrammar, JsonObjectGrammar, NamedSchema, RegexGrammar
 from lmi_handlers.errors import InvalidRequest
 from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
@@ -66,7 +66,17 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-_SPELLINGS: dict[str, tuple[str, ...]] = {"adapters": ("model",), "structured_outputs": ("response_format",)}
+_SPELLINGS: dict[str, tuple[str, ...]] = {
+    "adapters": ("model",),
+    "structured_outputs": (
+        "response_format",
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+    ),
+}
 
 
 class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +112,11 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
     structured_outputs: StructuredOutputsBody | None = None
-    truncate_prompt_tokens: int | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     priority: int | None = None
 
     spellings: ClassVar[Mapping[str, tuple[str, ...]]]
@@ -111,11 +125,20 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     def constraint(self) -> StructuredOutputs | None:
         """What the text is held to. Raises `InvalidRequest`."""
         asked = None if self.response_format is None else self.response_format.structured_outputs()
-        if self.structured_outputs is None:
-            return asked
-        if asked is not None:
+        vllms = constraint_of(self)
+        if asked is not None and vllms is not None:
             raise InvalidRequest("cannot be combined with response_format", field="structured_outputs")
-        return self.structured_outputs.structured_outputs()
+        return vllms if asked is None else asked
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream's last chunk has the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each of its chunks has it."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     def spelling(self, field: str) -> str:
         """Where in the body the client set what `SamplingParams` calls `field`."""
@@ -154,8 +177,13 @@ class ChatCompletionBody(OpenAIBody, frozen=True, kw_only=True):
     continue_final_message: bool | None = None
     guideline: str | None = None
     include_reasoning: bool | None = None
+    reasoning_effort: str | None = None
 
-    spellings = _SPELLINGS | {"max_tokens": ("max_completion_tokens",), "logprobs": ("top_logprobs",)}
+    spellings = _SPELLINGS | {
+        "max_tokens": ("max_completion_tokens",),
+        "logprobs": ("top_logprobs",),
+        "structured_outputs": (*_SPELLINGS["structured_outputs"], "tools"),
+    }
 
     @property
     def most_tokens(self) -> int | None:
@@ -165,7 +193,7 @@ class ChatCompletionBody(OpenAIBody, frozen=True, kw_only=True):
     @property
     def num_logprobs(self) -> int | None:
         """How many alternatives to show for each token, None where no logprobs are wanted. Raises `InvalidRequest`."""
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("needs `logprobs`: true", field="top_logprobs")
         return _at_most_20("top_logprobs", self.top_logprobs or 0) if self.logprobs else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -12,11 +12,14 @@ from lmi_handlers.sampling_params import StructuredOutputs
 MAX_CALLS = 8
 """Calls that a model may make where it must make one: a small one that is let goes on for ever."""
 
+FUNCTION_NAME = r"^[a-zA-Z0-9_.:/-]{1,128}(?!\n)$"
+"""OpenAI's names, and the longer ones with dots, colons and slashes that clients of MCP have. `$` alone lets a line end pass."""
+
 
 class Function(msgspec.Struct, frozen=True, omit_defaults=True):
     """A function that the model may call, its `parameters` a JSON schema; TGI's clients have them as `arguments`."""
 
-    name: str
+    name: Annotated[str, msgspec.Meta(pattern=FUNCTION_NAME)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     arguments: dict[str, Any] | None = None
@@ -24,19 +27,20 @@ class Function(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Of its arguments: an object, without properties where none are declared."""
-        return self.parameters or self.arguments or {"type": "object", "properties": {}}
+        """Of its arguments: `{}` and nothing else where none are declared."""
+        return self.parameters or self.arguments or _NO_PARAMETERS | {"additionalProperties": False}
 
 
 class Tool(msgspec.Struct, frozen=True):
     """OpenAI's wrapping of a function, the only kind of tool there is."""
 
     function: Function
-    type: str = "function"
+    type: Literal["function"] = "function"
 
     def plain(self) -> dict[str, Any]:
-        """Return the tool as templates know it."""
-        function = msgspec.structs.replace(self.function, parameters=self.function.schema, arguments=None)
+        """Return the tool as templates know it, which count on `parameters`."""
+        declared = self.function.parameters or self.function.arguments or _NO_PARAMETERS
+        function = msgspec.structs.replace(self.function, parameters=declared, arguments=None)
         return {"type": self.type, "function": msgspec.to_builtins(function)}
 
 
@@ -47,10 +51,10 @@ class FunctionName(msgspec.Struct, frozen=True):
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
-    """The choice of one function."""
+    """The choice of one function. OpenAI's `allowed_tools` and `custom` are none of ours."""
 
     function: FunctionName
-    type: str = "function"
+    type: Literal["function"] = "function"
 
 
 def chosen_tool(tools: list[Tool], choice: str | ToolChoice | None) -> str:
@@ -71,13 +75,10 @@ def chosen_tool(tools: list[Tool], choice: str | ToolChoice | None) -> str:
 
 
 def check_tools(tools: list[Tool]) -> None:
-    """Raise `InvalidRequest` for two tools of one name, or a kind of tool that is none of ours."""
+    """Raise `InvalidRequest` for two tools of one name."""
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
         raise InvalidRequest("has two functions of one name", field="tools")
-    for position, tool in enumerate(tools):
-        if tool.type != "function":
-            raise InvalidRequest(f"must be function, got {tool.type[:100]!r}", field=f"tools[{position}].type")
 
 
 def call_of(tools: list[Tool], name: str) -> StructuredOutputs:
@@ -87,56 +88,63 @@ def call_of(tools: list[Tool], name: str) -> StructuredOutputs:
 
 
 def calls_of(tools: list[Tool], *, parallel: bool) -> StructuredOutputs:
-    """Hold the text to `[{"name": .., "arguments": {..}}, ..]`: a call of any of the tools, with `parallel` up to `MAX_CALLS`."""
-    definitions: dict[str, Any] = {}
+    """Hold the text to `[{"name": .., "arguments": {..}}, ..]`: a call of any of the tools, with `parallel` up to `MAX_CALLS`.
+
+    Raises `InvalidRequest` for a schema that is nested too deeply.
+    """
+    definitions: dict[str, object] = {}
     calls = []
     for position, tool in enumerate(tools):
-        arguments, own = _hoisted(tool.function.schema, f"{position}.")
-        definitions |= own
+        place = f"#/$defs/{position}"
+        try:
+            definitions[str(position)] = _moved(tool.function.schema, place)
+        except RecursionError as error:
+            raise InvalidRequest("its schema is nested too deeply", field=f"tools[{position}].function") from error
         calls.append(
             {
                 "type": "object",
-                "properties": {"name": {"const": tool.function.name}, "arguments": arguments},
+                "properties": {"name": {"const": tool.function.name}, "arguments": {"$ref": place}},
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
             }
         )
-    schema: dict[str, Any] = {
+    schema = {
         "type": "array",
         "items": {"anyOf": calls},
         "minItems": 1,
         "maxItems": MAX_CALLS if parallel else 1,
+        "$defs": definitions,
     }
-    if definitions:
-        schema["$defs"] = definitions
     return StructuredOutputs(json=msgspec.json.encode(schema).decode())
 
 
-def _hoisted(schema: dict[str, Any], prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a schema that can stand inside another one, and its definitions, `prefix` to their names, for that one's root."""
-    definitions: dict[str, Any] = {}
-    for key in ("$defs", "definitions"):
-        own = schema.get(key)
-        if isinstance(own, dict):
-            definitions |= {f"{prefix}{name}": _renamed(value, prefix) for name, value in own.items()}
-    inner = {
-        key: _renamed(value, prefix) for key, value in schema.items() if key not in ("$defs", "definitions", "$schema")
-    }
-    return inner, definitions
+def _moved(schema: dict[str, Any], place: str) -> object:
+    """Return a whole schema as it reads at `place`, a JSON pointer, inside of another one."""
+    # These are for the root of a document: with an `$id` here, references would be to it and not to that root.
+    inner = {keyword: value for keyword, value in schema.items() if keyword not in ("$id", "$schema")}
+    return _with_references(inner, str(schema.get("$id", "")).rstrip("#"), place)
 
 
-def _renamed(value: Any, prefix: str) -> Any:
+def _with_references(value: Any, document: str, place: str) -> Any:
+    """Return a part of a schema with its pointers into `document`, the schema's own URI, as pointers into what is at `place`."""
     if isinstance(value, list):
-        return [_renamed(item, prefix) for item in value]
-    if not isinstance(value, dict):
+        return [_with_references(item, document, place) for item in value]
+    if not isinstance(value, dict) or "$id" in value:  # with an `$id`, a document of its own
         return value
-    renamed = {key: _renamed(item, prefix) for key, item in value.items()}
-    reference = renamed.get("$ref")
-    if isinstance(reference, str):
-        for root in ("#/$defs/", "#/definitions/"):
-            if reference.startswith(root):
-                renamed["$ref"] = f"#/$defs/{prefix}{reference.removeprefix(root)}"
-    return renamed
+    moved: dict[str, Any] = {}
+    for keyword, item in value.items():
+        if keyword == "$ref" and isinstance(item, str):
+            target, _, pointer = item.partition("#")
+            is_own = target in ("", document) and pointer[:1] in ("", "/")  # any other fragment is an `$anchor`
+            moved[keyword] = place + pointer if is_own else item
+        elif keyword in _NAMED_SCHEMAS and isinstance(item, dict):
+            moved[keyword] = {name: _with_references(part, document, place) for name, part in item.items()}
+        else:
+            moved[keyword] = item if keyword in _VALUES else _with_references(item, document, place)
+    return moved
 
 
 _CHOICES = ("none", "auto", "required")
+_NO_PARAMETERS = {"type": "object", "properties": {}}
+_NAMED_SCHEMAS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+_VALUES = ("const", "enum", "default", "examples")

@@ -1,8 +1,8 @@
-"""vLLM's object of constraints, `structured_outputs`, as LMI's and OpenAI's dialects take it."""
+"""vLLM's object of constraints, `structured_outputs`, and its older `guided_*`, as LMI's and OpenAI's dialects take them."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -27,3 +27,42 @@ class StructuredOutputsBody(msgspec.Struct, frozen=True, kw_only=True):
             choice=None if self.choice is None else tuple(self.choice),
             grammar=self.grammar,
         )
+
+
+class Constrained(Protocol):
+    """A body that has them."""
+
+    @property
+    def structured_outputs(self) -> StructuredOutputsBody | None:
+        """Today's form, stronger than the others."""
+
+    @property
+    def guided_json(self) -> dict[str, Any] | bool | str | None:
+        """Its `json`."""
+
+    @property
+    def guided_regex(self) -> str | None:
+        """Its `regex`."""
+
+    @property
+    def guided_choice(self) -> list[str] | None:
+        """Its `choice`."""
+
+    @property
+    def guided_grammar(self) -> str | None:
+        """Its `grammar`."""
+
+
+def constraint_of(body: Constrained) -> StructuredOutputs | None:
+    """Return what both forms ask for together, None where neither asks for anything. Raises `InvalidRequest`."""
+    asked = body.structured_outputs or StructuredOutputsBody()
+    older = {
+        "json": body.guided_json,
+        "regex": body.guided_regex,
+        "choice": body.guided_choice,
+        "grammar": body.guided_grammar,
+    }
+    given = {name: value for name, value in older.items() if value is not None and getattr(asked, name) is None}
+    if not given and body.structured_outputs is None:
+        return None
+    return msgspec.structs.replace(asked, **given).structured_outputs()

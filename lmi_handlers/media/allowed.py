@@ -94,9 +94,9 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 # No user, no brackets, no backslash, nothing outside ASCII: what two readers could read differently is not read at all.
 _URL = re.compile(
-    r"(?i:https)://(?P<host>[A-Za-z0-9.-]+)(?::(?P<port>\d{1,5}))?(?P<target>[/?][!$-;=?-Z\[\]_a-z~]*)?(?:#\S*)?"
+    r"[Hh][Tt][Tt][Pp][Ss]://(?P<host>[A-Za-z0-9.-]+)(?::(?P<port>[0-9]{1,5}))?(?P<target>[/?][!$-;=?-Z\[\]_a-z~]*)?(?:#\S*)?"
 )
-_ENTRY = re.compile(r"(?P<host>[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::(?P<port>\d{1,5}))?")
+_ENTRY = re.compile(r"(?P<host>[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::(?P<port>[0-9]{1,5}))?")
 
 
 def _entries(text: str | None) -> Iterator[str]:

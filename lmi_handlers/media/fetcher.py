@@ -6,11 +6,13 @@ certificate must be the name's. No redirect is followed, and no proxy of the env
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import socket
+import ssl
+import threading
 import time
 from collections.abc import Iterator
-
-import urllib3
-from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 
 from lmi_handlers import __version__
 from lmi_handlers.errors import InvalidRequest
@@ -20,6 +22,7 @@ _CONNECT_TIMEOUT = 3.0
 _OK = 200
 _REDIRECTS = range(300, 400)
 _CHUNK = 1 << 16
+_TOO_LONG = "cannot be fetched: it takes too long"
 
 
 def fetch(location: Location, addresses: list[str], *, max_bytes: int, deadline: float) -> bytes:
@@ -29,60 +32,69 @@ def fetch(location: Location, addresses: list[str], *, max_bytes: int, deadline:
     """
     for address in addresses:
         try:
-            return b"".join(_download(location, address, max_bytes, deadline))
-        except (NewConnectionError, ConnectTimeoutError):  # noqa: PERF203  the next one
+            timeout = min(_CONNECT_TIMEOUT, _left(deadline))
+            connection = socket.create_connection((address, location.port), timeout)
+        except OSError:
             continue
-        except HTTPError as error:
-            raise InvalidRequest(f"cannot be fetched: {type(error).__name__}") from error
+        with _ended_at(deadline, connection) as expired, connection:
+            try:
+                body = b"".join(_download(connection, location, max_bytes))
+            except (OSError, http.client.HTTPException) as error:
+                reason = _TOO_LONG if expired.is_set() else f"cannot be fetched: {type(error).__name__}"
+                raise InvalidRequest(reason) from error
+            if expired.is_set():
+                raise InvalidRequest(_TOO_LONG)
+            return body
     raise InvalidRequest("cannot be fetched: the host cannot be reached")
 
 
-def _download(location: Location, address: str, max_bytes: int, deadline: float) -> Iterator[bytes]:
-    host, port = location.host, location.port
-    with urllib3.HTTPSConnectionPool(
-        address,
-        port,
-        assert_hostname=host,
-        server_hostname=host,
-        timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT, read=_left(deadline)),
-    ) as pool:
-        response = pool.urlopen(
-            "GET",
-            location.target,
-            headers={
-                "Host": host if port == HTTPS_PORT else f"{host}:{port}",
-                "User-Agent": f"lmi-handlers/{__version__}",
-                "Accept": "image/*",
-                "Accept-Encoding": "identity",
-            },
-            redirect=False,
-            retries=False,
-            preload_content=False,
-            decode_content=False,
-        )
-        try:
-            yield from _body(response, max_bytes, deadline)
-        finally:
-            response.close()
+@contextlib.contextmanager
+def _ended_at(deadline: float, connection: socket.socket) -> Iterator[threading.Event]:
+    """Cut the connection at the deadline, whatever waits for it then: a host may send a byte now and then for ever."""
+    control = connection.dup()  # the connection itself may be inside of TLS by then
+    expired = threading.Event()
+
+    def cut() -> None:
+        expired.set()
+        with contextlib.suppress(OSError):  # the host may have been first
+            control.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(deadline - time.monotonic(), cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield expired
+    finally:
+        timer.cancel()
+        control.close()
 
 
-def _body(response: urllib3.BaseHTTPResponse, max_bytes: int, deadline: float) -> Iterator[bytes]:
-    if response.status in _REDIRECTS:
-        raise InvalidRequest("leads to another address, and redirects are not followed")
-    if response.status != _OK:
-        raise InvalidRequest(f"cannot be fetched: the host answers {response.status}")
-    received = 0
-    while piece := response.read1(_CHUNK):
-        received += len(piece)
-        if received > max_bytes:
-            raise InvalidRequest(f"has more than {max_bytes} bytes (option.max_image_bytes)")
-        _left(deadline)
-        yield piece
+def _download(connection: socket.socket, location: Location, max_bytes: int) -> Iterator[bytes]:
+    connection.settimeout(None)  # there is a deadline for all of it
+    with ssl.create_default_context().wrap_socket(connection, server_hostname=location.host) as secure:
+        exchange = http.client.HTTPConnection(location.host, location.port)
+        exchange.sock = secure  # which it then does not make itself
+        name = location.host if location.port == HTTPS_PORT else f"{location.host}:{location.port}"
+        headers = {"Host": name, "User-Agent": f"lmi-handlers/{__version__}", "Accept": "image/*"}
+        exchange.request("GET", location.target, headers=headers | {"Connection": "close"})
+        with exchange.getresponse() as response:
+            if response.status in _REDIRECTS:
+                raise InvalidRequest("leads to another address, and redirects are not followed")
+            if response.status != _OK:
+                raise InvalidRequest(f"cannot be fetched: the host answers {response.status}")
+            received = 0
+            while piece := response.read1(_CHUNK):
+                received += len(piece)
+                if received > max_bytes:
+                    raise InvalidRequest(f"has more than {max_bytes} bytes (option.max_image_bytes)")
+                yield piece
+            if response.length:
+                raise http.client.IncompleteRead(b"", response.length)
 
 
 def _left(deadline: float) -> float:
     """Seconds until the deadline. Raises `InvalidRequest` where it has passed."""
     left = deadline - time.monotonic()
     if left <= 0:
-        raise InvalidRequest("cannot be fetched: it takes too long")
+        raise InvalidRequest(_TOO_LONG)
     return left

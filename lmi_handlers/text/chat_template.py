@@ -78,6 +78,11 @@ _TEMPLATE_ERRORS = (
     ValueError,
 )
 _PROBE = "a text to look for"
+_TRIED_AFTER: dict[str, tuple[tuple[str, ...], ...]] = {
+    "system": ((),),
+    "user": ((), ("system",)),
+    "assistant": (("user",), ("system", "user")),
+}
 _TAKEN_NAMES = frozenset(
     (
         "add_generation_prompt",
@@ -110,11 +115,14 @@ class _Generation(jinja2.ext.Extension):
 
 
 def _with_tools(chat: ChatPrompt, tools: list[dict[str, Any]], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with the tools at the end of the last one, where TGI puts them for such a model."""
-    *before, last = messages
+    """Return the messages with the tools at the end of the user's last one, where TGI puts them for such a model."""
+    places = [place for place, message in enumerate(messages) if message.get("role") == "user"]
+    place = places[-1] if places else len(messages) - 1
+    message = messages[place]
     text = f"\n---\n{json.dumps(tools, ensure_ascii=False)}\n{chat.tool_prompt}"
-    content = last.get("content") or ""
-    return [*before, last | {"content": content + text if isinstance(content, str) else [*content, _text_part(text)]}]
+    content = message.get("content") or ""
+    shown = message | {"content": content + text if isinstance(content, str) else [*content, _text_part(text)]}
+    return [*messages[:place], shown, *messages[place + 1 :]]
 
 
 def _fit_content(bundle: TextBundle, template: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -122,13 +130,10 @@ def _fit_content(bundle: TextBundle, template: str, messages: list[dict[str, Any
 
     Raises `UnsupportedFeature` where there is an image and no form for it.
     """
-    forms = {"openai": (False, True), "string": (True, False)}
-    takes_text, takes_parts = forms.get(bundle.content_format) or _content_forms(
-        template, tuple(bundle.special_tokens.items())
-    )
     fitted = []
     for message in messages:
         content = message.get("content")
+        takes_text, takes_parts = _content_forms(bundle, template, str(message.get("role")))
         if isinstance(content, list) and not takes_parts:
             content = "".join(map(functools.partial(_part_text, bundle), content))
         elif isinstance(content, str) and not takes_text:
@@ -137,28 +142,43 @@ def _fit_content(bundle: TextBundle, template: str, messages: list[dict[str, Any
     return fitted
 
 
-@functools.lru_cache(maxsize=8)
-def _content_forms(template: str, special_tokens: tuple[tuple[str, str], ...]) -> tuple[bool, bool]:
-    """Find out whether a template reads a content that is a text, and one that is a list of parts, by rendering both.
+def _content_forms(bundle: TextBundle, template: str, role: str) -> tuple[bool, bool]:
+    """Return whether a template reads a content of this role's that is a text, and one that is a list of parts."""
+    if bundle.content_format != "auto":
+        return bundle.content_format == "string", bundle.content_format == "openai"
+    return _tried_forms(template, tuple(bundle.special_tokens.items()), role if role in _TRIED_AFTER else "user")
 
-    One that reads neither of these is taken to read texts, as most do.
+
+@functools.lru_cache(maxsize=32)
+def _tried_forms(template: str, special_tokens: tuple[tuple[str, str], ...], role: str) -> tuple[bool, bool]:
+    """Find out by rendering both, among messages without which some templates refuse it.
+
+    One that reads neither is taken to read texts, as most do.
     """
-    render = load_renderer()
 
     def reads(content: str | list[dict[str, str]]) -> bool:
-        try:
-            rendered, _ = render(
-                [[{"role": "user", "content": content}]],
-                chat_template=template,
-                add_generation_prompt=False,
-                **dict(special_tokens),
-            )
-        except _TEMPLATE_ERRORS:
-            return False
-        return _PROBE in rendered[0] and "'type'" not in rendered[0] and '"type"' not in rendered[0]
+        message = {"role": role, "content": content}
+        for other in ("-", [_text_part("-")]):
+            for roles in _TRIED_AFTER[role]:
+                before = [{"role": name, "content": other} for name in roles]
+                after = [{"role": "user", "content": other}] if role == "system" else []
+                rendered = _try(template, [*before, message, *after], dict(special_tokens))
+                if _PROBE in rendered and "'type'" not in rendered and '"type"' not in rendered:
+                    return True
+        return False
 
     takes_parts = reads([_text_part(_PROBE)])
     return reads(_PROBE) or not takes_parts, takes_parts
+
+
+def _try(template: str, messages: list[dict[str, Any]], special_tokens: dict[str, str]) -> str:
+    """Return what a template makes of messages, nothing where it refuses them."""
+    try:
+        rendered, _ = load_renderer()([messages], chat_template=template, add_generation_prompt=False, **special_tokens)
+    except _TEMPLATE_ERRORS:
+        return ""
+    text: str = rendered[0]
+    return text
 
 
 def _text_part(text: str) -> dict[str, str]:

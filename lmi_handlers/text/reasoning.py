@@ -133,21 +133,13 @@ class ReasoningParser(MessageParser):
     """Takes the thoughts out of a text that follows `prompt`, and hands `parser` the answer.
 
     A message thinks where the prompt ends with the beginning of thoughts, or the text begins with one. A text that ends
-    inside its thoughts has no answer. White space around thoughts is dropped. Without `included`, thoughts are too.
+    inside its thoughts has no answer. White space around thoughts is dropped.
     """
 
-    def __init__(
-        self,
-        format: ReasoningFormat,  # noqa: A002
-        prompt: str,
-        parser: MessageParser,
-        *,
-        included: bool = True,
-    ) -> None:
+    def __init__(self, format: ReasoningFormat, prompt: str, parser: MessageParser) -> None:  # noqa: A002
         self._format = format
         self._begun = prompt.rstrip().endswith(format.begins)
         self._parser = parser
-        self._included = included
         self._text = Cursor()
         self._reasoning: list[str] = []
         self._answer: list[str] = []
@@ -165,7 +157,7 @@ class ReasoningParser(MessageParser):
 
     def _advance(self) -> MessageDelta:
         next(self._reading, None)
-        thoughts = MessageDelta(reasoning="".join(self._reasoning) if self._included else "")
+        thoughts = MessageDelta(reasoning="".join(self._reasoning))
         answer = "".join(self._answer)
         self._reasoning.clear()
         self._answer.clear()

@@ -1,0 +1,120 @@
+"""A process that decodes images: a decoder that takes all memory, or for ever, or is broken into, is not in the engine.
+
+The time is bounded as well as the pixels because a file says nothing of it: a progressive JPEG of 250 kB can hold thousands of
+scans of a whole image.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import msgspec
+from PIL import Image
+
+from backends.limited_process import Ended, LimitedProcess, serve
+from lmi_handlers.errors import InvalidRequest, RequestFailed
+from lmi_handlers.media.images import FORMATS
+from lmi_handlers.request import EncodedImage
+
+MEMORY_LIMIT = 2**31
+"""Bytes; an image of `option.max_image_pixels`' largest value takes about 24 a pixel."""
+
+SECONDS = 2.0
+SECONDS_PER_PIXEL = 2e-7
+"""What decoding may take, by the clock. The slowest honest file takes a third of this on a core of its own."""
+
+_ORIENTATION = 0x0112
+_DEPTH_16 = "I;16"
+
+
+class Rgb(msgspec.Struct, frozen=True, array_like=True):
+    """`data` has `height` rows from the top down, each of `width` pixels of red, green and blue bytes."""
+
+    width: int
+    height: int
+    data: bytes
+
+
+class ImageDecoder:
+    """The process, from the engine's side. For one thread, `kill` excepted."""
+
+    def __init__(self) -> None:
+        self._process = LimitedProcess("backends.image_decoder")
+
+    def decode(self, image: EncodedImage) -> Image.Image:
+        """Return an image in RGB. Raises `InvalidRequest` with its field, and `RequestFailed` where nothing can be decoded."""
+        try:
+            answer = self._process.ask(image.data, seconds=SECONDS + SECONDS_PER_PIXEL * image.pixels)
+        except Ended as error:
+            reason = "takes too long" if error.expired else "takes too much memory"
+            raise InvalidRequest(f"{reason} to decode", field=image.field) from error
+        except RuntimeError as error:
+            raise RequestFailed("the process that decodes images does not start") from error
+        rgb = msgspec.msgpack.decode(answer, type=Rgb | None)
+        if rgb is None:
+            raise InvalidRequest(f"is no image that can be read ({', '.join(FORMATS)})", field=image.field)
+        return Image.frombytes("RGB", (rgb.width, rgb.height), rgb.data)
+
+    def kill(self) -> None:
+        """Let `decode` end, whatever it is at; any thread may call it."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
+
+
+def decode(data: bytes) -> Rgb | None:
+    """Decode a file: upright, on white where it is transparent, of several frames the first. None where it cannot be read."""
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            image.load()
+            rgb = _on_white(_upright(_eight_bits(image)))
+            return Rgb(rgb.width, rgb.height, rgb.tobytes())
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001  a broken file can make a decoder raise anything
+        return None
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Pillow would cut 16 bits a pixel off at 255."""
+    return image.point(lambda value: value / 256).convert("L") if image.mode.startswith(_DEPTH_16) else image
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Turn it as its camera was held. Of its other tags any may be wrong."""
+    orientation = image.getexif().get(_ORIENTATION)
+    turn = _TURNS.get(orientation) if isinstance(orientation, int) else None
+    return image if turn is None else image.transpose(turn)
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    white = Image.new("RGB", image.size, "white")
+    white.paste(image, mask=image)
+    return white
+
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def _prepare(_setup: bytes) -> Callable[[bytes], bytes]:
+    Image.init()
+    Image.MAX_IMAGE_PIXELS = None  # whose pixels are counted before they come here
+    return lambda question: msgspec.msgpack.encode(decode(question))
+
+
+if __name__ == "__main__":
+    serve(_prepare, memory=MEMORY_LIMIT)
