@@ -33,6 +33,7 @@ def encode_prompts(parsed: Parsed, loaded: LoadedText) -> tuple[GenerationReques
         parsed.check_length(request, position, len(ids), loaded.limits)
         if not ids:
             raise InvalidRequest("has no tokens", field=_prompt_field(parsed, position))
+        _check_media_tokens(parsed, position, ids, loaded.bundle)
         texts.append(text)
         token_ids.append(ids)
     return msgspec.structs.replace(request, prompts=tuple(texts)) if parsed.prompts else request, token_ids
@@ -59,26 +60,33 @@ def _encode_prompt(parsed: Parsed, position: int, prompt: Prompt, loaded: Loaded
     return text, ids
 
 
+def _check_media_tokens(parsed: Parsed, position: int, ids: list[int], bundle: TextBundle) -> None:
+    """Refuse a prompt with more places for images, or for videos, than it has of them: engines do not survive some such."""
+    prompt = parsed.prompts[position] if parsed.prompts else None
+    images = len(prompt.images) if isinstance(prompt, ChatPrompt) else 0
+    for token, token_id in bundle.media_tokens.items():
+        if ids.count(token_id) > (images if token == bundle.image_token else 0):
+            raise InvalidRequest(
+                f"has {token}, which stands for an image, a video or a sound, where there is none",
+                field=_prompt_field(parsed, position),
+            )
+
+
 def _prompt_field(parsed: Parsed, position: int) -> str:
     several = len(parsed.prompts or parsed.request.prompts) > 1
     return f"{parsed.prompt_field}[{position}]" if several else parsed.prompt_field
 
 
-def load_images(
-    parsed: Parsed, request: GenerationRequest, loader: ImageLoader, mark: str | None
-) -> list[ImagePrompt | None]:
+def load_images(parsed: Parsed, request: GenerationRequest, loader: ImageLoader) -> list[ImagePrompt | None]:
     """Return each prompt with its images, or an empty list where there are none at all.
 
-    `request` is what `encode_prompts` returned, `mark` the model's text for an image. Raises `InvalidRequest` with the field.
+    `request` is what `encode_prompts` returned. Raises `InvalidRequest` with the field.
     """
     sources = [prompt.images if isinstance(prompt, ChatPrompt) else () for prompt in parsed.prompts]
     if not any(sources):
         return []
     if request.truncate is not None:
         raise InvalidRequest("cannot be combined with images", field="truncate_prompt_tokens")
-    for text, images in zip(request.prompts, sources, strict=True):
-        if mark and text.count(mark) > len(images):
-            raise InvalidRequest(f"has {mark}, which stands for an image, in a text", field=parsed.prompt_field)
     return [
         ImagePrompt(text, loader.load(images)) if images else None
         for text, images in zip(request.prompts, sources, strict=True)

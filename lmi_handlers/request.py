@@ -104,9 +104,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Raise `InvalidRequest` for a priority that not every engine could hold."""
-        if not -_MAX_PRIORITY <= self.priority <= _MAX_PRIORITY:
+        if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
             raise InvalidRequest(
-                f"must be from -{_MAX_PRIORITY} to {_MAX_PRIORITY}, got {self.priority}", field="priority"
+                f"must be from -{MAX_PRIORITY} to {MAX_PRIORITY}, got {self.priority}", field="priority"
             )
 
 
@@ -124,6 +124,6 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     image_prompt: ImagePrompt | None = None
 
 
-_MAX_PRIORITY = 2**31 - 1
+MAX_PRIORITY = 2**31 - 1
 _MAX_BEAMS = 128  # as `SamplingParams.n`
 _MAX_PENALTY = 10  # keeps every length to that power a number

@@ -91,7 +91,7 @@ class ServedModel:
         if request.beam_search is not None:
             check_beam_search(request, request.beam_search, loaded.info, loaded.tokenizer, parsed.spelling)
         usage.prompt_tokens = sum(map(len, prompts))
-        images = load_images(parsed, request, self._images, loaded.bundle.image_token)
+        images = load_images(parsed, request, self._images)
         usage.validation_time = time.monotonic() - usage.started
         timeout = self._predict_timeout - (time.monotonic() - usage.started)  # images may have been fetched
         generation = self._generate(loaded, request, prompts, images, timeout, connected)

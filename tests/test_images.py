@@ -458,8 +458,11 @@ def test_one_bad_image_fails_nobody_else(server: Server) -> None:
 
 
 def test_a_mark_in_the_text_is_no_image(server: Server) -> None:
-    answer = ask(server, text_part("<image>"), image_part(url(PICTURES[0])))
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+    for parts in ([text_part("<image>")], [text_part("<image>"), image_part(url(PICTURES[0]))]):
+        answer = ask(server, *parts)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+    answer = server.invoke({"inputs": "An <image>"})
+    assert "which stands for an image" in answer.json()["error"]
 
 
 def test_a_template_of_texts(

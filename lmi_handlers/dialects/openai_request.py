@@ -125,7 +125,10 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     def constraint(self) -> StructuredOutputs | None:
         """What the text is held to. Raises `InvalidRequest`."""
         asked = None if self.response_format is None else self.response_format.structured_outputs()
-        vllms = constraint_of(self)
+        try:
+            vllms = constraint_of(self)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, field=self.spelling("structured_outputs")) from error
         if asked is not None and vllms is not None:
             raise InvalidRequest("cannot be combined with response_format", field="structured_outputs")
         return vllms if asked is None else asked

@@ -14,6 +14,7 @@ from lmi_handlers.dialects.mindie_request import MAX_INPUT_CHARACTERS
 from lmi_handlers.dialects.openai_request import MAX_LOGPROBS
 from lmi_handlers.openapi.schemas import Schema
 from lmi_handlers.properties import ServingProperties
+from lmi_handlers.request import MAX_PRIORITY
 from lmi_handlers.sampling_params import ABOVE_ZERO, RANGES, StructuredOutputs
 
 Bounds = Mapping[str, Mapping[str, Any]]
@@ -75,6 +76,10 @@ def of_mindie_parameters(properties: ServingProperties) -> Bounds:
 PROMPT: Bounds = {"inputs": {"minLength": 1}}
 REGEX: Bounds = {"value": _SOME}
 STRUCTURED_OUTPUTS: Bounds = dict.fromkeys(StructuredOutputs.__struct_fields__, _SOME)
+_GUIDED: dict[str, dict[str, Any]] = dict.fromkeys(
+    ("guided_json", "guided_regex", "guided_choice", "guided_grammar"), _SOME
+)
+_PRIORITY: dict[str, dict[str, Any]] = {"priority": {"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY}}
 LMI_PROMPT: Bounds = {"inputs": {"minLength": 1, "minItems": 1, "items": _TEXT}}
 MINDIE_PROMPT: Bounds = {"inputs": {"minLength": 1, "maxLength": MAX_INPUT_CHARACTERS}}
 
@@ -97,10 +102,8 @@ def of_lmi_parameters() -> Bounds:
         "length_penalty": {"minimum": -10, "maximum": 10},
         "len_penalty": {"minimum": -10, "maximum": 10},
         "prompt_logprobs": {"minimum": 0},  # of which none is shown but the prompt's own
-        "guided_json": _SOME,
-        "guided_regex": _SOME,
-        "guided_choice": _SOME,
-        "guided_grammar": _SOME,
+        **_GUIDED,
+        **_PRIORITY,
     }
 
 
@@ -113,6 +116,8 @@ def _of_openai() -> dict[str, dict[str, Any]]:
         "max_completion_tokens": known["max_tokens"],
         "best_of": known["n"],
         "truncate_prompt_tokens": least,
+        **_GUIDED,
+        **_PRIORITY,
     }
 
 

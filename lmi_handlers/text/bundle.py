@@ -32,7 +32,8 @@ class TextBundle(msgspec.Struct, frozen=True, kw_only=True):
     tokens and is None where the model does not say. `special_tokens` maps names such as "bos_token" to the tokens'
     text, for chat templates. `chat_templates` maps names to Jinja sources, the usual one being "default".
     `generation_defaults` holds the sampling defaults of generation_config.json under their own names. `image_token` is the
-    text that stands for an image in a prompt, None where the model takes none. `content_format` is
+    text that stands for an image in a prompt, None where the model takes none; `media_tokens` has its id, and those of the
+    tokens that stand for videos and sounds. `content_format` is
     `option.chat_template_content_format`.
     """
 
@@ -44,6 +45,7 @@ class TextBundle(msgspec.Struct, frozen=True, kw_only=True):
     model_max_length: int | None = None
     generation_defaults: dict[str, bool | int | float] = {}
     image_token: str | None = None
+    media_tokens: dict[str, int] = {}
     content_format: ContentFormat = "auto"
 
     @property
@@ -96,6 +98,7 @@ def build_text_bundle(
             chat_template or tokenizer.chat_template or getattr(processor, "chat_template", None)
         ),
         image_token=getattr(processor, "image_token", None),
+        media_tokens=_media_tokens(processor, tokenizer),
         content_format=content_format,
         model_max_length=_model_max_length(config, tokenizer.model_max_length),
         generation_defaults={
@@ -201,6 +204,13 @@ def _auto_tokenizer(model_dir: Path, *, trust_remote_code: bool, gguf_file: str 
     except Exception as error:  # a model may bring its own code, which may raise anything
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ConfigError(f"no tokenizer can be loaded from {model_dir}: {reason}") from error
+
+
+def _media_tokens(processor: Any | None, tokenizer: Any) -> dict[str, int]:
+    """Return the tokens that stand for images, videos and sounds in a prompt, with their ids."""
+    known: dict[str, int] = tokenizer.get_vocab()
+    tokens = (str(getattr(processor, f"{kind}_token", "")) for kind in ("image", "video", "audio"))
+    return {token: known[token] for token in tokens if token in known}
 
 
 def _read_json(file: Path) -> dict[str, Any]:
