@@ -163,12 +163,13 @@ class ChatDialect(OpenAIDialect):
         choice = chosen_tool(tools, body.tool_choice)
         constraint, parser = self._tool_calls(body, choice)
         reasoning = self._reasoning() if constraint is None else None
+        marked = constraint is None and (choice == "auto" or reasoning is not None)
         values = {
             "max_tokens": body.most_tokens,
             "logprobs": body.num_logprobs,
             "structured_outputs": constraint,
             # What marks a call, or thoughts, is a special token of some models.
-            "skip_special_tokens": False if choice == "auto" or reasoning is not None else None,
+            "skip_special_tokens": False if marked else None,
         }
         params = sampling_params(body, values)
         prompts = (self._prompt(body, [] if choice == "none" else [tool.plain() for tool in tools]),)
