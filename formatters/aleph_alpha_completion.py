@@ -11,13 +11,12 @@ a chat has no `[DONE]`, the answers of its server that are recorded with its cli
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from json.encoder import encode_basestring as quote
 
 import msgspec
 
 from formatters.aleph_alpha import error_document
-from formatters.base import Answer, Formatter
+from formatters.base import Answer, Formatter, json_array
 from formatters.openai import number
 from lmi_handlers.errors import LMIError
 from lmi_handlers.outputs import FinishReason, TextDelta, Token
@@ -72,12 +71,12 @@ class CompletionFormatter(Formatter):
         options, tokens = self.options, [*answer.prompt_tokens, *answer.tokens]
         fields = [f'"index":{index}']
         if options.log_probs:
-            fields.append(f'"log_probs":{_array(map(_log_probs, tokens))}')
+            fields.append(f'"log_probs":{json_array(map(_log_probs, tokens))}')
         fields.append(f'"completion":{quote(answer.prompt + answer.text)}')
         if options.raw:
             fields.append(f'"raw_completion":{quote(answer.prompt + "".join(token.text for token in answer.tokens))}')
         if options.tokens:
-            fields.append(f'"completion_tokens":{_array(quote(token.text) for token in tokens)}')
+            fields.append(f'"completion_tokens":{json_array(quote(token.text) for token in tokens)}')
         return ",".join(fields)
 
     def counts(self) -> str:
@@ -108,7 +107,7 @@ class CompletionJsonFormatter(CompletionFormatter):
         answers = self._answers
         if self.samples > self.options.n:
             answers = sorted(answers, key=lambda answer: answer.mean_logprob, reverse=True)[: self.options.n]
-        completions = _array(
+        completions = json_array(
             f'{{{self.text(index, answer)},"finish_reason":{_finish_reason(answer.finish_reason)}}}'
             for index, answer in enumerate(answers)
         )
@@ -155,10 +154,6 @@ class CompletionSseFormatter(CompletionFormatter):
 
 def _event(data: str) -> bytes:
     return f"data: {data}\n\n".encode()
-
-
-def _array(items: Iterable[str]) -> str:
-    return f"[{','.join(items)}]"
 
 
 def _finish_reason(reason: FinishReason | None) -> str:

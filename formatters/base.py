@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import ClassVar
 
 from lmi_handlers.errors import LMIError
@@ -71,3 +72,8 @@ class Answer:
     def mean_logprob(self) -> float:
         """The same for its average token: long answers are at no disadvantage."""
         return self.logprob / len(self.tokens) if self.tokens else -math.inf
+
+
+def json_array(items: Iterable[str]) -> str:
+    """Join rendered values to a compact array."""
+    return f"[{','.join(items)}]"

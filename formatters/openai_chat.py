@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from json.encoder import encode_basestring as quote
 
 import msgspec
 
-from formatters.base import Formatter
+from formatters.base import Formatter, json_array
 from formatters.openai import DONE, error_document, finish_reason, head, number, usage
 from lmi_handlers.errors import LMIError
 from lmi_handlers.outputs import FinishReason, TextDelta, Token
@@ -109,7 +109,7 @@ class ChatFormatter(Formatter):
         """Render the probabilities of tokens, null where nobody asked."""
         if not self.options.logprobs or not tokens:
             return "null"
-        return f'{{"content":{_array(map(_token_logprob, tokens))}}}'
+        return f'{{"content":{json_array(map(_token_logprob, tokens))}}}'
 
 
 class ChatJsonFormatter(ChatFormatter):
@@ -129,7 +129,7 @@ class ChatJsonFormatter(ChatFormatter):
 
     def finish(self) -> bytes:
         """Return the document."""
-        choices = _array(
+        choices = json_array(
             f'{{"index":{index},"message":{message.render(choice)},"logprobs":{self.logprobs(choice.new_tokens)},'
             f'"finish_reason":{choice.reason}}}'
             for index, (choice, message) in enumerate(zip(self.choices, self._messages, strict=True))
@@ -163,7 +163,7 @@ class _Message:
             head += f',"reasoning_content":{quote(self._reasoning)}'
         if not self._names:
             return f"{head}}}"
-        calls = _array(
+        calls = json_array(
             f'{{"id":"{choice.call_id(ToolCallDelta(index))}","type":"function",'
             f'"function":{{"name":{quote(name)},"arguments":{quote(arguments)}}}}}'
             for index, (name, arguments) in enumerate(zip(self._names, self._arguments, strict=True))
@@ -262,7 +262,7 @@ def _call_delta(choice: Choice, call: ToolCallDelta) -> str:
 
 
 def _token_logprob(token: Token) -> str:
-    return f'{{{_probability(token)},"top_logprobs":{_array(f"{{{_probability(other)}}}" for other in token.top)}}}'
+    return f'{{{_probability(token)},"top_logprobs":{json_array(f"{{{_probability(other)}}}" for other in token.top)}}}'
 
 
 def _probability(token: Token) -> str:
@@ -270,7 +270,3 @@ def _probability(token: Token) -> str:
     # What a stop string cut has a text of its own all the same; half a character has none.
     text = token.text or token.data.decode(errors="ignore")
     return f'"token":{quote(text)},"logprob":{number(token.logprob)},"bytes":[{data}]'
-
-
-def _array(items: Iterable[str]) -> str:
-    return f"[{','.join(items)}]"

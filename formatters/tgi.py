@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable
 from json.encoder import encode_basestring as quote  # what json.dumps uses with ensure_ascii=False
 
 import msgspec
 
-from formatters.base import Answer, Formatter
+from formatters.base import Answer, Formatter, json_array
 from lmi_handlers.errors import (
     EngineNotReady,
     InvalidBody,
@@ -75,7 +74,7 @@ class TgiFormatter(Formatter):
 
     def top_tokens(self, token: Token) -> str:
         """Render the most probable tokens of one position."""
-        return _array(map(self.token, token.top[: self.request.top_n_tokens]))
+        return json_array(map(self.token, token.top[: self.request.top_n_tokens]))
 
     def generated_text(self, answer: Answer) -> str:
         """Render the answer's text as a JSON string, the whole prompt in front where the request wants it."""
@@ -118,21 +117,21 @@ class TgiJsonFormatter(TgiFormatter):
                 f'{{"generated_text":{self.generated_text(answer)},{self._details(answer, place)}{self._top(answer)}}}'
                 for place, answer in others
             ]
-            sequences = f',"best_of_sequences":{_array(listed)}'
+            sequences = f',"best_of_sequences":{json_array(listed)}'
         return f'{{{text},"details":{{{self._details(best, sample)}{sequences}{self._top(best)}}}}}'.encode()
 
     def _details(self, answer: Answer, sample: int) -> str:
-        prefill = _array(
+        prefill = json_array(
             f'{{"id":{token.id},"text":{quote(token.text)},"logprob":{float32(token.logprob)}}}'
             for token in answer.prompt_tokens
         )
-        tokens = _array(map(self.token, answer.tokens))
+        tokens = json_array(map(self.token, answer.tokens))
         return f'{self.facts(answer, sample)},"prefill":{prefill},"tokens":{tokens}'
 
     def _top(self, answer: Answer) -> str:
         if not self.request.top_n_tokens:
             return ""
-        return f',"top_tokens":{_array(map(self.top_tokens, answer.tokens))}'
+        return f',"top_tokens":{json_array(map(self.top_tokens, answer.tokens))}'
 
 
 class TgiArrayFormatter(TgiJsonFormatter):
@@ -225,7 +224,3 @@ def _shortest(single: float) -> tuple[str, int]:
             break
     mantissa, _, exponent = text.partition("e")
     return mantissa.replace(".", "").rstrip("0"), int(exponent)
-
-
-def _array(items: Iterable[str]) -> str:
-    return f"[{','.join(items)}]"

@@ -38,7 +38,7 @@ from lmi_handlers.engine.messages import (
     Submit,
     WorkerMessage,
 )
-from lmi_handlers.engine.outbox import Outbox
+from lmi_handlers.engine.outbox import Outbox, join_outputs
 from lmi_handlers.engine.process import WorkerServer
 from lmi_handlers.errors import (
     ClientDisconnected,
@@ -532,3 +532,12 @@ def test_workers_that_come_and_go_leave_nothing_behind(tmp_path: Path) -> None:
     wait_until(lambda: threading.active_count() <= before[1])
     wait_until(lambda: process.num_fds() <= before[0])
     server.announce(Loading("still here"))
+
+
+def test_what_a_prompt_has_become_is_not_lost_where_outputs_are_joined() -> None:
+    steps = [
+        Outputs([SequenceOutput(1, 0, TokenOutput(request_id="r", token_ids=[token], num_prompt_tokens=39), 0.0)])
+        for token in (5, 6)
+    ]
+    (joined,) = join_outputs(steps).outputs
+    assert (joined.output.token_ids, joined.output.num_prompt_tokens) == ([5, 6], 39)

@@ -7,6 +7,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from lmi_handlers.errors import InvalidRequest, UnsupportedFeature
@@ -144,3 +145,47 @@ def test_the_final_message_can_be_continued() -> None:
 def test_template_variables_cannot_replace_the_request(name: str) -> None:
     with pytest.raises(InvalidRequest, match=name):
         render(bundle("x"), MESSAGES, template_kwargs={name: "y"})
+
+
+PARTS = "{% for part in m.content %}{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "rendered"),
+    [
+        ("{% for m in messages %}[{{ m.content }}]{% endfor %}", "[Be kind.][<image>\nWhat?][A cat.]"),
+        (f"{{% for m in messages %}}[{PARTS}]{{% endfor %}}", "[Be kind.][<image>What?][A cat.]"),
+        (  # one that refuses a conversation without a system message
+            "{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}"
+            f"{{% for m in messages %}}[{PARTS}]{{% endfor %}}",
+            "[Be kind.][<image>What?][A cat.]",
+        ),
+        (  # parts for the user, texts for the others
+            f"{{% for m in messages %}}[{{% if m.role == 'user' %}}{PARTS}{{% else %}}{{{{ m.content }}}}{{% endif %}}]"
+            "{% endfor %}",
+            "[Be kind.][<image>What?][A cat.]",
+        ),
+    ],
+)
+def test_content_has_the_form_that_the_template_reads(template: str, rendered: str) -> None:
+    model = msgspec.structs.replace(bundle(template), image_token="<image>")
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]},
+        {"role": "assistant", "content": "A cat."},
+    ]
+    assert render(model, messages) == rendered
+
+
+def test_the_operator_may_say_which_form() -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    model = msgspec.structs.replace(bundle(template), content_format="openai")
+    assert render(model, MESSAGES) == "[{'type': 'text', 'text': 'Hi'}]"
+
+
+def test_tools_of_a_template_without_any_are_shown_in_the_users_message() -> None:
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    messages: list[dict[str, Any]] = [*MESSAGES, {"role": "assistant", "content": "Well, "}]
+    tools = [{"name": "f"}]
+    rendered = render(bundle(template), messages, tools=tools, add_generation_prompt=False)
+    assert rendered == '[user]Hi\n---\n[{"name": "f"}]\n[assistant]Well, '

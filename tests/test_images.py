@@ -24,6 +24,7 @@ from serving import Server
 
 from backends.base import Backend, ModelFiles
 from backends.transformers.backend import TransformersBackend
+from backends.transformers.rolling import RollingRunner
 from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
 from lmi_handlers.outputs import FinishReason, TokenOutput
 from lmi_handlers.properties import ServingProperties
@@ -152,12 +153,12 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 
 class Loaded:
-    def __init__(self, name: str, path: Path, tmp_path: Path) -> None:
+    def __init__(self, name: str, path: Path, tmp_path: Path, **more: Any) -> None:
         from backends import load_backend_class
 
         bundle = build_text_bundle(path, tmp_path)
         files = ModelFiles(path=path, eos_token_ids=bundle.eos_token_ids, vocab_size=bundle.vocab_size)
-        options = ServingProperties(dtype="fp32", max_model_len=256, **ENGINES[name])
+        options = ServingProperties(dtype="fp32", max_model_len=256, **ENGINES[name], **more)
         self.backend = load_backend_class(name).load(files, options, lambda phase: None)
         self.reference = reference(path)
         self.tokenizer = self.reference.processor.tokenizer
@@ -265,6 +266,16 @@ def test_a_broken_file_fails_alone(loaded: Loaded) -> None:
     assert ids(right) == loaded.reference(text, images)[0]
 
 
+def test_a_model_that_is_to_take_no_images_batches_texts(models: Callable[[str], Path], tmp_path: Path) -> None:
+    made = Loaded("transformers", models("idefics3"), tmp_path, limit_mm_per_prompt='{"image": 0}')
+    assert isinstance(made.backend, TransformersBackend)
+    assert isinstance(made.backend._runner, RollingRunner)
+    assert not made.backend.capabilities.takes_images
+    text = CHAT.format("Just words.")
+    assert ids(run(made.backend, request(made.tokenizer, text, []))[0]) == made.reference(text, [])[0]
+    made.backend.close()
+
+
 def test_positions_in_three_dimensions(source: Path) -> None:
     processor = tiny_vision.Qwen2VLImages(source)
     model = tiny_vision.qwen2_vl(processor)
@@ -367,6 +378,12 @@ def test_a_chat_with_images(server: Server, expect: Reference) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.prompt_tokens == length
+
+
+def test_the_name_of_a_model_in_a_folder(server: Server) -> None:
+    (model,) = client(server).models.list().data
+    assert model.id.startswith("/")
+    assert client(server).models.retrieve(model.id) == model
 
 
 def test_images_in_a_history(server: Server, expect: Reference) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gzip
 import itertools
 import json
 import math
@@ -168,6 +169,9 @@ def test_failures_have_openais_shape(echo_server: Server) -> None:
         answer = requests.post(url, data=data, headers={"Content-Type": content_type}, timeout=30)
         assert answer.status_code == status, data[:20]
         assert answer.json()["error"]["type"] == "invalid_request_error"
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    packed = requests.post(url, data=gzip.compress(b'{"messages": []}'), headers=headers, timeout=30)
+    assert (packed.status_code, "Content-Encoding" in packed.json()["error"]["message"]) == (415, True)
     too_long = chat(echo_server, messages=[{"role": "user", "content": "x" * 5000}])
     assert (too_long.status_code, too_long.json()["error"]["code"]) == (400, "context_length_exceeded")
     surrogate = requests.post(url, data=b'{"messages":[{"role":"user","content":"\\ud800"}]}', timeout=30)

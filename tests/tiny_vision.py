@@ -12,6 +12,16 @@ from transformers import AddedToken, AutoTokenizer, BatchFeature
 # Large enough for what an image shows, and for where a token stands, to decide what follows.
 RANGE = 0.3
 
+VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 56,
+    "patch_size": 14,
+    "initializer_range": RANGE,
+}
+
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% for part in message['content'] %}"
@@ -53,18 +63,9 @@ def save_idefics3(source: Path, path: Path) -> None:
     parts = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
     marks = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *parts)
     tokenizer = _tokenizer(source, *marks)
-    vision = Idefics3VisionConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        image_size=56,
-        patch_size=14,
-        initializer_range=RANGE,
-    )
     config = transformers.Idefics3Config(
         text_config={"model_type": "llama"} | _text(len(tokenizer)),
-        vision_config=vision,
+        vision_config=Idefics3VisionConfig(**VISION),
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
         scale_factor=2,
         pad_token_id=2,
@@ -130,19 +131,9 @@ def save_llava(source: Path, path: Path) -> None:
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
     tokenizer = _tokenizer(source, "<image>")
-    vision = transformers.CLIPVisionConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        image_size=56,
-        patch_size=14,
-        projection_dim=32,
-        initializer_range=RANGE,
-    )
     config = transformers.LlavaConfig(
         text_config={"model_type": "llama"} | _text(len(tokenizer)),
-        vision_config=vision,
+        vision_config=transformers.CLIPVisionConfig(projection_dim=32, **VISION),
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
     )
     processor = transformers.LlavaProcessor(  # type: ignore[no-untyped-call]
