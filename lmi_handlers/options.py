@@ -215,7 +215,9 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     dtype: Annotated[
         Literal["auto", "fp32", "fp16", "bf16", "int8"],
         Option(
-            "Type of the weights; `auto` takes the model's own. `float32`, `float16` and `bfloat16` are understood.",
+            "Type of the weights. `auto` takes the model's own, or float32 on a CPU that only emulates that type (no "
+            "bfloat16 arithmetic with AVX2, for example): faster, but twice the memory. The log names the type and the "
+            "reason. Also accepts `float32`, `float16` and `bfloat16`.",
             ENGINES,
             aliases=("option.data_type",),
             spellings={"float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"},

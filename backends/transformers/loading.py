@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForImageTextToText,
 )
 
+from backends.cpu_dtype import choose_cpu_dtype
 from backends.transformers.attention import ATTENTION_NAME
 from backends.transformers.fallback import SequentialRunner
 from backends.transformers.packing import LinearInputs, can_pack, pack, unpack
@@ -28,8 +29,8 @@ from lmi_handlers.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-DTYPES: dict[str, torch.dtype | str] = {
-    "auto": "auto",
+DTYPES: dict[str, torch.dtype | None] = {
+    "auto": None,
     "fp32": torch.float32,
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
@@ -62,7 +63,7 @@ def load_model(path: Path, properties: ServingProperties) -> Any:
         model = auto_class.from_pretrained(
             path,
             config=config,
-            dtype=DTYPES[properties.dtype],
+            dtype=_choose_dtype(DTYPES[properties.dtype], config, device_map),
             device_map=device_map,
             trust_remote_code=properties.trust_remote_code,
             **options,
@@ -74,6 +75,13 @@ def load_model(path: Path, properties: ServingProperties) -> Any:
         raise ConfigError(f"option.model_id: {model.config.model_type} is an encoder-decoder; a causal model is needed")
     model.train(False)
     return model
+
+
+def _choose_dtype(asked: torch.dtype | None, config: Any, device_map: str | None) -> torch.dtype | str:
+    on_cpu = device_map in (None, "cpu") or not torch.accelerator.is_available()
+    if on_cpu:
+        return choose_cpu_dtype(asked, config.dtype or config.get_text_config().dtype)
+    return asked or "auto"
 
 
 def choose_max_model_len(config: Any, asked: int | None) -> int:
