@@ -5,7 +5,7 @@
     ├── RequestError             this request dies, every other one lives
     │   ├── InvalidRequest           the client must change its request
     │   │   ├── UnsupportedFeature       the backend in use cannot do what was asked
-    │   │   ├── PayloadTooLarge          the body is over `max_request_size`
+    │   │   ├── PayloadTooLarge          the body is too large, in bytes or in what it holds
     │   │   ├── UnsupportedMediaType     the body's content type is none that this route takes
     │   │   ├── InvalidJson              the body is not JSON
     │   │   ├── InvalidBody              the body's JSON has not the types of a request
@@ -52,7 +52,7 @@ class UnsupportedFeature(InvalidRequest):
 
 
 class PayloadTooLarge(InvalidRequest):
-    """The request body is larger than `max_request_size`."""
+    """The request body has more bytes, JSON values or lines than an option allows."""
 
 
 class UnsupportedMediaType(InvalidRequest):

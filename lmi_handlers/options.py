@@ -195,6 +195,43 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     max_stop_sequences: Annotated[int, Option("Most stop strings on TGI's routes.", SERVER, ge=0)] = 4
     max_top_n_tokens: Annotated[int, Option("Highest `top_n_tokens` on TGI's routes.", SERVER, ge=0, le=128)] = 5
     max_client_batch_size: Annotated[int, Option("Most prompts that TGI's clients may send at once.", SERVER, ge=1)] = 4
+    max_text_bytes: Annotated[
+        int, Option("Maximum bytes of a request body, not counting images in `data:` URLs.", SERVER, ge=1)
+    ] = 16 * 1024 * 1024
+    max_json_values: Annotated[
+        int, Option("Maximum JSON values in a request body; each token id of a prompt is one.", SERVER, ge=1)
+    ] = 1_000_000
+    max_json_containers: Annotated[int, Option("Maximum JSON objects and arrays in a request body.", SERVER, ge=1)] = (
+        50_000
+    )
+    max_batch_records: Annotated[int, Option("Maximum lines of a JSON-lines body.", SERVER, ge=1)] = 100_000
+    batch_timeout: Annotated[
+        int,
+        Option(
+            "Seconds that a JSON-lines body may take in all; later records are answered with an error.", SERVER, ge=1
+        ),
+    ] = 3600
+    max_sequences: Annotated[
+        int, Option("Maximum sequences of a request: prompts times `n`, `best_of` or `num_beams`.", SERVER, ge=1)
+    ] = 1024
+    max_messages: Annotated[int, Option("Maximum messages of a chat, and documents.", SERVER, ge=1)] = 2048
+    max_content_parts: Annotated[
+        int, Option("Maximum content parts of all messages of a chat together.", SERVER, ge=1)
+    ] = 10_000
+    max_tools: Annotated[int, Option("Maximum tools of a chat.", SERVER, ge=1)] = 512
+    max_strings: Annotated[
+        int, Option("Maximum stop strings of a request, maximum bad words, and maximum choices.", SERVER, ge=1)
+    ] = 1024
+    max_string_characters: Annotated[
+        int, Option("Maximum characters of all stop strings together; also of bad words, and of choices.", SERVER, ge=1)
+    ] = 32_768
+    max_token_ids: Annotated[
+        int, Option("Maximum entries of `logit_bias`, `stop_token_ids` and `allowed_token_ids`.", SERVER, ge=1)
+    ] = 262_144
+    max_schema_bytes: Annotated[
+        int,
+        Option("Maximum bytes of a schema, grammar or regular expression, and of all tools together.", SERVER, ge=1),
+    ] = 512 * 1024
 
     # Life of the engine process
 

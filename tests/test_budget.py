@@ -1,0 +1,153 @@
+"""The bounds of a request: how bodies are measured before they are decoded, and what is said of one that is too large."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmi_handlers.budget import Budget
+from lmi_handlers.dialects.openai_request import ChatCompletionBody, CompletionBody
+from lmi_handlers.dialects.structured_outputs import StructuredOutputsBody
+from lmi_handlers.errors import InvalidRequest, PayloadTooLarge
+from lmi_handlers.json_shape import JsonShape, count_members, json_shape
+from lmi_handlers.options import ServingProperties
+
+TEXTS = st.text(st.sampled_from('ab\\"\n{}[]:,é😀'))
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXTS,
+    lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner),
+    max_leaves=30,
+)
+
+
+def budget(**options: Any) -> Budget:
+    return Budget.of(ServingProperties(**options))
+
+
+def shape_of(value: Any) -> JsonShape:
+    """Counted the slow way."""
+    if not isinstance(value, dict | list):
+        return JsonShape(0, 0, 0)
+    items = list(value.values() if isinstance(value, dict) else value)
+    shapes = [shape_of(item) for item in items]
+    return JsonShape(
+        1 + sum(shape.containers for shape in shapes),
+        (len(items) if isinstance(value, dict) else 0) + sum(shape.members for shape in shapes),
+        max(len(items) - 1, 0) + sum(shape.commas for shape in shapes),
+    )
+
+
+@given(VALUES, st.booleans(), st.sampled_from([2, 4, 6, 1 << 16]))
+def test_a_text_is_measured_as_it_would_be_decoded(value: Any, ascii_only: bool, chunk: int) -> None:
+    shape = json_shape(json.dumps(value, ensure_ascii=ascii_only).encode(), chunk=chunk)
+    assert shape == shape_of(value)
+    assert shape.members == count_members(value)
+
+
+@given(st.binary(max_size=200), st.sampled_from([2, 4, 1 << 16]))
+def test_any_bytes_are_measured(data: bytes, chunk: int) -> None:
+    json_shape(data, chunk=chunk)
+
+
+@given(VALUES, st.integers(1, 5), st.integers(1, 5))
+def test_what_passes_is_within_the_bounds(value: Any, containers: int, values: int) -> None:
+    bounds = budget(max_json_containers=containers, max_json_values=values)
+    shape = shape_of(value)
+    fits = shape.containers <= containers and shape.containers + shape.commas <= values
+    try:
+        bounds.check_json(json.dumps(value).encode())
+    except PayloadTooLarge:
+        assert not fits
+    else:
+        assert fits
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "option"),
+    [
+        (b'{"inputs":"' + b"a" * 100 + b'"}', {"max_text_bytes": 99}, "max_text_bytes"),
+        (b"[" + b"{}," * 100 + b"1]", {"max_json_containers": 99}, "max_json_containers"),
+        (b"[" + b"1," * 100 + b"1]", {"max_json_values": 99}, "max_json_values"),
+    ],
+)
+def test_a_body_that_is_too_large_is_told_the_option(data: bytes, options: dict[str, int], option: str) -> None:
+    with pytest.raises(PayloadTooLarge, match=rf"\b{options[option]}\b.*\(option\.{option}\)"):
+        budget(**options).check_json(data)
+    budget().check_json(data)
+
+
+def test_lines_are_counted() -> None:
+    bounds = budget(max_batch_records=3)
+    bounds.check_lines(b"1\n2\n3\n")
+    with pytest.raises(PayloadTooLarge, match=r"more than 3 lines \(option.max_batch_records\)"):
+        bounds.check_lines(b"1\n2\n3\n\n")
+
+
+@pytest.mark.parametrize(
+    ("url", "counts"),
+    [
+        (b'"data:image/png;base64,' + b"A" * 1000 + b'"', False),
+        (b'"' + b"A" * 1000 + b'"', True),
+        (b'"\\"data:' + b"A" * 1000 + b'"', True),
+        (b'"data:' + "é".encode() * 500 + b'"', True),
+        (b'"data:' + b"\\n" * 500 + b'"', True),
+        (b'"data:' + b"A" * 1000, True),
+    ],
+    ids=["image", "text", "quoted in a text", "not ASCII", "escapes", "unfinished"],
+)
+def test_images_are_not_counted_as_text(url: bytes, counts: bool) -> None:
+    bounds = budget(max_text_bytes=500)
+    data = b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":' + url + b"}}]}]}"
+    if counts:
+        with pytest.raises(PayloadTooLarge, match="max_text_bytes"):
+            bounds.check_json(data)
+    else:
+        bounds.check_json(data)
+
+
+MESSAGES: dict[str, Any] = {"messages": []}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            ChatCompletionBody(messages=[], stop=["a"] * 4),
+            "stop: has 4 strings; at most 3 are allowed (option.max_strings)",
+        ),
+        (ChatCompletionBody(messages=[], stop="a" * 11), "stop: has 11 characters in all; at most 10 are allowed"),
+        (ChatCompletionBody(messages=[], bad_words=["a" * 6] * 2), "bad_words: has 12 characters in all; at most 10"),
+        (
+            CompletionBody(prompt="", logit_bias={1: 0, 2: 0, 3: 0}),
+            "logit_bias: has 3 token ids; at most 2 are allowed",
+        ),
+        (CompletionBody(prompt="", stop_token_ids=[1, 2, 3]), "stop_token_ids: has 3 token ids; at most 2 are allowed"),
+        (CompletionBody(prompt="", guided_regex="a" * 21), "guided_regex: has 21 bytes; at most 20 are allowed"),
+        (CompletionBody(prompt="", guided_json={"a": "b" * 20}), "guided_json: has 28 bytes; at most 20 are allowed"),
+        (
+            CompletionBody(prompt="", structured_outputs=StructuredOutputsBody(grammar="a" * 21)),
+            "structured_outputs.grammar: has 21 bytes; at most 20 are allowed (option.max_schema_bytes)",
+        ),
+        (CompletionBody(prompt="", model="m" * 1025), "model: has 1025 characters; at most 1024 are allowed"),
+    ],
+)
+def test_each_field_has_a_bound(body: CompletionBody | ChatCompletionBody, message: str) -> None:
+    bounds = budget(max_strings=3, max_string_characters=10, max_token_ids=2, max_schema_bytes=20)
+    with pytest.raises(InvalidRequest) as caught:
+        bounds.check_fields(body)
+    assert str(caught.value).startswith(message)
+    budget().check_fields(ChatCompletionBody(messages=[]))
+
+
+def test_sequences_are_counted() -> None:
+    bounds = budget(max_sequences=8)
+    bounds.check_sequences("inputs", 4, 2)
+    with pytest.raises(InvalidRequest) as caught:
+        bounds.check_sequences("inputs", 3, 3)
+    assert str(caught.value) == (
+        "inputs: 3 prompts with 3 sequences each are 9 sequences; a request may have at most 8 (option.max_sequences)"
+    )
