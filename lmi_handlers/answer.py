@@ -66,7 +66,7 @@ class Answer:
                         begun = True
                 last = self._formatter.finish()
             except GeneratorExit:
-                self.failure = ClientDisconnected("the client closed the connection")
+                self.failure = self._generation.failure or ClientDisconnected("the client closed the connection")
                 raise
             except Exception as error:
                 self.failure = respelled(error, self._spelling) if isinstance(error, LMIError) else _unforeseen(error)

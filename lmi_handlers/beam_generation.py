@@ -21,6 +21,7 @@ from lmi_handlers.errors import (
     EngineDead,
     EngineNotReady,
     InvalidRequest,
+    LMIError,
     QueueFull,
     RequestFailed,
     UnsupportedFeature,
@@ -109,6 +110,11 @@ class BeamGeneration:
         while any(search.running for search in self._searches):
             self._advance(self._next_outputs(later_params))
         yield list(self._answer())
+
+    @property
+    def failure(self) -> LMIError | None:
+        """What has ended the step under way from outside."""
+        return self._step.failure
 
     def close(self) -> None:
         """Abort the step under way."""

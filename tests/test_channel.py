@@ -492,6 +492,25 @@ def test_deadline_and_departed_client_end_a_generation(engine: Pair) -> None:
     engine_is_free(client)
 
 
+def test_generation_that_nobody_reads_ends_once_and_frees_its_places(engine: Pair) -> None:
+    _, client = engine
+    generation = submit(client, b"abc", b"def", timeout=0.3, ignore_eos=True, max_tokens=None)
+    wait_until(lambda: generation.failure is not None)
+    engine_is_free(client)
+    failure = generation.failure
+    time.sleep(0.5)  # the watch has looked again since
+    assert generation.failure is failure
+    batches: list[list[SequenceOutput]] = []
+    with pytest.raises(DeadlineExceeded):
+        batches.extend(generation)
+    for index, prompt in enumerate((b"abc", b"def")):
+        items = [item for batch in batches for item in batch if item.index == index]
+        answer = bytes(token_id for item in items for token_id in item.output.token_ids)
+        assert answer == (prompt * len(answer))[: len(answer)]
+        assert len(answer) > 1000, "else nothing had to be joined"
+        assert len(items) < 256 + 2 * 256 + len(answer) / 100
+
+
 def test_full_queue_is_refused_to_the_last_one_only(engine: Pair) -> None:
     _, client = engine
     with contextlib.ExitStack() as stack:

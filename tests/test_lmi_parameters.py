@@ -83,6 +83,13 @@ def test_lmis_defaults_for_tensorrt_llm(parameters: dict[str, Any], expected: tu
     assert (params.temperature, params.top_k, params.top_p) == expected
 
 
+@pytest.mark.parametrize("seed", ["9" * 5000, "1" * 21, "\u0661", "-1", "1_0", ""], ids=lambda text: text[:8])
+@pytest.mark.parametrize("name", ["seed", "random_seed"])
+def test_text_that_is_no_seed_is_refused(name: str, seed: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^parameters.{name}: must be an integer from 0 to 18446744073709551615"):
+        parse({name: seed})
+
+
 def test_lmis_names_for_tensorrt_llm() -> None:
     params = parse({"request_output_len": 3, "max_new_tokens": 9, "runtime_top_k": 4, "top_k": 5, "random_seed": "8"})
     assert (params.sampling_params.max_tokens, params.sampling_params.top_k, params.sampling_params.seed) == (3, 4, 8)

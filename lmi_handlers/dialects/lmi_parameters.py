@@ -6,6 +6,7 @@ TensorRT-LLM; `structured_outputs` and `guided_*` are vLLM's, to which LMI passe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ from lmi_handlers.dialects.base import Payload, conversion_error, decode_json
 from lmi_handlers.dialects.structured_outputs import StructuredOutputsBody, constraint_of
 from lmi_handlers.errors import InvalidRequest
 from lmi_handlers.request import BeamSearchParams
-from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.sampling_params import RANGES, SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 30
 
@@ -289,8 +290,11 @@ def _integer(field: str, value: int | str | None) -> int | None:
     """DJL's front end writes a seed of its own as a string, so clients have learnt to."""
     if not isinstance(value, str):
         return value
-    if not (value.isascii() and value.isdigit()):
-        raise InvalidRequest(f"must be an integer, got {value[:32]!r}", field=f"parameters.{field}")
+    # A bounded number of digits: int() refuses thousands of them with an error of its own.
+    if not re.fullmatch(r"[0-9]{1,20}", value):
+        raise InvalidRequest(
+            f"must be an integer from 0 to {RANGES['seed'][1]}, got {value[:32]!r}", field=f"parameters.{field}"
+        )
     return int(value)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import itertools
-import queue
 import socket
 import threading
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from lmi_handlers import errors
+from lmi_handlers.engine.arrivals import Arrivals
 from lmi_handlers.engine.channel import Channel, worker_end
 from lmi_handlers.engine.messages import (
     Abort,
@@ -58,6 +58,7 @@ class Generation:
     Iterating yields lists of outputs, everything that has arrived since the last time, and ends when each of the
     request's sequences has finished or was aborted. Raises the error that ended the request: the engine's,
     `DeadlineExceeded` or `ClientDisconnected`. Leaving the `with` block before the end aborts what still runs.
+    `failure` is what the client's watch has ended it with, whether or not anybody iterates.
     """
 
     def __init__(
@@ -71,10 +72,12 @@ class Generation:
         self.number = submit.number
         self.deadline = deadline
         self.connected = connected
+        self.failure: LMIError | None = None
         self._client = client
         self._channel = channel
-        self._running = set(range(len(submit.prompts) * submit.sampling_params.n))
-        self._queue: queue.SimpleQueue[SequenceOutput | LMIError] = queue.SimpleQueue()
+        sequences = len(submit.prompts) * submit.sampling_params.n
+        self._running = set(range(sequences))
+        self._arrivals = Arrivals(sequences)
 
     def __enter__(self) -> Generation:
         return self
@@ -87,9 +90,9 @@ class Generation:
     def __iter__(self) -> Iterator[list[SequenceOutput]]:
         while self._running:
             batch: list[SequenceOutput] = []
-            failure = self._collect(self._queue.get(), batch)
-            while failure is None and not self._queue.empty():
-                failure = self._collect(self._queue.get(), batch)
+            failure: LMIError | None = None
+            for item in self._arrivals.take():
+                failure = failure or self._collect(item, batch)
             if batch:
                 yield batch  # what came before an error is still good
             if failure is not None:
@@ -102,7 +105,14 @@ class Generation:
 
     def put(self, item: SequenceOutput | LMIError) -> None:
         """Hand over what has arrived; called by the client's threads."""
-        self._queue.put(item)
+        self._arrivals.put(item)
+
+    def end(self, failure: LMIError) -> None:
+        """End the request in the engine at once, even if nobody iterates; called by the client's watch."""
+        self.failure = failure
+        if self._client.forget(self):
+            self._send(Abort(self.number))
+        self._arrivals.put(failure)
 
     def abort(self, index: int) -> None:
         """Stop sequence `index`, whose text is complete; the others go on."""
@@ -246,9 +256,9 @@ class EngineClient:
             now = time.monotonic()
             for generation in list(self._generations.values()):
                 if not generation.connected():
-                    generation.put(ClientDisconnected("the client closed the connection"))
+                    generation.end(ClientDisconnected("the client closed the connection"))
                 elif now >= generation.deadline:
-                    generation.put(DeadlineExceeded("the request was not done within predict_timeout"))
+                    generation.end(DeadlineExceeded("the request was not done within predict_timeout"))
 
 
 def _error_of(message: Failed) -> LMIError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import queue
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import TypeVar
 
 from lmi_handlers.engine.messages import EngineMessage, Outputs, SequenceOutput
@@ -45,11 +46,15 @@ def join_outputs(steps: list[Outputs]) -> Outputs:
     """Return a message with one output for each sequence: all that `steps`, which follow each other, have of it."""
     if len(steps) == 1:
         return steps[0]
+    return Outputs(join([output for step in steps for output in step.outputs]))
+
+
+def join(outputs: Iterable[SequenceOutput]) -> list[SequenceOutput]:
+    """Return one output for each sequence: all that `outputs`, in the order they were made, have of it."""
     parts: defaultdict[tuple[int, int], list[SequenceOutput]] = defaultdict(list)
-    for step in steps:
-        for output in step.outputs:
-            parts[output.number, output.index].append(output)
-    return Outputs([_join(outputs) for outputs in parts.values()])
+    for output in outputs:
+        parts[output.number, output.index].append(output)
+    return [_join(parts_of_one) for parts_of_one in parts.values()]
 
 
 def _join(parts: list[SequenceOutput]) -> SequenceOutput:

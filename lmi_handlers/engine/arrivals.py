@@ -1,0 +1,60 @@
+"""What the engine has produced for one request and nobody has taken yet."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+from lmi_handlers.engine.messages import SequenceOutput
+from lmi_handlers.engine.outbox import join
+from lmi_handlers.errors import LMIError
+
+_UNREAD = 256
+"""Outputs per sequence that may wait one by one."""
+
+
+class Arrivals:
+    """A queue of a request's outputs, with an error as its last item. One thread takes, the client's threads put.
+
+    A reader that falls behind (a client that takes no bytes blocks it) gets later outputs joined, so that what waits
+    for it costs little more than the tokens themselves.
+    """
+
+    def __init__(self, sequences: int) -> None:
+        self._most = _UNREAD * sequences
+        self._queue: queue.SimpleQueue[SequenceOutput | LMIError] = queue.SimpleQueue()
+        self._behind = threading.Lock()
+        self._joined: list[SequenceOutput] = []
+        self._unjoined: list[SequenceOutput] = []
+        self._error: LMIError | None = None
+
+    def put(self, item: SequenceOutput | LMIError) -> None:
+        """Add an item. Never waits for the reader."""
+        if not self._unjoined and self._queue.qsize() < self._most:
+            self._queue.put(item)
+            return
+        with self._behind:
+            if not self._unjoined and self._queue.qsize() < self._most:
+                self._queue.put(item)
+            elif isinstance(item, LMIError):
+                self._error = item
+            else:
+                self._unjoined.append(item)
+                if (
+                    len(self._unjoined) > self._most
+                ):  # never empty them all: that would say that the reader has caught up
+                    self._joined += join(self._unjoined[:-1])
+                    del self._unjoined[:-1]
+
+    def take(self) -> list[SequenceOutput | LMIError]:
+        """Wait for an item and return all there are, in order."""
+        items = [self._queue.get()]
+        with self._behind:
+            while not self._queue.empty():
+                items.append(self._queue.get())
+            # The queue was full when these came, so they follow what was in it.
+            items += [*self._joined, *self._unjoined]
+            if self._error is not None:
+                items.append(self._error)
+            self._joined, self._unjoined, self._error = [], [], None
+        return items
