@@ -30,6 +30,7 @@ from lmi_handlers.errors import (
     ModelNotFound,
     QueueFull,
 )
+from lmi_handlers.front_end_errors import front_end_error
 from lmi_handlers.http_exchange import Exchange
 from lmi_handlers.local_runtime import local_runtime
 from lmi_handlers.metrics.requests import CONTENT_TYPE
@@ -37,7 +38,7 @@ from lmi_handlers.openai_routes import OpenAIRoutes
 from lmi_handlers.openapi.document import openapi_document
 from lmi_handlers.properties import ServingProperties, load_properties
 from lmi_handlers.served_model import ServedModel
-from lmi_handlers.server_settings import ServerSettings, default_workers
+from lmi_handlers.server_settings import ServerSettings, default_workers, is_loopback
 from lmi_handlers.tgi_routes import TgiRoutes
 from lmi_handlers.usage import Usage
 
@@ -77,8 +78,9 @@ def create_app() -> Flask:
     workers = settings.workers or properties.web_workers or default_workers()
     app.register_blueprint(TgiRoutes(model, properties, workers).blueprint())
     app.register_blueprint(OpenAIRoutes(model, properties).blueprint())
-    app.register_error_handler(HTTPException, http_error)
-    AccessControl(properties.cors_allowed_origin, api_key).install(app)
+    app.register_error_handler(HTTPException, front_end_error)
+    loopback_only = is_loopback(settings.host)
+    AccessControl(properties.cors_allowed_origin, api_key, loopback_only=loopback_only).install(app)
     if settings.local_runtime:
         app.register_blueprint(local_runtime(split_payload_parts=settings.split_payload_parts))
     model.start()
@@ -100,18 +102,6 @@ def metrics(model: ServedModel) -> Response:
 def openapi(document: Callable[[], bytes]) -> Response:
     """What the routes take and answer, as OpenAPI has it."""
     return Response(document(), content_type="application/json")
-
-
-def http_error(error: HTTPException) -> Response:
-    """What the router refuses, in the shape of DJL's front end."""
-    status = error.code or 500
-    kinds = {404: "ResourceNotFoundException", 405: "MethodNotAllowedException"}
-    response = _json(
-        status, {"code": status, "type": kinds.get(status, type(error).__name__), "message": str(error.description)}
-    )
-    if status == 405:
-        response.headers["Allow"] = ", ".join(sorted(getattr(error, "valid_methods", None) or ()))
-    return response
 
 
 class Invocations:

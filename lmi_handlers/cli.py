@@ -33,7 +33,7 @@ def main() -> None:
 
 @main.command()
 @_model_dir
-@click.option("--host", help="Address to listen on. Default: 0.0.0.0.")
+@click.option("--host", help="Address to listen on. Default: 0.0.0.0, with --local-runtime 127.0.0.1.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Default: SAGEMAKER_BIND_TO_PORT, else 8080.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Web worker processes. Default: by the number of cores.")
 @click.option(

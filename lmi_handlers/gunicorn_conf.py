@@ -29,7 +29,7 @@ from lmi_handlers.engine.settings import SOCKET_VARIABLE, EngineSettings
 from lmi_handlers.errors import ConfigError
 from lmi_handlers.log import configure_logging
 from lmi_handlers.properties import ServingProperties, load_properties
-from lmi_handlers.server_settings import ServerSettings, default_workers
+from lmi_handlers.server_settings import ALL_INTERFACES, ServerSettings, default_workers, is_loopback
 
 
 def _start_up() -> tuple[ServerSettings, ServingProperties]:
@@ -92,6 +92,7 @@ def on_starting(server: Any) -> None:
     configure_logging()
     for address in server.cfg.address:
         _check_port(address)
+    _tell_host(server.cfg.address)
     if SOCKET_VARIABLE in os.environ:
         return
     _engine = EngineSettings(runtime_dir=tempfile.mkdtemp(prefix="lmi-"), properties=_properties)
@@ -103,6 +104,19 @@ def on_starting(server: Any) -> None:
     # The pipe stays open for as long as this process, or a worker forked from it, lives: that is the engine's lifeline.
     server.lmi_supervisor = supervisor
     _supervisor_pid = supervisor.pid
+
+
+def _tell_host(addresses: list[Any]) -> None:
+    """Tell the workers where this server listens, whether `lmi serve` or gunicorn's own `-b` says so."""
+    hosts = [address[0] if isinstance(address, tuple) else "" for address in addresses]
+    loopback = bool(hosts) and all(map(is_loopback, hosts))
+    os.environ["LMI_HOST"] = hosts[0] if loopback else ALL_INTERFACES
+    if _settings.local_runtime and not loopback and not os.environ.get("API_KEY"):
+        print(
+            f"lmi: warning: the local runtime checks no signatures, and {bind} lets other machines in; "
+            "set API_KEY, or leave --host out",
+            file=sys.stderr,
+        )
 
 
 def _check_port(address: Any) -> None:

@@ -5,7 +5,8 @@
 
 What AWS does between client and container is done here: headers are mapped both ways, the container's errors become 424
 `ModelError`, its time is limited. The container is called as a WSGI application, with the client's own connection: its
-bytes flow through as they come, and a client that leaves is noticed. Signatures are not checked and sizes not limited.
+bytes flow through as they come, and a client that leaves is noticed. Signatures are not checked and sizes not limited;
+with an API key the client's access key id must be that key, which `access_control` checks before the container is called.
 
 Sources: the API reference of the SageMaker runtime, botocore's service model, and error messages that users have quoted.
 """
@@ -25,6 +26,7 @@ from flask import Blueprint, Response, current_app, request
 from werkzeug.datastructures import Headers
 
 from lmi_handlers import eventstream
+from lmi_handlers.access_control import ADMITTED
 
 INVOKE_TIME_LIMIT = 60.0
 STREAM_TIME_LIMIT = 480.0
@@ -125,7 +127,7 @@ class LocalRuntime:
         check_headers(request.headers, _CONSTRAINTS)
         call = ContainerCall(endpoint, "InvokeEndpoint", request.headers.get("Accept"), self._invoke_time_limit)
         response = Response(call.read(), content_type=call.content_type)
-        response.headers.extend(_answer_headers(call.headers))
+        response.headers.extend(_answer_headers(request.headers, call.headers))
         return response
 
     def invoke_endpoint_with_response_stream(self, endpoint: str) -> Response:
@@ -135,7 +137,7 @@ class LocalRuntime:
         call = ContainerCall(endpoint, "InvokeEndpointWithResponseStream", accept, self._stream_time_limit)
         response = Response(self._events(call), content_type=eventstream.CONTENT_TYPE)
         response.call_on_close(call.close)
-        response.headers.extend(_answer_headers(call.headers))
+        response.headers.extend(_answer_headers(request.headers, call.headers))
         response.headers[_PREFIX + "Content-Type"] = call.content_type
         return response
 
@@ -231,6 +233,7 @@ def container_environ(environ: Mapping[str, Any], api: str, accept: str | None, 
     derived[_ENVIRON_PREFIX + "FORWARDED_API"] = api
     derived["PATH_INFO"] = derived["RAW_URI"] = "/invocations"
     derived["QUERY_STRING"] = ""
+    derived[ADMITTED] = True
     if "gunicorn.socket" in derived:
         derived["gunicorn.socket"] = ContainerSocket(derived["gunicorn.socket"], deadline)
     return derived
@@ -298,9 +301,13 @@ def check_headers(headers: Headers, constraints: Iterable[Constraint]) -> None:
         raise ServiceError(400, "ValidationError", {"Message": message})
 
 
-def _answer_headers(container: Headers) -> dict[str, str]:
-    """Choose what the client sees of the container's headers: SageMaker's own, a new session's id under its other name."""
-    headers = {"x-amzn-RequestId": str(uuid.uuid4()), "x-Amzn-Invoked-Production-Variant": "AllTraffic"}
+def _answer_headers(client: Headers, container: Headers) -> dict[str, str]:
+    """Choose what the client sees: the variant it asked for, and of the container's headers SageMaker's own.
+
+    A new session's id has another name there.
+    """
+    variant = client.get(_PREFIX + "Target-Variant", "AllTraffic")
+    headers = {"x-amzn-RequestId": str(uuid.uuid4()), "x-Amzn-Invoked-Production-Variant": variant}
     for name, value in container.items():
         if name.lower().startswith(_PREFIX.lower()):
             headers[_RENAMED.get(name.lower(), name)] = value

@@ -171,13 +171,14 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     ] = None
 
     cors_allowed_origin: Annotated[
-        str,
+        str | None,
         Option(
-            "Origins whose pages may call this server, separated by commas; `*` is every one.",
+            "Origins whose pages in browsers may call this server, separated by commas; `*` allows all. "
+            "Defaults to the server's own origin and pages on loopback addresses.",
             SERVER,
             key="cors_allowed_origin",
         ),
-    ] = "*"
+    ] = None
     compute_type: Annotated[
         str | None,
         Option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,13 +12,15 @@ import msgspec
 from lmi_handlers.errors import ConfigError
 
 SAGEMAKER_MODEL_DIR = Path("/opt/ml/model")
+ALL_INTERFACES = "0.0.0.0"
+LOOPBACK = "127.0.0.1"
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`local_runtime` adds SageMaker's own runtime API; `split_payload_parts` makes its stream as unkind as AWS's may be."""
 
     model_dir: Path | None
-    host: str = "0.0.0.0"
+    host: str = ALL_INTERFACES
     port: int = 8080
     workers: int | None = None
     local_runtime: bool = False
@@ -25,15 +28,19 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> ServerSettings:
-        """`SAGEMAKER_BIND_TO_PORT` is SageMaker's way to move a container off port 8080. Raises `ConfigError`."""
+        """`SAGEMAKER_BIND_TO_PORT` is SageMaker's way to move a container off port 8080. Raises `ConfigError`.
+
+        The local runtime checks no signatures, so unless a host is given it serves this machine only.
+        """
         port = environ.get("LMI_PORT") or environ.get("SAGEMAKER_BIND_TO_PORT") or "8080"
         workers = environ.get("LMI_WORKERS")
+        local_runtime = environ.get("LMI_LOCAL_RUNTIME") == "true"
         return cls(
             model_dir=find_model_dir(environ.get("LMI_MODEL_DIR")),
-            host=environ.get("LMI_HOST", "0.0.0.0"),
+            host=environ.get("LMI_HOST") or (LOOPBACK if local_runtime else ALL_INTERFACES),
             port=_integer("LMI_PORT or SAGEMAKER_BIND_TO_PORT", port, 65535),
             workers=None if workers is None else _integer("LMI_WORKERS", workers, 256),
-            local_runtime=environ.get("LMI_LOCAL_RUNTIME") == "true",
+            local_runtime=local_runtime,
             split_payload_parts=environ.get("LMI_SPLIT_PAYLOAD_PARTS") == "true",
         )
 
@@ -54,6 +61,20 @@ def find_model_dir(given: str | None) -> Path | None:
 def default_workers(cores: int | None = None) -> int:
     """Web workers for a machine: the model needs the cores more, so few of them."""
     return max(1, min(4, (cores or os.cpu_count() or 1) // 4))
+
+
+def is_loopback(name: str) -> bool:
+    """Whether a host name or address means the machine itself, and nothing else."""
+    address = ip_address(name)
+    return name == "localhost" or name.endswith(".localhost") or (address is not None and address.is_loopback)
+
+
+def ip_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address that a host name spells out, None for a name proper."""
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None
 
 
 def _integer(name: str, text: str, high: int) -> int:

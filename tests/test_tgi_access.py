@@ -1,12 +1,21 @@
-"""Who may ask: CORS and the API key, on every route."""
+"""Who may ask, on every route: pages in browsers, clients with the API key, clients of the runtime API."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
 
+import boto3
+import psutil
 import pytest
 import requests
-from serving import Server, StartServer
+from botocore.config import Config
+from botocore.exceptions import ClientError
+from serving import Server, StartServer, free_port
 
 ECHO = "option.rolling_batch=echo\n"
 KEY = "s3cret-key"
@@ -56,13 +65,105 @@ def test_key_beyond_ascii(start_server: StartServer) -> None:
     assert answer.status_code == 200
 
 
+# Pages in browsers
+
+OWN = "own"
+"""Stands for the origin that the server itself has."""
+
+LOCAL_PAGES = ("http://localhost:3000", "https://127.0.0.1", "http://[::1]:5173", "http://app.localhost", OWN)
+FOREIGN_PAGES = ("https://evil.example", "null", "http://localhost.evil.example", "http://127.0.0.1.evil.example")
+VARY = "origin, access-control-request-method, access-control-request-headers"
+GENERATING = (
+    "/",
+    "/generate",
+    "/generate_stream",
+    "/invocations",
+    "/predictions/m",
+    "/models/m/invoke",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/chat/completions",
+    "/complete",
+    "/endpoints/m/invocations",
+    "/endpoints/m/invocations-response-stream",
+)
+BODIES: dict[str, object] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/completions": {"prompt": "a"},
+    "/chat/completions": {"model": "m", "messages": [{"role": "user", "content": "a"}]},
+    "/complete": {"model": "m", "prompt": "a", "maximum_tokens": 1},
+}
+
+
+def post(server: Server, path: str, headers: dict[str, str]) -> requests.Response:
+    """As a page does whose request needs no preflight, if that is what `path` takes."""
+    return server.invoke(BODIES.get(path, {"inputs": "a"}), path=path, headers=headers)
+
+
+def origin_of(server: Server, page: str) -> str:
+    return server.url if page == OWN else page
+
+
+@pytest.mark.parametrize("path", GENERATING)
+@pytest.mark.parametrize("page", FOREIGN_PAGES)
+def test_a_foreign_page_is_refused(echo_server: Server, path: str, page: str) -> None:
+    answer = post(echo_server, path, {"Origin": page})
+    assert answer.status_code == 403
+    assert "cors_allowed_origin" in answer.text
+    assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_a_foreign_page_that_hides_its_origin(echo_server: Server, site: str) -> None:
+    assert post(echo_server, "/invocations", {"Sec-Fetch-Site": site}).status_code == 403
+
+
+def test_what_needs_no_preflight_is_refused_too(echo_server: Server) -> None:
+    """A form of any page can send this."""
+    headers = {"Origin": "https://evil.example", "Content-Type": "text/plain"}
+    answer = requests.post(f"{echo_server.url}/invocations", b'{"inputs": "a"}', headers=headers, timeout=5)
+    assert answer.status_code == 403
+
+
+@pytest.mark.parametrize("path", GENERATING)
+@pytest.mark.parametrize("page", [None, *LOCAL_PAGES])
+def test_local_pages_and_other_clients_are_served(echo_server: Server, path: str, page: str | None) -> None:
+    """The body's own faults aside: it passes the door."""
+    headers = {} if page is None else {"Origin": origin_of(echo_server, page)}
+    answer = post(echo_server, path, headers)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers.get("Access-Control-Allow-Origin") == headers.get("Origin")
+
+
+@pytest.mark.parametrize("site", ["none", "same-origin"])
+def test_what_browsers_say_of_the_servers_own_pages(echo_server: Server, site: str) -> None:
+    assert post(echo_server, "/invocations", {"Sec-Fetch-Site": site}).status_code == 200
+
+
+SHAPES = {
+    "/v1/chat/completions": lambda answer: answer["error"]["message"],
+    "/generate": lambda answer: (answer["error_type"] == "validation") and answer["error"],
+    "/": lambda answer: (answer["error_type"] == "validation") and answer["error"],
+    "/complete": lambda answer: (answer["code"] == "FORBIDDEN") and answer["error"],
+    "/invocations": lambda answer: (answer["code"] == 403) and answer["message"],
+    "/endpoints/m/invocations": lambda answer: answer["Message"],
+}
+
+
+@pytest.mark.parametrize("path", SHAPES)
+def test_the_refusal_has_the_apis_shape(echo_server: Server, path: str) -> None:
+    answer = post(echo_server, path, {"Origin": "https://evil.example"})
+    assert "'https://evil.example'" in SHAPES[path](answer.json())
+
+
 @pytest.mark.parametrize("path", ["/generate", "/nope"])
 def test_preflight(echo_server: Server, path: str) -> None:
-    answer = requests.options(echo_server.url + path, headers={"Origin": "https://a.example"}, timeout=5)
-    assert (answer.status_code, answer.content) == (200, b"")
-    assert answer.headers["Access-Control-Allow-Methods"] == "GET,POST"
-    assert answer.headers["Access-Control-Allow-Headers"] == "content-type"
-    assert answer.headers["Access-Control-Allow-Origin"] == "*"
+    for origin, allowed in {"http://localhost:3000": "http://localhost:3000", "https://evil.example": None}.items():
+        answer = requests.options(echo_server.url + path, headers={"Origin": origin}, timeout=5)
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert answer.headers["Access-Control-Allow-Methods"] == "GET,POST"
+        assert answer.headers["Access-Control-Allow-Headers"] == "content-type"
+        assert answer.headers.get("Access-Control-Allow-Origin") == allowed
 
 
 def test_preflight_needs_no_key_and_allows_one(guarded_server: Server) -> None:
@@ -70,20 +171,139 @@ def test_preflight_needs_no_key_and_allows_one(guarded_server: Server) -> None:
     assert (answer.status_code, answer.headers["Access-Control-Allow-Headers"]) == (200, "content-type,authorization")
 
 
+@pytest.fixture(scope="module")
+def open_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One for every page, as TGI is by default."""
+    server = Server(tmp_path_factory.mktemp("open") / "m", ECHO + "cors_allowed_origin=*\n", "--local-runtime")
+    yield server.wait_ready()
+    server.stop()
+
+
+@pytest.mark.parametrize("path", GENERATING)
+def test_every_page_where_that_is_asked_for(open_server: Server, path: str) -> None:
+    headers = {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site", "Host": "evil.example"}
+    answer = post(open_server, path, headers)
+    assert (answer.status_code, answer.headers["Access-Control-Allow-Origin"]) == (200, "*"), answer.text
+
+
 @pytest.mark.parametrize(("method", "path"), [("POST", "/generate_stream"), ("POST", "/invocations"), ("GET", "/nope")])
-def test_every_response_is_marked(echo_server: Server, method: str, path: str) -> None:
-    answer = requests.request(method, echo_server.url + path, json={"inputs": "a"}, timeout=5)
-    assert answer.headers["Access-Control-Allow-Origin"] == "*"
-    assert answer.headers["Vary"] == "origin, access-control-request-method, access-control-request-headers"
+def test_every_response_is_marked(open_server: Server, method: str, path: str) -> None:
+    answer = requests.request(method, open_server.url + path, json={"inputs": "a"}, timeout=5)
+    assert (answer.headers["Access-Control-Allow-Origin"], answer.headers["Vary"]) == ("*", VARY)
 
 
 def test_only_listed_origins(start_server: StartServer) -> None:
-    server = start_server(ECHO + "cors_allowed_origin=https://a.example, https://b.example\n")
-    origins = {
-        "https://a.example": "https://a.example",
-        "https://b.example": "https://b.example",
-        "https://c.example": None,
-    }
-    for origin, allowed in origins.items():
+    server = start_server(ECHO + "cors_allowed_origin=https://a.example, https://B.example/\n")
+    for origin, allowed in {
+        "https://a.example": True,
+        "https://b.example": True,
+        "https://c.example": False,
+        "http://a.example": False,
+        "http://localhost:3000": False,
+        server.url: True,
+    }.items():
         answer = requests.get(server.url + "/health", headers={"Origin": origin}, timeout=5)
-        assert answer.headers.get("Access-Control-Allow-Origin") == allowed
+        assert answer.headers.get("Access-Control-Allow-Origin") == (origin if allowed else None)
+        assert post(server, "/generate", {"Origin": origin}).status_code == (200 if allowed else 403)
+    # Who may send pages of that name may be a proxy of that name, too.
+    assert post(server, "/generate", {"Host": "a.example"}).status_code == 200
+
+
+# A page whose name was made to point to this machine
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/info", "/"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example"]
+)
+def test_a_loopback_server_knows_its_name(echo_server: Server, path: str, host: str) -> None:
+    method = "POST" if path == "/invocations" else "GET"
+    headers = {"Host": host, "Origin": f"http://{host}"}
+    answer = requests.request(method, echo_server.url + path, json={"inputs": "a"}, headers=headers, timeout=5)
+    assert (answer.status_code, "loopback" in answer.text) == (403, True)
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST.:1", "127.0.0.1:1", "[::1]:1", "model", "host.docker.internal:8080", "mac.local"]
+)
+def test_names_that_no_page_can_have(echo_server: Server, host: str) -> None:
+    assert post(echo_server, "/invocations", {"Host": host}).status_code == 200
+
+
+# SageMaker's runtime API on this machine
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "address"),
+    [
+        ([], {}, "127.0.0.1"),
+        (["--host", "0.0.0.0"], {}, "0.0.0.0"),
+        (["--host", "0.0.0.0"], {"API_KEY": KEY}, "0.0.0.0"),
+    ],
+)
+def test_the_local_runtime_is_for_this_machine(
+    tmp_path: Path, arguments: list[str], environ: dict[str, str], address: str
+) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "lmi_handlers.cli", "serve", "--model-dir", str(tmp_path), "--local-runtime"]
+    command += ["--port", str(port), *arguments]
+    server = Server(tmp_path, ECHO, command=command, port=port, environ=environ)
+    try:
+        server.wait_ready()
+        process = psutil.Process(server.process.pid)
+        listening = {item.laddr.ip for item in process.net_connections("tcp") if item.status == psutil.CONN_LISTEN}
+        assert listening == {address}
+        assert ("lmi: warning: the local runtime checks no signatures" in server.log) == (
+            address == "0.0.0.0" and not environ
+        )
+        # A name of a proxy's, as in a cluster: only a server of this machine alone minds.
+        expected = 403 if address == "127.0.0.1" else 200
+        headers = {"Host": "llm.example.org", "Authorization": f"Bearer {KEY}"}
+        assert post(server, "/invocations", headers).status_code == expected
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def guarded_runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("runtime") / "m", ECHO, "--local-runtime", environ={"API_KEY": KEY})
+    yield server.wait_ready()
+    server.stop()
+
+
+def runtime(server: Server, access_key: str) -> Any:
+    return boto3.client(
+        "sagemaker-runtime",
+        endpoint_url=server.url,
+        region_name="us-east-1",
+        aws_access_key_id=access_key,
+        aws_secret_access_key="any",
+        config=Config(retries={"total_max_attempts": 1}),
+    )
+
+
+def test_boto3_with_the_key(guarded_runtime: Server) -> None:
+    """The access key id is all that it can say."""
+    with closing(runtime(guarded_runtime, KEY)) as client:
+        call = {"EndpointName": "x", "Body": b'{"inputs": "hello"}', "ContentType": "application/json"}
+        answer = client.invoke_endpoint(**call)
+        assert json.loads(answer["Body"].read()) == {"generated_text": "hello"}
+        with closing(client.invoke_endpoint_with_response_stream(**call)["Body"]) as events:
+            assert b"hello" in b"".join(event["PayloadPart"]["Bytes"] for event in events)
+
+
+def test_curl_with_the_key(guarded_runtime: Server) -> None:
+    answer = post(guarded_runtime, "/endpoints/x/invocations", {"Authorization": f"Bearer {KEY}"})
+    assert (answer.status_code, answer.json()) == (200, {"generated_text": "a"})
+
+
+@pytest.mark.parametrize("access_key", ["test", KEY + "x", f"{KEY}/x", ""])
+def test_boto3_without_the_key(guarded_runtime: Server, access_key: str) -> None:
+    with closing(runtime(guarded_runtime, access_key or "-")) as client, pytest.raises(ClientError) as caught:
+        client.invoke_endpoint(EndpointName="x", Body=b'{"inputs": "hello"}')
+    assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 401
+
+
+def test_what_passes_a_request_on_cannot_be_said_by_a_client(guarded_runtime: Server) -> None:
+    for name in ("lmi.admitted", "Lmi-Admitted"):
+        assert post(guarded_runtime, "/invocations", {name: "true"}).status_code == 401

@@ -151,6 +151,10 @@ class _Writer:
         if route.answer:
             answer["content"] = self._contents(route.answer)
         answers = {200: answer} | {failure.status: self._failure(failure) for failure in route.failures}
+        if route.method == "post":
+            answers[403] = {
+                "description": "A page of a foreign origin has sent this, or the host name is a foreign one."
+            }
         if self._has_api_key and route.method == "post":
             operation["security"] = [{API_KEY: []}]
             answers[401] = {"description": "The API key is missing or another one."}

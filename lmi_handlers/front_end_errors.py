@@ -1,0 +1,158 @@
+"""What the front end answers by itself: no such route, wrong method, not for you. Each in the shape of the API asked.
+
+The path tells which API that is: below `/v1` OpenAI's, below `/endpoints` the SageMaker runtime's, and so on. Paths of no
+API that is known here get DJL Serving's shape, which is also that of the invoke routes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+from flask import Response, current_app, request
+from werkzeug.exceptions import HTTPException
+
+Shape = Callable[[int, str, str], object]
+"""`(status, kind, message)` to the error document; `kind` is the exception's name in werkzeug, such as `NotFound`."""
+
+_HIDDEN = ("HEAD", "OPTIONS")
+
+
+def front_end_error(error: HTTPException) -> Response:
+    """Answer what the router or the access control refuses."""
+    status, kind, message = error.code or 500, type(error).__name__, str(error.description)
+    methods = sorted(set(getattr(error, "valid_methods", None) or ()) - set(_HIDDEN))
+    if status == 404:
+        message = _missing(request.path)
+    elif status == 405:
+        message = f"{request.method} is not allowed on {request.path[:200]}: {' or '.join(methods)} is"
+    response = _document(request.path, status, kind, message)
+    if status == 405:
+        response.headers["Allow"] = ", ".join(methods)
+    return response
+
+
+def _document(path: str, status: int, kind: str, message: str) -> Response:
+    shape = next((shape for prefix, shape in _SHAPES.items() if _below(path, prefix)), None)
+    if shape is not None:
+        response = Response(msgspec.json.encode(shape(status, kind, message)), status, content_type="application/json")
+    else:  # indented, with a newline, as DJL writes what its own front end says
+        body = json.dumps(_djl(status, kind, message), ensure_ascii=False, indent=2) + "\n"
+        response = Response(body, status, content_type="application/json")
+    if shape is _runtime:
+        kinds = {403: "AccessDeniedException", 404: "ResourceNotFoundException"}
+        response.headers["x-amzn-ErrorType"] = kinds.get(status, kind)
+    return response
+
+
+def _below(path: str, prefix: str) -> bool:
+    return path == prefix or path.startswith(f"{prefix}/")
+
+
+# The shapes
+
+
+def _openai(status: int, kind: str, message: str) -> object:  # noqa: ARG001  `Shape`'s
+    return {"error": {"message": message, "type": _openai_type(status), "param": None, "code": None}}
+
+
+def _openai_type(status: int) -> str:
+    return "server_error" if status >= 500 else "invalid_request_error"
+
+
+def _anthropic(status: int, kind: str, message: str) -> object:  # noqa: ARG001  `Shape`'s
+    types = {403: "permission_error", 404: "not_found_error"}
+    return {"type": "error", "error": {"type": types.get(status, "invalid_request_error"), "message": message}}
+
+
+def _aleph_alpha(status: int, kind: str, message: str) -> object:
+    return {"error": message, "code": {403: "FORBIDDEN", 404: "NOT_FOUND"}.get(status, kind.upper())}
+
+
+def _tgi(status: int, kind: str, message: str) -> object:  # noqa: ARG001  `Shape`'s
+    return {"error": message, "error_type": "generation" if status >= 500 else "validation"}
+
+
+def _ollama(status: int, kind: str, message: str) -> object:  # noqa: ARG001  `Shape`'s
+    return {"error": message}
+
+
+def _runtime(status: int, kind: str, message: str) -> object:  # noqa: ARG001  `Shape`'s
+    return {"Message": message}
+
+
+def _djl(status: int, kind: str, message: str) -> object:
+    kinds = {404: "ResourceNotFoundException", 405: "MethodNotAllowedException"}
+    return {"code": status, "type": kinds.get(status, kind), "message": message}
+
+
+_SHAPES: Mapping[str, Shape] = {
+    "/v1/messages": _anthropic,
+    "/v1": _openai,
+    "/chat": _aleph_alpha,
+    "/complete": _aleph_alpha,
+    "/generate": _tgi,
+    "/generate_stream": _tgi,
+    "/tokenize": _tgi,
+    "/chat_tokenize": _tgi,
+    "/info": _tgi,
+    "/health": _tgi,
+    "/vertex": _tgi,
+    "/api": _ollama,
+    "/endpoints": _runtime,
+    "/": _tgi,
+}
+"""By the beginning of a path; the first that fits counts."""
+
+
+# What there is instead
+
+
+def _missing(path: str) -> str:
+    """Say that there is no such route, and what there is: what was probably meant, else the API's own routes, else all."""
+    start = f"{path[:200]} is not a route of this server"
+    if _below(path, "/endpoints"):
+        if "local_runtime" in current_app.blueprints:
+            return f"{start}; the SageMaker runtime's are {_listed('/endpoints')}"
+        return f"{start}: start it with --local-runtime for the SageMaker runtime's API"
+    if meant := _meant(path):
+        return f"{start}; did you mean {meant}?"
+    if instead := next((route for prefix, route in _INSTEAD.items() if _below(path, prefix)), None):
+        return f"{start}, which does not support this API; use {instead}"
+    if _below(path, "/v1"):
+        return f"{start}; below /v1 there are {_listed('/v1')}"
+    return f"{start}; GET /openapi.json describes those there are"
+
+
+_INSTEAD = {
+    "/v1/messages": "POST /v1/chat/completions",
+    "/v1/responses": "POST /v1/chat/completions",
+    "/api": "POST /v1/chat/completions",
+    "/v2": "POST /v1/chat/completions",
+}
+"""Routes of APIs that are not spoken here, by the beginning of their paths."""
+
+
+def _meant(path: str) -> str:
+    """The route that a path misses by a slash, by `/v1` in front, or by some letters; "" where there is none such."""
+    routes = dict(_routes())
+    plain = path.rstrip("/")
+    for guess in (plain, f"/v1{plain}", plain.removeprefix("/v1"), plain.removeprefix("/v1/v1")):
+        if guess in routes:
+            return routes[guess]
+    close = difflib.get_close_matches(plain[:100], routes, n=1, cutoff=0.85)
+    return routes[close[0]] if close else ""
+
+
+def _listed(prefix: str) -> str:
+    return ", ".join(shown for path, shown in _routes() if _below(path, prefix))
+
+
+def _routes() -> Iterator[tuple[str, str]]:
+    """Yield each path with how it is shown: `POST /generate`."""
+    for rule in current_app.url_map.iter_rules():
+        path = rule.rule.replace("<path:", "<")
+        methods = sorted(set(rule.methods or ()) - set(_HIDDEN))
+        yield path, f"{'/'.join(methods)} {path}"
