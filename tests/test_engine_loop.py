@@ -257,7 +257,13 @@ class Workers(RuleBasedStateMachine):
     @invariant()
     def first_come_first_served(self) -> None:
         order = [tuple(map(int, request_id.split("-"))) for request_id in self.backend.joined]
-        assert order == sorted(order)
+        if self.dynamic:
+            assert order == sorted(order)
+        first_turns = list(dict.fromkeys(key for key, _ in order))
+        assert first_turns == sorted(first_turns)
+        for key in first_turns:
+            indices = [index for other, index in order if other == key]
+            assert indices == sorted(indices)
 
     @invariant()
     def static_batch_takes_nobody_on_the_way(self) -> None:
@@ -549,3 +555,22 @@ def test_lowest_priority_number_starts_first() -> None:
     while any(isinstance(message, Outputs) for message in worker.messages) and len(backend.joined) < 5:
         loop.turn()
     assert [int(request_id.split("-")[0]) for request_id in backend.joined] == [1, 3, 5, 2, 4]
+
+
+def test_a_request_for_many_sequences_does_not_keep_another_waiting() -> None:
+    desk = Desk(RollingBatch(2))
+    desk.submit(1, *[b"abc"] * 10, n=30, max_tokens=3)
+    for _ in range(2):
+        desk.loop.turn()
+    desk.submit(2, b"a", max_tokens=1)
+    desk.turn_until(2)
+    assert len([item for item in desk.last() if item.number == 1]) < 5
+    assert desk.failures() == []
+
+
+def test_a_dynamic_batch_takes_requests_whole() -> None:
+    desk = Desk(DynamicBatch(3, 0.0))
+    desk.submit(1, b"a", b"b", b"c", b"d", max_tokens=1)
+    desk.submit(2, b"e", max_tokens=1)
+    desk.turn_until(2)
+    assert desk.backend.joined == ["1-0", "1-1", "1-2", "1-3", "2-0"]

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 
 class Admission(ABC):
-    """Decides how many waiting sequences start now."""
+    """Decides how many waiting sequences start now.
+
+    `takes_turns`: whether requests with several sequences take turns, or each starts all of them before the next.
+    """
+
+    takes_turns: ClassVar[bool]
 
     @abstractmethod
     def room(self, *, waiting: int, oldest_wait: float, running: int) -> int:
-        """Return how many sequences to take from the queue's head; `oldest_wait` is the head's age in seconds."""
+        """Return how many sequences to take from the queue's head; `oldest_wait` is how long the oldest has waited."""
 
     @abstractmethod
     def wait(self, oldest_wait: float) -> float | None:
@@ -19,6 +25,8 @@ class Admission(ABC):
 
 class RollingBatch(Admission):
     """Continuous batching: a sequence starts as soon as fewer than `max_num_seqs` run."""
+
+    takes_turns = True
 
     def __init__(self, max_num_seqs: int) -> None:
         self._max_num_seqs = max_num_seqs
@@ -34,6 +42,8 @@ class RollingBatch(Admission):
 
 class DynamicBatch(Admission):
     """LMI's dynamic batching: up to `batch_size` prompts start together, `max_batch_delay` seconds after the first came."""
+
+    takes_turns = False  # a batch is made of whole requests, in order of arrival
 
     def __init__(self, batch_size: int, max_batch_delay: float) -> None:
         self._batch_size = batch_size

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from operator import attrgetter
+from collections.abc import Callable
 from typing import Protocol
 
 from backends.base import Backend
 from lmi_handlers.engine.admission import Admission
+from lmi_handlers.engine.job_queue import Job, JobQueue
 from lmi_handlers.engine.messages import Abort, EngineMessage, Failed, Outputs, SequenceOutput, Submit, WorkerMessage
 from lmi_handlers.errors import EngineDead, InvalidRequest, LMIError, QueueFull, RequestError, RequestFailed
 from lmi_handlers.outputs import FinishReason, TokenOutput
-from lmi_handlers.request import TokenRequest
 
 _IDLE_WAIT = 0.2
 
@@ -36,47 +33,12 @@ class Disconnected:
 Inbox = queue.SimpleQueue[tuple[Worker, WorkerMessage | Disconnected]]
 
 
-class _Request:
-    """A submitted request: the sequences still to start, and those running."""
-
-    def __init__(self, worker: Worker, submit: Submit, key: int) -> None:
-        self.worker = worker
-        self.number = submit.number
-        self.request_id = submit.request_id
-        self.priority = submit.priority
-        self.arrived = time.monotonic()
-        self.queue_time: float | None = None
-        self.running: dict[str, int] = {}
-        self.waiting = deque(self._sequences(submit, key))
-
-    @staticmethod
-    def _sequences(submit: Submit, key: int) -> Iterator[tuple[int, TokenRequest]]:
-        params = submit.sampling_params
-        for prompt_index, prompt in enumerate(submit.prompts):
-            adapter = submit.adapters[prompt_index] if submit.adapters else None
-            image_prompt = submit.image_prompts[prompt_index] if submit.image_prompts else None
-            for sample in range(params.n):
-                index = prompt_index * params.n + sample
-                yield (
-                    index,
-                    TokenRequest(
-                        request_id=f"{key}-{index}",
-                        prompt_token_ids=prompt,
-                        sampling_params=params.for_sample(sample),
-                        adapter=adapter,
-                        priority=submit.priority,
-                        image_prompt=image_prompt,
-                    ),
-                )
-
-
 class EngineLoop:
     """Multiplexes the requests of all workers onto one backend.
 
-    A request waits until the admission policy takes it, the lowest `priority` first and of equal ones whoever came first;
-    `job_queue_size` bounds how many may wait. Every submit ends in exactly one terminal message. `step_started` is the
-    monotonic time at which the current step began, None between steps. `on_death` is called before the requests of an engine
-    that has died are told.
+    A sequence waits in the job queue until the admission policy has a place for it. Every submit ends in exactly one terminal
+    message. `step_started` is the monotonic time at which the current step began, None between steps. `on_death` is called
+    before the requests of an engine that has died are told.
     """
 
     def __init__(
@@ -90,12 +52,10 @@ class EngineLoop:
         self._backend = backend
         self._on_death = on_death
         self._admission = admission
-        self._job_queue_size = job_queue_size
         self._inbox = inbox
-        self._waiting: deque[_Request] = deque()
-        self._requests: dict[tuple[Worker, int], _Request] = {}
-        self._sequences: dict[str, _Request] = {}
-        self._waiting_sequences = 0
+        self._queue = JobQueue[Worker](job_queue_size, takes_turns=admission.takes_turns)
+        self._jobs: dict[tuple[Worker, int], Job[Worker]] = {}
+        self._sequences: dict[str, Job[Worker]] = {}
         self._submitted = 0
         self._stopping = False
         self._failing = threading.Lock()
@@ -135,7 +95,7 @@ class EngineLoop:
 
         Each message that came during the step under way counts as one: nearly all of them are requests for one.
         """
-        return self._waiting_sequences + self._inbox.qsize()
+        return self._queue.sequences + self._inbox.qsize()
 
     def stop(self) -> None:
         """Leave `run` after the current step."""
@@ -145,10 +105,10 @@ class EngineLoop:
         """Tell every waiting and running request that it has failed. For the loop's end, or when the loop is stuck."""
         with self._failing:  # whoever comes second goes on to end the process, and must not before the first is done
             self._on_death()
-            requests = list(self._requests.values())
-            self._requests.clear()  # and nothing else: the backend may be stuck, or of no more use
-            for request in requests:
-                self._tell(request, error)
+            jobs = list(self._jobs.values())
+            self._jobs.clear()  # and nothing else: the backend may be stuck, or of no more use
+            for job in jobs:
+                self._tell(job, error)
             with contextlib.suppress(queue.Empty):  # those that came during the step that never returned
                 while True:
                     worker, message = self._inbox.get_nowait()
@@ -158,11 +118,11 @@ class EngineLoop:
     def _receive(self) -> None:
         timeout = 0.0
         if not self._sequences:
-            # Idle: sleep until something arrives, or until the batch at the head of the queue is due. The bound lets
+            # Idle: sleep until something arrives, or until the batch that collects is due. The bound lets
             # `stop`, which other threads call, be noticed.
             timeout = _IDLE_WAIT
-            if self._waiting:
-                due = self._admission.wait(time.monotonic() - self._waiting[0].arrived)
+            if self._queue:
+                due = self._admission.wait(time.monotonic() - self._queue.oldest_arrival)
                 timeout = timeout if due is None else min(due, timeout)
         try:
             while True:
@@ -176,110 +136,99 @@ class EngineLoop:
         if isinstance(message, Submit):
             self._submit(worker, message)
         elif isinstance(message, Abort):
-            request = self._requests.get((worker, message.number))
-            if request is not None:
-                self._abort(request, message.index)
+            job = self._jobs.get((worker, message.number))
+            if job is not None:
+                self._abort(job, message.index)
         else:
-            for request in [request for (owner, _), request in self._requests.items() if owner is worker]:
-                self._forget(request)
+            for job in [job for (owner, _), job in self._jobs.items() if owner is worker]:
+                self._forget(job)
 
     def _submit(self, worker: Worker, submit: Submit) -> None:
         self._admit()  # what came in the same breath must not count as waiting while places are free
-        if len(self._waiting) >= self._job_queue_size:
-            error = QueueFull(
-                f"{len(self._waiting)} requests are waiting already (job_queue_size={self._job_queue_size})"
-            )
+        job = Job(worker, submit, self._submitted + 1, arrived=time.monotonic())
+        try:
+            self._queue.add(job)
+        except QueueFull as error:
             worker.send(_failed(submit.number, error))
             return
         self._submitted += 1
-        request = _Request(worker, submit, self._submitted)
-        self._requests[worker, submit.number] = request
-        bisect.insort(self._waiting, request, key=attrgetter("priority"))
-        self._waiting_sequences += len(request.waiting)
+        self._jobs[worker, submit.number] = job
 
     def _admit(self) -> None:
-        while self._waiting:
-            age = time.monotonic() - self._waiting[0].arrived
+        while self._queue:
+            age = time.monotonic() - self._queue.oldest_arrival
             running = len(self._sequences) - self._backend.num_preparing
-            room = self._admission.room(waiting=self._waiting_sequences, oldest_wait=age, running=running)
+            room = self._admission.room(waiting=self._queue.sequences, oldest_wait=age, running=running)
             if room <= 0:
                 return
             for _ in range(room):  # again after that: one that fails here takes no place
-                if self._waiting:
-                    self._start_next(self._waiting[0])
+                if self._queue:
+                    self._start_next()
 
-    def _start_next(self, request: _Request) -> None:
-        """Hand the backend the next waiting sequence of the request at the queue's head."""
-        index, sequence = request.waiting.popleft()
-        self._waiting_sequences -= 1
-        if not request.waiting:
-            self._waiting.popleft()
-        if request.queue_time is None:
-            request.queue_time = time.monotonic() - request.arrived
+    def _start_next(self) -> None:
+        """Hand the backend the sequence whose turn it is."""
+        now = time.monotonic()
+        job, index = self._queue.take(now)
+        if job.queue_time is None:
+            job.queue_time = now - job.arrived
+        sequence = job.sequence(index)
         try:
             self._backend.add_request(sequence)
         except RequestError as error:
-            self._fail(request, error)
+            self._fail(job, error)
         else:
-            request.running[sequence.request_id] = index
-            self._sequences[sequence.request_id] = request
+            job.running[sequence.request_id] = index
+            self._sequences[sequence.request_id] = job
 
     def _deliver(self, outputs: list[TokenOutput]) -> None:
         by_worker: dict[Worker, list[SequenceOutput]] = {}
-        failed: list[tuple[_Request, RequestError]] = []
+        failed: list[tuple[Job[Worker], RequestError]] = []
         for output in outputs:
-            request = self._sequences.get(output.request_id)
-            if request is None:
+            job = self._sequences.get(output.request_id)
+            if job is None:
                 continue  # it failed with another sequence of its request
             if output.finish_reason is FinishReason.ERROR:
-                self._forget(request)
-                failed.append((request, _error_of(output)))
+                self._forget(job)
+                failed.append((job, _error_of(output)))
                 continue
-            index = request.running[output.request_id]
-            by_worker.setdefault(request.worker, []).append(
-                SequenceOutput(request.number, index, output, request.queue_time or 0.0)
+            index = job.running[output.request_id]
+            by_worker.setdefault(job.worker, []).append(
+                SequenceOutput(job.number, index, output, job.queue_time or 0.0)
             )
             if output.finish_reason is not None:
-                del self._sequences[output.request_id], request.running[output.request_id]
-                if not request.running and not request.waiting:
-                    self._forget(request)
+                del self._sequences[output.request_id], job.running[output.request_id]
+                if not job.running and not job.waiting:
+                    self._forget(job)
         for worker, batch in by_worker.items():
             worker.send(Outputs(batch))
-        for request, error in failed:  # a failure is the last word on its request
-            self._tell(request, error)
+        for job, error in failed:  # a failure is the last word on its request
+            self._tell(job, error)
 
-    def _abort(self, request: _Request, index: int | None) -> None:
+    def _abort(self, job: Job[Worker], index: int | None) -> None:
         """Drop one sequence, or with `index` None all of them."""
         if index is not None:
-            for request_id in [key for key, running in request.running.items() if running == index]:
+            for request_id in [key for key, running in job.running.items() if running == index]:
                 self._backend.abort(request_id)
-                del self._sequences[request_id], request.running[request_id]
-            left = deque(item for item in request.waiting if item[0] != index)
-            self._waiting_sequences -= len(request.waiting) - len(left)
-            if request.waiting and not left:
-                self._waiting.remove(request)
-            request.waiting = left
-        if index is None or (not request.running and not request.waiting):
-            self._forget(request)
+                del self._sequences[request_id], job.running[request_id]
+            self._queue.discard(job, index)
+        if index is None or (not job.running and not job.waiting):
+            self._forget(job)
 
-    def _fail(self, request: _Request, error: LMIError) -> None:
-        self._forget(request)
-        self._tell(request, error)
+    def _fail(self, job: Job[Worker], error: LMIError) -> None:
+        self._forget(job)
+        self._tell(job, error)
 
     @staticmethod
-    def _tell(request: _Request, error: LMIError) -> None:
-        request.worker.send(_failed(request.number, error))
+    def _tell(job: Job[Worker], error: LMIError) -> None:
+        job.worker.send(_failed(job.number, error))
 
-    def _forget(self, request: _Request) -> None:
-        for request_id in request.running:
+    def _forget(self, job: Job[Worker]) -> None:
+        for request_id in job.running:
             self._backend.abort(request_id)
             del self._sequences[request_id]
-        request.running.clear()
-        if request.waiting:
-            self._waiting_sequences -= len(request.waiting)
-            request.waiting.clear()
-            self._waiting.remove(request)
-        self._requests.pop((request.worker, request.number), None)
+        job.running.clear()
+        self._queue.discard(job)
+        self._jobs.pop((job.worker, job.number), None)
 
 
 def _error_of(output: TokenOutput) -> RequestError:

@@ -1,0 +1,177 @@
+"""The job queue: requests take turns, priorities age, and a large request leaves room for small ones."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from lmi_handlers.engine.job_queue import MAX_HEAD_START, Job, JobQueue
+from lmi_handlers.engine.messages import Submit
+from lmi_handlers.errors import QueueFull
+from lmi_handlers.sampling_params import SamplingParams
+
+SIZE = 12
+
+
+def make_job(key: int, sequences: int = 1, *, arrived: float = 0.0, priority: int = 0) -> Job[str]:
+    submit = Submit(key, f"r{key}", [[1]] * sequences, SamplingParams(), [], priority)
+    return Job("worker", submit, key, arrived=arrived)
+
+
+def serve(queue: JobQueue[str], sequences: int, *, now: float = 1.0) -> list[int]:
+    """Start so many sequences, and return whose they were."""
+    return [queue.take(now + step)[0].number for step in range(sequences)]
+
+
+# Turns
+
+
+def test_a_request_with_hundreds_of_sequences_takes_turns_with_others() -> None:
+    queue = JobQueue[str](1000, takes_turns=True)
+    queue.add(make_job(1, 300))
+    assert serve(queue, 3) == [1, 1, 1]
+    queue.add(make_job(2, arrived=3.5))
+    queue.add(make_job(3, 2, arrived=3.6))
+    assert serve(queue, 6, now=4) == [1, 2, 3, 1, 3, 1]
+
+
+def test_without_turns_whole_requests_are_served_in_order_of_arrival() -> None:
+    queue = JobQueue[str](1000, takes_turns=False)
+    queue.add(make_job(1, 3))
+    queue.add(make_job(2, 2, arrived=0.1))
+    assert serve(queue, 5) == [1, 1, 1, 2, 2]
+
+
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=8))
+def test_nobody_gets_a_second_turn_before_everybody_had_one(sizes: list[int]) -> None:
+    queue = JobQueue[str](1000, takes_turns=True)
+    for key, size in enumerate(sizes):
+        queue.add(make_job(key, size, arrived=key / 1000))
+    served = serve(queue, sum(sizes))
+    expected = [key for turn in range(max(sizes)) for key, size in enumerate(sizes) if size > turn]
+    assert served == expected
+    assert not queue
+
+
+# Priorities
+
+
+def test_the_lowest_priority_starts_first() -> None:
+    queue = JobQueue[str](1000, takes_turns=True)
+    for key, priority in enumerate([0, 5, -1, 5, -1]):
+        queue.add(make_job(key, arrived=key / 1000, priority=priority))
+    assert serve(queue, 5) == [2, 4, 0, 1, 3]
+
+
+@given(priority=st.integers(-(2**31), 2**31), rivals=st.lists(st.integers(-(2**31), 2**31), min_size=1, max_size=20))
+def test_no_priority_starves_a_request(priority: int, rivals: list[int]) -> None:
+    """However urgent those that come more than a minute later say they are, they start later."""
+    queue = JobQueue[str](1000, takes_turns=True)
+    queue.add(make_job(0, arrived=0, priority=priority))
+    for key, rival in enumerate(rivals, 1):
+        queue.add(make_job(key, arrived=2 * MAX_HEAD_START + 0.1 + key, priority=rival))
+    assert serve(queue, 1)[0] == 0
+
+
+def test_an_urgent_request_of_many_sequences_does_not_keep_others_waiting() -> None:
+    queue = JobQueue[str](1000, takes_turns=True)
+    queue.add(make_job(1, 900, priority=-100))
+    queue.add(make_job(2))
+    served = serve(queue, 62, now=0)  # one a second
+    assert served.index(2) in range(int(MAX_HEAD_START) - 1, int(MAX_HEAD_START) + 3)
+
+
+# Room
+
+
+def test_one_too_many_is_refused() -> None:
+    queue = JobQueue[str](2, takes_turns=True)
+    queue.add(make_job(1))
+    queue.add(make_job(2))
+    with pytest.raises(QueueFull, match=r"^2 requests are waiting already \(job_queue_size=2\)$"):
+        queue.add(make_job(3))
+    serve(queue, 1)
+    queue.add(make_job(5))
+
+
+def test_sequences_count_not_bodies() -> None:
+    queue = JobQueue[str](100, takes_turns=True)
+    queue.add(make_job(1, 90))
+    with pytest.raises(QueueFull, match="1 request is waiting already, with 90 sequences; 60 more do not fit"):
+        queue.add(make_job(2, 60))
+    queue.add(make_job(3, 10))
+
+
+def test_a_large_request_leaves_others_their_share() -> None:
+    queue = JobQueue[str](100, takes_turns=True)
+    queue.add(make_job(1, 5000))  # nobody waited
+    queue.add(make_job(2, 50))  # a half
+    queue.add(make_job(3, 33))  # a third
+    with pytest.raises(QueueFull):
+        queue.add(make_job(4, 26))
+    for key in range(5, 102):
+        queue.add(make_job(key))
+    with pytest.raises(QueueFull):
+        queue.add(make_job(102))
+
+
+class Clients(RuleBasedStateMachine):
+    """Whatever comes, is served or given up, the queue knows what it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = JobQueue[str](SIZE, takes_turns=True)
+        self.jobs: list[Job[str]] = []
+        self.now = 0.0
+
+    @property
+    def waiting(self) -> list[Job[str]]:
+        return [job for job in self.jobs if job.waiting]
+
+    @rule(sequences=st.integers(1, 2 * SIZE), priority=st.integers(-9, 9), later=st.floats(0, 40))
+    def add(self, sequences: int, priority: int, later: float) -> None:
+        self.now += later
+        job = make_job(len(self.jobs), sequences, arrived=self.now, priority=priority)
+        before = self.waiting
+        held = sum(len(other.waiting) for other in before)
+        try:
+            self.queue.add(job)
+        except QueueFull:
+            assert before
+            assert held + sequences > SIZE
+        else:
+            self.jobs.append(job)
+            assert not before or held + sequences <= SIZE or sequences * len(self.waiting) <= SIZE
+
+    @precondition(lambda self: self.waiting)
+    @rule(later=st.floats(0, 40))
+    def serve(self, later: float) -> None:
+        self.now += later
+        expected = {job: list(job.waiting) for job in self.waiting}
+        job, index = self.queue.take(self.now)
+        assert index == expected[job][0]
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        job = data.draw(st.sampled_from(self.jobs))
+        index = data.draw(st.none() | st.integers(0, 2 * SIZE))
+        self.queue.discard(job, index)
+        assert index not in job.waiting
+        assert index is not None or not job.waiting
+
+    @invariant()
+    def the_count_is_right(self) -> None:
+        assert self.queue.sequences == sum(len(job.waiting) for job in self.jobs)
+        assert bool(self.queue) == bool(self.waiting)
+        if self.waiting:
+            assert self.queue.oldest_arrival == self.waiting[0].arrived
+
+    def teardown(self) -> None:
+        while self.waiting:
+            self.serve(0.0)
+
+
+TestClients = Clients.TestCase
