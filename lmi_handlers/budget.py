@@ -38,6 +38,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     max_string_characters: int
     max_token_ids: int
     max_schema_bytes: int
+    min_priority: int
 
     @classmethod
     def of(cls, properties: ServingProperties) -> Budget:
@@ -111,6 +112,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
             _check_tools: {"maxItems": self.max_tools},
             _check_schema: {"maxLength": self.max_schema_bytes},
             _check_name: {"maxLength": MAX_NAME_CHARACTERS},
+            _check_priority: {"minimum": self.min_priority},
         }
         return {name: of_kind[check] for name, check in _CHECKS.items() if check in of_kind}
 
@@ -168,6 +170,15 @@ def _check_name(budget: Budget, field: str, value: str) -> None:  # noqa: ARG001
         raise InvalidRequest(f"has {len(value)} characters; at most {MAX_NAME_CHARACTERS} are allowed", field=field)
 
 
+def _check_priority(budget: Budget, field: str, value: int) -> None:
+    if value < budget.min_priority:
+        raise InvalidRequest(
+            f"must be at least {budget.min_priority}, got {value}: the operator decides how urgent a request may be "
+            "(option.min_priority)",
+            field=field,
+        )
+
+
 def _check_count(field: str, value: Any, most: int, noun: str, option: str) -> None:
     if len(value) > most:
         raise InvalidRequest(f"has {len(value)} {noun}; at most {most} are allowed (option.{option})", field=field)
@@ -194,6 +205,7 @@ _CHECKS: Mapping[str, Check] = {
         ),
         _check_schema,
     ),
+    "priority": _check_priority,
     **dict.fromkeys(("model", "user", "adapter_id", "output_formatter", "reasoning_effort"), _check_name),
 }
 """What the fields of bodies are checked for, by their names in any dialect."""

@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import msgspec
 
+from lmi_handlers.request import MAX_PRIORITY
+
 SERVER = ("server",)
 ENGINES = ("transformers", "vllm", "lmi_dist", "tensorrt_llm")
 EVERY_BACKEND = ("echo", *ENGINES)
@@ -129,8 +131,12 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         int, Option("Dynamic batching: milliseconds to wait for more requests.", SERVER, key="max_batch_delay", ge=0)
     ] = 100
     job_queue_size: Annotated[
-        int, Option("Requests that may wait; one more is refused.", SERVER, key="job_queue_size", ge=1)
+        int, Option("Sequences that may wait; a request for more is refused.", SERVER, key="job_queue_size", ge=1)
     ] = 1000
+    min_priority: Annotated[
+        int,
+        Option("Lowest, and so most urgent, `priority` that a request may ask for.", SERVER, ge=-MAX_PRIORITY, le=0),
+    ] = 0
     max_model_len: Annotated[
         int | None,
         Option("Most tokens of prompt and answer together.", EVERY_BACKEND, aliases=("option.max_seq_len",), ge=1),

@@ -132,6 +132,10 @@ MESSAGES: dict[str, Any] = {"messages": []}
             CompletionBody(prompt="", structured_outputs=StructuredOutputsBody(grammar="a" * 21)),
             "structured_outputs.grammar: has 21 bytes; at most 20 are allowed (option.max_schema_bytes)",
         ),
+        (
+            CompletionBody(prompt="", priority=-1),
+            "priority: must be at least 0, got -1: the operator decides how urgent",
+        ),
         (CompletionBody(prompt="", model="m" * 1025), "model: has 1025 characters; at most 1024 are allowed"),
     ],
 )
@@ -141,6 +145,11 @@ def test_each_field_has_a_bound(body: CompletionBody | ChatCompletionBody, messa
         bounds.check_fields(body)
     assert str(caught.value).startswith(message)
     budget().check_fields(ChatCompletionBody(messages=[]))
+
+
+def test_the_operator_may_let_requests_push_ahead() -> None:
+    budget(min_priority=-2).check_fields(CompletionBody(prompt="", priority=-2))
+    assert budget(min_priority=-2).keywords()["priority"] == {"minimum": -2}
 
 
 def test_sequences_are_counted() -> None:

@@ -100,7 +100,7 @@ def test_adapters_grammars_and_priorities(start_server: StartServer, tmp_path: P
     ):
         asked = {"inputs": "JSON: ", "parameters": {"max_new_tokens": 40, name: value}}
         assert set(json.loads(server.invoke(asked).json()["generated_text"])) >= expected
-    choice = {"inputs": "x", "parameters": {"guided_choice": ["red", "blue"], "priority": -1}}
+    choice = {"inputs": "x", "parameters": {"guided_choice": ["red", "blue"], "priority": 1}}
     assert server.invoke(choice).json()["generated_text"] in ("red", "blue")
     bad = server.invoke({"inputs": "x", "parameters": {"guided_regex": "(["}})
     assert bad.status_code == 424
