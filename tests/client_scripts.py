@@ -21,7 +21,7 @@ from serving import Server
 
 ENGINE_PYTHON = sys.executable
 CLIENTS_PYTHON = str(Path(sys.prefix) / "clients" / "bin" / "python")
-"""Of the clients' own environment, which `make test` makes: they want other versions than the engines do."""
+"""Of the clients' own environment, which `make test-long` makes: they want other versions than the engines do."""
 
 SCRIPTS = Path(__file__).parent / "clients"
 

@@ -113,6 +113,23 @@ ROLLING_BATCH = {
 """Engines that the real model is served with, and the options that make them exact and quick to start."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` is heeded
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs a library that `make test` does not install is long."""
+    for item in items:
+        if item.get_closest_marker("needs") is not None:
+            item.add_marker(pytest.mark.long)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests whose library is not installed. On CI, which installs all of them, they fail."""
+    for mark in item.iter_markers("needs"):
+        (library,) = mark.args
+        if importlib.util.find_spec(library) is None:
+            give_up = pytest.fail if "CI" in os.environ else pytest.skip
+            give_up(f"{library} is not installed; `make test-long` installs it")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rolling-batch",
@@ -122,18 +139,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """What speaks to the real model does so over each engine."""
+    """What speaks to the real model does so over each engine, or once where the engine makes no difference."""
     if "model_server" in metafunc.fixturenames:
         names = metafunc.config.getoption("--rolling-batch").split(",")
-        metafunc.parametrize("model_server", names, indirect=True, scope="session")
+        if "model_server_once" in metafunc.fixturenames:
+            names = names[:1]
+        engines = [pytest.param(name, marks=pytest.mark.needs("vllm") if name == "vllm" else []) for name in names]
+        metafunc.parametrize("model_server", engines, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
 def model_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server on the real small model, in float32."""
     rolling_batch: str = getattr(request, "param", "scheduler")  # where a test asks for the fixture by its name
-    if rolling_batch == "vllm" and importlib.util.find_spec("vllm") is None:
-        pytest.skip("vllm is not installed")
     properties = f"option.rolling_batch={rolling_batch}\n{ROLLING_BATCH[rolling_batch]}"
     server = Server(tmp_path_factory.mktemp("model") / "smollm2", properties, "--local-runtime")
     yield server.wait_ready(timeout=300)

@@ -64,7 +64,7 @@ class Server:
         raise AssertionError(f"server not ready within {timeout} s:\n{self.log}")
 
     def ping(self) -> requests.Response:
-        return requests.get(f"{self.url}/ping", headers={"Connection": "close"}, timeout=5)
+        return requests.get(f"{self.url}/ping", headers={"Connection": "close"}, timeout=20)
 
     def invoke(self, body: object = None, *, path: str = "/invocations", **options: object) -> requests.Response:
         options.setdefault("timeout", 60)

@@ -28,27 +28,27 @@ from lmi_handlers.text.bundle import build_byte_bundle, build_text_bundle
 
 
 class Engine(NamedTuple):
-    """A backend to hold to the contract, the library that it needs, and the options that make it exact.
+    """A backend to hold to the contract, the options that make it exact, and the marks of its tests.
 
-    `standin` tells that `tests/standins` has something to take the library's place where it is not installed.
+    `standin` is the engine's library where `tests/standins` takes its place unless it is installed.
     """
 
     name: str
-    library: str | None = None
     options: Mapping[str, Any] = MappingProxyType({})
-    standin: bool = False
+    marks: tuple[pytest.MarkDecorator, ...] = (pytest.mark.model,)
+    standin: str | None = None
 
 
 ENGINES = [
-    Engine("echo"),
-    Engine("transformers", library="torch", options={"dtype": "fp32"}),
+    Engine("echo", marks=()),
+    Engine("transformers", options={"dtype": "fp32"}),
     Engine(
         "vllm",
-        library="vllm",
         options={"dtype": "fp32", "enforce_eager": True, "extra": {"kv_cache_memory_bytes": "256M"}},
+        marks=(pytest.mark.model, pytest.mark.needs("vllm")),
     ),
-    Engine("lmi_dist", library="lmi_dist", standin=True),
-    Engine("tensorrt_llm", library="tensorrt_llm", standin=True),
+    Engine("lmi_dist", standin="lmi_dist"),
+    Engine("tensorrt_llm", standin="tensorrt_llm"),
 ]
 
 pytestmark = [
@@ -122,19 +122,15 @@ def tokens(outputs: list[TokenOutput]) -> list[int]:
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(engine, id=engine.name, marks=[pytest.mark.model] if engine.library else []) for engine in ENGINES
-    ],
+    params=[pytest.param(engine, id=engine.name, marks=engine.marks) for engine in ENGINES],
 )
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     engine: Engine = request.param
-    if engine.library is None or importlib.util.find_spec(engine.library) is not None:
+    if engine.standin is None or importlib.util.find_spec(engine.standin) is not None:
         yield from load(engine, tmp_path_factory.mktemp(engine.name))
-    elif engine.standin:
-        with standin(engine.library):
-            yield from load(engine, tmp_path_factory.mktemp(engine.name))
     else:
-        pytest.skip(f"{engine.library} is not installed")
+        with standin(engine.standin):
+            yield from load(engine, tmp_path_factory.mktemp(engine.name))
 
 
 def load(engine: Engine, bundle_dir: Path) -> Iterator[Subject]:

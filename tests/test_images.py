@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import io
 import itertools
 import os
@@ -164,15 +163,16 @@ class Loaded:
         self.tokenizer = self.reference.processor.tokenizer
 
 
-@pytest.fixture(scope="module", params=list(ENGINES))
+VLLM = pytest.param("vllm", marks=pytest.mark.needs("vllm"))
+
+
+@pytest.fixture(scope="module", params=["transformers", VLLM])
 def loaded(
     request: pytest.FixtureRequest,
     models: Callable[[str], Path],
     tmp_path_factory: pytest.TempPathFactory,
     without_flask: None,
 ) -> Iterator[Loaded]:
-    if request.param == "vllm":
-        pytest.importorskip("vllm")
     made = Loaded(request.param, models("idefics3"), tmp_path_factory.mktemp("bundle"))
     yield made
     made.backend.close()
@@ -320,15 +320,13 @@ def test_what_goes_wrong_with_one_prompts_images_is_no_others(source: Path) -> N
 # Over HTTP
 
 
-@pytest.fixture(scope="module", params=["scheduler", "vllm"])
+@pytest.fixture(scope="module", params=["scheduler", VLLM])
 def server(
     request: pytest.FixtureRequest,
     models: Callable[[str], Path],
     tmp_path_factory: pytest.TempPathFactory,
     pictures: PictureServer,
 ) -> Iterator[Server]:
-    if request.param == "vllm" and importlib.util.find_spec("vllm") is None:
-        pytest.skip("vllm is not installed")
     more = "option.enforce_eager=true\noption.kv_cache_memory_bytes=256M\n" if request.param == "vllm" else ""
     properties = (
         f"option.rolling_batch={request.param}\noption.model_id={models('idefics3')}\noption.dtype=fp32\n{more}"

@@ -96,8 +96,8 @@ def test_installed_package_serves(load: Load, caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.filterwarnings("ignore")  # vLLM's own libraries
+@pytest.mark.needs("vllm")
 def test_otherwise_vllm_serves(caplog: pytest.LogCaptureFixture) -> None:
-    pytest.importorskip("vllm")
     nothing = ModelFiles(path=None, eos_token_ids=(), vocab_size=1)
     with caplog.at_level(logging.INFO, "backends.lmi_dist"), pytest.raises(ConfigError, match="the lmi_dist backend"):
         LmiDistBackend.load(nothing, ServingProperties(), lambda phase: None)
@@ -153,8 +153,8 @@ def test_neither_is_there() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # vLLM's own libraries
+@pytest.mark.needs("vllm")
 def test_options_on_vllm(model: ModelFiles, caplog: pytest.LogCaptureFixture) -> None:
-    pytest.importorskip("vllm")
     from backends.lmi_dist.on_vllm import with_speculation
     from backends.vllm.engine_args import engine_arguments as vllm_arguments
 
@@ -180,6 +180,7 @@ def test_options_on_vllm(model: ModelFiles, caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.filterwarnings("ignore")  # vLLM's own libraries
+@pytest.mark.needs("vllm")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -189,7 +190,6 @@ def test_options_on_vllm(model: ModelFiles, caplog: pytest.LogCaptureFixture) ->
     ],
 )
 def test_wrong_options_on_vllm(options: dict[str, Any], message: str) -> None:
-    pytest.importorskip("vllm")
     with pytest.raises(ConfigError, match=message):
         LmiDistBackend.check_options(ServingProperties(**options))
 

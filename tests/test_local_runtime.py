@@ -260,7 +260,7 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
         try:
             if requests.get(f"{url}/ping", timeout=5).status_code == 200:
                 return
-        except requests.ConnectionError:
+        except (requests.ConnectionError, requests.Timeout):
             pass
         time.sleep(0.05)
     raise AssertionError("the server did not become ready")

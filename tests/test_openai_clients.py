@@ -37,7 +37,11 @@ from serving import Server
 
 from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]  # a test that starts a script waits for all of its calls
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.model,
+    pytest.mark.timeout(600),
+]  # a test that starts a script waits for all of its calls
 
 
 # Servers

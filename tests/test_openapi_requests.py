@@ -177,10 +177,9 @@ def test_batches_and_other_names(case: Case, echo_server: Server) -> None:
 
 
 @pytest.fixture(scope="session")
-def model_server_once(request: pytest.FixtureRequest) -> Server:
-    """One server on the real model, whose tokens are the same over each engine."""
-    server: Server = request.getfixturevalue("model_server")
-    return server
+def model_server_once(model_server: Server) -> Server:
+    """The real model on one engine: its tokens are the same on each."""
+    return model_server
 
 
 @pytest.mark.model

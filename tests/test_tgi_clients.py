@@ -31,7 +31,7 @@ from client_scripts import (
 )
 from serving import Server
 
-pytestmark = pytest.mark.timeout(600)  # a test that starts a script waits for all of its calls
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # a test that starts a script waits for all of its calls
 
 
 # Servers

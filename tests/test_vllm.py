@@ -27,8 +27,12 @@ from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.text.bundle import build_text_bundle, load_text_bundle
 from lmi_handlers.text.tokenizer import Tokenizer
 
-pytest.importorskip("vllm")
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.model, pytest.mark.usefixtures("without_flask")]
+pytestmark = [
+    pytest.mark.needs("vllm"),
+    pytest.mark.model,
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("without_flask"),
+]
 
 SMALL = {"kv_cache_memory_bytes": "256M"}
 EXACT: dict[str, Any] = {"dtype": "fp32", "enforce_eager": True, "max_model_len": 512, "extra": SMALL}

@@ -18,8 +18,7 @@ from serving import Server, StartServer, free_port
 from test_lifecycle import Watch, wait_until
 from test_vllm import write_adapter
 
-pytest.importorskip("vllm")
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.needs("vllm"), pytest.mark.model]
 
 QUICK = (
     "option.rolling_batch=vllm\noption.dtype=fp32\noption.enforce_eager=true\n"
