@@ -49,7 +49,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backend(ABC):
-    """One loaded model. One thread calls it, `check_health` and `kv_cache_usage` excepted, so adapters need no locks.
+    """One loaded model. One thread calls it, so adapters need no locks; what any thread may ask says so.
 
     A method that raises `RequestFailed` or `InvalidRequest` fails the request at hand; any other exception, or the end of
     the process, is the engine's death. Adapters turn their engine's exceptions into these at their own boundary.
@@ -61,7 +61,10 @@ class Backend(ABC):
     @classmethod
     @abstractmethod
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> Backend:
-        """Load the model. `report` takes a short phase such as "loading weights" for `/ping`. Raises `ConfigError`."""
+        """Load the model. `report` takes a short phase such as "loading weights" for `/ping`.
+
+        Raises `ConfigError`, or `LoadFailed` where another try may help (see `lmi_handlers.load_failure`).
+        """
 
     @classmethod
     def check_options(cls, properties: ServingProperties) -> None:
@@ -94,8 +97,17 @@ class Backend(ABC):
         """How much of the room for keys and values is taken, from 0 to 1; 0 where that is not known. Any thread may ask."""
         return 0.0
 
+    @property
+    def progress(self) -> int:
+        """A number that changes when work is done that no output shows yet, such as a part of a long prompt.
+
+        An engine with running sequences that shows neither outputs nor progress for `option.stall_timeout` is ended and
+        started again. Any thread may ask, during a step too.
+        """
+        return 0
+
     def check_health(self) -> None:
         """Raise `EngineDead` where a process of the engine's has died. Called all the time from another thread, `step` or not."""
 
     def close(self) -> None:
-        """Give back what the process exit would not."""
+        """Give back what the process exit would not. An engine process does not call it: its whole group is ended."""

@@ -6,15 +6,21 @@ It answers with the prompt, over and over until `max_tokens`; without `ignore_eo
     RAISE@3   the request fails at its third token
     DIE@3     the process is killed there, as the kernel kills one that is out of memory
     CRASH@3   `step` raises, which ends the engine for every request
-    SLEEP@3   one step takes `option.echo_load_seconds` seconds
+    SLEEP@3   one step takes `option.echo_load_seconds` seconds, in which nothing is done
+    WORK@3    one step takes as long, and computes
     HANG@3    the sequence never produces another token, and never ends
+    MUTE@3    from there on no step produces a token of any sequence
+    GRIP@3    native code takes Python's lock there, and never gives it back
+    ADD@1     starting the sequence takes `option.echo_load_seconds` seconds
+    ABORT@3   from there on, so does aborting it
 
-`option.echo_fault` makes loading itself slow (`slow_load`, by `option.echo_load_seconds`), fail (`raise_in_load`) or die
-(`exit_in_load`).
+`option.echo_fault` makes loading itself slow (`slow_load`, by `option.echo_load_seconds`), fail (`raise_in_load`), run out of
+memory (`out_of_memory_in_load`) or die (`exit_in_load`).
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import re
@@ -23,7 +29,7 @@ import time
 from collections.abc import Callable
 
 from backends.base import Backend, Capabilities, ModelFiles
-from lmi_handlers.errors import ConfigError, InvalidRequest
+from lmi_handlers.errors import ConfigError, InvalidRequest, LoadFailed
 from lmi_handlers.outputs import FinishReason, TokenOutput
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.request import TokenRequest
@@ -38,9 +44,16 @@ UNSUPPORTED = {
 
 MAX_MODEL_LEN = 1 << 20
 DEFAULT_BATCH_SIZE = 32
-_FAULT = re.compile(rb"\b(RAISE|DIE|CRASH|SLEEP|HANG)@(\d+)\b")
+_FAULT = re.compile(rb"\b(RAISE|DIE|CRASH|SLEEP|WORK|HANG|MUTE|GRIP|ADD|ABORT)@(\d+)\b")
 _PAUSE = 0.001
 _LOGPROB = -0.5
+
+
+def _compute(seconds: float) -> None:
+    """Use the processor for so long, one step of many short ones, as native code does that gives Python's lock away."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
 
 
 class _Sequence:
@@ -83,6 +96,7 @@ class EchoBackend(Backend):
         self._faults = faults
         self._sleep_seconds = sleep_seconds
         self._sequences: dict[str, _Sequence] = {}
+        self._mute = False
 
     @classmethod
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> EchoBackend:
@@ -92,6 +106,8 @@ class EchoBackend(Backend):
             os._exit(3)
         if fault == "raise_in_load":
             raise ConfigError("option.echo_fault=raise_in_load: the echo backend fails to load, as it was asked to")
+        if fault == "out_of_memory_in_load":
+            raise LoadFailed(f"option.echo_fault={fault}: the echo backend is out of memory, as it was asked to be")
         if fault == "slow_load":
             report("pretending to load weights")
             time.sleep(properties.echo_load_seconds)
@@ -116,14 +132,23 @@ class EchoBackend(Backend):
         if not prompt or len(prompt) >= limit:
             raise InvalidRequest(f"has {len(prompt)} tokens; from 1 to {limit - 1} are possible", field="inputs")
         max_tokens = min(request.sampling_params.max_tokens or limit, limit - len(prompt))
-        self._sequences[request.request_id] = _Sequence(request, max_tokens, self._fault_in(prompt))
+        sequence = _Sequence(request, max_tokens, self._fault_in(prompt))
+        if sequence.fault is not None and sequence.fault[0] == "ADD":
+            time.sleep(self._sleep_seconds)
+        self._sequences[request.request_id] = sequence
 
     def abort(self, request_id: str) -> None:
         """Forget the sequence."""
-        self._sequences.pop(request_id, None)
+        sequence = self._sequences.pop(request_id, None)
+        fault = None if sequence is None else sequence.fault
+        if fault is not None and fault[0] == "ABORT" and sequence is not None and sequence.produced + 1 >= fault[1]:
+            time.sleep(self._sleep_seconds)
 
     def step(self) -> list[TokenOutput]:
         """One token for every sequence whose time has come."""
+        if self._mute:
+            time.sleep(_PAUSE)
+            return []
         now = time.monotonic()
         outputs = [output for sequence in list(self._sequences.values()) if (output := self._advance(sequence, now))]
         for output in outputs:
@@ -150,10 +175,15 @@ class EchoBackend(Backend):
                 os.kill(os.getpid(), signal.SIGKILL)
             if fault == "CRASH":
                 raise RuntimeError("the echo backend crashed, as the prompt asked")
-            if fault == "HANG":
+            if fault == "MUTE":
+                self._mute = True
+            if fault in ("HANG", "MUTE"):
                 return None
-            sequence.fault = None
-            time.sleep(self._sleep_seconds)
+            if fault == "GRIP":
+                ctypes.PyDLL(None).pause()  # it ends with a signal, of which this process ignores or dies of each
+            if fault in ("SLEEP", "WORK"):
+                sequence.fault = None
+                (time.sleep if fault == "SLEEP" else _compute)(self._sleep_seconds)
         params, prompt = request.sampling_params, request.prompt_token_ids
         ends = (
             sequence.produced == len(prompt)

@@ -13,7 +13,7 @@ from types import TracebackType
 import msgspec
 
 from lmi_handlers.beam_search import BeamSearch, Continuations
-from lmi_handlers.engine.client import EngineClient, Generation
+from lmi_handlers.engine.client import EngineClient, EngineState, Generation
 from lmi_handlers.engine.messages import EngineInfo, SequenceOutput
 from lmi_handlers.errors import (
     ClientDisconnected,
@@ -170,6 +170,9 @@ class BeamGeneration:
             except QueueFull:
                 time.sleep(_QUEUE_RETRY)
             except EngineNotReady as error:
+                if self._client.state is EngineState.STALLED:
+                    time.sleep(_QUEUE_RETRY)
+                    continue
                 raise EngineDead("the engine process ended while it worked on this request") from error
 
     def _advance(self, items: list[SequenceOutput]) -> None:

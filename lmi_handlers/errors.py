@@ -18,6 +18,7 @@
     │   └── ClientDisconnected       nobody is left to answer
     └── EngineError              every request of the engine dies
         ├── EngineNotReady           it is still loading, or restarting
+        ├── LoadFailed               it did not load, but may when it is tried again
         └── EngineDead               it ended while it worked on the request
 
 Each dialect maps these classes to its own HTTP status and body in one table; the classes themselves know no HTTP.
@@ -105,6 +106,10 @@ class EngineNotReady(EngineError):
     """The engine is starting, restarting or draining; trying again later makes sense."""
 
     retry_after = 5
+
+
+class LoadFailed(EngineError):
+    """The engine did not load for want of memory, of its device or of a file system; the next try may find them."""
 
 
 class EngineDead(EngineError):

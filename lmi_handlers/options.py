@@ -243,6 +243,16 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     # Life of the engine process
 
     model_loading_timeout: Annotated[int, Option("Seconds that loading the model may take.", SERVER, ge=1)] = 1200
+    stall_timeout: Annotated[
+        int,
+        Option(
+            "Seconds without progress after which an engine that has work is ended and started again. Progress is a token, "
+            "or a part of a prompt that has been computed. On a CPU an engine that is computing may take ten times as "
+            "long.",
+            SERVER,
+            ge=1,
+        ),
+    ] = 60
     restart_limit: Annotated[
         int,
         Option(
@@ -439,7 +449,7 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     echo_tokens_per_second: Annotated[float | None, Option("Speed of each sequence; unset: full.", ECHO, gt=0)] = None
     echo_load_seconds: Annotated[float, Option("Seconds that loading takes.", ECHO, ge=0)] = 0.0
     echo_fault: Annotated[
-        Literal["none", "exit_in_load", "raise_in_load", "slow_load"],
+        Literal["none", "exit_in_load", "out_of_memory_in_load", "raise_in_load", "slow_load"],
         Option("A failure to rehearse while loading.", ECHO),
     ] = "none"
     echo_faults: Annotated[bool, Option("Let prompts ask for failures.", ECHO)] = False

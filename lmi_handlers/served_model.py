@@ -38,7 +38,7 @@ class ServedModel:
         self._predict_timeout = properties.predict_timeout
         self._images = image_loader(properties)
         self._loaded: LoadedText | None = None
-        self._client = EngineClient(socket_path, self._on_ready)
+        self._client = EngineClient(socket_path, self._on_ready, properties.stall_timeout)
 
     def start(self) -> None:
         """Connect to the engine, in the background."""

@@ -526,24 +526,6 @@ def test_stop_ends_an_idle_loop() -> None:
     assert not thread.is_alive()
 
 
-def test_step_started_is_set_during_a_step_only() -> None:
-    seen: list[float | None] = []
-
-    class Observer(WatchedEcho):
-        def step(self) -> list[TokenOutput]:
-            seen.append(desk.loop.step_started)
-            return super().step()
-
-    desk = Desk()
-    desk.loop = EngineLoop(Observer(), RollingBatch(1), 1, desk.inbox)
-    desk.submit(1, b"a", max_tokens=1)
-    before = time.monotonic()
-    desk.turn_until(1)
-    assert seen[0] is not None
-    assert before <= seen[0] <= time.monotonic()
-    assert desk.loop.step_started is None
-
-
 def test_lowest_priority_number_starts_first() -> None:
     inbox: Inbox = queue.SimpleQueue()
     backend = WatchedEcho()

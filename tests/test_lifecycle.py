@@ -141,14 +141,14 @@ def test_kill_of_the_engine_in_mid_stream(start_server: StartServer) -> None:
 
 
 def test_step_that_never_returns_is_ended_and_told(start_server: StartServer) -> None:
-    server = start_server(ECHO + "option.predict_timeout=2\noption.echo_load_seconds=60\n")
+    server = start_server(ECHO + "option.predict_timeout=20\noption.stall_timeout=2\noption.echo_load_seconds=60\n")
     started = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         stuck = pool.submit(server.invoke, {"inputs": "hello SLEEP@3", "stream": True})
         time.sleep(0.5)
         innocent = pool.submit(server.invoke, {"inputs": "innocent", "stream": True})
         assert last_record(stuck.result().text)["details"]["finish_reason"] == "error"
-        assert innocent.result().status_code in (500, 504)
+        assert innocent.result().status_code in (500, 503)
     assert time.monotonic() - started < 30
     server.wait_ready()
     assert server.invoke({"inputs": "hello"}).status_code == 200

@@ -17,6 +17,7 @@ from backends.lmi_dist.engine_args import engine_arguments, max_num_seqs
 from backends.lmi_dist.sequence import Sequence
 from lmi_handlers.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedFeature
 from lmi_handlers.limits import check_adapter, check_prompt
+from lmi_handlers.load_failure import load_failure
 from lmi_handlers.outputs import TokenOutput
 from lmi_handlers.plugins import load_class
 from lmi_handlers.properties import ServingProperties
@@ -53,7 +54,7 @@ class LmiDistBackend(Backend):
 
     @classmethod
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> Backend:
-        """Start lmi_dist's engine or vLLM's, and say which. Raises `ConfigError` for whatever stops it."""
+        """Start lmi_dist's engine or vLLM's, and say which. Raises `ConfigError` or `LoadFailed` for whatever stops it."""
         if not _installed():
             logger.warning("lmi_dist is not installed; vLLM serves in its place, with lmi-dist's options")
             return _on_vllm().load(model, properties, report)
@@ -71,7 +72,8 @@ class LmiDistBackend(Backend):
         except ConfigError:
             raise
         except Exception as error:  # whatever stops the engine from starting, the operator must hear of it
-            raise ConfigError(f"option.model_id: lmi_dist cannot serve {model.path}: {_one_line(error)}") from error
+            verdict = ConfigError(f"option.model_id: lmi_dist cannot serve {model.path}: {_one_line(error)}")
+            raise load_failure(verdict, error) from error
         return cls(engine, model, max_num_seqs=max_num_seqs(properties))
 
     @classmethod

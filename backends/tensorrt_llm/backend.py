@@ -19,6 +19,7 @@ from backends.tensorrt_llm.sampling import engine_sampling_params
 from backends.tensorrt_llm.sequence import Sequence
 from lmi_handlers.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedFeature
 from lmi_handlers.limits import check_adapter, check_prompt, check_sampling_params
+from lmi_handlers.load_failure import load_failure
 from lmi_handlers.outputs import TokenOutput
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.request import TokenRequest
@@ -84,7 +85,8 @@ class TensorRTLLMBackend(Backend):
             raise
         except Exception as error:  # whatever stops the engine from starting, the operator must hear of it
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise ConfigError(f"option.model_id: TensorRT-LLM cannot serve {model.path}: {reason}") from error
+            verdict = ConfigError(f"option.model_id: TensorRT-LLM cannot serve {model.path}: {reason}")
+            raise load_failure(verdict, error) from error
         return cls(
             llm,
             model,

@@ -87,6 +87,7 @@ class TransformersBackend(Backend):
             self._bad_words = BadWords(tokenizer_file, self._vocab_size)
             self._grammars = self._grammar_compiler(tokenizer_file)
         self._preparing: Preparing[Grammar, ImageInputs] = Preparing()
+        self._progress = 0
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         logger.info(
@@ -183,8 +184,10 @@ class TransformersBackend(Backend):
         if not chunks:
             if not refused:
                 self._preparing.wait()
+                self._progress += 1  # what prepares has limits of its own
             return refused
         logits = self._runner.forward(chunks)
+        self._progress += 1
         for chunk in chunks:
             chunk.sequence.num_computed = chunk.stop
         if any(chunk.sequence.prompt_logprobs is not None for chunk in chunks):
@@ -202,6 +205,11 @@ class TransformersBackend(Backend):
     def num_preparing(self) -> int:
         """Those whose grammar is being compiled or images prepared, as many of them as there are places."""
         return min(len(self._preparing), self._max_batch_size)
+
+    @property
+    def progress(self) -> int:
+        """Forwards that have been computed, and layers of the one under way."""
+        return self._progress + self._runner.layers_computed
 
     @property
     def kv_cache_usage(self) -> float:

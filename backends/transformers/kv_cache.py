@@ -20,6 +20,8 @@ class KVCache:
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.num_slots = 0
         self.num_positions = 0
+        self.num_writes = 0
+        """Layers that have been written so far, one for each layer and forward."""
 
     def reserve(self, num_slots: int, num_positions: int) -> None:
         """Make room for at least `num_slots` sequences of `num_positions` tokens, what is stored kept."""
@@ -44,6 +46,7 @@ class KVCache:
         stored_keys, stored_values = self._layers[layer]
         stored_keys.flatten(0, 2).index_copy_(0, index, keys.flatten(0, 1))
         stored_values.flatten(0, 2).index_copy_(0, index, values.flatten(0, 1))
+        self.num_writes += 1
         return stored_keys, stored_values
 
     def move(self, source: int, target: int, length: int) -> None:

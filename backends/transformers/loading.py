@@ -23,6 +23,7 @@ from backends.transformers.rolling import RollingRunner
 from backends.transformers.runner import Runner
 from backends.transformers.sequence import Chunk, Sequence
 from lmi_handlers.errors import ConfigError
+from lmi_handlers.load_failure import load_failure
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.request import TokenRequest
 from lmi_handlers.sampling_params import SamplingParams
@@ -46,7 +47,7 @@ _TOLERANCE_HALF = 0.05
 
 
 def load_model(path: Path, properties: ServingProperties) -> Any:
-    """Load the model in `path` for inference. Raises `ConfigError`."""
+    """Load the model in `path` for inference. Raises `ConfigError`, or `LoadFailed` where another try may help."""
     if properties.dtype not in DTYPES:
         raise ConfigError(f"option.dtype: transformers backend takes {', '.join(DTYPES)}, not {properties.dtype}")
     device_map = properties.device_map
@@ -68,9 +69,10 @@ def load_model(path: Path, properties: ServingProperties) -> Any:
             trust_remote_code=properties.trust_remote_code,
             **options,
         )
-    except (ImportError, KeyError, OSError, RuntimeError, ValueError) as error:
+    except (ImportError, KeyError, MemoryError, OSError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"option.model_id: {path} cannot be loaded by transformers: {reason}") from error
+        verdict = ConfigError(f"option.model_id: {path} cannot be loaded by transformers: {reason}")
+        raise load_failure(verdict, error) from error
     if model.config.is_encoder_decoder:
         raise ConfigError(f"option.model_id: {model.config.model_type} is an encoder-decoder; a causal model is needed")
     model.train(False)

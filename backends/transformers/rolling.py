@@ -71,6 +71,11 @@ class RollingRunner(Runner):
         logits: torch.Tensor = output.logits[0, : len(wanted)]
         return logits
 
+    @property
+    def layers_computed(self) -> int:
+        """Each layer writes to the cache once a forward."""
+        return self._cache.num_writes
+
     def release(self, sequence: Sequence) -> None:
         """Free the sequence's slot; the last one moves into it, so that the slots in use stay without holes."""
         if sequence not in self._slots:

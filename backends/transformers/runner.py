@@ -15,6 +15,11 @@ class Runner(ABC):
     takes_partial_prompts: bool
     """True where a prompt may come in several chunks."""
 
+    @property
+    def layers_computed(self) -> int:
+        """Grows during a forward, where the runner can tell; any thread may ask."""
+        return 0
+
     @abstractmethod
     def forward(self, chunks: list[Chunk]) -> torch.Tensor:
         """Return the wanted logits, `[sum of num_logits, vocabulary]`, in the order of `chunks`."""

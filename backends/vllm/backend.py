@@ -40,6 +40,7 @@ from backends.vllm.engine_args import GRAMMAR_LIBRARY, TOKENIZER_FILE, engine_ar
 from backends.vllm.sampling import engine_sampling_params, token_output
 from lmi_handlers.errors import ConfigError, EngineDead, InvalidRequest
 from lmi_handlers.limits import check_adapter
+from lmi_handlers.load_failure import load_failure
 from lmi_handlers.outputs import TokenOutput
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.request import TokenRequest
@@ -68,6 +69,7 @@ class VLLMBackend(Backend):
         config = engine.vllm_config
         self._by_priority = config.scheduler_config.policy == "priority"
         self._requests: dict[str, TokenRequest] = {}
+        self._progress = 0
         self._preparing: Preparing[str, EngineInput] = Preparing()
         self._grammars: GrammarCompiler[str] | None = None
         self._images: ImagePreparer[EngineInput] | None = None
@@ -107,7 +109,7 @@ class VLLMBackend(Backend):
 
     @classmethod
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> Self:
-        """Build the engine. Raises `ConfigError`, in one line, for whatever stops it."""
+        """Build the engine. Raises `ConfigError` or `LoadFailed`, in one line, for whatever stops it."""
         if model.path is None:
             raise ConfigError(f"option.model_id: the {cls.name} backend needs a model")
         if not model.path.is_dir():
@@ -117,7 +119,7 @@ class VLLMBackend(Backend):
         try:
             engine = LLMEngine.from_engine_args(arguments)
         except Exception as error:  # whatever stops the engine from starting, the operator must hear of it
-            raise load_error(error, arguments) from error
+            raise load_failure(load_error(error, arguments), error) from error
         return cls(engine, model)
 
     @classmethod
@@ -154,9 +156,12 @@ class VLLMBackend(Backend):
         if not self._requests:
             if not results:
                 self._preparing.wait()
+                self._progress -= 1  # what prepares has limits of its own
             return results
         try:
             outputs = self._engine.step()
+            if not outputs:
+                self._progress = self._computed_tokens()
         except Exception as error:
             raise EngineDead(f"vLLM: {_one_line(error)}") from error
         for output in outputs:
@@ -170,6 +175,11 @@ class VLLMBackend(Backend):
     def num_preparing(self) -> int:
         """Those whose grammar is being tried or images prepared, as many of them as there are places."""
         return min(len(self._preparing), self._capabilities.max_num_seqs)
+
+    @property
+    def progress(self) -> int:
+        """Changes with the tokens that steps without an output have computed, parts of long prompts."""
+        return self._progress
 
     @property
     def kv_cache_usage(self) -> float:
@@ -208,6 +218,11 @@ class VLLMBackend(Backend):
         except (VLLMClientError, ValueError) as error:
             raise InvalidRequest(_one_line(error)) from error
         self._requests[request.request_id] = request
+
+    def _computed_tokens(self) -> int:
+        """Of the requests that run."""
+        running = self._engine.engine_core.engine_core.scheduler.running
+        return sum(request.num_computed_tokens for request in running)
 
     def _start_prepared(self) -> list[TokenOutput]:
         """Start the sequences whose grammar is one, and return the last output of those that never will."""

@@ -16,8 +16,19 @@ from lmi_handlers.engine.messages import EngineMessage, WorkerMessage
 Sent = TypeVar("Sent", bound=msgspec.Struct)
 Received = TypeVar("Received", bound=msgspec.Struct)
 
+MAX_MESSAGE_SIZE = 256 * 1024 * 1024
+"""Bytes of the longest message, either way."""
+
 _LENGTH = struct.Struct(">I")
 _READ_BUFFER = 1 << 16
+
+
+class MessageTooLong(Exception):
+    """The message is over `MAX_MESSAGE_SIZE`; nothing of it has been sent."""
+
+
+class ProtocolError(Exception):
+    """The other end sent what is no message. There is no going on: close the connection."""
 
 
 class Channel(Generic[Sent, Received]):
@@ -31,25 +42,41 @@ class Channel(Generic[Sent, Received]):
         self._sending = threading.Lock()
 
     def send(self, message: Sent) -> None:
-        """Write one message. Raises `OSError` where the other end is gone."""
+        """Write one message, which may take for ever. Raises `OSError` where the other end is gone, `MessageTooLong`."""
+        self.send_frame(self.frame(message))
+
+    def frame(self, message: Sent) -> bytes:
+        """Return the message as it is sent. Raises `MessageTooLong`."""
         payload = self._encoder.encode(message)
+        if len(payload) > MAX_MESSAGE_SIZE:
+            raise MessageTooLong(f"the message has {len(payload)} bytes, at most {MAX_MESSAGE_SIZE} are possible")
+        return _LENGTH.pack(len(payload)) + payload
+
+    def send_frame(self, frame: bytes) -> None:
+        """Write what `frame` returned; otherwise as `send`."""
         with self._sending:
-            self._socket.sendall(_LENGTH.pack(len(payload)) + payload)
+            self._socket.sendall(frame)
 
     def receive(self) -> Iterator[Received]:
-        """Messages until the other end closes, however that comes about."""
+        """Messages until the other end closes, however that comes about. Raises `ProtocolError`."""
         while True:
             try:
                 header = self._reader.read(_LENGTH.size)
                 if len(header) < _LENGTH.size:
                     return
                 (length,) = _LENGTH.unpack(header)
+                if length > MAX_MESSAGE_SIZE:
+                    raise ProtocolError(f"a message of {length} bytes; at most {MAX_MESSAGE_SIZE} are possible")
                 payload = self._reader.read(length)
             except OSError:
                 return
             if len(payload) < length:
                 return
-            yield self._decoder.decode(payload)
+            try:
+                message = self._decoder.decode(payload)
+            except msgspec.DecodeError as error:
+                raise ProtocolError(f"a message that cannot be decoded: {error}") from error
+            yield message
 
     def close(self) -> None:
         """End the connection; a `receive` in another thread ends too."""

@@ -5,9 +5,9 @@ Plain threads, queues and sockets, which gevent replaces by its own where the wo
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import itertools
+import logging
 import socket
 import threading
 import time
@@ -18,6 +18,7 @@ from types import TracebackType
 from lmi_handlers import errors
 from lmi_handlers.engine.arrivals import Arrivals
 from lmi_handlers.engine.channel import Channel, worker_end
+from lmi_handlers.engine.heartbeat import HeartbeatReader
 from lmi_handlers.engine.messages import (
     Abort,
     EngineInfo,
@@ -29,6 +30,8 @@ from lmi_handlers.engine.messages import (
     Submit,
     WorkerMessage,
 )
+from lmi_handlers.engine.sender import Sender
+from lmi_handlers.engine.settings import heartbeat_path
 from lmi_handlers.errors import (
     ClientDisconnected,
     DeadlineExceeded,
@@ -40,15 +43,22 @@ from lmi_handlers.errors import (
 from lmi_handlers.request import ImagePrompt
 from lmi_handlers.sampling_params import SamplingParams
 
+logger = logging.getLogger(__name__)
+
 _RECONNECT_INTERVAL = 0.1
+_LONGEST_RECONNECT_INTERVAL = 10.0
 _WATCH_INTERVAL = 0.1
 
 
 class EngineState(enum.Enum):
-    """STARTING also covers a restart; DRAINING is this worker's own shutdown."""
+    """STARTING also covers a restart; DRAINING is this worker's own shutdown.
+
+    STALLED is an engine that shows no sign of life at the moment: it may come back, or is ended by its supervisor.
+    """
 
     STARTING = "starting"
     READY = "ready"
+    STALLED = "stalled"
     DRAINING = "draining"
 
 
@@ -64,7 +74,7 @@ class Generation:
     def __init__(
         self,
         client: EngineClient,
-        channel: Channel[WorkerMessage, EngineMessage],
+        sender: Sender,
         submit: Submit,
         deadline: float,
         connected: Callable[[], bool],
@@ -74,7 +84,7 @@ class Generation:
         self.connected = connected
         self.failure: LMIError | None = None
         self._client = client
-        self._channel = channel
+        self._sender = sender
         sequences = len(submit.prompts) * submit.sampling_params.n
         self._running = set(range(sequences))
         self._arrivals = Arrivals(sequences)
@@ -101,7 +111,7 @@ class Generation:
     def close(self) -> None:
         """Abort what still runs; nothing is delivered from here on."""
         if self._client.forget(self) and self._running:
-            self._send(Abort(self.number))
+            self._sender.abort(Abort(self.number))
 
     def put(self, item: SequenceOutput | LMIError) -> None:
         """Hand over what has arrived; called by the client's threads."""
@@ -111,14 +121,14 @@ class Generation:
         """End the request in the engine at once, even if nobody iterates; called by the client's watch."""
         self.failure = failure
         if self._client.forget(self):
-            self._send(Abort(self.number))
+            self._sender.abort(Abort(self.number))
         self._arrivals.put(failure)
 
     def abort(self, index: int) -> None:
         """Stop sequence `index`, whose text is complete; the others go on."""
         if index in self._running:
             self._running.discard(index)
-            self._send(Abort(self.number, index))
+            self._sender.abort(Abort(self.number, index))
 
     def _collect(self, item: SequenceOutput | LMIError, batch: list[SequenceOutput]) -> LMIError | None:
         if isinstance(item, LMIError):
@@ -129,27 +139,27 @@ class Generation:
                 self._running.discard(item.index)
         return None
 
-    def _send(self, message: WorkerMessage) -> None:
-        with contextlib.suppress(OSError):  # where the engine is gone, so is the request
-            self._channel.send(message)
-
 
 class EngineClient:
     """Connects to the engine, again and again, and multiplexes this worker's requests over the connection.
 
     `on_ready` is called, before the state turns READY, with what the engine says of itself each time one has loaded.
+    Nothing here waits for the engine to do anything: a hanging one takes its requests' time, and no more.
     """
 
-    def __init__(self, socket_path: Path, on_ready: Callable[[EngineInfo], None]) -> None:
+    def __init__(self, socket_path: Path, on_ready: Callable[[EngineInfo], None], stall_timeout: float = 60.0) -> None:
         self._socket_path = socket_path
         self._on_ready = on_ready
+        self._stall_timeout = stall_timeout
+        self._heartbeat = HeartbeatReader(heartbeat_path(socket_path))
         self._channel: Channel[WorkerMessage, EngineMessage] | None = None
+        self._sender: Sender | None = None
         self._generations: dict[int, Generation] = {}
         self._numbers = itertools.count(1)
         self._state = EngineState.STARTING
         self._ready = threading.Event()
         self._draining = False
-        self.phase = "starting"
+        self._phase = "starting"
 
     def start(self) -> None:
         """Start the threads that read from the engine and watch over the requests."""
@@ -159,7 +169,17 @@ class EngineClient:
     @property
     def state(self) -> EngineState:
         """Known without asking anybody, so `/ping` can answer at any time."""
-        return EngineState.DRAINING if self._draining else self._state
+        if self._draining:
+            return EngineState.DRAINING
+        return EngineState.STALLED if self._stall() is not None else self._state
+
+    @property
+    def phase(self) -> str:
+        """What the engine is doing, or what is wrong with it, in a few words."""
+        return self._stall() or self._phase
+
+    def _stall(self) -> str | None:
+        return self._heartbeat.suspicion(self._stall_timeout) if self._state is EngineState.READY else None
 
     def wait_ready(self, timeout: float) -> None:
         """Return as soon as requests are taken, after `timeout` seconds at the latest."""
@@ -179,21 +199,23 @@ class EngineClient:
     ) -> Generation:
         """Start a request. `timeout` seconds from now it fails; as soon as `connected()` is false it is aborted.
 
-        Raises `EngineNotReady` where no engine takes requests.
+        Raises `EngineNotReady` where no engine takes requests, `InvalidRequest` where this one is too long to be sent.
         """
-        channel = self._channel
-        if channel is None or self._state is not EngineState.READY:
-            raise EngineNotReady(f"the engine is not ready: {self.phase}")
+        sender = self._sender
+        if sender is None or self._state is not EngineState.READY:
+            raise EngineNotReady(f"the engine is not ready: {self._phase}")
+        if (stall := self._stall()) is not None:
+            raise EngineNotReady(stall)
         submit = Submit(
             next(self._numbers), request_id, prompts, sampling_params, list(adapters), priority, list(image_prompts)
         )
-        generation = Generation(self, channel, submit, time.monotonic() + timeout, connected)
+        generation = Generation(self, sender, submit, time.monotonic() + timeout, connected)
         self._generations[submit.number] = generation
         try:
-            channel.send(submit)
-        except OSError as error:
+            sender.submit(submit)
+        except LMIError:
             self.forget(generation)
-            raise EngineNotReady("the engine has just gone away") from error
+            raise
         return generation
 
     def forget(self, generation: Generation) -> bool:
@@ -209,6 +231,7 @@ class EngineClient:
         self._fail_all(EngineNotReady("the server is shutting down and the time to finish is over"))
 
     def _connect_forever(self) -> None:
+        interval = _RECONNECT_INTERVAL
         while True:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
@@ -217,14 +240,36 @@ class EngineClient:
                 sock.close()
                 time.sleep(_RECONNECT_INTERVAL)
                 continue
-            self._channel = worker_end(sock)
-            for message in self._channel.receive():
+            failure = self._serve(worker_end(sock))
+            if failure is None:
+                interval = _RECONNECT_INTERVAL
+                continue
+            time.sleep(interval)  # what fails for good must not take all the time there is
+            interval = min(2 * interval, _LONGEST_RECONNECT_INTERVAL)
+
+    def _serve(self, channel: Channel[WorkerMessage, EngineMessage]) -> Exception | None:
+        """Handle what the engine says until it hangs up, or says what cannot be handled: then return why."""
+        self._channel = channel
+        self._sender = sender = Sender(channel)
+        failure: Exception | None = None
+        phase, cause = "the engine process has ended and is restarted", "the engine process ended"
+        try:
+            for message in channel.receive():
                 self._handle(message)
-            self._ready.clear()
-            self._state, self.phase = EngineState.STARTING, "the engine process has ended and is restarted"
-            self._channel.close()
-            self._channel = None
-            self._fail_all(EngineDead("the engine process ended while it worked on this request"))
+        except Exception as error:
+            logger.exception("the connection to the engine is dropped")
+            failure = error
+            phase = f"the connection to the engine was dropped and is tried again: {type(error).__name__}: {error}"
+            cause = "the connection to the engine was dropped"
+        if failure is None and (stall := self._stall()) is not None:
+            cause = f"{stall}; it was ended"
+        self._ready.clear()
+        self._state, self._phase = EngineState.STARTING, phase
+        self._channel = self._sender = None
+        sender.close()
+        channel.close()
+        self._fail_all(EngineDead(f"{cause} while it worked on this request"))
+        return failure
 
     def _handle(self, message: EngineMessage) -> None:
         if isinstance(message, Outputs):
@@ -239,11 +284,11 @@ class EngineClient:
                 failed.put(_error_of(message))
         elif isinstance(message, Ready):
             self._on_ready(message.info)
-            self._state, self.phase = EngineState.READY, "ready"
+            self._state, self._phase = EngineState.READY, "ready"
             self._ready.set()
         else:
             self._ready.clear()
-            self._state, self.phase = EngineState.STARTING, message.phase
+            self._state, self._phase = EngineState.STARTING, message.phase
 
     def _fail_all(self, error: LMIError) -> None:
         for generation in list(self._generations.values()):

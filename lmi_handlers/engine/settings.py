@@ -13,7 +13,10 @@ SOCKET_VARIABLE = "LMI_ENGINE_SOCKET"
 """Environment variable with the path of the engine's Unix socket; whoever finds it set does not start an engine."""
 
 EXIT_CONFIG = 78
-"""Exit status of an engine process that a new start cannot help (sysexits' EX_CONFIG)."""
+"""Exit status of an engine process whose model or options are wrong (sysexits' EX_CONFIG)."""
+
+EXIT_LOAD_FAILED = 75
+"""Exit status of an engine process that did not load, but may at the next try (sysexits' EX_TEMPFAIL)."""
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +41,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         return metrics_dir(self.socket_path)
 
     @property
+    def heartbeat_path(self) -> Path:
+        """Where the engine shows that it lives."""
+        return heartbeat_path(self.socket_path)
+
+    @property
     def failure_path(self) -> Path:
         """Exists once the supervisor has given up; holds the exit status for the whole server."""
         return Path(self.runtime_dir) / "failed"
@@ -46,6 +54,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 def metrics_dir(socket_path: Path) -> Path:
     """Where the processes around the engine that listens on `socket_path` keep their numbers."""
     return socket_path.with_name("metrics")
+
+
+def heartbeat_path(socket_path: Path) -> Path:
+    """Where the engine that listens on `socket_path` shows that it lives."""
+    return socket_path.with_name("heartbeat")
 
 
 def read_line(descriptor: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Keeps one engine process running: starts it, starts it again with back-off when it dies, gives up when that does not help."""
+"""Keeps one engine process running: starts it, ends it when it hangs, starts it again with back-off, gives up in the end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from collections import deque
 
 import msgspec
 
-from lmi_handlers.engine.settings import EXIT_CONFIG, EngineSettings, read_line
+from lmi_handlers.engine.heartbeat import Heartbeat, HeartbeatReader
+from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings, read_line
 from lmi_handlers.log import configure_logging
 
 _FIRST_BACK_OFF = 0.5
+_LOOK_INTERVAL = 0.1
+_OWN_GAP = 2.0
+"""Where this process was not run for so many seconds, as when the whole container is paused, nor could the engine have been."""
 
 logger = logging.getLogger("lmi_handlers.engine.supervisor")  # __name__ is "__main__" here
 
@@ -40,37 +44,95 @@ class Restarts:
         return float(_FIRST_BACK_OFF * 2 ** (len(self._deaths) - 1))
 
 
-def supervise(settings: EngineSettings) -> int:
-    """Run engines until this process is told to stop (returns 0) or no further start makes sense (returns an exit status).
+class Supervisor:
+    """Runs engines, one at a time.
 
     The engine's standard input is its lifeline: it ends when this process does, however that comes about. It leads a process
     group of its own, which ends with it.
     """
-    properties = settings.properties
-    restarts = Restarts(properties.restart_limit, properties.restart_window)
-    line = msgspec.json.encode(settings) + b"\n"
-    while True:
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        self._properties = settings.properties
+        self._heartbeat = HeartbeatReader(settings.heartbeat_path)
+        self._engine: subprocess.Popen[bytes] | None = None
+        self._starting = threading.Lock()
+
+    def run(self) -> int:
+        """Run engines until no further start makes sense; return the server's exit status.
+
+        What is wrong with the model or an option is final only as long as no engine has loaded with it: after that it is
+        a file that is missing for a moment, or a device that has not recovered yet.
+        """
+        properties = self._properties
+        restarts = Restarts(properties.restart_limit, properties.restart_window)
+        has_loaded = False
+        while True:
+            status = self._run_engine()
+            has_loaded = has_loaded or self._heartbeat.serving
+            if status == EXIT_CONFIG and not has_loaded:
+                return status
+            delay = restarts.after_death(time.monotonic())
+            logger.error("engine process ended", extra={"status": _describe(status), "restart_in": delay})
+            if delay is None:
+                print(
+                    f"lmi: error: the engine died {properties.restart_limit + 1} times "
+                    f"in {properties.restart_window:g} s (last: {_describe(status)}); giving up",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                return 1
+            time.sleep(delay)
+
+    def end_engine(self) -> None:
+        """End the engine that runs, also one that cannot hear of its parent's end any more; none is started after that."""
+        self._starting.acquire()
+        if self._engine is not None:
+            _end_group(self._engine.pid)
+
+    def _run_engine(self) -> int:
+        """Start an engine and wait for its end, or bring that about. Returns its exit status."""
+        Heartbeat.create(self._settings.heartbeat_path)  # so that no dead engine's is taken for the new one's
         command = [sys.executable, "-m", "lmi_handlers.engine.process"]
-        engine = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        with self._starting:
+            self._engine = engine = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         assert engine.stdin is not None  # noqa: S101  follows from stdin=PIPE
-        engine.stdin.write(line)
-        engine.stdin.flush()
-        status = engine.wait()
-        engine.stdin.close()
-        _end_group(engine.pid)
-        if status == EXIT_CONFIG:
-            return status
-        delay = restarts.after_death(time.monotonic())
-        logger.error("engine process ended", extra={"status": _describe(status), "restart_in": delay})
-        if delay is None:
-            print(
-                f"lmi: error: the engine died {properties.restart_limit + 1} times "
-                f"in {properties.restart_window:g} s (last: {_describe(status)}); giving up",
-                file=sys.stderr,
-                flush=True,
-            )
-            return 1
-        time.sleep(delay)
+        try:
+            with contextlib.suppress(BrokenPipeError):  # it ended at once, and its status says why
+                engine.stdin.write(msgspec.json.encode(self._settings) + b"\n")
+                engine.stdin.flush()
+            return self._wait(engine)
+        finally:
+            _end_group(engine.pid)
+            with contextlib.suppress(BrokenPipeError):
+                engine.stdin.close()
+
+    def _wait(self, engine: subprocess.Popen[bytes]) -> int:
+        properties = self._properties
+        started = since = looked = time.monotonic()
+        while True:
+            time.sleep(_LOOK_INTERVAL)
+            if (status := engine.poll()) is not None:
+                return status
+            now = time.monotonic()
+            if now - looked > _OWN_GAP:
+                since = now
+            looked = now
+            if self._heartbeat.serving:
+                if cause := self._heartbeat.stall(properties.stall_timeout, since=since):
+                    logger.critical("engine is stalled and is ended", extra={"cause": cause})
+                    _end_group(engine.pid)
+                    return engine.wait()
+            elif now - started > properties.model_loading_timeout:
+                print(
+                    "lmi: error: loading took longer than model_loading_timeout "
+                    f"({properties.model_loading_timeout:g} s)",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                _end_group(engine.pid)
+                engine.wait()
+                return EXIT_CONFIG
 
 
 def _end_group(leader: int) -> None:
@@ -80,6 +142,8 @@ def _end_group(leader: int) -> None:
 
 
 def _describe(status: int) -> str:
+    if status in (EXIT_CONFIG, EXIT_LOAD_FAILED):
+        return f"exit status {status}; it did not load"
     if status >= 0:
         return f"exit status {status}"
     name = signal.Signals(-status).name
@@ -96,17 +160,19 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is in flight must end first; the arbiter's pipe says when
     parent = os.getppid()
     settings = msgspec.json.decode(read_line(sys.stdin.fileno()), type=EngineSettings)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    status = supervise(settings)
+    supervisor = Supervisor(settings)
+    threading.Thread(target=_end_with_parent, args=(supervisor,), daemon=True).start()
+    status = supervisor.run()
     settings.failure_path.write_text(str(status))
     os.kill(parent, signal.SIGTERM)
     return status
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(supervisor: Supervisor) -> None:
     """Standard input ends when the arbiter and all its workers are gone; the engine ends with this process."""
     while os.read(sys.stdin.fileno(), 1024):  # not through `sys.stdin`, whose lock would disturb this process's end
         pass
+    supervisor.end_engine()
     os._exit(0)
 
 

@@ -15,6 +15,7 @@ import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from lmi_handlers.errors import ConfigError
+from lmi_handlers.load_failure import load_failure
 
 ContentFormat = Literal["auto", "string", "openai"]
 
@@ -203,7 +204,7 @@ def _auto_tokenizer(model_dir: Path, *, trust_remote_code: bool, gguf_file: str 
         return AutoTokenizer.from_pretrained(model_dir, trust_remote_code=trust_remote_code, **arguments)
     except Exception as error:  # a model may bring its own code, which may raise anything
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ConfigError(f"no tokenizer can be loaded from {model_dir}: {reason}") from error
+        raise load_failure(ConfigError(f"no tokenizer can be loaded from {model_dir}: {reason}"), error) from error
 
 
 def _media_tokens(processor: Any | None, tokenizer: Any) -> dict[str, int]:
@@ -220,7 +221,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from error
+        raise load_failure(ConfigError(f"{file} cannot be read: {error}"), error) from error
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -271,4 +272,5 @@ def _write(bundle: TextBundle, backend: Tokenizer, directory: Path) -> None:
         (directory / TOKENIZER_FILE).write_text(backend.to_str(), encoding="utf-8")
         (directory / BUNDLE_FILE).write_bytes(msgspec.json.encode(bundle))
     except OSError as error:
-        raise ConfigError(f"the text bundle cannot be written to {directory}: {error}") from error
+        verdict = ConfigError(f"the text bundle cannot be written to {directory}: {error}")
+        raise load_failure(verdict, error) from error

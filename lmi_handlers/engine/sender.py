@@ -1,0 +1,80 @@
+"""A web worker's way to the engine: messages leave through a thread of their own, so that no request waits for it to read."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+from lmi_handlers.engine.channel import Channel, MessageTooLong
+from lmi_handlers.engine.messages import Abort, EngineMessage, Submit, WorkerMessage
+from lmi_handlers.errors import EngineNotReady, InvalidRequest
+
+MAX_WAITING_BYTES = 64 * 1024 * 1024
+"""What may wait for an engine that does not read, beside the one message that is being sent."""
+
+
+class Sender:
+    """Sends over `channel`, in order. Any thread may call, and none is blocked."""
+
+    def __init__(self, channel: Channel[WorkerMessage, EngineMessage], max_bytes: int = MAX_WAITING_BYTES) -> None:
+        self._channel = channel
+        self._max_bytes = max_bytes
+        self._frames: OrderedDict[tuple[int, int | None, bool], bytes] = OrderedDict()
+        self._size = 0
+        self._closed = False
+        self._changed = threading.Condition()
+        threading.Thread(target=self._run, name="engine-writer", daemon=True).start()
+
+    def submit(self, submit: Submit) -> None:
+        """Send a request. Raises `EngineNotReady` where too much waits or the engine is gone, `InvalidRequest` if too long."""
+        try:
+            frame = self._channel.frame(submit)
+        except MessageTooLong as error:
+            raise InvalidRequest(f"the request is too long for the engine: {error}") from error
+        with self._changed:
+            if self._closed:
+                raise EngineNotReady("the engine has just gone away")
+            if self._frames and self._size + len(frame) > self._max_bytes:
+                raise EngineNotReady(
+                    f"the engine reads nothing: {len(self._frames)} messages of {self._size} bytes wait for it already"
+                )
+            self._put((submit.number, None, True), frame)
+
+    def abort(self, abort: Abort) -> None:
+        """Send an abort, unless the whole request it is about still waits here: then that is never sent."""
+        with self._changed:
+            if self._closed:
+                return
+            unsent = None if abort.index is not None else self._frames.pop((abort.number, None, True), None)
+            if unsent is not None:
+                self._size -= len(unsent)
+                return
+            self._put((abort.number, abort.index, False), self._channel.frame(abort))
+
+    def close(self) -> None:
+        """Drop what waits, and end the thread."""
+        with self._changed:
+            self._closed = True
+            self._frames.clear()
+            self._size = 0
+            self._changed.notify()
+
+    def _put(self, key: tuple[int, int | None, bool], frame: bytes) -> None:
+        self._size += len(frame) - len(self._frames.get(key, b""))
+        self._frames[key] = frame
+        self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._frames and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                _, frame = self._frames.popitem(last=False)
+                self._size -= len(frame)
+            try:
+                self._channel.send_frame(frame)
+            except OSError:
+                self._channel.close()  # its reader tells everyone
+                return

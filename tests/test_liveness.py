@@ -1,0 +1,279 @@
+"""Engines that hang: every client is answered in time, `/ping` says why, and a new engine serves."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import requests
+from serving import Server, StartServer
+
+CLIENTS = 64
+PREDICT_TIMEOUT = 6
+STALL_TIMEOUT = 4
+ECHO = (
+    "option.rolling_batch=echo\noption.echo_faults=true\noption.echo_tokens_per_second=20\n"
+    f"option.max_rolling_batch_size={CLIENTS + 1}\n"
+)
+LIMITS = f"option.predict_timeout={PREDICT_TIMEOUT}\noption.stall_timeout={STALL_TIMEOUT}\n"
+OFTEN = "option.restart_window=1\noption.echo_load_seconds=600\noption.web_workers=1\n"
+"""Let one server lose an engine in each of several tests."""
+
+
+def endless(prompt: str = "abc", *, stream: bool = False) -> dict[str, Any]:
+    return {"inputs": prompt, "stream": stream, "parameters": {"max_new_tokens": 100_000, "ignore_eos_token": True}}
+
+
+def timed(server: Server, body: dict[str, Any], **options: Any) -> tuple[requests.Response, float]:
+    """The answer, and when it was complete."""
+    return server.invoke(body, **options), time.monotonic()
+
+
+def error_of(answer: requests.Response) -> str:
+    """The cause that an answer ends with; fails where it has no well-formed end."""
+    if answer.status_code != 200:
+        assert answer.status_code in (500, 503, 504)
+        return str(answer.json()["error"])
+    assert answer.text.endswith("\n")
+    last = json.loads(answer.text.splitlines()[-1])
+    assert last["details"]["finish_reason"] == "error"
+    return str(last["token"]["error_msg"])
+
+
+def wait_for_status(server: Server, status: int, timeout: float = 30.0) -> dict[str, Any]:
+    """What `/ping` says once it has this status."""
+    deadline = time.monotonic() + timeout
+    while (answer := server.ping()).status_code != status:
+        assert time.monotonic() < deadline, f"/ping is {answer.status_code}: {answer.text}"
+        time.sleep(0.05)
+    document: dict[str, Any] = answer.json()[server.name]
+    return document
+
+
+def engines(server: Server) -> list[psutil.Process]:
+    """All processes of this server that are or were an engine and still exist."""
+    return [child for child in psutil.Process(server.process.pid).children(recursive=True) if is_engine(child)]
+
+
+def is_engine(process: psutil.Process) -> bool:
+    try:
+        return "lmi_handlers.engine.process" in process.cmdline()
+    except psutil.Error:
+        return False
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with short limits, for tests that end its engine and see another one serve."""
+    server = Server(tmp_path_factory.mktemp("hangs") / "m", ECHO + LIMITS + OFTEN)
+    yield server.wait_ready()
+    server.stop()
+
+
+@pytest.fixture
+def family() -> Iterator[Callable[[Server], list[psutil.Process]]]:
+    """All processes of a server; what still runs after the test is ended."""
+    known: list[psutil.Process] = []
+
+    def of(server: Server) -> list[psutil.Process]:
+        arbiter = psutil.Process(server.process.pid)
+        known.extend([arbiter, *arbiter.children(recursive=True)])
+        return known
+
+    yield of
+    for process in known:
+        if process.is_running():
+            process.kill()
+
+
+def stop(server: Server) -> None:
+    server.engine().send_signal(signal.SIGSTOP)
+
+
+def grip(server: Server) -> None:
+    with pytest.raises(requests.ReadTimeout):
+        server.invoke({"inputs": "x GRIP@1"}, timeout=0.5)
+
+
+def mute(server: Server) -> None:
+    with pytest.raises(requests.ReadTimeout):
+        server.invoke({"inputs": "x MUTE@1"}, timeout=0.5)
+
+
+HANGS = {
+    "stopped": (stop, "has not run for"),
+    "a thread holds the lock for ever": (grip, "has not run for"),
+    "steps that return nothing for ever": (mute, "no progress"),
+}
+
+
+@pytest.mark.parametrize("hang", HANGS)
+def test_hanging_engine_under_load(server: Server, hang: str) -> None:
+    bring_about, cause = HANGS[hang]
+    first = server.engine()
+    with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
+        started = time.monotonic()
+        pending = [pool.submit(timed, server, endless(stream=number % 2 == 0)) for number in range(CLIENTS)]
+        time.sleep(1)
+        bring_about(server)
+        hung = time.monotonic()
+        document = wait_for_status(server, 503, timeout=10)
+        assert document["status"] == "Stalled"
+        assert cause in document["phase"]
+        refused = server.invoke({"inputs": "hello"})
+        assert refused.status_code == 503
+        assert int(refused.headers["Retry-After"]) > 0
+        assert cause in refused.json()["error"]
+        answers = [future.result() for future in pending]
+    for answer, ended in answers:
+        assert any(words in error_of(answer) for words in (cause, "predict_timeout"))
+        assert ended - started < PREDICT_TIMEOUT + 2 + (hung - started), "it outlived its deadline"
+    server.wait_ready()
+    assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
+    assert not first.is_running()
+    assert len(engines(server)) == 1
+    assert "engine is stalled and is ended" in server.log
+
+
+def test_requests_end_at_their_deadline_though_the_engine_reads_nothing(start_server: StartServer) -> None:
+    """What cannot be sent must not wait to be sent: these bodies are many times what a socket holds."""
+    server = start_server(ECHO + "option.predict_timeout=3\noption.stall_timeout=60\n")
+    engine = server.engine()
+    engine.suspend()
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        started = time.monotonic()
+        pending = [pool.submit(timed, server, endless("x" * 100_000, stream=number % 2 == 0)) for number in range(16)]
+        answers = [future.result() for future in pending]
+    for answer, ended in answers:
+        assert answer.status_code == 504
+        assert ended - started < 3 + 10, "a machine under load may take its time; the defect was: for ever"
+    engine.resume()
+    assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
+    assert server.engine() == engine
+
+
+def test_engine_that_was_stopped_for_a_while_goes_on(start_server: StartServer) -> None:
+    server = start_server(ECHO + "option.stall_timeout=30\n")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.invoke, {"inputs": "x" * 60, "stream": True, "parameters": {"max_new_tokens": 60}})
+        time.sleep(1)
+        engine = server.engine()
+        engine.suspend()
+        assert "has not run for" in wait_for_status(server, 503, timeout=15)["phase"]
+        engine.resume()
+        wait_for_status(server, 200, timeout=5)
+        assert json.loads(answer.result().text.splitlines()[-1])["generated_text"] == "x" * 60
+    assert server.engine() == engine
+
+
+def test_step_that_computes_is_left_alone_whatever_predict_timeout(start_server: StartServer) -> None:
+    server = start_server(
+        ECHO + "option.predict_timeout=2\noption.stall_timeout=8\noption.echo_load_seconds=12\noption.web_workers=1\n"
+    )
+    engine, started = server.engine(), time.monotonic()
+    answer = server.invoke({"inputs": "x WORK@2"})
+    assert answer.status_code == 504
+    statuses = []
+    while time.monotonic() - started < 11:
+        statuses.append(server.ping().status_code)
+        time.sleep(0.2)
+    assert set(statuses) == {200}
+    assert server.invoke({"inputs": "y"}, timeout=20).status_code in (200, 504)
+    assert server.engine() == engine
+
+
+@pytest.mark.parametrize(
+    ("prompt", "call"), [("x SLEEP@2", "step"), ("x ADD@1", "add_request"), ("x ABORT@2", "abort")]
+)
+def test_call_that_never_returns(server: Server, prompt: str, call: str) -> None:
+    first = server.wait_ready().engine()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        # Its place is given back, and so its sequence aborted, when the client leaves.
+        pending = pool.submit(server.invoke, endless(prompt), timeout=1 if call == "abort" else 60)
+        assert f"of one {call}" in wait_for_status(server, 503)["phase"]
+        if call == "abort":
+            assert isinstance(pending.exception(), requests.ReadTimeout)
+        else:
+            assert f"of one {call}" in error_of(pending.result())
+    first.wait(20)
+    server.wait_ready()
+    assert f"of one {call}" in server.log
+    assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
+
+
+def test_engine_whose_every_request_times_out_is_replaced(start_server: StartServer) -> None:
+    """Each request leaves before the engine looks stalled; together they tell."""
+    server = start_server(ECHO + "option.predict_timeout=2\noption.stall_timeout=6\n")
+    first = server.engine()
+    mute(server)
+    deadline = time.monotonic() + 40
+    while first.is_running() and first.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "504 after 504, and no restart"
+        assert server.invoke({"inputs": "hello"}).status_code in (500, 503, 504)
+    server.wait_ready()
+    assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
+
+
+# Nothing is left running
+
+
+def test_stopped_engine_ends_with_the_server(
+    start_server: StartServer, family: Callable[[Server], list[psutil.Process]]
+) -> None:
+    server = start_server(ECHO)
+    processes = family(server)
+    server.engine().suspend()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(30) == 0
+    assert running(processes) == []
+
+
+@pytest.mark.parametrize("victim", ["arbiter", "supervisor"])
+def test_stopped_engine_ends_with_a_killed_parent(
+    start_server: StartServer, family: Callable[[Server], list[psutil.Process]], victim: str
+) -> None:
+    server = start_server(ECHO)
+    processes = family(server)
+    server.engine().suspend()
+    (server.process if victim == "arbiter" else server.supervisor()).kill()
+    assert running(processes) == []
+
+
+def running(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that still run after some seconds."""
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+# Engines that do not load
+
+
+def test_what_is_wrong_for_a_moment_does_not_end_a_server_that_has_loaded(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages[0].content }}")
+    server = start_server(ECHO + f"option.chat_template={template}\n")
+    away = template.rename(tmp_path / "away")
+    server.engine().kill()
+    deadline = time.monotonic() + 20
+    while "it did not load" not in server.log:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    away.rename(template)
+    server.wait_ready()
+    assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
+
+
+def test_want_of_memory_in_the_first_load_is_tried_again(start_server: StartServer) -> None:
+    server = start_server(ECHO + "option.echo_fault=out_of_memory_in_load\noption.restart_limit=1\n", ready=False)
+    assert server.process.wait(30) == 1
+    assert server.log.count("the echo backend is out of memory, as it was asked to be") == 2
+    assert "the engine died 2 times" in server.log
