@@ -155,6 +155,7 @@ def test_requests_end_at_their_deadline_though_the_engine_reads_nothing(start_se
         assert answer.status_code == 504
         assert ended - started < 3 + 10, "a machine under load may take its time; the defect was: for ever"
     engine.resume()
+    server.wait_ready()
     assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
     assert server.engine() == engine
 
