@@ -34,6 +34,8 @@ from lmi_handlers.outputs import FinishReason, TokenOutput
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.request import TokenRequest
 
+NEEDS_MODEL = False
+
 UNSUPPORTED = {
     "bad_words": "the answer is the prompt, whatever is in it",
     "allowed_token_ids": "the answer is the prompt, whatever is in it",
@@ -70,7 +72,7 @@ class _Sequence:
 class EchoBackend(Backend):
     """Repeats prompts. One token per sequence and step, at most `tokens_per_second` for each sequence."""
 
-    needs_model = False
+    needs_model = NEEDS_MODEL
 
     def __init__(
         self,

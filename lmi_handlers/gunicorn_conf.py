@@ -10,41 +10,42 @@ import gc
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 from gunicorn.glogging import Logger
 
-from backends.features import passes_options, sampled_defaults
-from backends.selection import select_backend
-from lmi_handlers.dialects import check_dialects
 from lmi_handlers.engine.settings import SOCKET_VARIABLE, EngineSettings
 from lmi_handlers.errors import ConfigError
 from lmi_handlers.log import configure_logging
-from lmi_handlers.properties import ServingProperties, load_properties
+from lmi_handlers.properties import ServingProperties
 from lmi_handlers.server_settings import ALL_INTERFACES, ServerSettings, default_workers, is_loopback
+from lmi_handlers.start_up import check_port, mistakes, read_configuration, warnings
 
 
 def _start_up() -> tuple[ServerSettings, ServingProperties]:
-    """Read all configuration; what is wrong with it ends the process with a line, not with a traceback."""
+    """Read and check all configuration; what is wrong with it ends the process with a line, not with a traceback."""
     try:
-        settings = ServerSettings.from_environ(os.environ)
-        loaded = load_properties(settings.model_dir, os.environ)
-        backend = select_backend(loaded.properties).name
-        check_dialects(loaded.properties, sampled_defaults(backend))
+        configuration = read_configuration(os.environ)
     except ConfigError as error:
-        print(f"lmi: error: {error}", file=sys.stderr)
-        sys.exit(1)
-    for warning in loaded.warnings(backend, passes_options=passes_options(backend)):
+        _fail(str(error))
+    for warning in warnings(configuration):
         print(f"lmi: warning: {warning}", file=sys.stderr)
-    return settings, loaded.properties
+    if causes := mistakes(configuration, os.environ):
+        _fail(*causes)
+    return configuration.settings, configuration.properties
+
+
+def _fail(*causes: str) -> NoReturn:
+    for cause in causes:
+        print(f"lmi: error: {cause}", file=sys.stderr)
+    sys.exit(1)
 
 
 _settings, _properties = _start_up()
@@ -91,7 +92,11 @@ def on_starting(server: Any) -> None:
     global _engine, _supervisor_pid
     configure_logging()
     for address in server.cfg.address:
-        _check_port(address)
+        if isinstance(address, tuple):  # not a Unix socket, nor an inherited descriptor
+            try:
+                check_port(*address)
+            except ConfigError as error:
+                _fail(str(error))
     _tell_host(server.cfg.address)
     if SOCKET_VARIABLE in os.environ:
         return
@@ -117,20 +122,6 @@ def _tell_host(addresses: list[Any]) -> None:
             "set API_KEY, or leave --host out",
             file=sys.stderr,
         )
-
-
-def _check_port(address: Any) -> None:
-    """End the process with a line where the port cannot be had: gunicorn would try for five seconds before it said so."""
-    if not isinstance(address, tuple):
-        return  # a Unix socket or an inherited descriptor
-    host, port = address
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind((host, port))
-        except OSError as error:
-            print(f"lmi: error: {host}:{port}: {error.strerror} (--host, --port)", file=sys.stderr)
-            sys.exit(1)
 
 
 def pre_request(worker: Any, req: Any) -> None:  # noqa: ARG001  gunicorn's hook signature

@@ -24,6 +24,7 @@ from lmi_handlers.errors import (
     QueueFull,
     UnsupportedMediaType,
 )
+from lmi_handlers.not_provided import check_headers
 from lmi_handlers.served_model import ServedModel
 from lmi_handlers.usage import Usage
 
@@ -57,8 +58,9 @@ class Exchange:
     def body(self, max_request_size: int) -> bytes:
         """Read the request's body. Raises `PayloadTooLarge` where it has more than `max_request_size` bytes.
 
-        `UnsupportedMediaType` where it is compressed.
+        `UnsupportedMediaType` where it is compressed, `UnsupportedFeature` where a header asks for what is not there.
         """
+        check_headers(request.headers.get)
         coding = request.headers.get("Content-Encoding", "identity")
         if coding.lower() not in ("", "identity"):
             raise UnsupportedMediaType(f"Content-Encoding {coding[:20]!r} is not supported: send the body as it is")

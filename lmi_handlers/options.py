@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import msgspec
 
+from lmi_handlers.not_provided import NOT_PROVIDED
 from lmi_handlers.request import MAX_PRIORITY
 
 SERVER = ("server",)
@@ -29,6 +30,28 @@ ECHO = ("echo",)
 
 ROLLING_BATCH_BACKENDS = {"scheduler": "transformers", "lmi-dist": "lmi_dist", "trtllm": "tensorrt_llm"}
 """LMI's names for a way of batching that are not themselves the name of the backend doing it."""
+
+
+@dataclass(frozen=True)
+class Handler:
+    """What one of LMI's handlers means here: the backend, and the `rolling_batch` where that is left open.
+
+    An asynchronous handler batches continuously whatever `option.rolling_batch` says: LMI wants `disable` beside it.
+    """
+
+    backend: str
+    rolling_batch: str = "auto"
+    asynchronous: bool = False
+
+
+HANDLERS: dict[str, Handler] = {
+    "djl_python.huggingface": Handler("transformers"),
+    "djl_python.lmi_dist": Handler("lmi_dist", "lmi-dist"),
+    "djl_python.lmi_vllm.vllm_async_service": Handler("vllm", "vllm", asynchronous=True),
+    "djl_python.tensorrt_llm": Handler("tensorrt_llm", "trtllm"),
+    "djl_python.lmi_trtllm.trtllm_async_service": Handler("tensorrt_llm", "trtllm", asynchronous=True),
+}
+"""LMI's handlers, as `option.entryPoint` names them."""
 
 
 class InvalidValue(ValueError):
@@ -67,7 +90,8 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     model_id: Annotated[
         str | None,
         Option(
-            "Model to serve: a directory, a `.gguf` file or a Hugging Face id. Unset: the model directory, else SmolLM2-135M.",
+            "Model to serve: a directory, a `.gguf` file or a Hugging Face id. Defaults to the model in the model directory; "
+            "where that holds no file of any model, to SmolLM2-135M-Instruct.",
             (*SERVER, *ENGINES),
             aliases=("option.s3url",),
         ),
@@ -75,13 +99,16 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     model_name: Annotated[
         str | None,
         Option(
-            "Name clients may ask for. Unset: from the directory that holds serving.properties, else from `model_id`.",
+            "Name clients may ask for. Defaults to the name of the directory that holds serving.properties, else to one made "
+            "from `model_id`; the default model is SmolLM2-135M-Instruct.",
             SERVER,
             aliases=("option.modelName",),
         ),
     ] = None
     revision: Annotated[str | None, Option("Branch, tag or commit on the hub.", (*SERVER, *ENGINES))] = None
-    task: Annotated[str | None, Option("What the model is for, such as `text-generation`.", GPU_ENGINES)] = None
+    task: Annotated[
+        str | None, Option("What the model is for; TGI's `/info` repeats it. Only text is generated.", SERVER)
+    ] = None
     trust_remote_code: Annotated[bool, Option("Run Python code that comes with the model.", ENGINES)] = False
 
     # Engine and batching
@@ -95,6 +122,17 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             spellings={"lmi_dist": "lmi-dist", "tensorrt_llm": "trtllm"},
         ),
     ] = "auto"
+    entry_point: Annotated[
+        str | None,
+        Option(
+            "LMI's handler, which chooses the engine: "
+            + ", ".join(f"`{name}`" for name in HANDLERS)
+            + ". The asynchronous "
+            "ones batch continuously also with `rolling_batch=disable`. Code of a model's own is not run.",
+            SERVER,
+            key="option.entryPoint",
+        ),
+    ] = None
     backend: Annotated[
         str,
         Option(
@@ -565,21 +603,16 @@ DEPRECATED_KEYS = {
 }
 """Other names for an option that LMI has given up."""
 
-_BUILT_IN_HANDLER = "requests are handled by the server itself"
 _ONE_PROCESS = "one engine process serves the model"
 _NO_MPI = "engines start their own processes, without MPI"
 _NO_SCHEDULER = "LMI has removed the scheduler that read it"
 _CONVERSION = "it steers the conversion of checkpoints, which is not done here"
-_NO_SESSIONS = "sessions are not provided"
 _MEMORY = "the engine fails to load where memory does not suffice"
 _FRONT_END = "belongs to LMI's Java front end"
 _STATUS = "each dialect has fixed status codes"
 
 NO_EFFECT: dict[str, str] = {
     "engine": "the engine is chosen by option.rolling_batch and option.backend",
-    "option.entryPoint": _BUILT_IN_HANDLER,
-    "option.handler": _BUILT_IN_HANDLER,
-    "option.input_formatter": _BUILT_IN_HANDLER,
     "option.mpi_mode": _NO_MPI,
     "option.use_passive_workers": _NO_MPI,
     "option.cluster_size": _NO_MPI,
@@ -603,17 +636,10 @@ NO_EFFECT: dict[str, str] = {
     "option.pythonExecutable": "the server's own Python environment is used",
     "option.env": "set environment variables on the container",
     "option.max_output_size": "answers have no size limit",
-    "option.bedrock_compat": "there is no Bedrock mode; option.output_formatter names the format",
-    "option.stop_sequence": "requests carry their own stop sequences",
     "option.load_in_4bit": "deprecated in LMI; use option.quantize with a backend that reads it",
     "option.load_in_8bit": "deprecated in LMI; use option.quantize with a backend that reads it",
-    "option.is_peft_model": "adapters are found by option.enable_lora",
     "option.lmcache_auto_config": "LMCache is not provided",
     "option.lmcache_config_file": "LMCache is not provided",
-    "option.enable_stateful_sessions": _NO_SESSIONS,
-    "option.sessions_path": _NO_SESSIONS,
-    "option.sessions_expiration": _NO_SESSIONS,
-    "option.decoding_strategy": "requests choose with do_sample",
     "option.disable_flash_attn": _NO_SCHEDULER,
     "option.max_sparsity": _NO_SCHEDULER,
     "option.max_splits": _NO_SCHEDULER,
@@ -646,8 +672,6 @@ NO_EFFECT: dict[str, str] = {
     "inference_address": "use `lmi serve --host` and `--port`",
     "management_address": _FRONT_END,
     "cluster_address": _FRONT_END,
-    "model_store": "use `lmi serve --model-dir`",
-    "load_models": "use `lmi serve --model-dir`",
     "model_url_pattern": _FRONT_END,
     "plugin_folder": "backends and formatters are added by Python entry points",
     "bad_request_http_code": _STATUS,
@@ -704,6 +728,7 @@ NATIVE: dict[str, Variable] = {
     "HF_MODEL_ID": Variable("model_id"),
     "HF_REVISION": Variable("revision"),
     "HF_TASK": Variable("task"),
+    "DJL_ENTRY_POINT": Variable("entry_point"),
     "TENSOR_PARALLEL_DEGREE": Variable("tensor_parallel_degree"),
     "PIPELINE_PARALLEL_DEGREE": Variable("pipeline_parallel_degree"),
     "MODEL_LOADING_TIMEOUT": Variable("model_loading_timeout"),
@@ -823,6 +848,11 @@ def options_page() -> str:
             "| name | why |",
             "| --- | --- |",
             *(f"| `{key}` | {why} |" for key, why in NO_EFFECT.items()),
+            "\n## Not supported\n",
+            "Whatever would change answers and is not there ends the start, or the request, with an error that says so.\n",
+            "| name | where | accepted | instead |",
+            "| --- | --- | --- | --- |",
+            *_not_provided_table(),
             "",
         ]
     )
@@ -856,6 +886,14 @@ def _environment_table() -> list[str]:
         for name, variable in variables.items():
             rows.append(f"| `{name}` | `{OPTIONS[variable.option].key}` | {strength} |")
     return rows
+
+
+def _not_provided_table() -> list[str]:
+    names: dict[tuple[str, str, str], list[str]] = {}
+    for row in NOT_PROVIDED:
+        alike = (row.place.value, ", ".join(f"`{word}`" for word in row.harmless), row.instead)
+        names.setdefault(alike, []).append(f"`{row.name}`")
+    return [f"| {' | '.join([', '.join(found), *alike])} |" for alike, found in names.items()]
 
 
 if __name__ == "__main__":

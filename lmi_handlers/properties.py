@@ -12,8 +12,10 @@ import javaproperties
 import msgspec
 
 from lmi_handlers.errors import ConfigError
+from lmi_handlers.not_provided import OPTIONS_NOT_PROVIDED, refused_option, refused_variables
 from lmi_handlers.options import (
     DEPRECATED_KEYS,
+    HANDLERS,
     KEYS,
     NATIVE,
     NO_EFFECT,
@@ -28,11 +30,13 @@ from lmi_handlers.options import (
     text_of,
 )
 
-__all__ = ["LoadedProperties", "ServingProperties", "Setting", "load_properties", "read_properties", "render_check"]
+__all__ = ["LoadedProperties", "ServingProperties", "Setting", "load_properties", "read_properties", "render_settings"]
 
 FILE_NAME = "serving.properties"
 DEFAULT = "default"
 REDACTED = "******"
+NEAR = 0.85
+"""How alike two names must be for the one to be a misspelling of the other: max_tokns is, my_threshold is not."""
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +154,9 @@ class _Loading:
     def load(self, environ: Mapping[str, str]) -> LoadedProperties:
         for entries in self._layers(environ):
             self._take(entries)
+        self.mistakes += refused_variables(environ)
         self._check_batching()
+        self._follow_handler()
         self._check_backend()
         if self.mistakes:
             raise ConfigError("\n".join(self.mistakes))
@@ -217,6 +223,7 @@ class _Loading:
         except InvalidValue as error:
             shown = redacted(entry.key, entry.text)
             self.mistakes.append(f"{entry.key} has value {shown!r}: {error} (from {entry.source})")
+        self._refuse(declared.key, entry)
         self.explicit[declared.key] = Setting(
             key=declared.key, value=value, source=entry.source, read_by=declared.option.read_by
         )
@@ -224,12 +231,20 @@ class _Loading:
     def _take_other(self, entry: _Entry) -> None:
         if entry.key in self.explicit:
             return
-        note = NO_EFFECT.get(entry.key, "")
-        if not note:
+        self._refuse(entry.key, entry)
+        if entry.key in NO_EFFECT:
+            note = NO_EFFECT[entry.key]
+        elif entry.key in OPTIONS_NOT_PROVIDED:
+            note = "this is how the server works anyway"
+        else:
             note = self._unknown(entry)
         self.explicit[entry.key] = Setting(
             key=entry.key, value=redacted(entry.key, entry.text), source=entry.source, note=note
         )
+
+    def _refuse(self, key: str, entry: _Entry) -> None:
+        if reason := refused_option(key, entry.text):
+            self.mistakes.append(f"{redacted(key, reason)} (from {entry.source})")
 
     def _unknown(self, entry: _Entry) -> str:
         """Warn, and keep the text for a backend that may know the name. Returns the note for `lmi check`."""
@@ -252,16 +267,45 @@ class _Loading:
         if self.values.get("enable_streaming", "false") != "false":
             self._conflict(self.explicit["option.enable_streaming"], batch_size, "a dynamic batch cannot be streamed")
         if self.values.get("rolling_batch", "auto") == "auto":
-            self.values["rolling_batch"] = "disable"
-            self.explicit["option.rolling_batch"] = Setting(
-                key="option.rolling_batch",
-                value="disable",
-                source=f"batch_size={batch_size.text} in {batch_size.source}",
-                read_by=OPTIONS["rolling_batch"].option.read_by,
-            )
+            self._imply("rolling_batch", "disable", batch_size)
         elif self.values["rolling_batch"] != "disable":
             rolling_batch = self.explicit["option.rolling_batch"]
             self._conflict(rolling_batch, batch_size, "dynamic batching turns rolling batch off")
+
+    def _follow_handler(self) -> None:
+        """Let `option.entryPoint` choose the engine, and how it batches where that is an asynchronous handler's business."""
+        entry_point = self.explicit.get("option.entryPoint")
+        if entry_point is None:
+            return
+        handler = HANDLERS.get(str(entry_point.value).removesuffix(".py"))
+        if handler is None:
+            self.mistakes.append(
+                f"option.entryPoint={entry_point.text} is not supported: not one of {', '.join(HANDLERS)}, and Python code "
+                f"that comes with a model is not run (from {entry_point.source})"
+            )
+            return
+        rolling_batch = self.values.get("rolling_batch", "auto")
+        if rolling_batch == "auto" or (rolling_batch == "disable" and handler.asynchronous):
+            if handler.asynchronous and self.values.get("batch_size", 1) > 1:
+                self._conflict(entry_point, self.explicit["batch_size"], "an asynchronous handler batches continuously")
+            self._imply("rolling_batch", handler.rolling_batch, entry_point)
+        elif rolling_batch == "disable":
+            self._imply("backend", handler.backend, entry_point)
+        elif handler.rolling_batch not in ("auto", rolling_batch):
+            self._conflict(self.explicit["option.rolling_batch"], entry_point, "they name different engines")
+
+    def _imply(self, name: str, value: str, cause: Setting) -> None:
+        """Set an option that `cause` decides, unless somebody has said it in so many words."""
+        declared = OPTIONS[name]
+        if value == "auto" or (name == "backend" and self.values.get("backend", "auto") != "auto"):
+            return
+        self.values[name] = value
+        self.explicit[declared.key] = Setting(
+            key=declared.key,
+            value=value,
+            source=f"{cause.key}={cause.text} in {cause.source}",
+            read_by=declared.option.read_by,
+        )
 
     def _check_backend(self) -> None:
         rolling_batch, backend = self.explicit.get("option.rolling_batch"), self.explicit.get("option.backend")
@@ -311,8 +355,8 @@ def _option_variables(environ: Mapping[str, str]) -> list[_Entry]:
 
 
 def _server_variables(environ: Mapping[str, str]) -> list[_Entry]:
-    """`SERVING_FOO` is `foo`, where that is a name that LMI has and that changes nothing here."""
-    names = {key: "SERVING_" + re.sub("([A-Z])", r"_\1", key).upper() for key in NO_EFFECT}
+    """`SERVING_FOO` is `foo`, where that is a name of LMI's without an option here."""
+    names = {key: "SERVING_" + re.sub("([A-Z])", r"_\1", key).upper() for key in (*NO_EFFECT, *OPTIONS_NOT_PROVIDED)}
     return _entries((key, environ.get(name, ""), _source(name)) for key, name in names.items())
 
 
@@ -332,8 +376,10 @@ def _sources(one: str, other: str) -> str:
 
 def _nearest(key: str) -> str:
     """Return the known name closest to `key`, with or without the prefix `option.`; "" where none is close."""
-    known = {name.removeprefix("option.").lower(): name for name in (*NO_EFFECT, *reversed(KEYS))}
-    close = difflib.get_close_matches(key.removeprefix("option.").lower(), known, n=1, cutoff=0.7)
+    known = {
+        name.removeprefix("option.").lower(): name for name in (*NO_EFFECT, *OPTIONS_NOT_PROVIDED, *reversed(KEYS))
+    }
+    close = difflib.get_close_matches(key.removeprefix("option.").lower(), known, n=1, cutoff=NEAR)
     return known[close[0]] if close else ""
 
 
@@ -358,19 +404,16 @@ def redacted(key: str, text: str) -> str:
     return _SECRET_PAIR.sub(rf"\1{REDACTED}", _URL_CREDENTIALS.sub(f"{REDACTED}@", text))
 
 
-def render_check(loaded: LoadedProperties, backend: str, *, passes_options: bool) -> str:
-    """Return the text of `lmi check`: what somebody has set, the defaults that matter to `backend`, warnings."""
+def render_settings(loaded: LoadedProperties, backend: str, *, passes_options: bool, show_all: bool) -> str:
+    """Return the tables of `lmi check`: what somebody has set and where; with `show_all` every default too."""
     passed_on = frozenset(f"option.{name}" for name in loaded.properties.extra) if passes_options else frozenset()
-    read = [item for item in loaded.defaults if {"server", backend} & set(item.read_by)]
-    rest = len(loaded.defaults) - len(read)
-    parts = [f"Model {loaded.properties.name} on backend {backend}"]
+    parts = []
     if loaded.explicit:
         parts.append("\n".join(["Set", *_table(loaded.explicit, backend, passed_on)]))
-    parts.append("\n".join(["Defaults", *_table(read, backend, passed_on)]))
-    if rest:
-        parts.append(f"{rest} options of other backends are at their defaults.")
-    if warnings := loaded.warnings(backend, passes_options=passes_options):
-        parts.append("\n".join(["Warnings", *(f"  {warning}" for warning in warnings)]))
+    if show_all:
+        parts.append("\n".join(["Defaults", *_table(loaded.defaults, backend, passed_on)]))
+    else:
+        parts.append(f"{len(loaded.defaults)} options have their defaults; `lmi check --all` shows them.")
     return "\n\n".join(parts) + "\n"
 
 

@@ -152,7 +152,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def model_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server on the real small model, in float32."""
     rolling_batch: str = getattr(request, "param", "scheduler")  # where a test asks for the fixture by its name
-    properties = f"option.rolling_batch={rolling_batch}\n{ROLLING_BATCH[rolling_batch]}"
+    properties = f"option.rolling_batch={rolling_batch}\noption.model_name=smollm2\n{ROLLING_BATCH[rolling_batch]}"
     server = Server(tmp_path_factory.mktemp("model") / "smollm2", properties, "--local-runtime")
     yield server.wait_ready(timeout=300)
     server.stop()

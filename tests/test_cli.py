@@ -15,6 +15,8 @@ from serving import Server, free_port
 
 from backends.selection import select_backend
 from lmi_handlers import __version__
+from lmi_handlers.engine.model_files import DEFAULT_MODEL_NAME
+from lmi_handlers.options import as_name
 from lmi_handlers.properties import ServingProperties
 
 Completed = subprocess.CompletedProcess[str]
@@ -23,6 +25,7 @@ Completed = subprocess.CompletedProcess[str]
 def lmi(*arguments: str, cwd: Path, **environ: str) -> Completed:
     """Run `lmi` to its end, with no configuration but the one given."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(CONFIGURATION)}
+    clean |= {"LMI_HOST": "127.0.0.1", "SAGEMAKER_BIND_TO_PORT": str(free_port())}
     command = [sys.executable, "-m", "lmi_handlers.cli", *arguments]
     return subprocess.run(
         command, cwd=cwd, env=clean | environ, capture_output=True, text=True, timeout=60, check=False
@@ -81,24 +84,30 @@ def test_installed_command_is_this_one() -> None:
 
 def test_check_shows_value_source_and_reader_of_each_option(tmp_path: Path) -> None:
     write(tmp_path, "option.rolling_batch=echo\njob_queue_size=7\n")
-    result = lmi("check", "--model-dir", str(tmp_path), cwd=tmp_path, OPTION_MAX_ROLLING_BATCH_SIZE="5")
+    result = lmi("check", "--all", "--model-dir", str(tmp_path), cwd=tmp_path, OPTION_MAX_ROLLING_BATCH_SIZE="5")
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
-    lines = result.stdout.splitlines()
-    assert lines[0] == "backend: echo (serving.properties asks for it)"
-    assert line_with(result.stdout, "job_queue_size").split()[:3] == ["job_queue_size", "7", "serving.properties"]
-    line = line_with(result.stdout, "option.max_rolling_batch_size")
+    head, explicit, defaults = result.stdout.split("\n\n")
+    assert head == f"Model {as_name(tmp_path.name)} on backend echo: serving.properties asks for it"
+    assert line_with(explicit, "job_queue_size").split()[:3] == ["job_queue_size", "7", "serving.properties"]
+    line = line_with(explicit, "option.max_rolling_batch_size")
     assert line.split()[1] == "5"
     assert "environment variable OPTION_MAX_ROLLING_BATCH_SIZE" in line
     assert "read by " in line
-    assert line_with(result.stdout, "predict_timeout").split()[1:3] == ["240", "default"]
+    assert line_with(defaults, "predict_timeout").split()[1:3] == ["240", "default"]
 
 
-def test_check_says_why_a_backend_was_chosen(tmp_path: Path) -> None:
-    write(tmp_path, "")
-    lines = lmi("check", "--model-dir", str(tmp_path), cwd=tmp_path).stdout.splitlines()
+def test_check_says_warnings_first_then_why_a_backend_was_chosen(tmp_path: Path) -> None:
+    write(tmp_path, "retry_limit=1\n")
+    result = lmi("check", "--model-dir", str(tmp_path), cwd=tmp_path)
+    warnings, head, explicit, rest = result.stdout.split("\n\n")
     selection = select_backend(ServingProperties())
-    assert lines[0] == f"backend: {selection.name} ({selection.reason})"
+    assert head == f"Model {DEFAULT_MODEL_NAME} on backend {selection.name}: {selection.reason}"
+    default, unknown = warnings.splitlines()[1:]
+    assert default.startswith("  option.model_id is not set")
+    assert unknown == "  unknown option retry_limit (from serving.properties)"
+    assert explicit.startswith("Set\n  retry_limit  1  ")
+    assert rest.endswith(" options have their defaults; `lmi check --all` shows them.\n")
 
 
 def test_check_fails_on_an_unknown_option_and_names_the_nearest(tmp_path: Path) -> None:
@@ -140,11 +149,12 @@ def test_check_shows_no_secret(tmp_path: Path) -> None:
 
 def test_check_of_the_file_in_this_directory(tmp_path: Path) -> None:
     write(tmp_path, "option.rolling_batch=echo\n")
-    assert lmi("check", cwd=tmp_path).stdout.startswith("backend: echo")
+    head = "on backend echo: serving.properties asks for it\n\n"
+    assert head in lmi("check", cwd=tmp_path).stdout
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    assert lmi("check", cwd=elsewhere, LMI_MODEL_DIR=str(tmp_path)).stdout.startswith("backend: echo")
-    assert lmi("check", cwd=elsewhere).stdout.startswith("backend: transformers")
+    assert head in lmi("check", cwd=elsewhere, LMI_MODEL_DIR=str(tmp_path)).stdout
+    assert f"Model {DEFAULT_MODEL_NAME} on backend " in lmi("check", cwd=elsewhere).stdout
 
 
 @pytest.mark.parametrize("command", ["check", "serve"])

@@ -28,6 +28,7 @@ def make_folder(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"")
+    (folder / "tokenizer.json").write_text("{}")
     return folder
 
 
@@ -102,10 +103,10 @@ def test_missing_paths_name_the_option(tmp_path: Path) -> None:
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(ConfigError, match=r"option\.model_id: .*empty has neither config\.json"):
+    with pytest.raises(ConfigError, match=r"option\.model_id: .*empty has no config\.json and no weights"):
         resolve(str(empty), tmp_path)
     (empty / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match="neither"):
+    with pytest.raises(ConfigError, match=r"empty has config\.json but no weights"):
         resolve(str(empty), tmp_path)
 
 

@@ -35,7 +35,7 @@ from lmi_handlers.properties import (
     load_properties,
     read_properties,
     redacted,
-    render_check,
+    render_settings,
 )
 
 ROOT = Path(__file__).parent.parent
@@ -106,7 +106,7 @@ def test_any_values_are_loaded_or_refused_as_a_config_error(
         loaded = load_properties(directory, {})
         record = msgspec.json.encode(loaded.properties)
         assert msgspec.json.decode(record, type=ServingProperties) == loaded.properties
-        assert render_check(loaded, "transformers", passes_options=False)
+        assert render_settings(loaded, "transformers", passes_options=False, show_all=True)
 
 
 @pytest.mark.parametrize(
@@ -300,8 +300,6 @@ def test_precedence(model_dir: Path, name: str, file: str, environ: dict[str, st
 @pytest.mark.parametrize(
     ("variable", "key"),
     [
-        ("OPTION_ENTRYPOINT", "option.entryPoint"),
-        ("OPTION_ENGINE", "engine"),
         ("OPTION_MPI_MODE", "option.mpi_mode"),
         ("OPTION_pythonExecutable", "option.pythonExecutable"),
         ("SERVING_CHUNKED_READ_TIMEOUT", "chunked_read_timeout"),
@@ -574,9 +572,10 @@ def test_unknown_option_is_kept_for_a_backend(model_dir: Path) -> None:
     assert [item.note.startswith("unknown") for item in loaded.explicit] == [True] * 3
 
 
-def test_name_near_to_nothing_gets_no_hint(model_dir: Path) -> None:
-    warnings = load(model_dir, "zzzzz=1").warnings("transformers", passes_options=False)
-    assert warnings == ("unknown option zzzzz (from serving.properties)",)
+@pytest.mark.parametrize("key", ["zzzzz", "my_threshold", "option.temperature", "option.size"])
+def test_name_near_to_nothing_gets_no_hint(model_dir: Path, key: str) -> None:
+    warnings = load(model_dir, f"{key}=1").warnings("transformers", passes_options=False)
+    assert warnings == (f"unknown option {key} (from serving.properties)",)
 
 
 def test_engine_that_options_are_passed_to_may_know_more(model_dir: Path) -> None:
@@ -587,8 +586,8 @@ def test_engine_that_options_are_passed_to_may_know_more(model_dir: Path) -> Non
         "unknown option something (from serving.properties)",
         "unknown option option.my_secret",
     ]
-    assert "passed on to vllm" in render_check(loaded, "vllm", passes_options=True)
-    assert "passed on to" not in render_check(loaded, "transformers", passes_options=False)
+    assert "passed on to vllm" in render_settings(loaded, "vllm", passes_options=True, show_all=False)
+    assert "passed on to" not in render_settings(loaded, "transformers", passes_options=False, show_all=True)
 
 
 def test_known_and_harmless_file_gives_no_warning(model_dir: Path) -> None:
@@ -653,7 +652,7 @@ def test_secret_is_neither_passed_on_nor_shown(model_dir: Path) -> None:
         "option.model_id": "https://******@host/m",
         "option.api_key": "******",
     }
-    assert "hf_abc" not in render_check(loaded, "transformers", passes_options=False)
+    assert "hf_abc" not in render_settings(loaded, "transformers", passes_options=False, show_all=True)
 
 
 def test_secret_is_not_shown_in_a_mistake(model_dir: Path) -> None:
@@ -666,13 +665,11 @@ def test_secret_is_not_shown_in_a_mistake(model_dir: Path) -> None:
 # `lmi check`
 
 
-def test_check_shows_set_options_before_defaults_and_warnings(model_dir: Path) -> None:
+def test_check_shows_set_options_and_on_request_the_defaults(model_dir: Path) -> None:
     loaded = load(
         model_dir, "engine=Python\noption.enable_lora=true\noption.tgi_compact=true\n", OPTION_DTYPE="float16"
     )
-    text = render_check(loaded, "transformers", passes_options=False)
-    head, explicit, defaults, rest, warnings = text.split("\n\n")
-    assert head == "Model my_model on backend transformers"
+    explicit, rest = render_settings(loaded, "transformers", passes_options=False, show_all=False).split("\n\n")
     assert explicit.splitlines() == [
         "Set",
         "  engine              Python  serving.properties                 "
@@ -683,17 +680,20 @@ def test_check_shows_set_options_before_defaults_and_warnings(model_dir: Path) -
         "  option.dtype        fp16    environment variable OPTION_DTYPE  "
         "read by transformers, vllm, lmi_dist, tensorrt_llm",
     ]
+    assert rest == f"{len(OPTIONS) - 2} options have their defaults; `lmi check --all` shows them.\n"
+    again, defaults = render_settings(loaded, "transformers", passes_options=False, show_all=True).split("\n\n")
+    assert again == explicit
+    assert len(defaults.splitlines()) == 1 + len(OPTIONS) - 2
     assert re.search(r"^  job_queue_size +1000 +default +read by server$", defaults, re.MULTILINE)
-    assert "echo_fault" not in defaults
-    assert "option.dtype" not in defaults
-    assert re.fullmatch(r"\d+ options of other backends are at their defaults\.", rest)
-    assert len(warnings.splitlines()) == 3
+    assert not re.search(r"^  option\.dtype ", defaults, re.MULTILINE)
 
 
-def test_check_of_nothing_set_shows_defaults_only() -> None:
-    text = render_check(load_properties(None, {}), "echo", passes_options=False)
-    assert "\n\nSet\n" not in text
-    assert "Warnings" not in text
+def test_check_of_nothing_set() -> None:
+    loaded = load_properties(None, {})
+    text = render_settings(loaded, "echo", passes_options=False, show_all=False)
+    assert text == f"{len(OPTIONS)} options have their defaults; `lmi check --all` shows them.\n"
+    text = render_settings(loaded, "echo", passes_options=False, show_all=True)
+    assert text.startswith("Defaults\n")
     assert re.search(r"^  option\.echo_fault +none +default +read by echo$", text, re.MULTILINE)
 
 

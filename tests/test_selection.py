@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from backends.selection import choose_backend, find_gpu, select_backend
+from backends.selection import (
+    Build,
+    Selection,
+    check_gpus,
+    choose_backend,
+    count_gpus,
+    find_gpu,
+    select_backend,
+)
 from lmi_handlers.errors import ConfigError
 from lmi_handlers.properties import ServingProperties
 
@@ -15,25 +24,68 @@ LLAMA = ("LlamaForCausalLM",)
 
 
 @pytest.mark.parametrize(
-    ("installed", "gpu", "architectures", "name", "words"),
+    ("vllm", "tensorrt_llm", "gpu", "architectures", "name", "reason"),
     [
-        ({"vllm"}, "NVIDIA", LLAMA, "vllm", "vllm is installed and there is an NVIDIA GPU"),
-        ({"vllm"}, "AMD", LLAMA, "vllm", "vllm is installed and there is an AMD GPU"),
-        ({"vllm"}, "NVIDIA", (), "vllm", "vllm is installed"),
-        ({"vllm", "tensorrt_llm"}, "NVIDIA", LLAMA, "vllm", "vllm is installed"),
-        ({"tensorrt_llm"}, "NVIDIA", LLAMA, "tensorrt_llm", "tensorrt_llm is installed"),
-        ({"tensorrt_llm"}, "AMD", LLAMA, "transformers", "there is an AMD GPU only; tensorrt_llm is installed"),
-        ({"vllm"}, None, LLAMA, "transformers", "there is no GPU; vllm is installed"),
-        (set(), "NVIDIA", LLAMA, "transformers", "no faster engine is installed"),
-        (set(), None, (), "transformers", "no faster engine is installed"),
-        ({"vllm"}, "NVIDIA", ("BertForMaskedLM",), "transformers", "BertForMaskedLM is no architecture"),
-        ({"vllm"}, "NVIDIA", ("T5ForConditionalGeneration",), "vllm", "vllm is installed"),
+        ("gpu", None, "NVIDIA", LLAMA, "vllm", "vllm is installed and there is an NVIDIA GPU"),
+        ("gpu", None, "AMD", LLAMA, "vllm", "vllm is installed and there is an AMD GPU"),
+        ("gpu", None, "NVIDIA", (), "vllm", "vllm is installed and there is an NVIDIA GPU"),
+        ("gpu", "gpu", "NVIDIA", LLAMA, "vllm", "vllm is installed and there is an NVIDIA GPU"),
+        (None, "gpu", "NVIDIA", LLAMA, "tensorrt_llm", "tensorrt_llm is installed and there is an NVIDIA GPU"),
+        ("cpu", "gpu", "NVIDIA", LLAMA, "tensorrt_llm", "tensorrt_llm is installed and there is an NVIDIA GPU"),
+        (
+            "gpu",
+            None,
+            "NVIDIA",
+            ("T5ForConditionalGeneration",),
+            "vllm",
+            "vllm is installed and there is an NVIDIA GPU",
+        ),
+        (
+            None,
+            "gpu",
+            "AMD",
+            LLAMA,
+            "transformers",
+            "vllm is not installed; tensorrt_llm is installed but needs an NVIDIA GPU, and there is an AMD GPU only",
+        ),
+        (
+            "gpu",
+            None,
+            None,
+            LLAMA,
+            "transformers",
+            "vllm is installed but needs an NVIDIA or AMD GPU, and there is no GPU; tensorrt_llm is not installed",
+        ),
+        (
+            "cpu",
+            None,
+            "NVIDIA",
+            LLAMA,
+            "transformers",
+            "vllm is installed as a build for CPUs, which only option.rolling_batch=vllm chooses; "
+            "tensorrt_llm is not installed",
+        ),
+        (None, None, "NVIDIA", (), "transformers", "vllm is not installed; tensorrt_llm is not installed"),
+        (
+            "gpu",
+            None,
+            "NVIDIA",
+            ("BertForMaskedLM",),
+            "transformers",
+            "BertForMaskedLM is no architecture that the faster engines generate with",
+        ),
     ],
 )
-def test_auto(installed: set[str], gpu: str | None, architectures: tuple[str, ...], name: str, words: str) -> None:
-    selection = choose_backend(installed=installed, gpu=gpu, architectures=architectures)
-    assert selection.name == name
-    assert selection.reason.startswith(words)
+def test_auto(
+    vllm: Build | None,
+    tensorrt_llm: Build | None,
+    gpu: str | None,
+    architectures: tuple[str, ...],
+    name: str,
+    reason: str,
+) -> None:
+    builds = {"vllm": vllm, "tensorrt_llm": tensorrt_llm}
+    assert choose_backend(builds=builds, gpu=gpu, architectures=architectures) == Selection(name, reason)
 
 
 @pytest.mark.parametrize(
@@ -84,3 +136,46 @@ def test_what_is_asked_for_is_taken(properties: ServingProperties, name: str) ->
 def test_unknown_backend() -> None:
     with pytest.raises(ConfigError, match="unknown backend 'nonsense'; known: echo, "):
         select_backend(ServingProperties(backend="nonsense"))
+
+
+@pytest.mark.parametrize(
+    ("files", "environ", "count"),
+    [
+        (["nvidia0", "nvidia1", "nvidiactl"], {}, 2),
+        (["nvidia0", "nvidia1"], {"CUDA_VISIBLE_DEVICES": "1"}, 1),
+        (["nvidia0", "nvidia1"], {"CUDA_VISIBLE_DEVICES": ""}, 0),
+        (["nvidia0"], {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, 2),
+        (["null"], {"CUDA_VISIBLE_DEVICES": "0"}, 0),
+        (["dxg"], {}, None),
+        (["kfd"], {}, None),
+    ],
+)
+def test_gpus_are_counted(tmp_path: Path, files: list[str], environ: dict[str, str], count: int | None) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    assert count_gpus(environ, tmp_path) == count
+
+
+@pytest.fixture
+def tensorrt_llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed TensorRT-LLM, as far as anybody looks who does not import it."""
+    (tmp_path / "tensorrt_llm").mkdir()
+    (tmp_path / "tensorrt_llm" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("tensorrt_llm")
+@pytest.mark.parametrize(("tensor", "pipeline", "gpus"), [(4, 1, 2), (2, 2, 3), (2, 1, 1), (2, 1, 0)])
+def test_more_gpus_than_there_are(tensor: int, pipeline: int, gpus: int) -> None:
+    properties = ServingProperties(tensor_parallel_degree=tensor, pipeline_parallel_degree=pipeline)
+    with pytest.raises(ConfigError, match=rf"takes {tensor * pipeline} GPUs; there (is|are) {gpus}$"):
+        check_gpus(properties, "tensorrt_llm", gpus)
+
+
+@pytest.mark.usefixtures("tensorrt_llm")
+@pytest.mark.parametrize(
+    ("degree", "backend", "gpus"),
+    [("max", "tensorrt_llm", 0), (2, "tensorrt_llm", 2), (8, "tensorrt_llm", None), (8, "transformers", 0)],
+)
+def test_gpus_that_are_there_or_not_known(degree: Any, backend: str, gpus: int | None) -> None:
+    check_gpus(ServingProperties(tensor_parallel_degree=degree), backend, gpus)

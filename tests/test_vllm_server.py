@@ -134,6 +134,7 @@ def test_check_asks_vllm_itself(tmp_path: Path) -> None:
     def check(text: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "serving.properties").write_text(f"option.rolling_batch=vllm\n{text}")
         command = [sys.executable, "-m", "lmi_handlers.cli", "check", "--model-dir", str(tmp_path)]
+        command += ["--port", str(free_port())]
         return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
     good = check("option.block_size=32\n")

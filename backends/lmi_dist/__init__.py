@@ -9,4 +9,8 @@ from __future__ import annotations
 from backends.vllm import PASSES_OPTIONS as PASSES_OPTIONS
 from backends.vllm import UNSUPPORTED as VLLM_UNSUPPORTED
 
+REQUIRES = ("lmi_dist|vllm",)
+
+EXTRA = "vllm"
+
 UNSUPPORTED = dict(VLLM_UNSUPPORTED)

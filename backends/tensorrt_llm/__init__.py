@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+REQUIRES = ("tensorrt_llm",)
+
+EXTRA = "trtllm"
+
 UNSUPPORTED = {
     "typical_p": "TensorRT-LLM has no typical sampling",
     "bad_words": "TensorRT-LLM takes them only together with texts to stop at, which are matched outside the engine here",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+REQUIRES = ("torch", "transformers", "accelerate")
+
 UNSUPPORTED = {
     "adapters": "weights are served as they are",
 }

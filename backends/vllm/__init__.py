@@ -10,6 +10,7 @@ LOG_LEVEL = os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
 
 logging.getLogger("vllm").setLevel(LOG_LEVEL)  # before it is imported, and speaks
 
+REQUIRES = ("vllm", "llguidance")
 PASSES_OPTIONS = True
 
 UNSUPPORTED = {"watermark": "vLLM marks all requests or none"}

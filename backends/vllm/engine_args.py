@@ -22,7 +22,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from lmi_handlers.errors import ConfigError
 from lmi_handlers.options import OPTIONS, text_of
-from lmi_handlers.properties import ServingProperties
+from lmi_handlers.properties import NEAR, ServingProperties
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,6 @@ OURS = {
 """Engine arguments that are set here -> what to use instead."""
 
 NO_COUNTERPART = {
-    "task": "the engine generates text",
     "device": "the engine finds the device itself",
     "preloaded_model": "vLLM has removed it",
     "lora_extra_vocab_size": "vLLM has removed it",
@@ -202,5 +201,5 @@ def _switch(name: str, flag: str, text: str) -> str:
 
 
 def _nearest(name: str, fields: set[str]) -> str:
-    near = difflib.get_close_matches(name, [*fields, *OPTIONS], n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name, [*fields, *OPTIONS], n=1, cutoff=NEAR)
     return f"; did you mean option.{near[0]}?" if near else ""

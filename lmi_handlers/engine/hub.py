@@ -1,0 +1,72 @@
+"""Models of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from lmi_handlers.engine.cache_dir import can_write
+from lmi_handlers.errors import ConfigError
+
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+_HUB_IGNORED = ["*.bin", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.ot", "*.pt", "*.pth", "original/*"]
+
+
+def check_hub_id(repo_id: str, looked_in: str, *, revision: str | None, cache_dir: Path) -> None:
+    """Raise `ConfigError` for what cannot be on the hub; where the hub may not be asked, also for what is not here.
+
+    `looked_in` says, in parentheses, where no folder of that name was found.
+    """
+    if not _HUB_ID.fullmatch(repo_id):
+        raise ConfigError(f"option.model_id: {repo_id!r} is neither an existing path nor a hub id{looked_in}")
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        download(repo_id, looked_in, revision=revision, cache_dir=cache_dir, report=_ignore)
+
+
+def _ignore(phase: str) -> None:
+    pass
+
+
+def download(
+    repo_id: str, looked_in: str, *, revision: str | None, cache_dir: Path, report: Callable[[str], None]
+) -> Path:
+    """Download a hub repository into the hub's own cache, or into ours where that cannot be written."""
+    try:
+        from huggingface_hub import constants, snapshot_download
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            HFValidationError,
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
+    except ImportError as error:
+        raise ConfigError(f"option.model_id: {repo_id} needs huggingface_hub to be downloaded: {error}") from error
+    hub_cache = Path(constants.HF_HUB_CACHE)
+    target = hub_cache if can_write(hub_cache) else cache_dir / "hub"
+    report(f"downloading {repo_id}")
+    try:
+        path = Path(snapshot_download(repo_id, revision=revision, cache_dir=target, ignore_patterns=_HUB_IGNORED))
+        if not any(path.glob("*.safetensors")):
+            patterns = [pattern for pattern in _HUB_IGNORED if pattern != "*.bin"]
+            path = Path(snapshot_download(repo_id, revision=revision, cache_dir=target, ignore_patterns=patterns))
+    except GatedRepoError as error:
+        raise ConfigError(f"option.model_id: {repo_id} is gated; set HF_TOKEN to a token that may read it") from error
+    except RevisionNotFoundError as error:
+        raise ConfigError(f"option.revision: {repo_id} has no revision {revision}") from error
+    except RepositoryNotFoundError as error:
+        raise ConfigError(
+            f"option.model_id: {repo_id} is not on the Hugging Face hub, or private (HF_TOKEN)"
+        ) from error
+    except HFValidationError as error:
+        raise ConfigError(
+            f"option.model_id: {repo_id!r} is neither an existing path nor a hub id{looked_in}"
+        ) from error
+    except (LocalEntryNotFoundError, OSError) as error:
+        raise ConfigError(
+            f"option.model_id: {repo_id} is neither a folder{looked_in} nor in {target}, "
+            "and the Hugging Face hub is out of reach"
+        ) from error
+    return path

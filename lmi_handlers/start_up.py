@@ -1,0 +1,179 @@
+"""Everything that can be known before a model is loaded: the same for `lmi serve` and `lmi check`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from backends import BACKENDS, load_backend_class
+from backends.features import check_installed, needs_model, passes_options, sampled_defaults
+from backends.selection import Selection, check_gpus, count_gpus, select_backend
+from lmi_handlers.dialects import check_dialects
+from lmi_handlers.engine.adapters import find_adapters
+from lmi_handlers.engine.cache_dir import default_cache_dir
+from lmi_handlers.engine.model_files import DEFAULT_MODEL_NAME, has_model_files, locate_model
+from lmi_handlers.errors import ConfigError
+from lmi_handlers.not_provided import check_scripts
+from lmi_handlers.properties import LoadedProperties, ServingProperties, load_properties
+from lmi_handlers.server_settings import ServerSettings
+from lmi_handlers.text.bundle import read_chat_template
+
+
+class Configuration(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be served, where, and by which backend. `is_default_model` where nobody has asked for a model."""
+
+    settings: ServerSettings
+    loaded: LoadedProperties
+    selection: Selection
+    is_default_model: bool
+
+    @property
+    def properties(self) -> ServingProperties:
+        """The options in effect."""
+        return self.loaded.properties
+
+    @property
+    def model_dir(self) -> Path | None:
+        """The directory with serving.properties, where there is one."""
+        return self.settings.model_dir
+
+    @property
+    def passes_options(self) -> bool:
+        """Tell whether options that no declaration knows are the engine's to judge."""
+        return passes_options(self.selection.name)
+
+
+def read_configuration(environ: Mapping[str, str]) -> Configuration:
+    """Read serving.properties and the environment, choose the backend and name the model. Raises `ConfigError`."""
+    try:
+        settings = ServerSettings.from_environ(environ)
+        loaded = load_properties(settings.model_dir, environ)
+        selection = select_backend(loaded.properties)
+        is_default_model = (
+            needs_model(selection.name)
+            and loaded.properties.model_id is None
+            and (settings.model_dir is None or not has_model_files(settings.model_dir))
+        )
+    except OSError as error:
+        raise _unreadable(error) from error
+    if is_default_model and not any(setting.key == "option.model_name" for setting in loaded.explicit):
+        properties = msgspec.structs.replace(loaded.properties, model_name=DEFAULT_MODEL_NAME)
+        loaded = msgspec.structs.replace(loaded, properties=properties)
+    return Configuration(settings=settings, loaded=loaded, selection=selection, is_default_model=is_default_model)
+
+
+def mistakes(configuration: Configuration, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what stops this configuration from being served, as far as that can be known without loading the model."""
+    found = (_mistake(check, configuration, environ) for check in _CHECKS)
+    return tuple(dict.fromkeys(filter(None, found)))
+
+
+def warnings(configuration: Configuration) -> Iterator[str]:
+    """Yield what does not stop the start, but may not be what was meant."""
+    properties, backend = configuration.properties, configuration.selection.name
+    if configuration.is_default_model:
+        where = "" if configuration.model_dir is None else f" and {configuration.model_dir} holds no model"
+        name = "" if properties.name == DEFAULT_MODEL_NAME else f" under the name {properties.name}"
+        yield f"option.model_id is not set{where}: the default model, {DEFAULT_MODEL_NAME}, is served{name}"
+    if configuration.model_dir is not None and (configuration.model_dir / "requirements.txt").exists():
+        yield f"{configuration.model_dir / 'requirements.txt'} is not installed: packages belong in the image"
+    yield from configuration.loaded.warnings(backend, passes_options=configuration.passes_options)
+
+
+def check_engine(configuration: Configuration) -> None:
+    """Import the engine and let it check the options that are its own to judge. Raises `ConfigError`.
+
+    `lmi serve` leaves this to the engine process, which imports the engine anyway.
+    """
+    if not configuration.passes_options and configuration.selection.name in BACKENDS:
+        return
+    load_backend_class(configuration.selection.name).check_options(configuration.properties)
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise `ConfigError` where nobody can listen there: gunicorn would try for five seconds before it said so."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, port))
+        except OSError as error:
+            reason = error.strerror or os.strerror(error.errno or errno.EADDRNOTAVAIL)
+            raise ConfigError(f"{host}:{port}: {reason} (--host, --port)") from error
+
+
+def _check_dialects(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
+    check_dialects(configuration.properties, sampled_defaults(configuration.selection.name))
+
+
+def _check_scripts(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
+    for directory in (configuration.model_dir, _local_model(configuration.properties)):
+        if directory is not None:
+            check_scripts(directory)
+
+
+def _check_installed(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
+    check_installed(configuration.selection.name)
+
+
+def _check_gpus(configuration: Configuration, environ: Mapping[str, str]) -> None:
+    check_gpus(configuration.properties, configuration.selection.name, count_gpus(environ, Path("/dev")))
+
+
+def _check_model(configuration: Configuration, environ: Mapping[str, str]) -> None:
+    properties = configuration.properties
+    path = None
+    if needs_model(configuration.selection.name) or properties.model_id is not None:
+        path = locate_model(
+            properties.model_id,
+            model_dir=configuration.model_dir,
+            revision=properties.revision,
+            cache_dir=default_cache_dir(environ),
+        )
+    find_adapters(properties, path)
+
+
+def _check_chat_template(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
+    if configuration.properties.chat_template is not None:
+        read_chat_template(configuration.properties.chat_template, configuration.model_dir)
+
+
+_Check = Callable[[Configuration, Mapping[str, str]], None]
+
+_CHECKS: tuple[_Check, ...] = (
+    _check_dialects,
+    _check_scripts,
+    _check_installed,
+    _check_gpus,
+    _check_model,
+    _check_chat_template,
+)
+
+
+def _mistake(check: _Check, configuration: Configuration, environ: Mapping[str, str]) -> str:
+    """Return what `check` finds wrong, "" for nothing."""
+    try:
+        check(configuration, environ)
+    except ConfigError as error:
+        return str(error)
+    except OSError as error:
+        return str(_unreadable(error))
+    return ""
+
+
+def _local_model(properties: ServingProperties) -> Path | None:
+    """The directory that `option.model_id` names, where it does."""
+    if properties.model_id is None or "://" in properties.model_id:
+        return None
+    path = Path(properties.model_dir or ".") / Path(properties.model_id).expanduser()
+    return path if path.is_dir() else None
+
+
+def _unreadable(error: OSError) -> ConfigError:
+    """A directory that may not be read, a name that is too long, ..."""
+    name = f"{error.filename}: " if error.filename else ""
+    return ConfigError(f"{name}{error.strerror or error}")

