@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
-import msgspec
 from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
 
 from backends.features import sampled_defaults
 from lmi_handlers.access_control import AccessControl
-from lmi_handlers.answer import Answer
+from lmi_handlers.batch_bodies import CONTENT_TYPES, BatchBodies, is_batch
+from lmi_handlers.budget import Budget
 from lmi_handlers.dialects import InvocationsDialects
 from lmi_handlers.dialects.base import Payload
 from lmi_handlers.engine.client import EngineState
 from lmi_handlers.engine.settings import SOCKET_VARIABLE
 from lmi_handlers.errors import (
-    ClientDisconnected,
     ConfigError,
-    InvalidRequest,
     LMIError,
     ModelNotFound,
-    QueueFull,
 )
 from lmi_handlers.front_end_errors import front_end_error
 from lmi_handlers.http_exchange import Exchange
@@ -40,11 +35,6 @@ from lmi_handlers.served_model import ServedModel
 from lmi_handlers.server_settings import default_workers, is_loopback
 from lmi_handlers.start_up import read_configuration
 from lmi_handlers.tgi_routes import TgiRoutes
-from lmi_handlers.usage import Usage
-
-JSON_LINES = ("application/jsonlines", "application/jsonl", "application/x-jsonlines", "application/x-ndjson")
-BATCH_WINDOW = 32
-"""Records of one batch body that are in the engine at a time."""
 
 
 def create_app() -> Flask:
@@ -112,6 +102,8 @@ class Invocations:
         self._dialects = dialects
         self._default_accept = properties.default_accept or ""
         self._max_request_size = properties.max_request_size
+        self._budget = Budget.of(properties)
+        self._batches = BatchBodies(model, dialects, properties)
 
     def invoke(self, model: str | None = None, version: str | None = None) -> Response:  # noqa: ARG002  one version
         """`POST /invocations`, `/predictions/<model>`, `/models/<model>/invoke`."""
@@ -119,10 +111,15 @@ class Invocations:
         try:
             self._check_model(model or request.args.get("model_name"))
             payload = self._payload(exchange)
-            if payload.content_type in JSON_LINES:
-                records = [line for line in payload.data.splitlines() if line.strip()]
-                if len(records) > 1:
-                    return self._batch(exchange, payload, records)
+            if payload.content_type in CONTENT_TYPES:
+                self._budget.check_lines(payload.data)
+                if is_batch(payload.data):
+                    lines = self._batches.lines(exchange, payload)
+                    return exchange.stream(next(lines), lines, CONTENT_TYPES[0])
+            if payload.content_type == "text/plain":
+                self._budget.check_text(payload.data)
+            else:
+                self._budget.check_json(payload.data)
             exchange.dialect = self._dialects.of(payload)
             return exchange.generate(self._model, payload)
         except ModelNotFound as error:
@@ -145,63 +142,6 @@ class Invocations:
             # "" is the model itself, as it is in a body.
             adapter=request.headers.get("X-Amzn-SageMaker-Adapter-Identifier") or request.args.get("adapter") or None,
         )
-
-    def _batch(self, exchange: Exchange, payload: Payload, records: list[bytes]) -> Response:
-        """Answer each record on a line of its own, in order, errors in their record's place: what batch transform needs."""
-        exchange.counts = False  # its records do
-        lines = self._lines(
-            exchange, [msgspec.structs.replace(payload, data=record, stream=False) for record in records]
-        )
-        first = next(lines)
-        return exchange.stream(first, lines, JSON_LINES[0])
-
-    def _lines(self, exchange: Exchange, payloads: list[Payload]) -> Iterator[bytes]:
-        begun: deque[tuple[Payload, Usage, Answer | LMIError]] = deque()
-        try:
-            for position, payload in enumerate(payloads):
-                if len(begun) == BATCH_WINDOW:
-                    yield self._line(exchange, *begun.popleft())
-                payload = msgspec.structs.replace(payload, request_id=f"{payload.request_id}-{position}")
-                usage = Usage(started=time.monotonic())
-                begun.append((payload, usage, self._begin(exchange, payload, usage)))
-            while begun:
-                yield self._line(exchange, *begun.popleft())
-        finally:
-            for _, usage, answer in begun:
-                if isinstance(answer, Answer):
-                    answer.close()
-                    answer = ClientDisconnected("the client closed the connection")
-                self._model.metrics.ended(usage, answer)
-
-    def _begin(self, exchange: Exchange, payload: Payload, usage: Usage) -> Answer | LMIError:
-        try:
-            parsed = self._dialects.of(payload).parse(payload)
-            if parsed.request.stream:
-                raise InvalidRequest(
-                    "a record of a batch is answered on one line and cannot be streamed", field="stream"
-                )
-            return self._model.start_generation(parsed, usage, exchange.connected)
-        except LMIError as error:
-            return error
-
-    def _line(self, exchange: Exchange, payload: Payload, usage: Usage, answer: Answer | LMIError) -> bytes:
-        while isinstance(answer, Answer):
-            try:
-                body, failure = b"".join(answer), answer.failure
-                exchange.usage.generated_tokens += usage.generated_tokens
-                exchange.usage.prompt_tokens += usage.prompt_tokens
-                break
-            except QueueFull as error:
-                time.sleep(error.retry_after)  # a batch has time; its other records make room
-                answer = self._begin(exchange, payload, usage)
-            except LMIError as error:
-                answer = error
-        else:
-            body, failure = self._dialects.of(payload).error(answer).body, answer
-        self._model.metrics.ended(usage, failure)
-        if isinstance(failure, ClientDisconnected):
-            raise failure
-        return msgspec.json.format(body, indent=0) + b"\n" if b"\n" in body.strip() else body.strip() + b"\n"
 
 
 def _json(status: int, value: object) -> Response:

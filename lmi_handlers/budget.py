@@ -6,7 +6,7 @@ The bounds are options. `openapi/bounds.py` writes the same figures into the Ope
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -39,6 +39,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     max_token_ids: int
     max_schema_bytes: int
     min_priority: int
+    max_image_bytes: int
 
     @classmethod
     def of(cls, properties: ServingProperties) -> Budget:
@@ -46,10 +47,16 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**{name: getattr(properties, name) for name in cls.__struct_fields__})
 
     def check_text(self, data: bytes) -> None:
-        """Check the size of a body. Images in `data:` URLs do not count: they have options of their own."""
+        """Check the size of a body. Images in `data:` URLs have a bound of their own."""
         if len(data) <= self.max_text_bytes:
             return
-        size = len(data) - _data_url_bytes(data)
+        images = _data_url_bytes(data)
+        if images > self.max_image_bytes // 3 * 4 + _URL_HEADS:
+            raise PayloadTooLarge(
+                f"the request body has {images} bytes of images in data: URLs; images may have at most "
+                f"{self.max_image_bytes} as files (option.max_image_bytes)"
+            )
+        size = len(data) - images
         if size > self.max_text_bytes:
             raise PayloadTooLarge(
                 f"the request body has {size} bytes besides images; at most {self.max_text_bytes} are allowed "
@@ -59,18 +66,28 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     def check_json(self, data: bytes) -> None:
         """Check a JSON body before it is decoded: its size, and how much it would become."""
         self.check_text(data)
-        if len(data) // 2 < min(self.max_json_containers, self.max_json_values):
-            return  # every container and every comma has another character beside it
-        shape = json_shape(data, enough=self.max_json_values)
-        if shape.containers > self.max_json_containers:
-            raise PayloadTooLarge(
-                f"the request body has more than {self.max_json_containers} JSON objects and arrays "
-                "(option.max_json_containers)"
-            )
-        if shape.containers + shape.commas > self.max_json_values:
-            raise PayloadTooLarge(
-                f"the request body has more than {self.max_json_values} JSON values (option.max_json_values)"
-            )
+        self.check_shape([data])
+
+    def check_shape(self, texts: Sequence[bytes]) -> None:
+        """Check how much several JSON texts of a body would become together."""
+        if sum(map(len, texts)) < min(2 * self.max_json_containers, self.max_json_values):
+            return  # a container takes two bytes
+        containers = values = 0
+        for text in texts:
+            shape = json_shape(text, enough=self.max_json_values)
+            containers += shape.containers
+            values += shape.values
+            if containers > self.max_json_containers:
+                raise PayloadTooLarge(
+                    f"the request body has more than {self.max_json_containers} JSON objects and arrays "
+                    "(option.max_json_containers)"
+                )
+            if values > self.max_json_values:
+                raise PayloadTooLarge(
+                    f"the request body has more than {self.max_json_values} JSON values and names "
+                    "(option.max_json_values)"
+                )
+            give_way()
 
     def check_lines(self, data: bytes) -> None:
         """Check how many lines a JSON-lines body has."""
@@ -92,18 +109,20 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
     def check_sequences(self, field: str, prompts: int, samples: int) -> None:
         """Check how many sequences are to be generated."""
-        sequences = prompts * samples
-        if sequences > self.max_sequences:
+        if prompts * samples > self.max_sequences:
+            asked = f"{prompts} prompts" if samples == 1 else f"{prompts} x {samples} sequences"
             raise InvalidRequest(
-                f"{prompts} prompts with {samples} sequences each are {sequences} sequences; a request may have at most "
-                f"{self.max_sequences} (option.max_sequences)",
-                field=field,
+                f"asks for {asked}; at most {self.max_sequences} are allowed (option.max_sequences)", field=field
             )
+
+    def check_parts(self, field: str, parts: Sequence[object]) -> None:
+        """Check how many parts a prompt has."""
+        _check_count(field, parts, self.max_content_parts, "parts", "max_content_parts")
 
     def keywords(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the JSON schema keywords of the fields that `check_fields` checks, by field."""
         text = {"maxLength": self.max_string_characters}
-        strings = {"maxItems": self.max_strings, "items": text} | text
+        strings = {"maxItems": self.max_strings, "items": {"type": "string"} | text} | text
         token_ids = {"maxItems": self.max_token_ids, "maxProperties": self.max_token_ids}
         of_kind: Mapping[Check, Mapping[str, Any]] = {
             _check_strings: strings,
@@ -146,6 +165,7 @@ def _check_messages(budget: Budget, field: str, value: list[Any]) -> None:
             "(option.max_content_parts)",
             field=field,
         )
+    budget.check_shape(_call_arguments(value))
 
 
 def _check_tools(budget: Budget, field: str, value: list[Any]) -> None:
@@ -177,6 +197,13 @@ def _check_priority(budget: Budget, field: str, value: int) -> None:
             "(option.min_priority)",
             field=field,
         )
+
+
+def _call_arguments(messages: list[Any]) -> list[bytes]:
+    """Return the arguments of all calls in a conversation, which are JSON texts within JSON."""
+    calls = [call for message in messages for call in getattr(message, "tool_calls", None) or ()]
+    functions = [function for call in calls if isinstance(function := call.get("function"), dict)]
+    return [text.encode() for function in functions if isinstance(text := function.get("arguments"), str)]
 
 
 def _check_count(field: str, value: Any, most: int, noun: str, option: str) -> None:
@@ -224,12 +251,20 @@ def _data_url_bytes(data: bytes) -> int:
         end = data.find(b'"', start + 1)
         if -1 in (start, end):
             break
-        url = data[start + 1 : end]
-        if data[start - 1 : start] != b"\\" and url.isascii() and b"\\" not in url:
-            total += len(url)
-        give_way()
+        if data[start - 1 : start] != b"\\" and _is_plain(data, start + 1, end):
+            total += end - start - 1
     return total
+
+
+def _is_plain(data: bytes, start: int, end: int) -> bool:
+    for place in range(start, end, _CHUNK):
+        piece = data[place : min(place + _CHUNK, end)]
+        if not piece.isascii() or b"\\" in piece:
+            return False
+        give_way()
+    return True
 
 
 _CHUNK = 1 << 20
 _MAX_DATA_URLS = 1024  # that are looked for
+_URL_HEADS = 1 << 16  # bytes of "data:image/png;base64," and its like

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import IO
 
 from flask import Response, current_app, request
 from werkzeug.exceptions import RequestEntityTooLarge
@@ -26,10 +28,12 @@ from lmi_handlers.errors import (
 )
 from lmi_handlers.not_provided import check_headers
 from lmi_handlers.served_model import ServedModel
+from lmi_handlers.turns import give_way
 from lmi_handlers.usage import Usage
 
 _INFERENCE_ID = "X-Amzn-SageMaker-Inference-Id"
 _RECORD = re.compile(rb"[^\n]*\n+|[^\n]+")
+_PIECE = 1 << 18
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
@@ -65,7 +69,7 @@ class Exchange:
         if coding.lower() not in ("", "identity"):
             raise UnsupportedMediaType(f"Content-Encoding {coding[:20]!r} is not supported: send the body as it is")
         try:
-            data = request.get_data(cache=False)
+            data = _read(request.stream)
         except RequestEntityTooLarge:
             data = None
         if data is None or len(data) > max_request_size:
@@ -156,6 +160,15 @@ class StreamBody:
         elif hasattr(self._rest, "close"):
             self._rest.close()
         self._exchange.log(200, failure)
+
+
+def _read(stream: IO[bytes]) -> bytes:
+    """Read a body in pieces: one that comes fast would otherwise hold the event loop until it is complete."""
+    body = io.BytesIO()  # which hands over what it holds without copying it
+    while piece := stream.read(_PIECE):
+        body.write(piece)
+        give_way()
+    return body.getvalue()
 
 
 def _header_value(text: str) -> str:

@@ -14,25 +14,29 @@ from lmi_handlers.turns import give_way
 
 
 class JsonShape(msgspec.Struct, frozen=True):
-    """What a JSON text holds: objects and arrays; members of objects; and, with these, the commas between values.
+    """What a JSON text holds: objects and arrays; members of objects; and the commas between members and between items.
 
-    There are at most `containers + commas + 1` values. For a text that is not JSON the figures are those of what a
-    decoder would read before it stopped, or higher.
+    For a text that is not JSON the figures are those of what a decoder would read before it stopped, or higher.
     """
 
     containers: int
     members: int
     commas: int
 
+    @property
+    def values(self) -> int:
+        """How many values and names there are, the outermost value not counted."""
+        return self.containers + self.members + self.commas
+
 
 def json_shape(data: bytes, *, enough: float = math.inf, chunk: int = 1 << 16) -> JsonShape:
-    """Count, until there are more than `enough` containers and commas. Takes 3 ms per MB, a millisecond at a time.
+    """Count, until there are more than `enough` values. Takes 3 ms per MB, a millisecond at a time.
 
     `chunk` is how many bytes are looked at together: an even number.
     """
     containers = members = commas = start = chunks = 0
     in_string = False
-    while start < len(data) and containers + commas <= enough:
+    while start < len(data) and containers + members + commas <= enough:
         end = _chunk_end(data, start, chunk)
         # Without escaped backslashes and quotes, every quote that is left begins or ends a string.
         parts = data[start:end].replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
@@ -56,9 +60,9 @@ def count_members(value: object) -> int:
         item = waiting.pop()
         if isinstance(item, dict):
             members += len(item)
-            waiting += [part for part in item.values() if isinstance(part, dict | list)]
+            waiting += [part for part in item.values() if isinstance(part, (dict, list))]
         elif isinstance(item, list):
-            waiting += [part for part in item if isinstance(part, dict | list)]
+            waiting += [part for part in item if isinstance(part, (dict, list))]
     return members
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import msgspec
 from flask import Blueprint, Response, request
 
+from lmi_handlers.budget import Budget
 from lmi_handlers.dialects.aleph_alpha import AlephAlphaDialect
 from lmi_handlers.dialects.aleph_alpha_completion import AlephAlphaCompletionDialect
 from lmi_handlers.dialects.base import Payload
@@ -29,15 +30,17 @@ class OpenAIRoutes:
     def __init__(self, model: ServedModel, properties: ServingProperties) -> None:
         self._model = model
         self._max_request_size = properties.max_request_size
+        self._budget = budget = Budget.of(properties)
         self._chat = ChatDialect(
             lambda: model.facts,
+            budget=budget,
             tool_call_parser=properties.tool_call_parser,
             reasoning_parser=properties.reasoning_parser,
             enable_reasoning=properties.enable_reasoning,
         )
-        self._completions = CompletionsDialect(lambda: model.facts)
-        self._aleph_alpha = AlephAlphaDialect(lambda: model.facts)
-        self._aleph_alpha_completions = AlephAlphaCompletionDialect(lambda: model.facts)
+        self._completions = CompletionsDialect(lambda: model.facts, budget=budget)
+        self._aleph_alpha = AlephAlphaDialect(lambda: model.facts, budget=budget)
+        self._aleph_alpha_completions = AlephAlphaCompletionDialect(lambda: model.facts, budget=budget)
         self._created = int(time.time())
 
     def blueprint(self) -> Blueprint:
@@ -90,8 +93,9 @@ class OpenAIRoutes:
             try:
                 if not request.is_json:
                     raise UnsupportedMediaType("the body must be application/json")
-                payload = Payload(data=exchange.body(self._max_request_size), request_id=exchange.request_id)
-                return exchange.generate(self._model, payload)
+                data = exchange.body(self._max_request_size)
+                self._budget.check_json(data)
+                return exchange.generate(self._model, Payload(data=data, request_id=exchange.request_id))
             except LMIError as error:
                 return exchange.refuse(error)
 

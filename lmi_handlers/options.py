@@ -244,8 +244,8 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         int, Option("Maximum bytes of a request body, not counting images in `data:` URLs.", SERVER, ge=1)
     ] = 16 * 1024 * 1024
     max_json_values: Annotated[
-        int, Option("Maximum JSON values in a request body; each token id of a prompt is one.", SERVER, ge=1)
-    ] = 1_000_000
+        int, Option("Maximum JSON values and names in a request body; each token id of a prompt is one.", SERVER, ge=1)
+    ] = 500_000
     max_json_containers: Annotated[int, Option("Maximum JSON objects and arrays in a request body.", SERVER, ge=1)] = (
         50_000
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lmi_handlers.answer import Answer, respelled
 from lmi_handlers.beam_generation import BeamGeneration, check_beam_search
+from lmi_handlers.budget import Budget
 from lmi_handlers.dialects.base import ModelFacts, Parsed, TokenLimits
 from lmi_handlers.engine.client import EngineClient, EngineState, Generation
 from lmi_handlers.engine.messages import EngineInfo
@@ -37,6 +38,7 @@ class ServedModel:
         self._max_input_tokens = properties.max_input_tokens
         self._predict_timeout = properties.predict_timeout
         self._images = image_loader(properties)
+        self._budget = Budget.of(properties)
         self._loaded: LoadedText | None = None
         self._client = EngineClient(socket_path, self._on_ready, properties.stall_timeout)
 
@@ -84,6 +86,7 @@ class ServedModel:
 
         Raises `InvalidRequest` where the prompt or a parameter is out of the model's reach, `EngineNotReady`.
         """
+        _check_sequences(parsed, self._budget)
         self._client.wait_ready(_PATIENCE)
         loaded = self.loaded
         _check_limits(parsed, loaded.info)
@@ -148,6 +151,14 @@ class ServedModel:
         most = info.max_model_len - 1
         limits = TokenLimits(min(most, self._max_input_tokens or most), info.max_model_len, info.vocab_size)
         self._loaded = LoadedText(info, limits, bundle, tokenizer)
+
+
+def _check_sequences(parsed: Parsed, budget: Budget) -> None:
+    request = parsed.request
+    prompts, n = len(parsed.prompts or request.prompts), request.sampling_params.n
+    if request.beam_search is not None:
+        n = max(n, request.beam_search.num_beams)
+    budget.check_sequences(parsed.prompt_field if prompts > 1 else parsed.spelling("n"), prompts, n)
 
 
 def _check_limits(parsed: Parsed, info: EngineInfo) -> None:

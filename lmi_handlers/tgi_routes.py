@@ -12,6 +12,7 @@ from flask import Blueprint, Response, request
 
 from formatters.tgi import TgiJsonFormatter, TgiSseFormatter, error_document
 from lmi_handlers import __version__
+from lmi_handlers.budget import Budget
 from lmi_handlers.dialects import root_dialect
 from lmi_handlers.dialects.base import Payload
 from lmi_handlers.dialects.tgi import GenerateDialect, TgiDialect
@@ -39,6 +40,7 @@ class TgiRoutes:
     def __init__(self, model: ServedModel, properties: ServingProperties, workers: int) -> None:
         self._model = model
         self._properties = properties
+        self._budget = Budget.of(properties)
         self._workers = workers
         self._root = root_dialect(properties)
 
@@ -105,7 +107,9 @@ class TgiRoutes:
     def _payload(self, exchange: Exchange) -> Payload:
         if not request.is_json:
             raise UnsupportedMediaType("Expected request with `Content-Type: application/json`")
-        return Payload(data=exchange.body(self._properties.max_request_size), request_id=exchange.request_id)
+        data = exchange.body(self._properties.max_request_size)
+        self._budget.check_json(data)
+        return Payload(data=data, request_id=exchange.request_id)
 
     def _generate(self, exchange: Exchange, payload: Payload) -> Response:
         return exchange.generate(self._model, payload)
@@ -116,7 +120,7 @@ class TgiRoutes:
         return exchange.document(msgspec.json.encode(spans), JSON)
 
     def _chat_tokenize(self, exchange: Exchange, payload: Payload) -> Response:
-        chat, loaded = decode_chat(payload), self._model.loaded
+        chat, loaded = decode_chat(payload, self._budget), self._model.loaded
         try:
             text = render_chat(loaded.bundle, chat.prompt())
         except InvalidRequest as error:

@@ -9,9 +9,13 @@ import pytest
 import requests
 from serving import Server
 
+from lmi_handlers.budget import Budget
 from lmi_handlers.dialects.aleph_alpha import AlephAlphaDialect
 from lmi_handlers.dialects.base import ModelFacts
 from lmi_handlers.errors import DeadlineExceeded, EngineDead, EngineNotReady, InvalidRequest, LMIError, QueueFull
+from lmi_handlers.options import ServingProperties
+
+BUDGET = Budget.of(ServingProperties())
 
 USER = {"role": "user", "content": "hi"}
 ASSISTANT = {"role": "assistant", "content": "yes"}
@@ -113,5 +117,5 @@ def test_ignored(echo_server: Server) -> None:
     ],
 )
 def test_errors(error: LMIError, status: int, code: str) -> None:
-    answer = AlephAlphaDialect(lambda: ModelFacts("m", (), "")).error(error)
+    answer = AlephAlphaDialect(lambda: ModelFacts("m", (), ""), budget=BUDGET).error(error)
     assert (answer.status, json.loads(answer.body)) == (status, {"error": "no", "code": code})

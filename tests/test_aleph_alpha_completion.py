@@ -13,12 +13,16 @@ from hypothesis import strategies as st
 from serving import Server
 
 from formatters.aleph_alpha_completion import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
+from lmi_handlers.budget import Budget
 from lmi_handlers.dialects.aleph_alpha_completion import NEUTRAL, AlephAlphaCompletionDialect
 from lmi_handlers.dialects.base import ModelFacts, Parsed, Payload
 from lmi_handlers.errors import InvalidRequest, QueueFull
+from lmi_handlers.options import ServingProperties
 from lmi_handlers.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.request import GenerationRequest
 from lmi_handlers.sampling_params import SamplingParams
+
+BUDGET = Budget.of(ServingProperties())
 
 
 def post(server: Server, **body: Any) -> requests.Response:
@@ -29,7 +33,7 @@ def post(server: Server, **body: Any) -> requests.Response:
 
 def parse(**body: Any) -> Parsed:
     payload = Payload(data=json.dumps({"model": "m", "prompt": "ab", **body}).encode(), request_id="r")
-    return AlephAlphaCompletionDialect(lambda: ModelFacts("served", ("french",), "")).parse(payload)
+    return AlephAlphaCompletionDialect(lambda: ModelFacts("served", ("french",), ""), budget=BUDGET).parse(payload)
 
 
 # Answers
@@ -306,7 +310,7 @@ def test_invalid(echo_server: Server, asked: dict[str, Any], field: str) -> None
 
 
 def test_errors() -> None:
-    answer = AlephAlphaCompletionDialect(lambda: ModelFacts("m", (), "")).error(QueueFull("no"))
+    answer = AlephAlphaCompletionDialect(lambda: ModelFacts("m", (), ""), budget=BUDGET).error(QueueFull("no"))
     assert (answer.status, answer.body) == (503, b'{"error":"no","code":"QUEUE_FULL"}')
 
 

@@ -57,7 +57,7 @@ def test_any_bytes_are_measured(data: bytes, chunk: int) -> None:
 def test_what_passes_is_within_the_bounds(value: Any, containers: int, values: int) -> None:
     bounds = budget(max_json_containers=containers, max_json_values=values)
     shape = shape_of(value)
-    fits = shape.containers <= containers and shape.containers + shape.commas <= values
+    fits = shape.containers <= containers and shape.values <= values
     try:
         bounds.check_json(json.dumps(value).encode())
     except PayloadTooLarge:
@@ -109,7 +109,13 @@ def test_images_are_not_counted_as_text(url: bytes, counts: bool) -> None:
         bounds.check_json(data)
 
 
-MESSAGES: dict[str, Any] = {"messages": []}
+def test_images_have_a_bound_of_their_own() -> None:
+    data = b'[{"url":"data:image/png;base64,' + b"A" * 200_000 + b'"}]'
+    with pytest.raises(
+        PayloadTooLarge, match=r"200022 bytes of images .* at most 1000 as files \(option.max_image_bytes\)"
+    ):
+        budget(max_text_bytes=1000, max_image_bytes=1000).check_json(data)
+    budget(max_text_bytes=1000, max_image_bytes=200_000).check_json(data)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +163,4 @@ def test_sequences_are_counted() -> None:
     bounds.check_sequences("inputs", 4, 2)
     with pytest.raises(InvalidRequest) as caught:
         bounds.check_sequences("inputs", 3, 3)
-    assert str(caught.value) == (
-        "inputs: 3 prompts with 3 sequences each are 9 sequences; a request may have at most 8 (option.max_sequences)"
-    )
+    assert str(caught.value) == ("inputs: asks for 3 x 3 sequences; at most 8 are allowed (option.max_sequences)")

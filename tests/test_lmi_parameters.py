@@ -124,10 +124,10 @@ def test_bad_adapters(adapters: object) -> None:
 
 
 def test_the_rest() -> None:
-    request = parse({"bad_words": "no", "allowed_token_ids": [1, 2], "priority": -3})
+    request = parse({"bad_words": "no", "allowed_token_ids": [1, 2], "priority": 3})
     assert request.sampling_params.bad_words == ("no",)
     assert request.sampling_params.allowed_token_ids == (1, 2)
-    assert request.priority == -3
+    assert request.priority == 3
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from serving import Server
 
 from formatters import load_formatter_class
 from formatters.base import Formatter
+from lmi_handlers.budget import Budget
 from lmi_handlers.dialects.base import Payload
 from lmi_handlers.dialects.lmi import LmiDialect
 from lmi_handlers.dialects.lmi_parameters import parse_body
@@ -25,6 +26,8 @@ from lmi_handlers.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.request import GenerationRequest
 from lmi_handlers.sampling_params import SamplingParams
+
+BUDGET = Budget.of(ServingProperties())
 
 HERE = Path(__file__).parent
 VECTORS: list[dict[str, Any]] = json.loads((HERE / "data" / "lmi-0.31.json").read_text())
@@ -143,7 +146,8 @@ def test_parameter_translation(vector: dict[str, Any]) -> None:
     given, expected = vector["input"], dict(vector["output"])
     if given.get("do_sample") == "false":
         pytest.skip("DJL takes the string for true; a wrong type is an error here")
-    body = parse_body(Payload(data=json.dumps({"inputs": "x", "parameters": given}).encode(), request_id="r"))
+    payload = Payload(data=json.dumps({"inputs": "x", "parameters": given}).encode(), request_id="r")
+    body = parse_body(payload, BUDGET)
     params = body.parameters.sampling_params(stream=False, needs_logprobs=True, sampled_defaults={})
     assert (body.parameters.beam_search_params() is not None) == expected.pop("use_beam_search", False)
     expected.pop("best_of", None)  # vLLM has dropped it; `n` says how many are made

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from lmi_handlers.budget import Budget
 from lmi_handlers.dialects.aleph_alpha import AlephAlphaBody, AlephAlphaDialect
 from lmi_handlers.dialects.base import Dialect, ModelFacts, Parsed, Payload, TokenLimits
 from lmi_handlers.dialects.lmi import LmiDialect
@@ -22,6 +23,8 @@ from lmi_handlers.dialects.tgi import CompatDialect
 from lmi_handlers.dialects.tgi_request import TgiCompatBody, TgiParameters
 from lmi_handlers.errors import InvalidRequest
 from lmi_handlers.properties import ServingProperties
+
+BUDGET = Budget.of(ServingProperties())
 
 PAGE = Path(__file__).parent.parent / "docs" / "openai.md"
 
@@ -55,8 +58,12 @@ class Wire:
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 WIRES = {
-    "chat": Wire(ChatDialect(facts), {"messages": MESSAGES}, frozenset(ChatCompletionBody.__struct_fields__)),
-    "completions": Wire(CompletionsDialect(facts), {"prompt": "hi"}, frozenset(CompletionBody.__struct_fields__)),
+    "chat": Wire(
+        ChatDialect(facts, budget=BUDGET), {"messages": MESSAGES}, frozenset(ChatCompletionBody.__struct_fields__)
+    ),
+    "completions": Wire(
+        CompletionsDialect(facts, budget=BUDGET), {"prompt": "hi"}, frozenset(CompletionBody.__struct_fields__)
+    ),
     "LMI": Wire(
         LmiDialect(ServingProperties(), {}),
         {"inputs": "hi"},
@@ -70,7 +77,9 @@ WIRES = {
         ("inputs", "stream"),
     ),
     "Aleph Alpha": Wire(
-        AlephAlphaDialect(facts), {"messages": MESSAGES, "model": "m"}, frozenset(AlephAlphaBody.__struct_fields__)
+        AlephAlphaDialect(facts, budget=BUDGET),
+        {"messages": MESSAGES, "model": "m"},
+        frozenset(AlephAlphaBody.__struct_fields__),
     ),
 }
 """By the heads of the table's columns."""

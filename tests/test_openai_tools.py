@@ -13,12 +13,16 @@ from json_schemas import examples
 from jsonschema import Draft202012Validator
 
 from backends.grammar import Grammar, Vocabulary, grammar_text
+from lmi_handlers.budget import Budget
 from lmi_handlers.dialects.base import ModelFacts, Parsed, Payload
 from lmi_handlers.dialects.openai import ChatDialect
 from lmi_handlers.errors import InvalidRequest
+from lmi_handlers.options import ServingProperties
 from lmi_handlers.request import ChatPrompt
 from lmi_handlers.sampling_params import StructuredOutputs
 from lmi_handlers.text.bundle import TOKENIZER_FILE, build_byte_bundle
+
+BUDGET = Budget.of(ServingProperties())
 
 Schema = dict[str, Any]
 
@@ -26,7 +30,7 @@ Schema = dict[str, Any]
 def parse(tools: list[Any], choice: Any) -> Parsed:
     facts = ModelFacts(model_id="m", adapters=(), chat_template="{{ tools }}")
     body = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools, "tool_choice": choice}
-    return ChatDialect(lambda: facts).parse(Payload(data=json.dumps(body).encode(), request_id="r"))
+    return ChatDialect(lambda: facts, budget=BUDGET).parse(Payload(data=json.dumps(body).encode(), request_id="r"))
 
 
 def function(name: str, **fields: Any) -> Schema:

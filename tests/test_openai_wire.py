@@ -18,6 +18,7 @@ from formatters.openai_chat import (
     ChatSseFormatter,
 )
 from formatters.openai_completions import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
+from lmi_handlers.budget import Budget
 from lmi_handlers.dialects.base import ModelFacts, Parsed, Payload, TokenLimits
 from lmi_handlers.dialects.openai import ChatDialect, CompletionsDialect
 from lmi_handlers.errors import (
@@ -34,10 +35,13 @@ from lmi_handlers.errors import (
     UnsupportedFeature,
     UnsupportedMediaType,
 )
+from lmi_handlers.options import ServingProperties
 from lmi_handlers.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.request import ChatPrompt, GenerationRequest
 from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.text.tool_calls import CallListParser, NamedCallParser
+
+BUDGET = Budget.of(ServingProperties())
 
 HELLO = Token(1, "Hel", -0.25, data=b"Hel")
 LO = Token(2, "lo", -1.5, top=(Token(3, "p", -0.5, data=b"p"), Token(2, "lo", -1.5, data=b"lo")), data=b"lo")
@@ -270,7 +274,7 @@ def test_the_best_of_several_for_each_prompt() -> None:
 
 
 def dialect() -> ChatDialect:
-    return ChatDialect(lambda: ModelFacts("served", ("loud",), "{{ tools }}"))
+    return ChatDialect(lambda: ModelFacts("served", ("loud",), "{{ tools }}"), budget=BUDGET)
 
 
 @pytest.mark.parametrize(
@@ -312,7 +316,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 def parse(body: Any, *, chat: bool = True, stream: bool = False) -> Parsed:
     payload = Payload(data=json.dumps(body).encode(), request_id="r", stream=stream)
-    return (dialect() if chat else CompletionsDialect(dialect()._facts)).parse(payload)
+    return (dialect() if chat else CompletionsDialect(dialect()._facts, budget=BUDGET)).parse(payload)
 
 
 def prompt_of(parsed: Parsed) -> ChatPrompt:

@@ -16,6 +16,7 @@ from serving import Server, StartServer
 
 from formatters.openai import SYSTEM_FINGERPRINT
 from formatters.openai_chat import ChatFormatter, ChatJsonFormatter, ChatOptions, ChatSseFormatter
+from lmi_handlers.budget import Budget
 from lmi_handlers.dialects.base import ModelFacts, Payload
 from lmi_handlers.dialects.chat_messages import Message
 from lmi_handlers.dialects.openai import ChatDialect
@@ -28,6 +29,8 @@ from lmi_handlers.sampling_params import SamplingParams
 from lmi_handlers.text.reasoning import FORMATS, ReasoningParser, choose_reasoning, reasoning_format
 from lmi_handlers.text.tool_calls import MessageDelta, PlainParser, TaggedCallParser
 from lmi_handlers.text.tool_formats import FORMATS as TOOL_FORMATS
+
+BUDGET = Budget.of(ServingProperties())
 
 PROMPT = "<|user|>What is <think>?<|assistant|>\n"
 """Of a model that begins its thoughts itself; what a user writes of them begins none."""
@@ -354,7 +357,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
     ],
 )
 def test_a_grammar_leaves_no_room_for_thoughts(body: dict[str, Any], thinks: bool) -> None:
-    dialect = ChatDialect(lambda: ModelFacts("m", (), "<think>"), enable_reasoning=True)
+    dialect = ChatDialect(lambda: ModelFacts("m", (), "<think>"), budget=BUDGET, enable_reasoning=True)
     parsed = dialect.parse(Payload(data=json.dumps({"messages": [USER], **body}).encode(), request_id="r"))
     formatter = parsed.formatter(
         GenerationRequest(request_id="r", prompts=("<think>",), sampling_params=parsed.request.sampling_params), (1,)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 import msgspec
 
 from formatters.openai_chat import ChatJsonLinesFormatter, ChatSseFormatter
+from lmi_handlers.budget import Budget
 from lmi_handlers.dialects.base import Dialect, ModelFacts, Payload
 from lmi_handlers.dialects.lmi import LmiDialect
 from lmi_handlers.dialects.lmi_dynamic import LmiDynamicDialect
@@ -40,15 +41,17 @@ class InvocationsDialects:
     ) -> None:
         """Raises `ConfigError` as `invocations_dialect` does."""
         self.native = invocations_dialect(properties, sampled_defaults)
+        budget = Budget.of(properties)
         lines = properties.output_formatter == "jsonlines"
         self._chat = ChatDialect(
             facts,
+            budget=budget,
             tool_call_parser=properties.tool_call_parser,
             reasoning_parser=properties.reasoning_parser,
             enable_reasoning=properties.enable_reasoning,
             stream_formatter=ChatJsonLinesFormatter if lines else ChatSseFormatter,
         )
-        self._completions = CompletionsDialect(facts)
+        self._completions = CompletionsDialect(facts, budget=budget)
 
     def of(self, payload: Payload) -> Dialect:
         """Return the dialect of a body: `inputs` is ours, `messages` a chat, `prompt` a text completion."""

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from formatters.aleph_alpha import AlephAlphaSseFormatter, error_document
+from lmi_handlers.budget import Budget
 from lmi_handlers.dialects.base import ErrorResponse, ModelFacts, Parsed, Payload
 from lmi_handlers.dialects.chat_messages import Message
 from lmi_handlers.dialects.openai import ChatDialect, decode_body, status_of
@@ -65,8 +66,8 @@ class AlephAlphaBody(msgspec.Struct, frozen=True, kw_only=True):
 class AlephAlphaDialect(ChatDialect):
     """A system message or none, then user and assistant in turn, the user first and last."""
 
-    def __init__(self, facts: Callable[[], ModelFacts]) -> None:
-        super().__init__(facts, stream_formatter=AlephAlphaSseFormatter)
+    def __init__(self, facts: Callable[[], ModelFacts], *, budget: Budget) -> None:
+        super().__init__(facts, budget=budget, stream_formatter=AlephAlphaSseFormatter)
 
     def parse(self, payload: Payload) -> Parsed:
         """Validate a body. Raises `InvalidRequest`."""
@@ -74,6 +75,7 @@ class AlephAlphaDialect(ChatDialect):
         for name in REJECTED:
             if name in ignored:
                 raise UnsupportedFeature("is not supported by this route", field=name)
+        self._budget.check_fields(body)
         _check_order([message.role for message in body.messages])
         return self.parsed(payload, body.chat(), ignored)
 

@@ -169,6 +169,9 @@ class AlephAlphaCompletionDialect(OpenAIDialect):
     def parse(self, payload: Payload) -> Parsed:
         """Validate a body. Raises `InvalidRequest`."""
         body, ignored = decode_body(payload, AlephAlphaCompletionBody)
+        self._budget.check_fields(body)
+        if not isinstance(body.prompt, str):
+            self._budget.check_parts("prompt", body.prompt)
         facts = self._facts()
         adapter = body.model if body.model in facts.adapters else payload.adapter
         request = GenerationRequest(

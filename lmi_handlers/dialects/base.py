@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import msgspec
 
@@ -12,6 +12,8 @@ from formatters.base import Formatter
 from lmi_handlers.errors import InvalidBody, InvalidJson, InvalidRequest, LMIError
 from lmi_handlers.request import GenerationRequest, Prompt
 from lmi_handlers.usage import Usage
+
+T = TypeVar("T")
 
 
 class Payload(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,11 +114,38 @@ class Dialect(ABC):
 def decode_json(data: bytes) -> object:
     """Decode a body strictly. Raises `InvalidJson` for all that is not one JSON value: NaN, bottomless nesting, ..."""
     try:
-        return msgspec.json.decode(data)
+        return decode_typed(data, object)
+    except InvalidBody as error:  # a number out of range
+        raise InvalidJson(f"the body is not valid JSON: {error}") from error
+
+
+def decode_typed(data: bytes | msgspec.Raw, kind: type[T], *, prefix: str = "") -> T:
+    """Decode a body, or the part of it at `prefix`, as `kind`. What `kind` has no field for is skipped and takes no memory.
+
+    Raises `InvalidJson`, or `InvalidBody` where the JSON is not of that type.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise conversion_error(error, prefix=prefix) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidJson(f"the body is not valid JSON: {error}") from error
     except RecursionError as error:
         raise InvalidJson("the body is not valid JSON: it is nested too deeply") from error
+
+
+def unknown_names(data: bytes | msgspec.Raw, kind: type[msgspec.Struct], *, nulls: bool) -> tuple[str, ...]:
+    """Return the names in an object that `kind` has no field for; with `nulls`, also those whose value is null.
+
+    Raises `InvalidJson`, or `InvalidBody` where `data` is not an object.
+    """
+    fields = decode_typed(data, dict[str, msgspec.Raw])
+    unknown = fields.keys() - set(kind.__struct_fields__)
+    return tuple(name for name in fields if name in unknown and (nulls or not _is_null(fields[name])))
+
+
+def _is_null(value: msgspec.Raw) -> bool:
+    return memoryview(value).nbytes == len(b"null") and bytes(value) == b"null"
 
 
 def conversion_error(error: msgspec.ValidationError, *, prefix: str = "") -> InvalidBody:

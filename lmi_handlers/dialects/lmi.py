@@ -13,6 +13,7 @@ import msgspec
 
 from formatters import FORMATTERS, available_formatters, load_formatter_class
 from formatters.base import Formatter
+from lmi_handlers.budget import Budget
 from lmi_handlers.dialects.base import Dialect, ErrorResponse, Parsed, Payload
 from lmi_handlers.dialects.lmi_parameters import LmiBody, parse_body
 from lmi_handlers.errors import (
@@ -68,6 +69,7 @@ class LmiDialect(Dialect):
         """`sampled_defaults` are LMI's for the backend. Raises `ConfigError` where `option.output_formatter` is wrong."""
         self._sampled_defaults = sampled_defaults
         self._formatter = properties.output_formatter
+        self._budget = Budget.of(properties)
         self._logged: set[str] = set()
         names = [*REQUEST_FORMATTERS]
         if self._formatter is not None and self._formatter not in names:
@@ -81,7 +83,7 @@ class LmiDialect(Dialect):
 
     def parse(self, payload: Payload) -> Parsed:
         """Validate a body and choose how to answer it."""
-        body = parse_body(payload)
+        body = parse_body(payload, self._budget)
         stream = payload.stream if body.stream is None else body.stream
         formatter, unknown = self._choose(body.parameters.output_formatter, payload.accept, stream=stream)
         if formatter.streams and len(body.prompts) > 1:
@@ -136,7 +138,10 @@ class LmiDialect(Dialect):
         )
 
     def _log_ignored(self, ignored: tuple[str, ...]) -> None:
-        for name in ignored:
+        for name in ignored[:_LOGGED_AT_ONCE]:
             if name not in self._logged and len(self._logged) < 1000:  # names are the clients' to choose
                 self._logged.add(name)
                 logger.warning("unknown parameter ignored", extra={"parameter": name[:100]})
+
+
+_LOGGED_AT_ONCE = 100  # names of one request

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from formatters.dynamic import FAILURE, DynamicJsonFormatter, DynamicJsonLinesFormatter, pretty
+from lmi_handlers.budget import Budget
 from lmi_handlers.dialects.base import Dialect, ErrorResponse, Parsed, Payload
 from lmi_handlers.dialects.lmi import FIXED_HEADERS, status_of
 from lmi_handlers.dialects.lmi_parameters import parse_body
@@ -25,11 +26,12 @@ class LmiDynamicDialect(Dialect):
 
     def __init__(self, properties: ServingProperties, sampled_defaults: Mapping[str, float]) -> None:
         self._sampled_defaults = sampled_defaults
+        self._budget = Budget.of(properties)
         self._streaming = properties.enable_streaming != "false"
 
     def parse(self, payload: Payload) -> Parsed:
         """Validate a body. `option.enable_streaming` streams every answer, SageMaker's streaming API the one at hand."""
-        body = parse_body(payload)
+        body = parse_body(payload, self._budget)
         formatter = DynamicJsonLinesFormatter if self._streaming or payload.stream else DynamicJsonFormatter
         without_effect = tuple(name for name in _ROLLING_BATCH_ONLY if getattr(body.parameters, name) is not None)
         full_text = body.parameters.return_full_text

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lmi_handlers.dialects.base import Payload, conversion_error, decode_json
+from lmi_handlers.budget import Budget
+from lmi_handlers.dialects.base import Payload, decode_json, decode_typed, unknown_names
 from lmi_handlers.dialects.structured_outputs import StructuredOutputsBody, constraint_of
-from lmi_handlers.errors import InvalidRequest
+from lmi_handlers.errors import InvalidBody, InvalidRequest
 from lmi_handlers.request import BeamSearchParams
 from lmi_handlers.sampling_params import RANGES, SamplingParams
 
@@ -191,9 +192,6 @@ _WITHOUT_EFFECT: dict[str, object] = {"spaces_between_special_tokens": True}
 _WITHOUT_EFFECT_WITHOUT_BEAMS: dict[str, object] = {"length_penalty": 1.0, "len_penalty": 1.0, "early_stopping": False}
 
 
-_KNOWN = frozenset(LmiParameters.__struct_fields__)
-
-
 class LmiBody(msgspec.Struct, frozen=True):
     """A body taken apart. `ignored` names what has no effect here, for the client to be told; `stream` None: not said.
 
@@ -207,31 +205,39 @@ class LmiBody(msgspec.Struct, frozen=True):
     stream: bool | None
 
 
-def parse_body(payload: Payload) -> LmiBody:
+def parse_body(payload: Payload, budget: Budget) -> LmiBody:
     """Validate a body; `text/plain` is a prompt as it is. Raises `InvalidRequest` naming the field."""
     body = _decode(payload)
-    prompts = _prompts(body.get("inputs", msgspec.UNSET))
-    parameters, ignored = _parameters(body.get("parameters", {}))
-    stream = body.get("stream")
-    if not isinstance(stream, bool | None):
-        raise InvalidRequest(f"must be true or false, got {stream!r:.40}", field="stream")
-    adapters = _adapters(body.get("adapters"), len(prompts))
-    return LmiBody(prompts, adapters, parameters, ignored, stream)
+    prompts = _prompts(body.inputs, budget)
+    parameters, ignored = _parameters(body.parameters)
+    budget.check_fields(parameters, prefix="parameters.")
+    if not isinstance(body.stream, bool | None):
+        raise InvalidRequest(f"must be true or false, got {body.stream!r:.40}", field="stream")
+    adapters = _adapters(body.adapters, len(prompts))
+    return LmiBody(prompts, adapters, parameters, ignored, body.stream)
 
 
-def _decode(payload: Payload) -> dict[str, object]:
+class _Fields(msgspec.Struct, frozen=True):
+    inputs: object = msgspec.UNSET
+    parameters: msgspec.Raw = msgspec.Raw(b"{}")
+    stream: object = None
+    adapters: object = None
+
+
+def _decode(payload: Payload) -> _Fields:
     if payload.content_type == "text/plain":
         try:
-            return {"inputs": payload.data.decode()}
+            return _Fields(inputs=payload.data.decode())
         except UnicodeDecodeError as error:
             raise InvalidRequest(f"the body is not UTF-8: {error}") from error
-    body = decode_json(payload.data)
-    if not isinstance(body, dict):
-        raise InvalidRequest(f"the body must be a JSON object with the field 'inputs', got {type(body).__name__}")
-    return body
+    try:
+        return decode_typed(payload.data, _Fields)
+    except InvalidBody as error:
+        kind = type(decode_json(payload.data)).__name__
+        raise InvalidRequest(f"the body must be a JSON object with the field 'inputs', got {kind}") from error
 
 
-def _prompts(value: object) -> tuple[str, ...]:
+def _prompts(value: object, budget: Budget) -> tuple[str, ...]:
     if value is msgspec.UNSET:
         raise InvalidRequest("is missing; it must be the prompt, a string", field="inputs")
     if isinstance(value, str):
@@ -242,6 +248,7 @@ def _prompts(value: object) -> tuple[str, ...]:
         raise InvalidRequest(f"must be a string or a list of strings, got {type(value).__name__}", field="inputs")
     if not value:
         raise InvalidRequest("must not be an empty list", field="inputs")
+    budget.check_sequences("inputs", len(value), 1)
     for position, prompt in enumerate(value):
         if not isinstance(prompt, str) or not prompt:
             raise InvalidRequest("must be a string that is not empty", field=f"inputs[{position}]")
@@ -253,22 +260,21 @@ def _adapters(value: object, prompts: int) -> tuple[str | None, ...]:
     if value is None:
         return ()
     values: list[object] = value if isinstance(value, list) else [value] * prompts
+    if len(values) != prompts:
+        raise InvalidRequest(f"must have a name for each of the {prompts} prompts, got {len(values)}", field="adapters")
     names = tuple(name or None for name in values if isinstance(name, str | None))
     if len(names) != len(values):
         raise InvalidRequest("must be the name of an adapter, or a list of names", field="adapters")
-    if len(names) != prompts:
-        raise InvalidRequest(f"must have a name for each of the {prompts} prompts, got {len(names)}", field="adapters")
     return names
 
 
-def _parameters(value: object) -> tuple[LmiParameters, tuple[str, ...]]:
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"must be an object, got {type(value).__name__}", field="parameters")
+def _parameters(value: msgspec.Raw) -> tuple[LmiParameters, tuple[str, ...]]:
     try:
-        parameters = msgspec.convert(value, LmiParameters, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise conversion_error(error, prefix="parameters") from error
-    ignored = [name for name in value if name not in _KNOWN]
+        ignored = [*unknown_names(value, LmiParameters, nulls=True)]
+    except InvalidBody as error:
+        kind = type(decode_json(bytes(value))).__name__
+        raise InvalidRequest(f"must be an object, got {kind}", field="parameters") from error
+    parameters = decode_typed(value, LmiParameters, prefix="parameters")
     without_effect = _WITHOUT_EFFECT
     if (parameters.num_beams or 1) == 1:
         without_effect = without_effect | _WITHOUT_EFFECT_WITHOUT_BEAMS

@@ -17,6 +17,7 @@ import msgspec
 from formatters.openai import error_document
 from formatters.openai_chat import ChatJsonFormatter, ChatOptions, ChatSseFormatter
 from formatters.openai_completions import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
+from lmi_handlers.budget import Budget
 from lmi_handlers.dialects.base import (
     Dialect,
     ErrorResponse,
@@ -24,8 +25,8 @@ from lmi_handlers.dialects.base import (
     Parsed,
     Payload,
     TokenLimits,
-    conversion_error,
-    decode_json,
+    decode_typed,
+    unknown_names,
 )
 from lmi_handlers.dialects.chat_messages import Message
 from lmi_handlers.dialects.openai_request import (
@@ -90,8 +91,9 @@ def status_of(error: LMIError) -> int:
 class OpenAIDialect(Dialect):
     """What chat and text completions have in common. `facts` tells of the model, once it has loaded."""
 
-    def __init__(self, facts: Callable[[], ModelFacts]) -> None:
+    def __init__(self, facts: Callable[[], ModelFacts], *, budget: Budget) -> None:
         self._facts = facts
+        self._budget = budget
 
     @abstractmethod
     def parse(self, payload: Payload) -> Parsed:
@@ -137,6 +139,7 @@ class ChatDialect(OpenAIDialect):
         self,
         facts: Callable[[], ModelFacts],
         *,
+        budget: Budget,
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
         enable_reasoning: bool | None = None,
@@ -146,7 +149,7 @@ class ChatDialect(OpenAIDialect):
 
         `reasoning_parser` and `enable_reasoning` are the options' values, as `choose_reasoning` takes them.
         """
-        super().__init__(facts)
+        super().__init__(facts, budget=budget)
         self._tool_call_parser = tool_call_parser
         self._reasoning_parser = reasoning_parser
         self._enable_reasoning = enable_reasoning
@@ -158,6 +161,7 @@ class ChatDialect(OpenAIDialect):
 
     def parsed(self, payload: Payload, body: ChatCompletionBody, ignored: tuple[str, ...]) -> Parsed:
         """Check and translate. Raises `InvalidRequest`."""
+        self._budget.check_fields(body)
         tools = body.tools or []
         check_tools(tools)
         choice = chosen_tool(tools, body.tool_choice)
@@ -242,6 +246,8 @@ class CompletionsDialect(OpenAIDialect):
         body, ignored = decode_body(payload, CompletionBody)
         if body.suffix:
             raise UnsupportedFeature("no model here fills in text before a suffix", field="suffix")
+        self._budget.check_fields(body)
+        self._budget.check_sequences("prompt", body.num_prompts, 1)
         prompts, count = body.prompts, body.num_logprobs
         shown = 1 if body.n is None else body.n
         best_of = shown if body.best_of is None else body.best_of
@@ -277,15 +283,11 @@ class CompletionsDialect(OpenAIDialect):
 
 def decode_body(payload: Payload, kind: type[Body]) -> tuple[Body, tuple[str, ...]]:
     """Return the body, and the names in it that mean nothing here. Raises `InvalidJson` or `InvalidBody`."""
-    value: Any = decode_json(payload.data)
-    try:
-        body = msgspec.convert(value, kind, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise conversion_error(error) from error
-    if value.get("chat_template") is not None:
+    ignored = unknown_names(payload.data, kind, nulls=False)
+    body = decode_typed(payload.data, kind)
+    if "chat_template" in ignored:
         raise UnsupportedFeature("is the server's to choose, not a request's", field="chat_template")
-    known = kind.__struct_fields__
-    return body, tuple(name for name, given in value.items() if name not in known and given is not None)
+    return body, ignored
 
 
 def sampling_params(body: OpenAIBody, values: dict[str, Any]) -> SamplingParams:

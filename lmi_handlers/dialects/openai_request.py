@@ -213,6 +213,11 @@ class CompletionBody(OpenAIBody, frozen=True, kw_only=True):
     spellings = _SPELLINGS | {"n": ("best_of",), "prompt_logprobs": ("logprobs",)}
 
     @property
+    def num_prompts(self) -> int:
+        """How many prompts there are, of which none is looked at: a list that begins with a token id is one."""
+        return 1 if isinstance(self.prompt, str) or isinstance(next(iter(self.prompt), 0), int) else len(self.prompt)
+
+    @property
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:
         """The prompts, each a text or token ids. Raises `InvalidRequest` for an empty list."""
         prompt = self.prompt

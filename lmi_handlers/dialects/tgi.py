@@ -12,6 +12,7 @@ from decimal import Decimal
 
 from formatters.base import Formatter
 from formatters.tgi import TgiArrayFormatter, TgiSseFormatter, error_document
+from lmi_handlers.budget import Budget
 from lmi_handlers.dialects.base import Dialect, ErrorResponse, Parsed, Payload
 from lmi_handlers.dialects.tgi_request import (
     TgiBody,
@@ -56,6 +57,7 @@ class TgiDialect(Dialect):
 
     def __init__(self, properties: ServingProperties) -> None:
         self._properties = properties
+        self._budget = Budget.of(properties)
 
     @abstractmethod
     def parse(self, payload: Payload) -> Parsed:
@@ -104,6 +106,7 @@ class TgiDialect(Dialect):
         stream, parameters = formatter.streams, body.parameters
         adapter = payload.adapter if parameters.adapter_id is None else parameters.adapter_id
         check_body(body, self._properties, stream=stream)
+        self._budget.check_fields(parameters, prefix="parameters.")
         request = GenerationRequest(
             request_id=payload.request_id,
             prompts=(body.inputs,),

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from lmi_handlers.dialects.base import Payload, conversion_error, decode_json
+from lmi_handlers.budget import Budget
+from lmi_handlers.dialects.base import Payload, decode_typed
 from lmi_handlers.dialects.chat_messages import Message
 from lmi_handlers.request import ChatPrompt
 
@@ -23,10 +24,8 @@ class ChatBody(msgspec.Struct, frozen=True):
         return ChatPrompt(messages=messages, tools=self.tools)
 
 
-def decode_chat(payload: Payload) -> ChatBody:
-    """Return the body. Raises `InvalidJson` or `InvalidBody`."""
-    value = decode_json(payload.data)
-    try:
-        return msgspec.convert(value, ChatBody)
-    except msgspec.ValidationError as error:
-        raise conversion_error(error) from error
+def decode_chat(payload: Payload, budget: Budget) -> ChatBody:
+    """Return the body. Raises `InvalidRequest`."""
+    body = decode_typed(payload.data, ChatBody)
+    budget.check_fields(body)
+    return body

@@ -15,6 +15,7 @@ import msgspec
 from formatters.tgi import to_float32
 from lmi_handlers.dialects.base import Payload, TokenLimits, conversion_error, decode_json
 from lmi_handlers.errors import InvalidBody, InvalidJson, InvalidRequest
+from lmi_handlers.json_shape import count_members, json_shape
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.request import GenerationRequest
 from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
@@ -22,6 +23,9 @@ from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
 Unsigned = Annotated[int, msgspec.Meta(ge=0)]
 Unsigned32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Signed32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+
+_SEARCHED = 1 << 20
+"""Bytes of a body up to which an error says which field is there twice: finding it holds the event loop."""
 
 _COUNTED_NEW_TOKENS = 1024
 """Of `max_new_tokens` no more are held against the model's length: whoever asks for more gets what fits."""
@@ -192,7 +196,7 @@ def read_body(payload: Payload) -> object:
         except UnicodeDecodeError as error:
             raise InvalidJson(f"the body is not UTF-8: {error}") from error
     value = decode_json(payload.data)
-    _refuse_duplicates(payload.data)
+    _refuse_duplicates(payload.data, value)
     return value
 
 
@@ -216,8 +220,15 @@ def _ignored(body: object, known: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(ignored)
 
 
-def _refuse_duplicates(data: bytes) -> None:
-    """Two values for one name: a proxy in between may have looked at the other one. Raises `InvalidBody`."""
+def _refuse_duplicates(data: bytes, value: object) -> None:
+    """Two values for one name: a proxy in between may have looked at the other one. Raises `InvalidBody`.
+
+    `value` is what `data` decodes to, in which of two such members one is missing.
+    """
+    if json_shape(data).members == count_members(value):
+        return
+    if len(data) > _SEARCHED:
+        raise InvalidBody("duplicate field")
 
     def unique(pairs: list[tuple[str, object]]) -> None:
         seen: set[str] = set()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lmi_handlers.budget import Budget
 from lmi_handlers.dialects.aleph_alpha_completion import NEUTRAL
 from lmi_handlers.dialects.lmi_parameters import SPELLINGS
 from lmi_handlers.dialects.mindie_request import MAX_INPUT_CHARACTERS
@@ -82,6 +83,29 @@ _GUIDED: dict[str, dict[str, Any]] = dict.fromkeys(
 _PRIORITY: dict[str, dict[str, Any]] = {"priority": {"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY}}
 LMI_PROMPT: Bounds = {"inputs": {"minLength": 1, "minItems": 1, "items": _TEXT}}
 MINDIE_PROMPT: Bounds = {"inputs": {"minLength": 1, "maxLength": MAX_INPUT_CHARACTERS}}
+
+
+def narrowed(bounds: Bounds, budget: Budget) -> Bounds:
+    """Return `bounds`, and what a request's budget adds to them."""
+    added: dict[str, Mapping[str, Any]] = {
+        **budget.keywords(),
+        **{name: {"maximum": budget.max_sequences} for name in ("n", "best_of", "num_beams")},
+        "inputs": {"maxItems": budget.max_sequences},
+    }
+    return {name: _both(bounds.get(name, {}), added.get(name, {})) for name in {**bounds, **added}}
+
+
+def _both(keywords: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Join two sets of keywords so that both hold."""
+    joined = {**keywords, **others}
+    for name in keywords.keys() & others.keys():
+        if name == "items":
+            joined[name] = _both(keywords[name], others[name])
+        elif name.startswith("min"):
+            joined[name] = max(keywords[name], others[name])
+        elif name.startswith("max"):
+            joined[name] = min(keywords[name], others[name])
+    return joined
 
 
 def of_lmi_parameters() -> Bounds:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from lmi_handlers import __version__
+from lmi_handlers.budget import Budget
 from lmi_handlers.dialects import chat_messages, openai_request, openai_tools
 from lmi_handlers.dialects.aleph_alpha import AlephAlphaBody
 from lmi_handlers.dialects.aleph_alpha_completion import AlephAlphaCompletionBody
@@ -126,11 +127,15 @@ def _bind(parts: Mapping[str, Schema], properties: ServingProperties) -> None:
         "TokenIdsPromptItem": bounds.ALEPH_ALPHA_PROMPT_ITEM,
         "RegexGrammar": bounds.REGEX,
         "StructuredOutputs": bounds.STRUCTURED_OUTPUTS,
+        "ChatBody": {},
     }
+    budget = Budget.of(properties)
     for name, fields in known.items():
+        within = bounds.narrowed(fields, budget)
         for field, schema in parts.get(name, {}).get("properties", {}).items():
-            bind(schema, fields.get(field, {}))
+            bind(schema, within.get(field, {}))
     bind(parts["Prompt"], {"minItems": 1})
+    bind(parts["MessageContent"], {"maxItems": budget.max_content_parts})
 
 
 class _Writer:

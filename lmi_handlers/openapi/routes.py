@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from formatters import load_formatter_class
+from lmi_handlers.budget import Budget
 from lmi_handlers.dialects import InvocationsDialects, root_dialect
 from lmi_handlers.dialects.aleph_alpha import AlephAlphaBody, AlephAlphaDialect
 from lmi_handlers.dialects.aleph_alpha_completion import AlephAlphaCompletionBody
@@ -87,7 +88,7 @@ class Route(msgspec.Struct, frozen=True):
 
 def routes(properties: ServingProperties) -> list[Route]:
     """Return every route, as this configuration has it."""
-    return [*_invoke_routes(properties), *_openai_routes(), *_tgi_routes(properties), *_server_routes()]
+    return [*_invoke_routes(properties), *_openai_routes(properties), *_tgi_routes(properties), *_server_routes()]
 
 
 _READING = (InvalidJson, InvalidRequest, PayloadTooLarge, UnsupportedMediaType, EngineNotReady)
@@ -129,7 +130,7 @@ class _Shape(msgspec.Struct):
 
 def _invoke_routes(properties: ServingProperties) -> list[Route]:
     native = _native_shape(properties)
-    dialects = (InvocationsDialects(properties, _no_model).native, ChatDialect(_no_model))
+    dialects = (InvocationsDialects(properties, _no_model).native, ChatDialect(_no_model, budget=Budget.of(properties)))
     unknown = Failure(status=404, reason=str(ModelNotFound.__doc__), content=(responses.FrontEndError,))
     failures = (*_failures(_GENERATING, *zip(dialects, (native.error, openai.OpenAIError), strict=True)), unknown)
     whole = (*native.answer[JSON], openai.ChatCompletion, openai.CompletionFinal)
@@ -177,8 +178,9 @@ def _native_shape(properties: ServingProperties) -> _Shape:
 # OpenAI and Aleph Alpha
 
 
-def _openai_routes() -> list[Route]:
-    shape = (ChatDialect(_no_model), openai.OpenAIError)
+def _openai_routes(properties: ServingProperties) -> list[Route]:
+    budget = Budget.of(properties)
+    shape = (ChatDialect(_no_model, budget=budget), openai.OpenAIError)
     failures, not_ready = _failures(_GENERATING, shape), _failures([EngineNotReady], shape)
     # The second where the name is none that a path can have.
     unknown = Failure(
@@ -199,7 +201,7 @@ def _openai_routes() -> list[Route]:
         ),
     }
     aleph_alpha_text_body: Contents = {JSON: (AlephAlphaCompletionBody,)}
-    aleph_alpha_failures = _failures(_GENERATING, (AlephAlphaDialect(_no_model), openai.AlephAlphaError))
+    aleph_alpha_failures = _failures(_GENERATING, (AlephAlphaDialect(_no_model, budget=budget), openai.AlephAlphaError))
     models: Contents = {JSON: (openai.ModelList,)}
     return [
         Route(

@@ -82,7 +82,7 @@ _KEYWORDS = {
     "boolean": ("const",),
     "string": ("minLength", "maxLength", "pattern", "enum", "const"),
     "array": ("minItems", "maxItems", "items", "const"),
-    "object": ("propertyNames", "additionalProperties"),
+    "object": ("propertyNames", "additionalProperties", "maxProperties"),
 }
 """What can be said of a value of some type."""
 
