@@ -143,16 +143,38 @@ class CompletionSseFormatter(CompletionFormatter):
         self._lengths[delta.index] = length + len(text)
         choice = self.choice(delta.index, text, self.logprobs(tokens, length), delta.finish_reason)
         running = self.usage() if self.options.continuous_usage else "null"
-        return f'data: {self.head}[{choice}],"usage":{running}}}\n\n'.encode()
+        return self.record(f'{self.head}[{choice}],"usage":{running}}}'.encode())
 
     def finish(self) -> bytes:
         """Return the usage, if it was asked for, and the end."""
-        last = f'data: {self.head}[],"usage":{self.usage()}}}\n\n'.encode() if self.options.include_usage else b""
-        return last + DONE
+        last = f'{self.head}[],"usage":{self.usage()}}}'.encode()
+        return (self.record(last) if self.options.include_usage else b"") + self.end()
 
     def error(self, error: LMIError) -> bytes:
         """The error, and the end."""
-        return b"data: " + error_document(error) + b"\n\n" + DONE
+        return self.record(error_document(error)) + self.end()
+
+    def record(self, data: bytes) -> bytes:
+        """An event."""
+        return b"data: " + data + b"\n\n"
+
+    def end(self) -> bytes:
+        """OpenAI's last event."""
+        return DONE
+
+
+class CompletionJsonLinesFormatter(CompletionSseFormatter):
+    """The same objects, one per line, and no `[DONE]`: the stream of LMI's asynchronous handlers."""
+
+    content_type = "application/jsonlines"
+
+    def record(self, data: bytes) -> bytes:
+        """A line."""
+        return data + b"\n"
+
+    def end(self) -> bytes:
+        """The connection's end says so."""
+        return b""
 
 
 def _alternatives(token: Token) -> str:

@@ -128,7 +128,8 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             "LMI's handler, which chooses the engine: "
             + ", ".join(f"`{name}`" for name in HANDLERS)
             + ". The asynchronous "
-            "ones batch continuously also with `rolling_batch=disable`. Code of a model's own is not run.",
+            "ones batch continuously also with `rolling_batch=disable`, and on the invoke routes they stream OpenAI's objects "
+            "as JSON lines.",
             SERVER,
             key="option.entryPoint",
         ),
@@ -515,6 +516,11 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         return ROLLING_BATCH_BACKENDS.get(self.rolling_batch, self.rolling_batch)
 
     @property
+    def has_asynchronous_handler(self) -> bool:
+        """True where `entry_point` names a handler whose streams are JSON lines, OpenAI's objects too."""
+        return self.entry_point in HANDLERS and HANDLERS[self.entry_point].asynchronous
+
+    @property
     def rolling(self) -> bool:
         """True for continuous batching, False for dynamic batching of `batch_size` requests."""
         return self.rolling_batch != "disable"
@@ -825,7 +831,8 @@ these that has a value counts; an empty value counts as none.
 5. the variables of the Text Generation Inference container
 6. the default
 
-`lmi check` prints every option in effect with its value and its source, and ends with status 1 where a name is unknown.
+`lmi check` prints every option that is set, with its value and its source, and with `--all` the others too. It ends with status
+1 where `lmi serve` would not start, and where a name is unknown.
 """
 
 

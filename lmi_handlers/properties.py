@@ -277,7 +277,7 @@ class _Loading:
         entry_point = self.explicit.get("option.entryPoint")
         if entry_point is None:
             return
-        handler = HANDLERS.get(str(entry_point.value).removesuffix(".py"))
+        handler = HANDLERS.get(entry_point.text)
         if handler is None:
             self.mistakes.append(
                 f"option.entryPoint={entry_point.text} is not supported: not one of {', '.join(HANDLERS)}, and Python code "

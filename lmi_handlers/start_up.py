@@ -22,6 +22,7 @@ from lmi_handlers.not_provided import check_scripts
 from lmi_handlers.properties import LoadedProperties, ServingProperties, load_properties
 from lmi_handlers.server_settings import ServerSettings
 from lmi_handlers.text.bundle import read_chat_template
+from lmi_handlers.text.reasoning import choose_reasoning
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,8 +139,10 @@ def _check_model(configuration: Configuration, environ: Mapping[str, str]) -> No
 
 
 def _check_chat_template(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
-    if configuration.properties.chat_template is not None:
-        read_chat_template(configuration.properties.chat_template, configuration.model_dir)
+    properties = configuration.properties
+    if properties.chat_template is not None:
+        template = read_chat_template(properties.chat_template, configuration.model_dir)
+        choose_reasoning(template, properties.reasoning_parser, enabled=properties.enable_reasoning)
 
 
 _Check = Callable[[Configuration, Mapping[str, str]], None]

@@ -16,8 +16,11 @@ from click.testing import CliRunner
 from serving import Server, StartServer, free_port
 
 from lmi_handlers.cli import main
+from lmi_handlers.dialects import InvocationsDialects
+from lmi_handlers.dialects.base import ModelFacts, Payload
 from lmi_handlers.engine.model_files import DEFAULT_MODEL_NAME
 from lmi_handlers.not_provided import NOT_PROVIDED, NotProvided, Place
+from lmi_handlers.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.properties import load_properties
 
 CONFIGURATION = ("LMI_", "OPTION_", "SERVING_", "SAGEMAKER_", "HF_", "MODEL_", "DJL_", "CUDA_")
@@ -363,6 +366,15 @@ def test_requirements_are_warned_of(tmp_path: Path, both: Both) -> None:
             "option.enable_lora: ",
         ),
         (
+            ECHO
+            | {"plain.jinja": "{{ messages[0].content }}"}
+            | {
+                "serving.properties": ECHO["serving.properties"]
+                + "option.chat_template=plain.jinja\noption.enable_reasoning=true\n"
+            },
+            "option.enable_reasoning",
+        ),
+        (
             {"serving.properties": ECHO["serving.properties"] + "option.output_formatter=x\n"},
             "option.output_formatter has",
         ),
@@ -492,6 +504,36 @@ def test_handlers_name_chooses_the_engine(tmp_path: Path, properties: str, backe
 def test_handler_that_is_not_there(tmp_path: Path, both: Both, properties: str, words: str) -> None:
     [error] = both(write(tmp_path / "m", {"serving.properties": properties})).errors
     assert error.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "kind"),
+    [
+        ({"inputs": "x", "stream": True}, "application/jsonlines", "token"),
+        ({"inputs": "x"}, "application/json", "generated_text"),
+        ({"prompt": "x", "stream": True}, "application/jsonlines", "choices"),
+        ({"messages": [{"role": "user", "content": "x"}], "stream": True}, "application/jsonlines", "choices"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "application/json", "choices"),
+    ],
+)
+def test_asynchronous_handler_answers_objects_and_streams_lines(
+    tmp_path: Path, body: dict[str, object], content_type: str, kind: str
+) -> None:
+    properties = "option.entryPoint=djl_python.lmi_vllm.vllm_async_service\noption.rolling_batch=disable\n"
+    loaded = load_properties(write(tmp_path / "m", {"serving.properties": properties}), {})
+    dialects = InvocationsDialects(loaded.properties, lambda: ModelFacts("m", (), ""))
+    payload = Payload(data=msgspec.json.encode(body), request_id="r")
+    parsed = dialects.of(payload).parse(payload)
+    formatter = parsed.formatter(msgspec.structs.replace(parsed.request, prompts=("x",)), (1,))
+    assert (formatter.content_type, formatter.streams) == (content_type, "stream" in body)
+    token = Token(1, "y", -0.5)
+    delta = TextDelta(index=0, tokens=(token,), text="y", finish_reason=FinishReason.LENGTH)
+    *lines, end = (formatter.feed(delta) + formatter.finish()).split(b"\n")
+    if not formatter.streams:
+        lines, end = [end], b""
+    assert end == b""
+    assert lines
+    assert all(kind in msgspec.json.decode(line) for line in lines)
 
 
 # Requests

@@ -8,6 +8,7 @@ from types import MappingProxyType
 import msgspec
 
 from formatters.openai_chat import ChatJsonLinesFormatter, ChatSseFormatter
+from formatters.openai_completions import CompletionJsonLinesFormatter, CompletionSseFormatter
 from lmi_handlers.budget import Budget
 from lmi_handlers.dialects.base import Dialect, ModelFacts, Payload
 from lmi_handlers.dialects.lmi import LmiDialect
@@ -42,7 +43,8 @@ class InvocationsDialects:
         """Raises `ConfigError` as `invocations_dialect` does."""
         self.native = invocations_dialect(properties, sampled_defaults)
         budget = Budget.of(properties)
-        lines = properties.output_formatter == "jsonlines"
+        asynchronous = properties.has_asynchronous_handler
+        lines = asynchronous or properties.output_formatter == "jsonlines"
         self._chat = ChatDialect(
             facts,
             budget=budget,
@@ -51,7 +53,11 @@ class InvocationsDialects:
             enable_reasoning=properties.enable_reasoning,
             stream_formatter=ChatJsonLinesFormatter if lines else ChatSseFormatter,
         )
-        self._completions = CompletionsDialect(facts, budget=budget)
+        self._completions = CompletionsDialect(
+            facts,
+            budget=budget,
+            stream_formatter=CompletionJsonLinesFormatter if asynchronous else CompletionSseFormatter,
+        )
 
     def of(self, payload: Payload) -> Dialect:
         """Return the dialect of a body: `inputs` is ours, `messages` a chat, `prompt` a text completion."""

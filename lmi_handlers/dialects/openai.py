@@ -241,6 +241,16 @@ class ChatDialect(OpenAIDialect):
 class CompletionsDialect(OpenAIDialect):
     """`/v1/completions`, and a body with `prompt` on the invoke routes."""
 
+    def __init__(
+        self,
+        facts: Callable[[], ModelFacts],
+        *,
+        budget: Budget,
+        stream_formatter: type[CompletionSseFormatter] = CompletionSseFormatter,
+    ) -> None:
+        super().__init__(facts, budget=budget)
+        self._stream_formatter = stream_formatter
+
     def parse(self, payload: Payload) -> Parsed:
         """Validate a body."""
         body, ignored = decode_body(payload, CompletionBody)
@@ -277,7 +287,7 @@ class CompletionsDialect(OpenAIDialect):
             include_usage=body.include_usage,
             continuous_usage=body.continuous_usage,
         )
-        formatter = partial(CompletionSseFormatter if stream else CompletionJsonFormatter, options=options)
+        formatter = partial(self._stream_formatter if stream else CompletionJsonFormatter, options=options)
         return Parsed(request, formatter, body.spelling, partial(check_length, "prompt"), prompts, "prompt")
 
 
