@@ -12,14 +12,16 @@ import msgspec
 
 from backends.grammar import Vocabulary
 from backends.grammar_trial import Verdict
-from backends.limited_process import Ended, LimitedProcess
+from backends.limited_pool import LimitedPool, Shared
+from backends.limited_process import Ended, Expired, LimitedProcess, Stalled
 from backends.preparing import give_way
 from lmi_handlers.errors import InvalidRequest, RequestFailed
 from lmi_handlers.sampling_params import StructuredOutputs
 
 TIME_LIMIT = 10.0
-_KNOWN = 64
-
+_KNOWN = 256
+_KNOWN_CHARACTERS = 2**23
+_QUICK = 0.2
 
 Compiled = TypeVar("Compiled")
 
@@ -27,9 +29,9 @@ Compiled = TypeVar("Compiled")
 class GrammarCompiler(Generic[Compiled]):
     """Compiles what requests ask for in threads of its own, each new grammar first in a process that may die of it.
 
-    `build` makes of a grammar's text what the backend needs, in a thread that gives way to the loop. Grammars that have been
-    compiled before have that thread for themselves, so that they wait for no trial. A trial may take `time_limit` seconds, and
-    compiling `cpu_limit` seconds of a processor.
+    `build` makes of a grammar's text what the backend needs, in a thread that gives way to the loop. A trial may take
+    `time_limit` seconds of a processor, and `cpu_limit` of these to compile. What became of it is remembered, so that equal
+    grammars have equal answers, and those that have compiled wait for no trial.
     """
 
     def __init__(
@@ -43,56 +45,108 @@ class GrammarCompiler(Generic[Compiled]):
         self._build = build
         self._cpu_limit = cpu_limit
         self._time_limit = time_limit
-        self._trial = LimitedProcess("backends.grammar_trial", msgspec.json.encode(vocabulary))
-        self._trying = ThreadPoolExecutor(1, "grammar-trial")
-        self._building = ThreadPoolExecutor(1, "grammar", initializer=give_way)
-        self._known: OrderedDict[StructuredOutputs, str] = OrderedDict()
+        self._trials = LimitedPool("grammar-trial", "backends.grammar_trial", msgspec.json.encode(vocabulary))
+        self._quick = ThreadPoolExecutor(1, "grammar", initializer=give_way)
+        self._slow = ThreadPoolExecutor(1, "large-grammar", initializer=give_way)
         self._lock = threading.Lock()
+        self._known: OrderedDict[StructuredOutputs, Verdict] = OrderedDict()
+        self._characters = 0
+        self._on_trial: dict[StructuredOutputs, Shared[Verdict]] = {}
 
     def submit(self, wanted: StructuredOutputs) -> Future[Compiled]:
         """Start; the future raises `InvalidRequest` where the grammar is wrong or takes too much."""
         with self._lock:
-            text = self._known.get(wanted)
-            if text is not None:
+            verdict = self._known.get(wanted)
+            if verdict is not None:
                 self._known.move_to_end(wanted)
-        if text is None:
-            return self._trying.submit(self._try, wanted)
-        return self._building.submit(self._build, text)
+        if verdict is not None:
+            compiled: Future[Compiled] = Future()
+            self._deliver(verdict, compiled)
+            return compiled
+        trial = self._on_trial.get(wanted)
+        waiter = None if trial is None else trial.wait(self._after_trial)
+        if waiter is None:
+            waiter = self._start_trial(wanted).wait(self._after_trial)
+        assert waiter is not None  # noqa: S101  one that has just begun
+        return waiter
 
     def close(self) -> None:
-        """End the threads and the process."""
-        self._trial.kill()
-        for pool in (self._trying, self._building):
+        """End the threads and the processes."""
+        self._trials.close()
+        for pool in (self._quick, self._slow):
             pool.shutdown(cancel_futures=True)
-        self._trial.close()
 
-    def _try(self, wanted: StructuredOutputs) -> Compiled:
-        verdict = self._ask(wanted)
-        if verdict.seconds > self._cpu_limit:
-            raise InvalidRequest(
-                f"takes {verdict.seconds:.2f} s to compile, at most {self._cpu_limit:g} s are possible",
-                field="structured_outputs",
-            )
-        text = verdict.text
-        compiled = self._building.submit(self._build, text).result()
+    def _start_trial(self, wanted: StructuredOutputs) -> Shared[Verdict]:
+        verdict = self._trials.submit(lambda process, seconds: self._try(wanted, process, seconds))
+        shared = self._on_trial[wanted] = Shared(verdict)
+        verdict.add_done_callback(lambda done: self._end_trial(wanted, shared, done))
+        return shared
+
+    def _end_trial(self, wanted: StructuredOutputs, trial: Shared[Verdict], done: Future[Verdict]) -> None:
+        if self._on_trial.get(wanted) is trial:
+            del self._on_trial[wanted]
+        if not done.cancelled() and done.exception() is None:
+            self._remember(wanted, done.result())
+
+    def _remember(self, wanted: StructuredOutputs, verdict: Verdict) -> None:
         with self._lock:
-            self._known[wanted] = text
-            while len(self._known) > _KNOWN:
-                self._known.popitem(last=False)
-        return compiled
+            if wanted in self._known:
+                return
+            self._known[wanted] = verdict
+            self._characters += _size(wanted, verdict)
+            while len(self._known) > _KNOWN or self._characters > _KNOWN_CHARACTERS:
+                self._characters -= _size(*self._known.popitem(last=False))
 
-    def _ask(self, wanted: StructuredOutputs) -> Verdict:
-        """Return the verdict on a grammar that compiles. Raises `InvalidRequest`; one thread calls it."""
+    def _after_trial(self, trial: Future[Verdict], compiled: Future[Compiled]) -> None:
+        error = trial.exception()
+        if error is None:
+            self._deliver(trial.result(), compiled)
+        elif compiled.set_running_or_notify_cancel():
+            compiled.set_exception(error)
+
+    def _deliver(self, verdict: Verdict, compiled: Future[Compiled]) -> None:
+        """Complete `compiled`: refuse now, or have it built."""
+        if verdict.error is None:
+            pool = self._quick if verdict.seconds <= _QUICK else self._slow
+            pool.submit(self._complete, verdict.text, compiled)
+        elif compiled.set_running_or_notify_cancel():
+            compiled.set_exception(InvalidRequest(verdict.error, field="structured_outputs"))
+
+    def _complete(self, text: str, compiled: Future[Compiled]) -> None:
+        if not compiled.set_running_or_notify_cancel():
+            return
         try:
-            answer = self._trial.ask(msgspec.json.encode(wanted), seconds=self._time_limit)
-        except UnicodeEncodeError as error:
-            raise InvalidRequest("must be valid Unicode text", field="structured_outputs") from error
-        except Ended as error:
-            reason = f"takes longer than {self._time_limit:g} s" if error.expired else "takes too much memory"
-            raise InvalidRequest(f"{reason} to compile", field="structured_outputs") from error
+            compiled.set_result(self._build(text))
+        except Exception as error:  # noqa: BLE001  it is whoever waits that has to know
+            compiled.set_exception(error)
+
+    def _try(self, wanted: StructuredOutputs, process: LimitedProcess, seconds: float) -> Verdict:
+        """Return what is to be remembered of a grammar. Raises `Expired` where its turn was too short."""
+        try:
+            question = msgspec.json.encode(wanted)
+        except UnicodeEncodeError:
+            return Verdict(error="must be valid Unicode text")
+        try:
+            answer = process.ask(question, seconds=min(seconds, self._time_limit))
+        except Expired:
+            if seconds < self._time_limit:
+                raise
+            return Verdict(error=f"takes longer than {self._time_limit:g} s of a processor to compile")
+        except Stalled as error:
+            raise RequestFailed("the grammar could not be tried in time, as the server is busy") from error
+        except Ended:
+            return Verdict(error="takes too much memory to compile")
         except RuntimeError as error:
             raise RequestFailed("the process that compiles grammars does not start") from error
         verdict = msgspec.json.decode(answer, type=Verdict)
-        if verdict.error is not None:
-            raise InvalidRequest(verdict.error, field="structured_outputs")
+        if verdict.seconds > self._cpu_limit:
+            return Verdict(
+                error=f"takes {verdict.seconds:.2f} s to compile, at most {self._cpu_limit:g} s are possible"
+            )
         return verdict
+
+
+def _size(wanted: StructuredOutputs, verdict: Verdict) -> int:
+    """Characters that a verdict keeps in memory."""
+    texts = (wanted.json, wanted.regex, wanted.grammar, *(wanted.choice or ()), verdict.text, verdict.error)
+    return sum(len(text) for text in texts if text is not None)

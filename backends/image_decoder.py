@@ -12,17 +12,19 @@ from collections.abc import Callable
 import msgspec
 from PIL import Image
 
-from backends.limited_process import Ended, LimitedProcess, serve
+from backends.limited_process import Ended, Expired, LimitedProcess, Stalled, serve
 from lmi_handlers.errors import InvalidRequest, RequestFailed
 from lmi_handlers.media.images import FORMATS
 from lmi_handlers.request import EncodedImage
+
+MODULE = "backends.image_decoder"
 
 MEMORY_LIMIT = 2**31
 """Bytes; an image of `option.max_image_pixels`' largest value takes about 24 a pixel."""
 
 SECONDS = 2.0
 SECONDS_PER_PIXEL = 2e-7
-"""What decoding may take, by the clock. The slowest honest file takes a third of this on a core of its own."""
+"""What decoding may take of a processor. The slowest honest file takes a third of this."""
 
 _ORIENTATION = 0x0112
 _DEPTH_16 = "I;16"
@@ -36,33 +38,29 @@ class Rgb(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
 
 
-class ImageDecoder:
-    """The process, from the engine's side. For one thread, `kill` excepted."""
+def decode_image(image: EncodedImage, process: LimitedProcess, seconds: float) -> Image.Image:
+    """Return an image in RGB, decoded in so many seconds of a processor at most.
 
-    def __init__(self) -> None:
-        self._process = LimitedProcess("backends.image_decoder")
-
-    def decode(self, image: EncodedImage) -> Image.Image:
-        """Return an image in RGB. Raises `InvalidRequest` with its field, and `RequestFailed` where nothing can be decoded."""
-        try:
-            answer = self._process.ask(image.data, seconds=SECONDS + SECONDS_PER_PIXEL * image.pixels)
-        except Ended as error:
-            reason = "takes too long" if error.expired else "takes too much memory"
-            raise InvalidRequest(f"{reason} to decode", field=image.field) from error
-        except RuntimeError as error:
-            raise RequestFailed("the process that decodes images does not start") from error
-        rgb = msgspec.msgpack.decode(answer, type=Rgb | None)
-        if rgb is None:
-            raise InvalidRequest(f"is no image that can be read ({', '.join(FORMATS)})", field=image.field)
-        return Image.frombytes("RGB", (rgb.width, rgb.height), rgb.data)
-
-    def kill(self) -> None:
-        """Let `decode` end, whatever it is at; any thread may call it."""
-        self._process.kill()
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.close()
+    Raises `InvalidRequest` with its field, `RequestFailed` where nothing can be decoded, and `Expired` where a longer time
+    is allowed.
+    """
+    limit = SECONDS + SECONDS_PER_PIXEL * image.pixels
+    try:
+        answer = process.ask(image.data, seconds=min(seconds, limit))
+    except Expired as error:
+        if seconds < limit:
+            raise
+        raise InvalidRequest("takes too long to decode", field=image.field) from error
+    except Stalled as error:
+        raise RequestFailed("the image could not be decoded in time, as the server is busy") from error
+    except Ended as error:
+        raise InvalidRequest("takes too much memory to decode", field=image.field) from error
+    except RuntimeError as error:
+        raise RequestFailed("the process that decodes images does not start") from error
+    rgb = msgspec.msgpack.decode(answer, type=Rgb | None)
+    if rgb is None:
+        raise InvalidRequest(f"is no image that can be read ({', '.join(FORMATS)})", field=image.field)
+    return Image.frombytes("RGB", (rgb.width, rgb.height), rgb.data)
 
 
 def decode(data: bytes) -> Rgb | None:

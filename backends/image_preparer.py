@@ -2,43 +2,60 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 from PIL import Image
 
-from backends.image_decoder import ImageDecoder
-from backends.preparing import give_way
+from backends.image_decoder import MODULE, decode_image
+from backends.limited_pool import LimitedPool, Shared
+from backends.limited_process import LimitedProcess
 from lmi_handlers.request import ImagePrompt, TokenRequest
 
 Images = TypeVar("Images")
 
 
 class ImagePreparer(Generic[Images]):
-    """Decodes images and runs a model's processor beside the loop, one prompt after the other."""
+    """Decodes images and runs a model's processor beside the loop, for one prompt at a time."""
 
     def __init__(self, process: Callable[[TokenRequest, list[Image.Image]], Images]) -> None:
         """`process` raises `InvalidRequest` for images that do not fit their text."""
         self._process = process
-        self._decoder = ImageDecoder()
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="images", initializer=give_way)
-        self._last: tuple[ImagePrompt, Future[Images]] | None = None
+        self._processing = threading.Lock()
+        self._pool = LimitedPool("images", MODULE)
+        self._last: tuple[ImagePrompt, Shared[Images]] | None = None
 
     def submit(self, request: TokenRequest) -> Future[Images] | None:
         """Return what becomes of the request's images, None where it has none; the samples of one prompt share it."""
         prompt = request.image_prompt
         if prompt is None:
             return None
-        if self._last is None or self._last[0] is not prompt:
-            self._last = prompt, self._pool.submit(self._prepare, request, prompt)
-        return self._last[1]
+        if self._last is not None and self._last[0] is prompt:
+            waiter = self._last[1].wait(_pass_on)
+            if waiter is not None:
+                return waiter
+        shared = Shared(self._pool.submit(lambda process, seconds: self._prepare(request, prompt, process, seconds)))
+        self._last = prompt, shared
+        return shared.wait(_pass_on)
 
     def close(self) -> None:
-        """End the thread and the decoder's process."""
-        self._decoder.kill()
-        self._pool.shutdown(cancel_futures=True)
-        self._decoder.close()
+        """End the threads and the processes."""
+        self._pool.close()
 
-    def _prepare(self, request: TokenRequest, prompt: ImagePrompt) -> Images:
-        return self._process(request, [self._decoder.decode(image) for image in prompt.images])
+    def _prepare(self, request: TokenRequest, prompt: ImagePrompt, process: LimitedProcess, seconds: float) -> Images:
+        """Raises `Expired` where the turn was too short for its images."""
+        images = [decode_image(image, process, seconds / len(prompt.images)) for image in prompt.images]
+        with self._processing:
+            return self._process(request, images)
+
+
+def _pass_on(prepared: Future[Images], waiter: Future[Images]) -> None:
+    if not waiter.set_running_or_notify_cancel():
+        return
+    error = prepared.exception()
+    if error is None:
+        waiter.set_result(prepared.result())
+    else:
+        waiter.set_exception(error)

@@ -1,14 +1,19 @@
-"""A child process for what may take all memory, or for ever, or the process along: it is ended, and asked again next time.
+"""A child process for what may take all memory, run for ever or crash. A library's thread can be neither stopped nor limited.
 
-A library's thread can be neither stopped nor limited. Both ways go frames, a length of 4 bytes, big-endian, and so many bytes;
-the first question is what the child sets itself up with.
+The child sets itself up once and answers each question in a fork, under limits of memory and of processor time: one that
+comes to an end so costs the next question nothing. Processor time, as how long a thing takes by the clock is also up to
+everything else that runs.
+
+Both ways go frames, a length of 4 bytes, big-endian, and so many bytes; the first is what the child sets itself up with.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
+import signal
 import struct
 import subprocess
 import sys
@@ -20,15 +25,25 @@ from typing import IO
 NICENESS = 10
 """Leaves a tenth of a core where the engine wants them all."""
 
+_PATIENCE = 300.0
+"""Seconds by the clock: far more than a question may take, as on a busy machine it gets a small part of a core."""
+
 _LENGTH = struct.Struct(">I")
+_SECONDS = struct.Struct(">d")
+_ANSWERED, _EXPIRED = b"\0", b"\1"
+_PR_SET_PDEATHSIG = 1
 
 
 class Ended(Exception):
-    """The child has ended instead of answering; `expired` where it took too long."""
+    """The child has ended instead of answering, as it has where it runs out of memory."""
 
-    def __init__(self, *, expired: bool) -> None:
-        super().__init__("took too long" if expired else "died")
-        self.expired = expired
+
+class Expired(Ended):
+    """The question has taken all of its processor time."""
+
+
+class Stalled(Ended):
+    """The child has not had its processor time within reason: the machine is too busy."""
 
 
 class LimitedProcess:
@@ -38,29 +53,26 @@ class LimitedProcess:
         self._module = module
         self._setup = setup
         self._process: subprocess.Popen[bytes] | None = None
+        self._killed = False
 
     def ask(self, question: bytes, *, seconds: float) -> bytes:
-        """Return the answer. Raises `Ended`, and `RuntimeError` where the child does not even start."""
+        """Return the answer, which may take so many seconds of a processor.
+
+        Raises `Ended`, and `RuntimeError` where the child does not even start.
+        """
         process = self._process or self._start()
-        expired = threading.Event()
-
-        def give_up() -> None:
-            expired.set()
-            process.kill()
-
-        timer = threading.Timer(seconds, give_up)
-        timer.start()
-        try:
-            answer = _exchange(process, question)
-        finally:
-            timer.cancel()
+        with _Deadline(process) as deadline:
+            answer = _exchange(process, _SECONDS.pack(seconds), question)
         if answer is None:
             self.close()
-            raise Ended(expired=expired.is_set())
-        return answer
+            raise Stalled("took too long by the clock") if deadline.passed else Ended("died")
+        if answer[:1] == _EXPIRED:
+            raise Expired("took too much processor time")
+        return answer[1:]
 
     def kill(self) -> None:
-        """Let `ask` end, whatever it is at; any thread may call it."""
+        """Let `ask` end, whatever it is at, now and from now on; any thread may call it."""
+        self._killed = True
         if (process := self._process) is not None:
             process.kill()
 
@@ -80,17 +92,41 @@ class LimitedProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # a library's last words; the client gets the cause
         )
-        if _exchange(process, self._setup) is None:
+        if self._killed:
+            process.kill()
+        with _Deadline(process):
+            started = _exchange(process, self._setup)
+        if started is None:
             self.close()
             raise RuntimeError(f"{self._module} does not start")
         return process
 
 
+class _Deadline:
+    """Kills a process whose time by the clock is over."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.passed = False
+        self._process = process
+        self._timer = threading.Timer(_PATIENCE, self._pass)
+
+    def __enter__(self) -> _Deadline:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def _pass(self) -> None:
+        self.passed = True
+        self._process.kill()
+
+
 def serve(prepare: Callable[[bytes], Callable[[bytes], bytes]], *, memory: int) -> None:
     """The child's side: answer on the standard streams until there is no more to read.
 
-    `prepare` is called with the parent's setup, and what it returns with each question; `memory` is how many bytes it may then
-    take, where the kernel heeds that.
+    `prepare` gets the setup and returns what answers one question; `memory` is how many bytes a question may then take,
+    where the kernel heeds that.
     """
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -104,24 +140,53 @@ def serve(prepare: Callable[[bytes], Callable[[bytes], bytes]], *, memory: int) 
         limit = pages * resource.getpagesize() + memory
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     _write(answers, b"")
-    while (question := _read(questions)) is not None:
-        _write(answers, answer(question))
+    while (seconds := _read(questions)) is not None and (question := _read(questions)) is not None:
+        server = os.getpid()
+        fork = os.fork()
+        if fork == 0:
+            _answer(server, lambda: answer(question), _SECONDS.unpack(seconds)[0], answers)
+        _, status = os.waitpid(fork, 0)
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
+            _write(answers, _EXPIRED)
+        elif status != 0:
+            return
 
 
-def _exchange(process: subprocess.Popen[bytes], question: bytes) -> bytes | None:
+def _answer(server: int, answer: Callable[[], bytes], seconds: float, answers: IO[bytes]) -> None:
+    """The fork's whole life. The kernel ends it at its limit, whatever library it is in."""
+    status = 1
+    try:
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != server:  # which has died before that
+                return
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        data = answer()
+        signal.setitimer(signal.ITIMER_PROF, 0)  # an answer is whole
+        _write(answers, _ANSWERED, data)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _exchange(process: subprocess.Popen[bytes], *frames: bytes) -> bytes | None:
     """Return the child's answer, None where it has ended instead."""
     assert process.stdin is not None  # noqa: S101  the type of a pipe that was asked for
     assert process.stdout is not None  # noqa: S101
     try:
-        _write(process.stdin, question)
+        for frame in frames:
+            _write(process.stdin, frame)
     except BrokenPipeError:
         return None
     return _read(process.stdout)
 
 
-def _write(stream: IO[bytes], data: bytes) -> None:
-    stream.write(_LENGTH.pack(len(data)))
-    stream.write(data)
+def _write(stream: IO[bytes], *parts: bytes) -> None:
+    """Write one frame."""
+    stream.write(_LENGTH.pack(sum(map(len, parts))))
+    for part in parts:
+        stream.write(part)
     stream.flush()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import ipaddress
+import math
 import socket
 import struct
 import time
@@ -20,7 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from picture_server import RED, PictureServer, picture
 
-from backends.image_decoder import ImageDecoder, Rgb, decode
+from backends.image_decoder import MODULE, Rgb, decode, decode_image
+from backends.limited_process import Expired, LimitedProcess
 from lmi_handlers.errors import ConfigError, InvalidRequest
 from lmi_handlers.media.allowed import AllowedMedia, Location, allowed_media, embedded, is_public
 from lmi_handlers.media.fetcher import fetch
@@ -383,8 +385,8 @@ def progressive(side: int, scans: int) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def decoder() -> Iterator[ImageDecoder]:
-    started = ImageDecoder()
+def decoder() -> Iterator[LimitedProcess]:
+    started = LimitedProcess(MODULE)
     yield started
     started.close()
 
@@ -394,8 +396,8 @@ def encoded(data: bytes) -> EncodedImage:
     return EncodedImage(data, width * height, "here")
 
 
-def test_the_decoder(decoder: ImageDecoder) -> None:
-    image = decoder.decode(encoded(picture()))
+def test_the_decoder(decoder: LimitedProcess) -> None:
+    image = decode_image(encoded(picture()), decoder, math.inf)
     assert (image.mode, image.size, image.getpixel((0, 0))) == ("RGB", (4, 3), RED)
 
 
@@ -408,18 +410,24 @@ def test_the_decoder(decoder: ImageDecoder) -> None:
     ],
 )
 def test_what_the_decoder_does_not_survive_is_the_clients_mistake(
-    decoder: ImageDecoder, data: Callable[[], bytes], cause: str
+    decoder: LimitedProcess, data: Callable[[], bytes], cause: str
 ) -> None:
     image = encoded(data())
     with pytest.raises(InvalidRequest, match=cause) as caught:
-        decoder.decode(EncodedImage(image.data, min(image.pixels, 1 << 26), image.field))
+        decode_image(EncodedImage(image.data, min(image.pixels, 1 << 26), image.field), decoder, math.inf)
     assert caught.value.field == "here"
-    assert decoder.decode(encoded(picture())).size == (4, 3)
+    assert decode_image(encoded(picture()), decoder, math.inf).size == (4, 3)
 
 
-def test_the_largest_image_that_may_be(decoder: ImageDecoder) -> None:
+def test_a_turn_that_is_too_short_for_an_image(decoder: LimitedProcess) -> None:
+    """It is not the image's fault: a longer one may come."""
+    with pytest.raises(Expired):
+        decode_image(encoded(progressive(1000, 2000)), decoder, 0.05)
+
+
+def test_the_largest_image_that_may_be(decoder: LimitedProcess) -> None:
     data = saved(PIL.Image.new("RGBA", (8192, 8192), (1, 2, 3, 128)), compress_level=1)
-    assert decoder.decode(encoded(data)).size == (8192, 8192)
+    assert decode_image(encoded(data), decoder, math.inf).size == (8192, 8192)
 
 
 @given(st.binary(max_size=200), st.integers(0, 60))

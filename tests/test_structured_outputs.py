@@ -41,6 +41,13 @@ EOS = 256
 TOO_MUCH = StructuredOutputs(json='{"type": "array", "items": {"type": "integer"}, "minItems": 1000000000}')
 """Takes several seconds until it has taken too much memory."""
 
+
+def heavy_schema(number: int) -> StructuredOutputs:
+    """The same, but another one for each number."""
+    least = 10**9 + number
+    return StructuredOutputs(json=f'{{"type": "array", "items": {{"type": "integer"}}, "minItems": {least}}}')
+
+
 PERSON = {
     "type": "object",
     "properties": {
@@ -345,6 +352,47 @@ def test_a_grammar_that_takes_too_long(vocabulary: Vocabulary) -> None:
         with pytest.raises(InvalidRequest, match=r"takes longer than 0\.3 s"):
             compiler.submit(slow).result()
         compiler.submit(StructuredOutputs(regex="a")).result()
+    finally:
+        compiler.close()
+
+
+def test_light_grammars_pass_heavy_ones(vocabulary: Vocabulary) -> None:
+    """In order of arrival, the last would wait for eight times as much as takes seconds."""
+    compiler = GrammarCompiler(vocabulary, str, time_limit=60.0)
+    try:
+        heavy = [compiler.submit(heavy_schema(number)) for number in range(8)]
+        light = [compiler.submit(StructuredOutputs(regex=f"c{{{number}}}")) for number in (1, 2)]
+        for future in light:
+            future.result(timeout=120)
+        assert sum(future.done() for future in heavy) <= 1
+    finally:
+        compiler.close()
+
+
+def test_equal_grammars_have_equal_answers(vocabulary: Vocabulary) -> None:
+    """Those that come together share one trial, and those that come later its outcome."""
+    compiler = GrammarCompiler(vocabulary, str, time_limit=0.05)
+    try:
+        together = [compiler.submit(heavy_schema(0)) for _ in range(4)]
+        together[0].cancel()
+        errors = {str(future.exception(timeout=120)) for future in together[1:]}
+        assert len(errors) == 1
+        assert "takes longer than 0.05 s of a processor to compile" in errors.pop()
+        later = compiler.submit(heavy_schema(0))
+        assert later.done(), "there was no other trial"
+        assert isinstance(later.exception(), InvalidRequest)
+    finally:
+        compiler.close()
+
+
+def test_what_is_remembered_is_bounded(vocabulary: Vocabulary) -> None:
+    """By its size: of three large grammars the first is forgotten."""
+    compiler = GrammarCompiler(vocabulary, str)
+    try:
+        large = [StructuredOutputs(regex="(" * (3_000_000 + number)) for number in range(3)]
+        for wanted in large:
+            assert isinstance(compiler.submit(wanted).exception(timeout=120), InvalidRequest)
+        assert [compiler.submit(wanted).done() for wanted in reversed(large)] == [True, True, False]
     finally:
         compiler.close()
 

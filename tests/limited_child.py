@@ -1,0 +1,32 @@
+"""A child process whose questions say what becomes of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from backends.limited_process import serve
+
+
+def prepare(setup: bytes) -> Callable[[bytes], bytes]:
+    """`spin` and `sleep` take a number of seconds, of a processor and by the clock."""
+
+    def answer(question: bytes) -> bytes:
+        what, _, seconds = question.decode().partition(" ")
+        if what == "spin":
+            while time.process_time() < float(seconds):
+                pass
+        elif what == "sleep":
+            time.sleep(float(seconds))
+        elif what == "crash":
+            os.abort()
+        elif what == "grow":
+            bytes(2**30)
+        return setup + b" " + str(os.getppid()).encode()
+
+    return answer
+
+
+if __name__ == "__main__":
+    serve(prepare, memory=2**28)
