@@ -55,6 +55,16 @@ def check_installed(backend: str) -> None:
             )
 
 
+def conditional(backend: str) -> Mapping[str, str]:
+    """Return field -> when the backend refuses it, for fields that it supports otherwise."""
+    return getattr(_package(backend), "CONDITIONAL", {})
+
+
+def only_on_a_gpu(backend: str) -> tuple[str, ...]:
+    """Return what has not been tested, as the tests run on CPUs."""
+    return getattr(_package(backend), "ONLY_ON_A_GPU", ())
+
+
 def _package(backend: str) -> ModuleType | None:
     return importlib.import_module(f"backends.{backend}") if backend in BACKENDS else None
 
@@ -86,6 +96,11 @@ def features_page() -> str:
         "",
     ]
     lines += [f"* {name}, `{field}`: {why}." for name, table in tables.items() for field, why in table.items()]
+    lines += ["", "## Depending on the configuration", ""]
+    lines += [f"* {name}, `{field}`: {when}." for name in BACKENDS for field, when in conditional(name).items()]
+    for name in BACKENDS:
+        if unknown := only_on_a_gpu(name):
+            lines += ["", f"## Not tested without a GPU: {name}", "", *(f"* {item}" for item in unknown)]
     return "\n".join([*lines, ""])
 
 

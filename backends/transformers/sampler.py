@@ -16,6 +16,7 @@ import torch
 from transformers import WatermarkLogitsProcessor
 
 from backends.grammar import Grammar
+from backends.nucleus import nucleus_threshold, outside_typical_p
 from lmi_handlers.sampling_params import SamplingParams
 
 # Below this a temperature only overflows; the most probable token is all that is left of the distribution.
@@ -206,7 +207,7 @@ def _draw(logits: torch.Tensor, states: list[SamplerState]) -> torch.Tensor:
     scores = _filter(scores, [p.top_k if 0 < p.top_k < vocab_size else None for p in params], _outside_top_k)
     scores = _filter(scores, [p.top_p if p.top_p < 1.0 else None for p in params], _outside_top_p)
     scores = _filter(scores, [p.min_p if p.min_p > 0.0 else None for p in params], _outside_min_p)
-    scores = _filter(scores, [p.typical_p if p.typical_p < 1.0 else None for p in params], outside_typical_p)
+    scores = _filter(scores, [p.typical_p if p.typical_p < 1.0 else None for p in params], _outside_typical_p)
     cumulative = scores.softmax(dim=-1).cumsum(dim=-1)
     drawn = _column([state.draw() for state in states], scores) * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, drawn, right=True).squeeze(1)
@@ -240,7 +241,7 @@ def _outside_top_k(scores: torch.Tensor, top_k: list[int]) -> torch.Tensor:
 
 def _outside_top_p(scores: torch.Tensor, top_p: list[float]) -> torch.Tensor:
     """Mark what lies beyond the fewest best tokens that hold `top_p` of the probability."""
-    return scores < _nucleus_threshold(scores, scores.softmax(dim=-1), top_p)
+    return scores < nucleus_threshold(scores, scores.softmax(dim=-1), _column(top_p, scores), _NUCLEUS_SIZES)
 
 
 def _outside_min_p(scores: torch.Tensor, min_p: list[float]) -> torch.Tensor:
@@ -248,30 +249,8 @@ def _outside_min_p(scores: torch.Tensor, min_p: list[float]) -> torch.Tensor:
     return scores < scores.amax(dim=-1, keepdim=True) + _column([math.log(p) for p in min_p], scores)
 
 
-def outside_typical_p(scores: torch.Tensor, typical_p: list[float]) -> torch.Tensor:
-    """Mark what lies beyond the fewest tokens of about average information that hold `typical_p` of the probability."""
-    logprobs = scores.log_softmax(dim=-1)
-    probs = logprobs.exp()
-    entropy = -(logprobs * probs).nansum(dim=-1, keepdim=True)
-    typicality = -(-logprobs - entropy).abs()
-    return typicality < _nucleus_threshold(typicality, probs, typical_p)
-
-
-def _nucleus_threshold(keys: torch.Tensor, probs: torch.Tensor, masses: list[float]) -> torch.Tensor:
-    """Return the least key of the fewest best-keyed tokens that hold the mass, `[rows, 1]`."""
-    vocab_size = keys.shape[-1]
-    mass = _column(masses, keys)
-    threshold = keys.new_empty(len(masses), 1)
-    rows = torch.arange(len(masses), device=keys.device)
-    for size in (*_NUCLEUS_SIZES, vocab_size):
-        size = min(size, vocab_size)
-        best, ids = keys[rows].topk(size, dim=-1)
-        inside = (probs[rows].gather(1, ids).cumsum(dim=-1) < mass[rows]).sum(dim=-1, keepdim=True)
-        threshold[rows] = best.gather(1, inside.clamp(max=size - 1))
-        rows = rows[inside.squeeze(1) >= size]  # these need more tokens than were looked at
-        if size == vocab_size or rows.numel() == 0:
-            break
-    return threshold
+def _outside_typical_p(scores: torch.Tensor, typical_p: list[float]) -> torch.Tensor:
+    return outside_typical_p(scores, _column(typical_p, scores), _NUCLEUS_SIZES)
 
 
 def _column(values: list[float], like: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,8 @@ from backends.vllm import LOG_LEVEL, UNSUPPORTED
 # Before vLLM is imported: it reads these once.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nothing leaves the machine
+# This process has threads, whose locks a forked one would inherit. It is vLLM's own choice on CPUs.
+os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 # For its child processes: they warn of the libraries that vLLM uses, and of what it leaves behind where it does not start.
 os.environ.setdefault("PYTHONWARNINGS", "ignore")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of threads and memory that it binds, once for each process
@@ -37,6 +39,8 @@ from backends.grammar_compiler import GrammarCompiler
 from backends.image_preparer import ImagePreparer
 from backends.preparing import Preparing, refusal
 from backends.vllm.engine_args import GRAMMAR_LIBRARY, TOKENIZER_FILE, engine_arguments, option_of
+from backends.vllm.engine_config import engine_config
+from backends.vllm.model_runner import check_buffers, typical_processor
 from backends.vllm.sampling import engine_sampling_params, token_output
 from lmi_handlers.errors import ConfigError, EngineDead, InvalidRequest
 from lmi_handlers.limits import check_adapter
@@ -55,6 +59,7 @@ logging.getLogger("vllm.transformers_utils.repo_utils").addFilter(lambda _record
 _LONGEST_REASON = 400
 # vLLM looks at a grammar once more when a request starts, and nobody gets a token meanwhile: at most about a third of this.
 _GRAMMAR_SECONDS = 0.1
+_TRIAL_SECONDS = 2.0  # for that and a few tokens
 
 
 class VLLMBackend(Backend):
@@ -68,6 +73,7 @@ class VLLMBackend(Backend):
         self._eos_token_ids = model.eos_token_ids
         config = engine.vllm_config
         self._by_priority = config.scheduler_config.policy == "priority"
+        self._has_buffers = config.use_v2_model_runner
         self._requests: dict[str, TokenRequest] = {}
         self._progress = 0
         self._preparing: Preparing[str, EngineInput] = Preparing()
@@ -88,6 +94,7 @@ class VLLMBackend(Backend):
             extra={
                 "dtype": str(config.model_config.dtype).removeprefix("torch."),
                 "device": config.device_config.device_type,
+                "model_runner": 2 if config.use_v2_model_runner else 1,
                 "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
                 "pipeline_parallel_size": config.parallel_config.pipeline_parallel_size,
                 "kv_cache_tokens": (config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size,
@@ -117,7 +124,7 @@ class VLLMBackend(Backend):
         arguments = engine_arguments(model.path, properties, backend=cls.name, adapters=len(model.adapters))
         report("loading weights")
         try:
-            engine = LLMEngine.from_engine_args(arguments)
+            engine = LLMEngine.from_vllm_config(engine_config(arguments), disable_log_stats=True)
         except Exception as error:  # whatever stops the engine from starting, the operator must hear of it
             raise load_failure(load_error(error, arguments), error) from error
         return cls(engine, model)
@@ -208,10 +215,14 @@ class VLLMBackend(Backend):
         Raises `InvalidRequest`.
         """
         try:
+            params = engine_sampling_params(request.sampling_params, self._eos_token_ids, grammar)
+            if self._has_buffers:
+                params.update_from_tokenizer(self._engine.get_tokenizer())  # the words' tokens, which are counted
+                check_buffers(params)
             self._engine.add_request(
                 request.request_id,
                 prompt or {"type": "token", "prompt_token_ids": request.prompt_token_ids},
-                engine_sampling_params(request.sampling_params, self._eos_token_ids, grammar),
+                params,
                 lora_request=None if request.adapter is None else self._adapters[request.adapter],
                 priority=request.priority if self._by_priority else 0,
             )
@@ -256,7 +267,7 @@ class VLLMBackend(Backend):
         vocab_size = self._capabilities.vocab_size
         eos_token_ids = tuple(token for token in model.eos_token_ids if token < vocab_size)
         vocabulary = Vocabulary(str(model.path / TOKENIZER_FILE), vocab_size, eos_token_ids)
-        return GrammarCompiler(vocabulary, str, cpu_limit=_GRAMMAR_SECONDS)
+        return GrammarCompiler(vocabulary, str, time_limit=_TRIAL_SECONDS, cpu_limit=_GRAMMAR_SECONDS)
 
     def _load_adapter(self, name: str, adapter: LoRARequest) -> None:
         """Before any request asks for it: one that fails to load during a step would take the whole batch with it."""
@@ -268,7 +279,7 @@ class VLLMBackend(Backend):
 
 def _unsupported_by(config: VllmConfig) -> Iterator[str]:
     """What vLLM cannot do in this configuration."""
-    if config.speculative_config is not None:
+    if typical_processor(config) is None:
         yield "typical_p"
     # Off the GPU its adapters' part of the logits takes every row for one to sample from, and a step of two requests fails:
     # https://github.com/vllm-project/vllm/issues/16668

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+import vllm.envs as engine_environment
 from vllm import EngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -66,6 +67,39 @@ OURS = {
 }
 """Engine arguments that are set here -> what to use instead."""
 
+_ONE_ENGINE = "this server runs one engine; use option.tensor_parallel_degree, or more endpoints"
+_ONE_MACHINE = "this server runs on one machine"
+_GENERATES = "the engine generates text"
+_QUEUE = "the server's queue comes before vLLM's; use job_queue_size"
+
+ALONE: Mapping[str, str] = {
+    "data_parallel_size": _ONE_ENGINE,
+    "data_parallel_rank": _ONE_ENGINE,
+    "data_parallel_start_rank": _ONE_ENGINE,
+    "data_parallel_size_local": _ONE_ENGINE,
+    "data_parallel_address": _ONE_ENGINE,
+    "data_parallel_rpc_port": _ONE_ENGINE,
+    "data_parallel_hybrid_lb": _ONE_ENGINE,
+    "data_parallel_external_lb": _ONE_ENGINE,
+    "data_parallel_multi_port_external_lb": _ONE_ENGINE,
+    "data_parallel_backend": _ONE_ENGINE,
+    "enable_elastic_ep": _ONE_ENGINE,
+    "elastic_ep_max_dp_size": _ONE_ENGINE,
+    "enable_fault_tolerance": _ONE_ENGINE,
+    "nnodes": _ONE_MACHINE,
+    "node_rank": _ONE_MACHINE,
+    "runner": _GENERATES,
+    "convert": _GENERATES,
+    "mm_encoder_only": _GENERATES,
+    "max_num_queued_reqs": _QUEUE,
+    "max_num_queued_tokens": _QUEUE,
+}
+"""Engine arguments that one engine stepped in this process cannot serve -> why. At any value but vLLM's default most of them
+would have it wait for others for ever."""
+
+_EXECUTORS = (None, "mp", "uni")
+"""Where vLLM's workers may run. Others are on other machines, or started by somebody else."""
+
 NO_COUNTERPART = {
     "device": "the engine finds the device itself",
     "preloaded_model": "vLLM has removed it",
@@ -84,9 +118,9 @@ TEXT_LAYER = (
 )
 """Options of LMI's vLLM handler that concern text, which the engine never sees here."""
 
-DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_DEFAULTS = EngineArgs()
 
-LOGITS_PROCESSOR = "backends.vllm.typical:TypicalLogitsProcessor"
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def engine_arguments(
@@ -109,6 +143,7 @@ def engine_arguments(
     # Without a seed of the operator's, every restart would give unseeded requests the same samples.
     texts.setdefault("seed", str(secrets.randbits(32)))
     arguments = EngineArgs.from_cli_args(_parse({"model": str(path)} | texts))
+    _check_alone(arguments)
     arguments.disable_log_stats = True
     arguments.use_tqdm_on_load = False
     if arguments.structured_outputs_config.backend == "auto" and (path / TOKENIZER_FILE).exists():
@@ -119,9 +154,20 @@ def engine_arguments(
         arguments.enable_chunked_prefill = False
     if arguments.enable_lora:
         _make_room(arguments, adapters, explicit="max_loras" in texts)
-    if arguments.speculative_config is None:  # vLLM does not combine the two
-        arguments.logits_processors = [LOGITS_PROCESSOR]
     return arguments
+
+
+def _check_alone(arguments: EngineArgs) -> None:
+    """Refuse what needs more than this one engine. Raises `ConfigError`."""
+    for name, reason in ALONE.items():
+        value = getattr(arguments, name)
+        if value not in (getattr(_DEFAULTS, name), "generate" if name == "runner" else None):
+            raise ConfigError(f"{option_of(name)} has value {value!r}: {reason}")
+    executor = arguments.distributed_executor_backend
+    if executor not in _EXECUTORS:
+        raise ConfigError(f"option.distributed_executor_backend has value {executor!r}: must be mp or uni")
+    if engine_environment.VLLM_DP_SIZE > 1:  # which vLLM reads where the option is not set
+        raise ConfigError(f"VLLM_DP_SIZE has value {engine_environment.VLLM_DP_SIZE}: {_ONE_ENGINE}")
 
 
 def _make_room(arguments: EngineArgs, adapters: int, *, explicit: bool) -> None:

@@ -1,0 +1,33 @@
+"""vLLM's `EngineArgs` and what is on disk -> the configuration of the engine, with what only that tells."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from vllm import EngineArgs
+from vllm.config import VllmConfig
+from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
+
+from backends.cpu_dtype import choose_cpu_dtype
+from backends.vllm.model_runner import typical_processor
+
+AUTO = "auto"
+
+
+def engine_config(arguments: EngineArgs) -> VllmConfig:
+    """Read the model's configuration and complete the engine's. Raises whatever vLLM raises, of many kinds."""
+    config = _create(arguments)
+    if current_platform.is_cpu() and config.model_config.quantization is None:  # which supports few types
+        own: torch.dtype = config.model_config.dtype
+        chosen = choose_cpu_dtype(None if arguments.dtype == AUTO else own, own)
+        if chosen != own:
+            config = _create(dataclasses.replace(arguments, dtype=str(chosen).removeprefix("torch.")))
+    processor = typical_processor(config)
+    config.model_config.logits_processors = None if processor is None else [processor]
+    return config
+
+
+def _create(arguments: EngineArgs) -> VllmConfig:
+    return arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)

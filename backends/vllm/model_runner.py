@@ -1,0 +1,55 @@
+"""vLLM's two model runners. The second, made of Triton kernels, runs on GPUs; the first on CPUs and for what the second lacks.
+
+Logits processors are written for one of them, and the second has buffers of fixed sizes for each request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import vllm.envs as engine_environment
+from vllm import SamplingParams
+from vllm.config import VllmConfig
+from vllm.v1.worker.gpu.sample.logit_bias import (
+    MAX_NUM_ALLOWED_TOKEN_IDS,
+    MAX_NUM_LOGIT_BIAS_TOKENS,
+    MAX_NUM_STOP_TOKEN_IDS,
+)
+
+from lmi_handlers.errors import InvalidRequest
+
+_TYPICAL_V1 = "backends.vllm.typical:TypicalV1"
+_TYPICAL_V2 = "backends.vllm.typical:TypicalV2"
+
+
+def typical_processor(config: VllmConfig) -> str | None:
+    """Return the logits processor that brings `typical_p` in this configuration, None where there is none.
+
+    The first runner has every step of asynchronous scheduling wait for the tokens of the one before as soon as it has any
+    processor, whether a request uses it or not. With speculative decoding it takes none at all.
+    """
+    if config.speculative_config is not None:
+        return None
+    if config.use_v2_model_runner:
+        return _TYPICAL_V2
+    return None if config.scheduler_config.async_scheduling else _TYPICAL_V1
+
+
+def check_buffers(params: SamplingParams) -> None:
+    """Refuse what the second runner has no room for: it would find out during a step, which is the engine's end.
+
+    Raises `InvalidRequest` with the field.
+    """
+    _check("allowed_token_ids", params.allowed_token_ids, MAX_NUM_ALLOWED_TOKEN_IDS)
+    _check("logit_bias", params.logit_bias, MAX_NUM_LOGIT_BIAS_TOKENS)
+    if params.min_tokens > 0:  # else it has no use for them
+        _check("stop_token_ids", params.all_stop_token_ids, MAX_NUM_STOP_TOKEN_IDS)
+    most = engine_environment.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS
+    tokens = sum(map(len, params.bad_words_token_ids or ()))
+    if tokens > most:
+        raise InvalidRequest(f"must have at most {most} tokens in all, got {tokens}", field="bad_words")
+
+
+def _check(field: str, values: Collection[int] | None, most: int) -> None:
+    if values is not None and len(values) > most:
+        raise InvalidRequest(f"must have at most {most} entries, got {len(values)}", field=field)

@@ -1,0 +1,78 @@
+"""Requests to vLLM's second model runner, in a process of its own: it prints what became of them as JSON.
+
+Triton's own interpreter runs the kernels, on the CPU, at a few seconds a step.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from backends.base import ModelFiles
+from lmi_handlers.errors import InvalidRequest
+from lmi_handlers.properties import ServingProperties
+from lmi_handlers.request import TokenRequest
+from lmi_handlers.sampling_params import SamplingParams
+
+OPTIONS: dict[str, Any] = {
+    "dtype": "fp32",
+    "enforce_eager": True,
+    "max_model_len": 128,
+    "max_rolling_batch_size": 8,
+    "extra": {"kv_cache_memory_bytes": "64M"},
+}
+
+
+def main(path: Path, requests: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """`requests` are sampling parameters by request id."""
+    from backends.vllm.backend import VLLMBackend
+
+    files = ModelFiles(path=path, eos_token_ids=(2,), vocab_size=49152)
+    backend = VLLMBackend.load(files, ServingProperties(**OPTIONS), lambda phase: None)
+    token_ids: dict[str, list[int]] = {}
+    refused = {}
+    for request_id, params in requests.items():
+        if "logit_bias" in params:  # whose keys JSON has made texts
+            params["logit_bias"] = {int(token): bias for token, bias in params["logit_bias"].items()}
+        try:
+            backend.add_request(
+                TokenRequest(
+                    request_id=request_id,
+                    prompt_token_ids=[1, 2, 3],
+                    sampling_params=SamplingParams(**{"max_tokens": 2, "ignore_eos": True} | params),
+                )
+            )
+        except InvalidRequest as error:
+            refused[request_id] = str(error)
+        else:
+            token_ids[request_id] = []
+    running = set(token_ids)
+    while running:
+        for output in backend.step():
+            token_ids[output.request_id] += output.token_ids
+            if output.finish_reason is not None:
+                running.discard(output.request_id)
+    backend.close()
+    return {
+        "second_runner": backend._engine.vllm_config.use_v2_model_runner,
+        "unsupported": backend.capabilities.unsupported,
+        "token_ids": token_ids,
+        "refused": refused,
+    }
+
+
+def interpret_triton() -> None:
+    """To be done before vLLM is imported, whose build for CPUs uses Triton where it has a backend of this name."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    backends = importlib.import_module("triton.backends").backends
+    backends["cpu"] = SimpleNamespace(compiler=None, driver=SimpleNamespace(is_active=lambda: True))
+
+
+if __name__ == "__main__":
+    interpret_triton()
+    print(json.dumps(main(Path(sys.argv[1]), json.load(sys.stdin))))
