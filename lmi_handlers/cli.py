@@ -11,6 +11,7 @@ import click
 
 from lmi_handlers import __version__
 from lmi_handlers.errors import ConfigError
+from lmi_handlers.log import tell
 from lmi_handlers.properties import render_settings
 from lmi_handlers.start_up import check_engine, check_port, mistakes, read_configuration, warnings
 
@@ -61,6 +62,7 @@ def serve(
     command = [
         sys.executable,
         "-m",
+        "lmi_handlers.interruptible",
         "gunicorn",
         "-c",
         "python:lmi_handlers.gunicorn_conf",
@@ -113,7 +115,7 @@ def _environ(**given: object) -> dict[str, str]:
 
 def _fail(*causes: str) -> NoReturn:
     for cause in causes:
-        click.echo(f"lmi: error: {cause}", err=True)
+        tell("error", cause)
     sys.exit(1)
 
 

@@ -150,6 +150,11 @@ def _listed(prefix: str) -> str:
     return ", ".join(shown for path, shown in _routes() if _below(path, prefix))
 
 
+def shown_routes() -> list[str]:
+    """Return all routes of this server, each like `POST /generate`."""
+    return [shown for _, shown in _routes()]
+
+
 def _routes() -> Iterator[tuple[str, str]]:
     """Yield each path with how it is shown: `POST /generate`."""
     for rule in current_app.url_map.iter_rules():

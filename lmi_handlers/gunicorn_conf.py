@@ -7,6 +7,7 @@ arbiter; should it give up on the engine, the arbiter ends too, with a failure a
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -23,7 +24,7 @@ from gunicorn.glogging import Logger
 
 from lmi_handlers.engine.settings import SOCKET_VARIABLE, EngineSettings
 from lmi_handlers.errors import ConfigError
-from lmi_handlers.log import configure_logging
+from lmi_handlers.log import configure_logging, tell
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.server_settings import ALL_INTERFACES, ServerSettings, default_workers, is_loopback
 from lmi_handlers.start_up import check_port, mistakes, read_configuration, warnings
@@ -36,7 +37,7 @@ def _start_up() -> tuple[ServerSettings, ServingProperties]:
     except ConfigError as error:
         _fail(str(error))
     for warning in warnings(configuration):
-        print(f"lmi: warning: {warning}", file=sys.stderr)
+        tell("warning", warning)
     if causes := mistakes(configuration, os.environ):
         _fail(*causes)
     return configuration.settings, configuration.properties
@@ -44,7 +45,7 @@ def _start_up() -> tuple[ServerSettings, ServingProperties]:
 
 def _fail(*causes: str) -> NoReturn:
     for cause in causes:
-        print(f"lmi: error: {cause}", file=sys.stderr)
+        tell("error", cause)
     sys.exit(1)
 
 
@@ -82,6 +83,8 @@ DRAIN_SECONDS = 24.0
 _LISTENER_CLOSES = 1.2
 """Seconds after which a gevent worker that was told to stop accepts nothing new."""
 
+logger = logging.getLogger(__name__)
+
 _in_flight = 0
 _engine: EngineSettings | None = None
 _supervisor_pid: int | None = None
@@ -91,6 +94,7 @@ def on_starting(server: Any) -> None:
     """Start the engine, which loads while the workers boot."""
     global _engine, _supervisor_pid
     configure_logging()
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' too: `/ping` and the log tell the phase
     for address in server.cfg.address:
         if isinstance(address, tuple):  # not a Unix socket, nor an inherited descriptor
             try:
@@ -102,7 +106,10 @@ def on_starting(server: Any) -> None:
         return
     _engine = EngineSettings(runtime_dir=tempfile.mkdtemp(prefix="lmi-"), properties=_properties)
     os.environ[SOCKET_VARIABLE] = str(_engine.socket_path)
+    # Ctrl-C reaches every process of a terminal. The supervisor, and the engine below it, leave it to this one from the start.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     supervisor = subprocess.Popen([sys.executable, "-m", "lmi_handlers.engine.supervisor"], stdin=subprocess.PIPE)
+    signal.signal(signal.SIGINT, handler)
     assert supervisor.stdin is not None  # noqa: S101  follows from stdin=PIPE
     supervisor.stdin.write(msgspec.json.encode(_engine) + b"\n")
     supervisor.stdin.flush()
@@ -111,16 +118,22 @@ def on_starting(server: Any) -> None:
     _supervisor_pid = supervisor.pid
 
 
+def when_ready(server: Any) -> None:
+    """Say where requests are taken from now on; the model may still be loading."""
+    for listener in server.LISTENERS:
+        logger.info("listening on %s", listener)
+
+
 def _tell_host(addresses: list[Any]) -> None:
     """Tell the workers where this server listens, whether `lmi serve` or gunicorn's own `-b` says so."""
     hosts = [address[0] if isinstance(address, tuple) else "" for address in addresses]
     loopback = bool(hosts) and all(map(is_loopback, hosts))
     os.environ["LMI_HOST"] = hosts[0] if loopback else ALL_INTERFACES
     if _settings.local_runtime and not loopback and not os.environ.get("API_KEY"):
-        print(
-            f"lmi: warning: the local runtime checks no signatures, and {bind} lets other machines in; "
+        tell(
+            "warning",
+            f"the local runtime checks no signatures, and {bind} lets other machines in; "
             "set API_KEY, or leave --host out",
-            file=sys.stderr,
         )
 
 
@@ -136,8 +149,17 @@ def post_request(worker: Any, req: Any, environ: Any, resp: Any) -> None:  # noq
     _in_flight -= 1
 
 
+_ENDING = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+
+
+def post_fork(server: Any, worker: Any) -> None:  # noqa: ARG001  gunicorn's hook signature
+    """Keep the signals that end a worker until it is complete: one that is not loses them, or spins for ever."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+
+
 def post_worker_init(worker: Any) -> None:
     """Watch for the worker's shutdown, which gunicorn announces by a flag only."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     threading.Thread(target=_drain, args=(worker,), daemon=True).start()
     # What is loaded by now stays for good, and of what comes later little is cyclic: look for garbage there, and less often.
     gc.collect()

@@ -1,14 +1,28 @@
-"""Logging: one JSON object a line on standard error, with whatever `extra` fields the call gave."""
+"""Logging on standard error: readable lines on a terminal, one JSON object per line anywhere else.
+
+`LOG_FORMAT=json` or `LOG_FORMAT=text` in the environment chooses regardless of the terminal.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import sys
 import time
+from collections.abc import Iterable, Mapping
+from typing import TextIO
 
 import msgspec
 
+from lmi_handlers.errors import ConfigError
+
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_FORMATS = ("json", "text")
+_OURS = ("lmi_handlers", "backends", "formatters")
+
+_DIM, _BOLD, _RESET = "\x1b[2m", "\x1b[1m", "\x1b[0m"
+_COLOURS = {logging.DEBUG: _DIM, logging.INFO: "\x1b[32m", logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m"}
 
 
 class JsonLines(logging.Formatter):
@@ -23,14 +37,89 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line.update((key, value) for key, value in vars(record).items() if key not in _STANDARD_FIELDS)
+        line.update(_extra_fields(record))
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line, enc_hook=str).decode()
 
 
+class TextLines(logging.Formatter):
+    """Renders a record as `12:34:56.789 INFO    engine ready  backend=echo model=m`, in colours where `coloured`.
+
+    Fields without a value are left out. What a client may have chosen, such as a path, cannot steer the terminal.
+    """
+
+    def __init__(self, *, coloured: bool) -> None:
+        super().__init__()
+        self._coloured = coloured
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line without its newline, and below it the traceback where there is one."""
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        level = min(record.levelno // 10 * 10, logging.ERROR)
+        message = "\n".join(map(_printable, record.getMessage().splitlines()))
+        if record.name.partition(".")[0] not in _OURS:
+            message = f"{record.name}: {message}"
+        fields = "".join(f" {key}={_shown(value)}" for key, value in _extra_fields(record).items() if value is not None)
+        line = (
+            f"{self._paint(_DIM, f'{clock}.{int(record.msecs):03d}')} "
+            f"{self._paint(_COLOURS.get(level, ''), f'{record.levelname:<7}')} {message}"
+        )
+        if fields:
+            line += f" {self._paint(_DIM, fields)}"
+        if record.exc_info:
+            line += f"\n{self.formatException(record.exc_info)}"
+        return line
+
+    def _paint(self, colour: str, text: str) -> str:
+        return f"{colour}{text}{_RESET}" if self._coloured and colour else text
+
+
 def configure_logging(level: int = logging.INFO) -> None:
     """Send everything from `level` up to standard error, in place of whatever was configured."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
+    as_text = log_format(os.environ, sys.stderr) == "text"
+    handler.setFormatter(TextLines(coloured=_takes_colours(sys.stderr)) if as_text else JsonLines())
     logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+def log_format(environ: Mapping[str, str], stream: TextIO) -> str:
+    """Return "json" or "text": what `LOG_FORMAT` says, else by whether `stream` is a terminal. Raises `ConfigError`."""
+    given = environ.get("LOG_FORMAT", "").lower()
+    if given and given not in _FORMATS:
+        raise ConfigError(f"LOG_FORMAT has value {environ['LOG_FORMAT']!r}: not one of {', '.join(_FORMATS)}")
+    return given or ("text" if stream.isatty() else "json")
+
+
+def tell(kind: str, message: str) -> None:
+    """Write `lmi: error: ..` or `lmi: warning: ..` to standard error: for the operator who has just started the server.
+
+    These lines stay text among JSON lines, since people read them first.
+    """
+    if _takes_colours(sys.stderr):
+        kind = f"{_COLOURS[logging.ERROR if kind == 'error' else logging.WARNING]}{_BOLD}{kind}{_RESET}"
+    print(f"lmi: {kind}: {message}", file=sys.stderr, flush=True)
+
+
+def _takes_colours(stream: TextIO) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _extra_fields(record: logging.LogRecord) -> dict[str, object]:
+    return {key: value for key, value in vars(record).items() if key not in _STANDARD_FIELDS}
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}:{_shown(item)}" for key, item in value.items())
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        return ",".join(map(_shown, value))
+    text = str(value)
+    if not text.isprintable():
+        return json.dumps(text)
+    return json.dumps(text, ensure_ascii=False) if not text or set(text) & set(' "=') else text
+
+
+def _printable(text: str) -> str:
+    """Escape what a terminal would obey."""
+    return text if text.isprintable() else "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in text)

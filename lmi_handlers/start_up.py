@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from lmi_handlers.engine.adapters import find_adapters
 from lmi_handlers.engine.cache_dir import default_cache_dir
 from lmi_handlers.engine.model_files import DEFAULT_MODEL_NAME, has_model_files, locate_model
 from lmi_handlers.errors import ConfigError
+from lmi_handlers.log import log_format
 from lmi_handlers.not_provided import check_scripts
 from lmi_handlers.properties import LoadedProperties, ServingProperties, load_properties
 from lmi_handlers.server_settings import ServerSettings
@@ -52,6 +54,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 def read_configuration(environ: Mapping[str, str]) -> Configuration:
     """Read serving.properties and the environment, choose the backend and name the model. Raises `ConfigError`."""
     try:
+        log_format(environ, sys.stderr)
         settings = ServerSettings.from_environ(environ)
         loaded = load_properties(settings.model_dir, environ)
         selection = select_backend(loaded.properties)

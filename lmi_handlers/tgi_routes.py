@@ -20,11 +20,13 @@ from lmi_handlers.dialects.tgi_chat import decode_chat
 from lmi_handlers.dialects.tgi_request import TgiBody, decode_body
 from lmi_handlers.engine.client import EngineState
 from lmi_handlers.errors import EngineNotReady, InvalidChat, InvalidRequest, LMIError, UnsupportedMediaType
+from lmi_handlers.front_end_errors import shown_routes
 from lmi_handlers.http_exchange import Exchange
 from lmi_handlers.openapi.responses import ChatTokenizeResponse, Info
 from lmi_handlers.prompts import LoadedText
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.served_model import ServedModel
+from lmi_handlers.start_page import HEADERS, start_page
 from lmi_handlers.text.chat_template import render_chat
 from lmi_handlers.text.spans import TokenSpan, token_spans
 
@@ -58,10 +60,26 @@ class TgiRoutes:
         }
         for rule, (dialect, answer) in posts.items():
             routes.add_url_rule(rule, f"POST {rule}", self._view(dialect, answer), methods=["POST"])
-        for rule in ("/", "/health"):
-            routes.add_url_rule(rule, f"GET {rule}", self.health, methods=["GET"])
+        routes.add_url_rule("/", "GET /", self.root, methods=["GET"])
+        routes.add_url_rule("/health", "GET /health", self.health, methods=["GET"])
         routes.add_url_rule("/info", "GET /info", self.info, methods=["GET"])
         return routes
+
+    def root(self) -> Response:
+        """As `/health`, and for a browser with a page in its body."""
+        health = self.health()
+        if not any(name == "text/html" and quality > 0 for name, quality in request.accept_mimetypes):
+            return health
+        page = start_page(
+            model=self._model.name,
+            state="ready" if health.status_code == 200 else f"not ready: {self._model.phase}",
+            url=request.host_url,
+            version=__version__,
+            routes=shown_routes(),
+        )
+        response = Response(page, health.status_code, HEADERS, content_type="text/html; charset=utf-8")
+        response.vary.add("accept")
+        return response
 
     def health(self) -> Response:
         """200 without a body once requests are taken."""

@@ -29,7 +29,7 @@ from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
 from lmi_handlers.engine.outbox import Outbox
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings, read_line
 from lmi_handlers.errors import ConfigError, EngineDead, LoadFailed
-from lmi_handlers.log import configure_logging
+from lmi_handlers.log import configure_logging, tell
 from lmi_handlers.metrics.engine import EngineMetrics
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.text.bundle import build_byte_bundle, build_text_bundle, read_chat_template
@@ -308,10 +308,10 @@ def main() -> int:
     try:
         serve(settings, sys.stdin.fileno())
     except ConfigError as error:
-        print(f"lmi: error: {error}", file=sys.stderr, flush=True)
+        tell("error", str(error))
         return EXIT_CONFIG
     except LoadFailed as error:
-        print(f"lmi: error: {error}", file=sys.stderr, flush=True)
+        tell("error", str(error))
         return EXIT_LOAD_FAILED
     except Exception:
         logger.exception("engine died")

@@ -16,7 +16,7 @@ import msgspec
 
 from lmi_handlers.engine.heartbeat import Heartbeat, HeartbeatReader
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings, read_line
-from lmi_handlers.log import configure_logging
+from lmi_handlers.log import configure_logging, tell
 
 _FIRST_BACK_OFF = 0.5
 _LOOK_INTERVAL = 0.1
@@ -75,11 +75,10 @@ class Supervisor:
             delay = restarts.after_death(time.monotonic())
             logger.error("engine process ended", extra={"status": _describe(status), "restart_in": delay})
             if delay is None:
-                print(
-                    f"lmi: error: the engine died {properties.restart_limit + 1} times "
+                tell(
+                    "error",
+                    f"the engine died {properties.restart_limit + 1} times "
                     f"in {properties.restart_window:g} s (last: {_describe(status)}); giving up",
-                    file=sys.stderr,
-                    flush=True,
                 )
                 return 1
             time.sleep(delay)
@@ -124,11 +123,8 @@ class Supervisor:
                     _end_group(engine.pid)
                     return engine.wait()
             elif now - started > properties.model_loading_timeout:
-                print(
-                    "lmi: error: loading took longer than model_loading_timeout "
-                    f"({properties.model_loading_timeout:g} s)",
-                    file=sys.stderr,
-                    flush=True,
+                tell(
+                    "error", f"loading took longer than model_loading_timeout ({properties.model_loading_timeout:g} s)"
                 )
                 _end_group(engine.pid)
                 engine.wait()

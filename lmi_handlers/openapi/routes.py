@@ -40,6 +40,7 @@ JSON = "application/json"
 JSON_LINES = "application/jsonlines"
 EVENTS = "text/event-stream"
 TEXT = "text/plain"
+HTML = "text/html"
 
 TGI = "Text Generation Inference"
 ALEPH_ALPHA = "Aleph Alpha"
@@ -278,6 +279,7 @@ def _tgi_routes(properties: ServingProperties) -> list[Route]:
     chat_tokens: Contents = {JSON: (responses.ChatTokenizeResponse,)}
     info: Contents = {JSON: (responses.Info,)}
     health = "Tell whether requests are taken."
+    page: Contents = {HTML: (str,)}  # for who accepts that
     return [
         Route("post", "/", "compat_generate", TGI, "Answer a prompt.", root.answer, root_body, (), failed),
         Route("post", "/generate", "generate", TGI, "Answer a prompt, whole.", whole, body, (), failed),
@@ -296,7 +298,7 @@ def _tgi_routes(properties: ServingProperties) -> list[Route]:
             (),
             unchatted,
         ),
-        Route("get", "/", "root_health", TGI, health, failures=not_ready),
+        Route("get", "/", "root_health", TGI, health, page, failures=not_ready),
         Route("get", "/health", "health", TGI, health, failures=not_ready),
         Route("get", "/info", "get_model_info", TGI, "Tell what is served, and its limits.", info, failures=not_ready),
     ]

@@ -1,0 +1,56 @@
+"""What `GET /` shows in a browser: what this is, whether it is ready, how to call it. No scripts, nothing from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
+    "X-Content-Type-Options": "nosniff",
+}
+
+_PAGE = """\
+<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{model} - lmi-handlers</title>
+<style>
+body {{ max-width: 48rem; margin: 2rem auto; padding: 0 1rem; font: 1rem/1.5 system-ui, sans-serif; color-scheme: light dark }}
+pre {{ padding: .75rem; overflow-x: auto; background: #8882; border-radius: .25rem }}
+</style>
+<h1>{model}</h1>
+<p>This is lmi-handlers {version}, a server for a language model. It speaks the APIs of LMI, TGI, OpenAI and SageMaker.
+The model is <strong>{state}</strong>.</p>
+<h2>Try it</h2>
+<pre>curl {url}/invocations -H 'Content-Type: application/json' \\
+  -d '{{"inputs": "What is Deep Learning?", "parameters": {{"max_new_tokens": 64}}}}'</pre>
+<pre>curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+  -d '{{"messages": [{{"role": "user", "content": "What is Deep Learning?"}}]}}'</pre>
+<pre>curl -N {url}/generate_stream -H 'Content-Type: application/json' \\
+  -d '{{"inputs": "What is Deep Learning?", "parameters": {{"max_new_tokens": 64}}}}'</pre>
+<p>If the server has an API key, add <code>-H "Authorization: Bearer $API_KEY"</code>.
+Chats need a model with a chat template.</p>
+<h2>Routes</h2>
+<ul>
+{routes}
+</ul>
+<p>What they take and answer: <a href="/openapi.json">/openapi.json</a>. How busy the server is: <a href="/metrics">/metrics</a>.
+Which limits the model has: <a href="/info">/info</a>.</p>
+</html>
+"""
+
+
+def start_page(*, model: str, state: str, url: str, version: str, routes: Iterable[str]) -> str:
+    """Return the page. `url` is how the browser reached this server; each of `routes` reads like `POST /generate`."""
+    items = "\n".join(f"<li><code>{escape(route)}</code></li>" for route in sorted(routes, key=_path_first))
+    return _PAGE.format(
+        model=escape(model), state=escape(state), url=escape(url.rstrip("/")), version=escape(version), routes=items
+    )
+
+
+def _path_first(route: str) -> tuple[str, str]:
+    method, _, path = route.partition(" ")
+    return path, method

@@ -1,0 +1,217 @@
+"""What an operator sees: on a terminal, and in a log that machines read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+from serving import ENVIRON, free_port
+
+from lmi_handlers.errors import ConfigError
+from lmi_handlers.log import JsonLines, TextLines, log_format
+
+COLOUR = re.compile(r"\x1b\[\d*m")
+LINE = re.compile(r"\d\d:\d\d:\d\d\.\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) +\S.*")
+
+
+class Terminal:
+    """`lmi serve`, on the echo backend, on a terminal of its own."""
+
+    def __init__(self, directory: Path, *arguments: str, properties: str = "", **environ: str) -> None:
+        (directory / "serving.properties").write_text("option.rolling_batch=echo\n" + properties)
+        self.url = f"http://127.0.0.1:{(port := free_port())}"
+        clean = {key: value for key, value in ENVIRON.items() if not key.startswith(("LMI_", "OPTION_", "SERVING_"))}
+        command = [sys.executable, "-m", "lmi_handlers.interruptible", "lmi_handlers.cli", "serve"]
+        command += ["--model-dir", str(directory), "--host", "127.0.0.1", "--port", str(port), *arguments]
+        self._fd, end = pty.openpty()
+        self.process = subprocess.Popen(
+            command,
+            stdin=end,
+            stdout=end,
+            stderr=end,
+            env=clean | {"TERM": "xterm"} | environ,
+            start_new_session=True,
+            preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # opening it makes it the controlling one
+        )
+        os.close(end)
+        self.raw = ""
+
+    @property
+    def text(self) -> str:
+        """What it has shown so far, without colours."""
+        self._read(0)
+        return COLOUR.sub("", self.raw.replace("\r\n", "\n"))
+
+    def wait_for(self, words: str, timeout: float = 60) -> None:
+        deadline = time.monotonic() + timeout
+        while words not in self.text:
+            assert time.monotonic() < deadline, self.text
+            assert self._read(0.2), self.text
+
+    def interrupt(self) -> int:
+        """Type Ctrl-C, and return the exit status."""
+        os.write(self._fd, b"\x03")
+        deadline = time.monotonic() + 25
+        while self.process.poll() is None:
+            self._read(0.1)
+            assert time.monotonic() < deadline, self.text
+        return self.process.wait()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGQUIT)
+            self.process.wait(40)
+        os.close(self._fd)
+
+    def _read(self, timeout: float) -> bool:
+        """Take in what there is; False once the terminal has nobody left."""
+        while select.select([self._fd], [], [], timeout)[0]:
+            try:
+                data = os.read(self._fd, 65536)
+            except OSError:
+                return False
+            self.raw += data.decode()
+            timeout = 0
+        return True
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    shown = Terminal(tmp_path, properties="option.no_such_option=1\n")
+    yield shown
+    shown.close()
+
+
+def test_a_terminal_gets_readable_lines_and_no_traceback_at_ctrl_c(terminal: Terminal) -> None:
+    terminal.wait_for(f"listening on {terminal.url}")
+    terminal.wait_for("engine ready")
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with contextlib.suppress(requests.ConnectionError, requests.Timeout):
+            if requests.get(f"{terminal.url}/ping", timeout=5).status_code == 200:
+                break
+        time.sleep(0.1)
+    assert requests.post(f"{terminal.url}/invocations", json={"inputs": "hello"}, timeout=30).status_code == 200
+    # A path is a client's to choose, and steers no terminal.
+    answer = requests.post(f"{terminal.url}/predictions/%1b%5b2J", json={"inputs": "hello"}, timeout=30)
+    assert answer.status_code == 404
+    terminal.wait_for("path=/invocations status=200 prompt_tokens=")
+    terminal.wait_for("status=404")
+    assert "\x1b[2J" not in terminal.raw
+    assert terminal.interrupt() == 0
+    lines = [line for line in terminal.text.splitlines() if line.removeprefix("^C")]
+    assert lines[0].startswith("lmi: warning: unknown option option.no_such_option")
+    assert [line for line in lines[1:] if not LINE.fullmatch(line.removeprefix("^C"))] == []
+    assert "\x1b[32mINFO" in terminal.raw
+    assert "lmi: \x1b[33m\x1b[1mwarning\x1b[0m: " in terminal.raw
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.8, 2.0])
+def test_ctrl_c_during_start_up(terminal: Terminal, seconds: float) -> None:
+    """Whatever is being imported then, by the server or by those it has started."""
+    terminal.wait_for("lmi: warning: ")
+    time.sleep(seconds)
+    assert terminal.interrupt() in (0, -signal.SIGINT)
+    assert "Traceback" not in terminal.text
+    assert "KeyboardInterrupt" not in terminal.text
+    assert "SIGKILL" not in terminal.text
+
+
+def test_an_error_on_a_terminal(tmp_path: Path) -> None:
+    shown = Terminal(tmp_path, properties="option.dtype=float3\n")
+    try:
+        assert shown.process.wait(60) == 1
+        [line] = shown.text.splitlines()
+        assert line.startswith("lmi: error: ")
+        assert shown.raw.startswith("lmi: \x1b[31m\x1b[1merror\x1b[0m: ")
+    finally:
+        shown.close()
+
+
+def test_no_colours_where_nobody_wants_them(tmp_path: Path) -> None:
+    shown = Terminal(tmp_path, NO_COLOR="1")
+    try:
+        shown.wait_for("engine ready")
+        assert "\x1b" not in shown.raw
+    finally:
+        shown.close()
+
+
+def test_json_on_a_terminal_where_that_is_asked_for(tmp_path: Path) -> None:
+    shown = Terminal(tmp_path, LOG_FORMAT="json")
+    try:
+        shown.wait_for("engine ready")
+        messages = [json.loads(line)["message"] for line in shown.text.splitlines()]
+        assert messages[0] == f"listening on {shown.url}"
+    finally:
+        shown.close()
+
+
+def test_a_log_format_that_there_is_not(tmp_path: Path) -> None:
+    shown = Terminal(tmp_path, LOG_FORMAT="xml")
+    try:
+        assert shown.process.wait(60) == 1
+        assert shown.text == "lmi: error: LOG_FORMAT has value 'xml': not one of json, text\n"
+    finally:
+        shown.close()
+
+
+class Stream:
+    def __init__(self, *, terminal: bool) -> None:
+        self.isatty = lambda: terminal
+
+
+@pytest.mark.parametrize(
+    ("given", "terminal", "expected"),
+    [("", True, "text"), ("", False, "json"), ("JSON", True, "json"), ("text", False, "text")],
+)
+def test_the_format(given: str, terminal: bool, expected: str) -> None:
+    assert log_format({"LOG_FORMAT": given}, Stream(terminal=terminal)) == expected  # type: ignore[arg-type]  # all it asks
+    with pytest.raises(ConfigError, match=r"LOG_FORMAT has value '%\(message\)s': not one of json, text"):
+        log_format({"LOG_FORMAT": "%(message)s"}, Stream(terminal=terminal))  # type: ignore[arg-type]
+
+
+def record(message: str, name: str = "lmi_handlers.x", **extra: object) -> logging.LogRecord:
+    made = logging.makeLogRecord({"msg": message, "name": name, "levelno": logging.INFO, "levelname": "INFO"})
+    vars(made).update(extra)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "shown"),
+    [
+        (record("a"), "INFO    a"),
+        (record("a", "urllib3.pool"), "INFO    urllib3.pool: a"),
+        (record("a", status=200, error=None, took=1.5), "INFO    a  status=200 took=1.5"),
+        (record("a", reasons=["length", "eos"], empty=""), 'INFO    a  reasons=length,eos empty=""'),
+        (record("a", phase="loading the model"), 'INFO    a  phase="loading the model"'),
+        (record("a\x1b[2Jb\x9b1m", path="/\r\n\x1b[2J"), 'INFO    a\\x1b[2Jb\\x9b1m  path="/\\r\\n\\u001b[2J"'),
+        (record("two\nlines"), "INFO    two\nlines"),
+    ],
+)
+def test_text_lines(made: logging.LogRecord, shown: str) -> None:
+    assert TextLines(coloured=False).format(made).partition(" ")[2] == shown
+    assert COLOUR.sub("", TextLines(coloured=True).format(made)).partition(" ")[2] == shown
+
+
+def test_json_lines_have_the_same_fields() -> None:
+    line = json.loads(JsonLines().format(record("a\x1b", path="/\n", error=None)))
+    assert {key: line[key] for key in ("level", "message", "path", "error")} == {
+        "level": "INFO",
+        "message": "a\x1b",
+        "path": "/\n",
+        "error": None,
+    }
