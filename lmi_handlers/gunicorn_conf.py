@@ -159,6 +159,7 @@ def post_fork(server: Any, worker: Any) -> None:  # noqa: ARG001  gunicorn's hoo
 
 def post_worker_init(worker: Any) -> None:
     """Watch for the worker's shutdown, which gunicorn announces by a flag only."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, and the arbiter's to act on
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     threading.Thread(target=_drain, args=(worker,), daemon=True).start()
     # What is loaded by now stays for good, and of what comes later little is cyclic: look for garbage there, and less often.
