@@ -18,12 +18,14 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from backends.base import ModelFiles
 from backends.echo import EchoBackend
 from lmi_handlers.beam_generation import BeamGeneration
+from lmi_handlers.engine import channel as channel_module
 from lmi_handlers.engine.admission import RollingBatch
-from lmi_handlers.engine.channel import Channel, engine_end, worker_end
+from lmi_handlers.engine.channel import Channel, MessageTooLong, ProtocolError, engine_end, worker_end
 from lmi_handlers.engine.client import EngineClient, EngineState, Generation
 from lmi_handlers.engine.loop import Disconnected, EngineLoop, Inbox
 from lmi_handlers.engine.messages import (
@@ -40,6 +42,7 @@ from lmi_handlers.engine.messages import (
 )
 from lmi_handlers.engine.outbox import Outbox, join_outputs
 from lmi_handlers.engine.process import WorkerServer
+from lmi_handlers.engine.sender import Sender
 from lmi_handlers.errors import (
     ClientDisconnected,
     DeadlineExceeded,
@@ -114,6 +117,18 @@ EngineEnd = Channel[EngineMessage, WorkerMessage]
 
 
 @contextlib.contextmanager
+def accepted(listener: socket.socket) -> Iterator[tuple[socket.socket, EngineEnd]]:
+    """The engine's end of the next connection."""
+    sock, _ = listener.accept()
+    channel = engine_end(sock)
+    try:
+        yield sock, channel
+    finally:
+        channel.close()
+        channel._reader.close()
+
+
+@contextlib.contextmanager
 def connected() -> Iterator[tuple[WorkerEnd, EngineEnd]]:
     """Both ends of one connection."""
     one, other = socket.socketpair()
@@ -121,8 +136,9 @@ def connected() -> Iterator[tuple[WorkerEnd, EngineEnd]]:
     try:
         yield worker, engine
     finally:
-        worker.close()
-        engine.close()
+        for end in (worker, engine):
+            end.close()
+            end._reader.close()
 
 
 def frames_of(messages: list[WorkerMessage]) -> list[bytes]:
@@ -257,6 +273,155 @@ def test_close_twice_and_receive_after_it() -> None:
         worker.close()
         worker.close()
         assert list(worker.receive()) == []
+
+
+@pytest.mark.parametrize(
+    ("sent", "cause"),
+    [
+        (b"\xff\xff\xff\xff", "a message of 4294967295 bytes"),
+        (b"\0\0\0\1\xc1", "cannot be decoded"),
+        (b"\0\0\0\6" + msgspec.msgpack.encode(["Stop"]), "cannot be decoded"),
+    ],
+)
+def test_what_is_no_message_is_an_error(sent: bytes, cause: str) -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        one.sendall(sent)
+        with pytest.raises(ProtocolError, match=cause):
+            next(engine_end(other).receive())
+
+
+def test_message_that_is_too_long_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "MAX_MESSAGE_SIZE", 1000)
+    with connected() as (worker, engine):
+        with pytest.raises(MessageTooLong, match="at most 1000"):
+            worker.send(Submit(1, "r", [[0] * 1000], SamplingParams()))
+        worker.send(Abort(1))
+        assert next(engine.receive()) == Abort(1)
+
+
+# What waits for an engine that does not read
+
+
+def big(number: int) -> Submit:
+    """A quarter of a megabyte or so."""
+    return Submit(number, "r", [[100_000] * 50_000], SamplingParams())
+
+
+def submit_for_ever(sender: Sender, accepted: list[int]) -> None:
+    for number in range(100):
+        sender.submit(big(number))
+        accepted.append(number)
+
+
+def test_sends_to_an_engine_that_does_not_read_are_bounded_and_block_nobody() -> None:
+    with connected() as (worker, engine):
+        sender = Sender(worker, max_bytes=4_000_000)
+        started = time.monotonic()
+        accepted: list[int] = []
+        with pytest.raises(EngineNotReady, match=r"the engine reads nothing: 1[0-9] messages"):
+            submit_for_ever(sender, accepted)
+        assert time.monotonic() - started < 5
+        assert len(accepted) >= 15
+        messages = engine.receive()
+        assert [message.number for message in islice(messages, len(accepted))] == accepted
+        sender.submit(big(100))
+        assert next(messages) == big(100)
+        sender.close()
+
+
+def test_one_long_message_is_sent_whatever_the_bound() -> None:
+    with connected() as (worker, engine):
+        sender = Sender(worker, max_bytes=1)
+        sender.submit(big(1))
+        assert next(engine.receive()) == big(1)
+        sender.close()
+
+
+def test_closed_sender_says_so() -> None:
+    with connected() as (worker, _):
+        sender = Sender(worker)
+        sender.close()
+        sender.abort(Abort(1))
+        with pytest.raises(EngineNotReady, match="gone away"):
+            sender.submit(big(1))
+
+
+class Sending(RuleBasedStateMachine):
+    """An engine that reads when it likes gets what was submitted, in order, and nothing of what was given up unsent."""
+
+    @initialize()
+    def connect(self) -> None:
+        self.stack = contextlib.ExitStack()
+        worker, self.engine = self.stack.enter_context(connected())
+        self.sender = Sender(worker, max_bytes=1_500_000)
+        self.messages = self.engine.receive()
+        self.submitted: list[int] = []
+        self.given_up: set[int] = set()
+        self.aborted: set[tuple[int, int]] = set()
+        self.received: list[WorkerMessage] = []
+        self.refused = False
+
+    @rule(is_big=st.booleans())
+    def submit(self, is_big: bool) -> None:
+        number = len(self.submitted) + 1 if not self.submitted else self.submitted[-1] + 1
+        try:
+            self.sender.submit(big(number) if is_big else Submit(number, "r", [[1]], SamplingParams()))
+        except EngineNotReady:
+            self.refused = True
+        else:
+            self.submitted.append(number)
+
+    @precondition(lambda self: set(self.submitted) - self.given_up)
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(set(self.submitted) - self.given_up)))
+        self.given_up.add(number)
+        self.sender.abort(Abort(number))
+
+    @precondition(lambda self: set(self.submitted) - self.given_up)
+    @rule(data=st.data())
+    def abort_one(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(set(self.submitted) - self.given_up)))
+        self.sender.abort(Abort(number, 0))
+        self.aborted.add((number, 0))
+
+    @precondition(lambda self: len(self.received) < len(set(self.submitted) - self.given_up))
+    @rule()
+    def read(self) -> None:
+        """There is one more at least: what was not given up has been or will be sent."""
+        self.received.append(next(self.messages))
+
+    def teardown(self) -> None:
+        if not hasattr(self, "sender"):
+            return
+        last = (self.submitted[-1] if self.submitted else 0) + 1
+        while True:
+            try:
+                self.sender.submit(Submit(last, "last", [[1]], SamplingParams()))
+                break
+            except EngineNotReady:
+                self.received.append(next(self.messages))
+        for message in self.messages:
+            if isinstance(message, Submit) and message.number == last:
+                break
+            self.received.append(message)
+        self.sender.close()
+        self.stack.close()
+        numbers = [message.number for message in self.received if isinstance(message, Submit)]
+        assert numbers == sorted(numbers)
+        assert set(self.submitted) - self.given_up <= set(numbers) <= set(self.submitted)
+        ends = {message.number for message in self.received if isinstance(message, Abort) and message.index is None}
+        assert ends == self.given_up & set(numbers), (
+            "a whole request is aborted exactly where the engine has heard of it"
+        )
+        for position, message in enumerate(self.received):
+            if isinstance(message, Abort) and message.index is None:
+                assert message.number in {item.number for item in self.received[:position] if isinstance(item, Submit)}
+
+
+Sending.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestSending = Sending.TestCase
 
 
 # What a slow worker is behind
@@ -534,6 +699,108 @@ def test_engine_that_hangs_up_fails_its_requests_and_is_found_again(engine: Pair
         texts_of(generation)
     wait_until(lambda: client.state is EngineState.READY)
     engine_is_free(client)
+
+
+def test_request_that_is_too_long_to_be_sent_is_the_clients_mistake(
+    engine: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, client = engine
+    with monkeypatch.context() as patch:
+        patch.setattr(channel_module, "MAX_MESSAGE_SIZE", 3000)
+        with pytest.raises(InvalidRequest, match="too long for the engine"):
+            submit(client, b"x" * 4000)
+    engine_is_free(client)
+
+
+def test_output_that_is_too_long_to_be_sent_fails_its_request(engine: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, client = engine
+    with monkeypatch.context() as patch:
+        patch.setattr(channel_module, "MAX_MESSAGE_SIZE", 20_000)
+        other = submit(client, b"ab" * 500)
+        with pytest.raises(RequestFailed, match="too long to be sent"):
+            texts_of(submit(client, b"x" * 2000, prompt_logprobs=5, ignore_eos=True))
+        assert texts_of(other) == [b"ab" * 500]
+    engine_is_free(client)
+
+
+def test_worker_that_sends_nonsense_is_disconnected_and_no_other(engine: Pair) -> None:
+    running, client = engine
+    with socket.socket(socket.AF_UNIX) as sock, contextlib.ExitStack() as stack:
+        sock.connect(str(client._socket_path))
+        channel = worker_end(sock)
+        stack.callback(channel._reader.close)
+        messages = channel.receive()
+        assert next(messages) == Ready(running.info)
+        channel.send(Submit(1, "r", [list(b"x HANG@2")], SamplingParams()))
+        assert isinstance(next(messages), Outputs)
+        sock.sendall(b"\0\0\0\1\xc1")
+        assert list(messages) == []
+    engine_is_free(client)
+
+
+def test_worker_that_cannot_take_in_the_model_says_so_and_tries_again(
+    engine: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    running, other = engine
+    failures = [FileNotFoundError("no bundle"), ValueError("not yet"), None]
+    seen: list[str] = []
+
+    def on_ready(info: EngineInfo) -> None:
+        seen.append(client.phase)
+        if failures and (failure := failures.pop(0)) is not None:
+            raise failure
+
+    client = EngineClient(other._socket_path, on_ready)
+    client.start()
+    wait_until(lambda: client.state is EngineState.READY)
+    assert len(seen) == 3
+    assert seen[1].endswith("is tried again: FileNotFoundError: no bundle")
+    assert seen[2].endswith("is tried again: ValueError: not yet")
+    assert "no bundle" in caplog.text
+    assert texts_of(submit(client, b"hello")) == [b"hello"]
+    assert running.info is not None
+
+
+def test_engine_that_talks_nonsense_fails_the_requests_and_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "engine.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        client = EngineClient(path, lambda info: None)
+        client.start()
+        for nonsense, cause in ((b"\0\0\0\1\xc1", "cannot be decoded"), (b"\xff" * 4, "4294967295 bytes")):
+            with accepted(listener) as (sock, channel):
+                channel.send(Ready(Engine.info))
+                wait_until(lambda: client.state is EngineState.READY)
+                generation = submit(client, b"hello")
+                assert isinstance(next(channel.receive()), Submit)
+                sock.sendall(nonsense)
+                with pytest.raises(EngineDead, match="the connection to the engine was dropped"):
+                    texts_of(generation)
+                wait_until(lambda: client.state is EngineState.STARTING)
+                assert cause in client.phase
+                assert cause in caplog.text
+        with accepted(listener) as (_, channel):
+            channel.send(Ready(Engine.info))
+            wait_until(lambda: client.state is EngineState.READY)
+
+
+def test_requests_end_at_their_deadline_where_the_engine_reads_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        client = EngineClient(path, lambda info: None)
+        client.start()
+        with accepted(listener) as (_, channel):
+            channel.send(Ready(Engine.info))
+            wait_until(lambda: client.state is EngineState.READY)
+            generations = [submit(client, b"x" * 200_000, timeout=0.5) for _ in range(16)]
+            for generation in generations:
+                with pytest.raises(DeadlineExceeded):
+                    texts_of(generation)
 
 
 def test_workers_that_come_and_go_leave_nothing_behind(tmp_path: Path) -> None:

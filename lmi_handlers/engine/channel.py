@@ -6,7 +6,7 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Generic, TypeVar
 
 import msgspec
@@ -57,26 +57,27 @@ class Channel(Generic[Sent, Received]):
         with self._sending:
             self._socket.sendall(frame)
 
-    def receive(self) -> Iterator[Received]:
-        """Messages until the other end closes, however that comes about. Raises `ProtocolError`."""
-        while True:
-            try:
-                header = self._reader.read(_LENGTH.size)
-                if len(header) < _LENGTH.size:
+    def receive(self) -> Generator[Received]:
+        """Messages until the other end closes, however that comes about. Raises `ProtocolError`. To be called once."""
+        with self._reader:
+            while True:
+                try:
+                    header = self._reader.read(_LENGTH.size)
+                    if len(header) < _LENGTH.size:
+                        return
+                    (length,) = _LENGTH.unpack(header)
+                    if length > MAX_MESSAGE_SIZE:
+                        raise ProtocolError(f"a message of {length} bytes; at most {MAX_MESSAGE_SIZE} are possible")
+                    payload = self._reader.read(length)
+                except OSError:
                     return
-                (length,) = _LENGTH.unpack(header)
-                if length > MAX_MESSAGE_SIZE:
-                    raise ProtocolError(f"a message of {length} bytes; at most {MAX_MESSAGE_SIZE} are possible")
-                payload = self._reader.read(length)
-            except OSError:
-                return
-            if len(payload) < length:
-                return
-            try:
-                message = self._decoder.decode(payload)
-            except msgspec.DecodeError as error:
-                raise ProtocolError(f"a message that cannot be decoded: {error}") from error
-            yield message
+                if len(payload) < length:
+                    return
+                try:
+                    message = self._decoder.decode(payload)
+                except msgspec.DecodeError as error:
+                    raise ProtocolError(f"a message that cannot be decoded: {error}") from error
+                yield message
 
     def close(self) -> None:
         """End the connection; a `receive` in another thread ends too."""

@@ -5,6 +5,7 @@ Plain threads, queues and sockets, which gevent replaces by its own where the wo
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import itertools
 import logging
@@ -240,28 +241,28 @@ class EngineClient:
                 sock.close()
                 time.sleep(_RECONNECT_INTERVAL)
                 continue
-            failure = self._serve(worker_end(sock))
-            if failure is None:
+            if self._serve(worker_end(sock)):
                 interval = _RECONNECT_INTERVAL
                 continue
             time.sleep(interval)  # what fails for good must not take all the time there is
             interval = min(2 * interval, _LONGEST_RECONNECT_INTERVAL)
 
-    def _serve(self, channel: Channel[WorkerMessage, EngineMessage]) -> Exception | None:
-        """Handle what the engine says until it hangs up, or says what cannot be handled: then return why."""
+    def _serve(self, channel: Channel[WorkerMessage, EngineMessage]) -> bool:
+        """Handle what the engine says until it hangs up; False where it says what cannot be handled."""
         self._channel = channel
         self._sender = sender = Sender(channel)
-        failure: Exception | None = None
+        handled = True
         phase, cause = "the engine process has ended and is restarted", "the engine process ended"
         try:
-            for message in channel.receive():
-                self._handle(message)
+            with contextlib.closing(channel.receive()) as messages:
+                for message in messages:
+                    self._handle(message)
         except Exception as error:
             logger.exception("the connection to the engine is dropped")
-            failure = error
+            handled = False
             phase = f"the connection to the engine was dropped and is tried again: {type(error).__name__}: {error}"
             cause = "the connection to the engine was dropped"
-        if failure is None and (stall := self._stall()) is not None:
+        if handled and (stall := self._stall()) is not None:
             cause = f"{stall}; it was ended"
         self._ready.clear()
         self._state, self._phase = EngineState.STARTING, phase
@@ -269,7 +270,7 @@ class EngineClient:
         sender.close()
         channel.close()
         self._fail_all(EngineDead(f"{cause} while it worked on this request"))
-        return failure
+        return handled
 
     def _handle(self, message: EngineMessage) -> None:
         if isinstance(message, Outputs):

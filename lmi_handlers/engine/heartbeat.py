@@ -69,21 +69,22 @@ class Heartbeat:
     before its clients gave up is kept as a debt, so that an engine whose every request times out does not look new to each.
     """
 
-    def __init__(self, descriptor: int = -1) -> None:
+    def __init__(self, descriptor: int = -1, clock: Callable[[], float] = time.monotonic) -> None:
         """Without a file the numbers are this process's own."""
         self._cells = _map(descriptor)
+        self._clock = clock
         self._busy = False
         self._stepped = False
         self._cpu_seconds: Callable[[], float] = time.process_time
-        self._cpu = (time.monotonic(), 0.0, 0.0)
+        self._cpu = (0.0, math.inf, math.inf)
 
     @classmethod
-    def create(cls, path: Path) -> Heartbeat:
+    def create(cls, path: Path, clock: Callable[[], float] = time.monotonic) -> Heartbeat:
         """Take over the file, or make one; what a dead engine has left in it is gone."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             os.pwrite(descriptor, bytes(_SIZE), 0)
-            return cls(descriptor)
+            return cls(descriptor, clock)
         finally:
             os.close(descriptor)
 
@@ -92,14 +93,14 @@ class Heartbeat:
         if hasattr(time, "pthread_getcpuclockid"):  # not on macOS
             clock = time.pthread_getcpuclockid(threading.get_ident())
             self._cpu_seconds = lambda: time.clock_gettime(clock)
-        now = time.monotonic()
+        now = self._clock()
         cells = self._cells
         cells[_PULSE] = cells[_PROGRESS] = now
         cells[_PATIENCE] = patience
 
     def enter(self, activity: Activity, running: int) -> None:
         """The loop calls into the backend, which has so many sequences."""
-        now = time.monotonic()
+        now = self._clock()
         cells = self._cells
         if not self._busy:
             self._busy = True
@@ -112,12 +113,12 @@ class Heartbeat:
 
     def progress(self) -> None:
         """Something has come of the work."""
-        self._cells[_PROGRESS] = time.monotonic()
+        self._cells[_PROGRESS] = self._clock()
         self._cells[_DEBT] = 0.0
 
     def rest(self) -> None:
         """The backend has no sequences."""
-        now = time.monotonic()
+        now = self._clock()
         cells = self._cells
         if self._stepped:
             cells[_DEBT] += now - cells[_PROGRESS]
@@ -128,7 +129,7 @@ class Heartbeat:
     def beat(self) -> None:
         """Show that threads of this process run, and whether the call under way uses the processor. For another thread."""
         cells = self._cells
-        now = time.monotonic()
+        now = self._clock()
         cells[_PULSE] = now
         before, own, others = self._cpu
         if cells[_ACTIVITY] == Activity.IDLE or now - cells[_PROGRESS] < _CALL_UNDER_WAY:
@@ -144,8 +145,9 @@ class Heartbeat:
 class HeartbeatReader:
     """The others' side. An engine that has not loaded is never judged."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
+        self._clock = clock
         self._cells: memoryview[float] | None = None
 
     @property
@@ -168,7 +170,7 @@ class HeartbeatReader:
         cells = self._mapped()
         if cells is None or cells[_PATIENCE] <= 0:
             return None
-        now = time.monotonic()
+        now = self._clock()
         silent = now - max(cells[_PULSE], since)
         if silent > quiet_limit:
             return (

@@ -1,0 +1,331 @@
+"""Whether an engine lives, as others see it through the file that it stamps; and which failed loads are tried again."""
+
+from __future__ import annotations
+
+import errno
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from lmi_handlers.engine.heartbeat import CPU_PATIENCE, Activity, Heartbeat, HeartbeatReader
+from lmi_handlers.errors import ConfigError, LoadFailed
+from lmi_handlers.load_failure import load_failure
+
+LIMIT = 60.0
+
+
+class Clock:
+    """The time that heartbeats are stamped with and judged by. Stands still unless it is told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def pair(tmp_path: Path, clock: Clock) -> tuple[Heartbeat, HeartbeatReader]:
+    path = tmp_path / "heartbeat"
+    writer, reader = Heartbeat.create(path, clock), HeartbeatReader(path, clock)
+    writer.start(patience=CPU_PATIENCE)
+    return writer, reader
+
+
+Pair = tuple[Heartbeat, HeartbeatReader]
+
+
+def test_engine_that_has_not_loaded_is_not_judged(tmp_path: Path, clock: Clock) -> None:
+    reader = HeartbeatReader(tmp_path / "heartbeat", clock)
+    assert reader.suspicion(LIMIT) is None
+    Heartbeat.create(tmp_path / "heartbeat", clock).beat()
+    clock.now += 10_000
+    assert reader.suspicion(LIMIT) is None
+    assert reader.stall(LIMIT, since=0) is None
+
+
+def test_new_engine_is_not_taken_for_the_dead_one(pair: Pair, tmp_path: Path) -> None:
+    _, reader = pair
+    before = reader.serving
+    Heartbeat.create(tmp_path / "heartbeat")
+    assert (before, reader.serving) == (True, False)
+
+
+def test_without_a_pulse_it_is_first_suspected_then_ended(pair: Pair, clock: Clock) -> None:
+    writer, reader = pair
+    clock.now += 4.9
+    assert reader.suspicion(LIMIT) is None
+    clock.now += 0.2
+    assert "has not run for 5 s" in (reader.suspicion(LIMIT) or "")
+    assert reader.stall(LIMIT, since=0) is None
+    clock.now += LIMIT - 5
+    assert "has not run for 60 s" in (reader.stall(LIMIT, since=0) or "")
+    writer.beat()
+    writer.rest()
+    assert reader.suspicion(LIMIT) is None
+    assert reader.stall(LIMIT, since=0) is None
+
+
+def test_idle_engine_needs_no_progress(pair: Pair, clock: Clock) -> None:
+    writer, reader = pair
+    for _ in range(1000):
+        clock.now += 0.5
+        writer.rest()
+        writer.beat()
+        assert reader.suspicion(LIMIT) is None
+
+
+def run(writer: Heartbeat, clock: Clock, seconds: float, *, polls: bool) -> None:
+    """Let time pass in steps that return nothing, or in one that does not return."""
+    end = clock.now + seconds
+    while clock.now < end:
+        if polls:
+            writer.enter(Activity.STEP, 3)
+        writer.beat()
+        clock.now += 0.5
+
+
+@pytest.mark.parametrize(
+    ("polls", "words"),
+    [(False, "no progress in 61 s of one step (3 running)"), (True, "no progress for 61 s (3 running)")],
+)
+def test_steps_that_return_nothing_and_one_that_never_returns_are_the_same(
+    pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch, polls: bool, words: str
+) -> None:
+    writer, reader = pair
+    monkeypatch.setattr(writer, "_cpu_seconds", lambda: 0.0)
+    writer.enter(Activity.STEP, 3)
+    run(writer, clock, 6, polls=polls)
+    assert reader.suspicion(LIMIT) is not None
+    assert reader.stall(LIMIT, since=0) is None
+    run(writer, clock, 55, polls=polls)
+    assert words in (reader.stall(LIMIT, since=0) or "")
+    writer.progress()
+    assert reader.suspicion(LIMIT) is None
+
+
+@pytest.mark.parametrize(("patience", "ends_after"), [(CPU_PATIENCE, 600), (1.0, 60)])
+def test_step_that_computes_has_more_time_on_a_cpu(
+    pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch, patience: float, ends_after: int
+) -> None:
+    writer, reader = pair
+    writer.start(patience=patience)
+    monkeypatch.setattr(writer, "_cpu_seconds", lambda: 0.5 * clock.now)  # half a core
+    writer.enter(Activity.STEP, 1)
+    run(writer, clock, ends_after - 1, polls=False)
+    assert reader.suspicion(LIMIT) is None
+    assert reader.stall(LIMIT, since=0) is None
+    run(writer, clock, 2, polls=False)
+    assert reader.stall(LIMIT, since=0) is not None
+
+
+def test_polls_are_no_computing_however_often(pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, reader = pair
+    monkeypatch.setattr(writer, "_cpu_seconds", lambda: 0.5 * clock.now)
+    run(writer, clock, 61, polls=True)
+    assert reader.stall(LIMIT, since=0) is not None
+
+
+def test_time_in_which_the_reader_did_not_run_either_does_not_count(pair: Pair, clock: Clock) -> None:
+    _, reader = pair
+    clock.now += 10_000  # a container that is paused, a laptop that sleeps
+    assert reader.stall(LIMIT, since=0) is not None
+    assert reader.stall(LIMIT, since=clock.now - 1) is None
+
+
+def test_requests_that_give_up_one_after_the_other_add_up(
+    pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = pair
+    monkeypatch.setattr(writer, "_cpu_seconds", lambda: 0.0)
+    for _ in range(7):
+        run(writer, clock, 9, polls=True)
+        assert reader.suspicion(LIMIT) is not None
+        writer.enter(Activity.ABORT, 1)
+        writer.rest()
+        for _ in range(100):
+            clock.now += 10
+            writer.beat()
+            writer.rest()
+            assert reader.suspicion(LIMIT) is None, "an idle engine must get the chance to show that it works"
+            assert reader.stall(LIMIT, since=0) is None
+    writer.enter(Activity.STEP, 1)
+    assert reader.stall(LIMIT, since=0) is not None
+    writer.progress()
+    writer.enter(Activity.STEP, 1)
+    assert reader.stall(LIMIT, since=0) is None
+
+
+class Judged(RuleBasedStateMachine):
+    """However an engine goes on: it is ended exactly where it has worked for too long without anything coming of it."""
+
+    @initialize()
+    def start(self) -> None:
+        self.clock = Clock()
+        self.folder = tempfile.TemporaryDirectory()
+        path = Path(self.folder.name) / "heartbeat"
+        self.writer, self.reader = Heartbeat.create(path, self.clock), HeartbeatReader(path, self.clock)
+        self.writer.start(patience=1.0)
+        self.writer._cpu_seconds = float
+        self.sequences, self.worked, self.silent = 0, 0.0, 0.0
+
+    def teardown(self) -> None:
+        if hasattr(self, "folder"):
+            self.folder.cleanup()
+
+    @rule()
+    def arrive(self) -> None:
+        self.writer.enter(Activity.ADD_REQUEST, self.sequences)
+        self.sequences += 1
+        self.writer.enter(Activity.STEP, self.sequences)
+
+    @precondition(lambda self: self.sequences)
+    @rule(outputs=st.booleans())
+    def step(self, outputs: bool) -> None:
+        self.writer.enter(Activity.STEP, self.sequences)
+        if outputs:
+            self.writer.progress()
+            self.worked = 0.0
+
+    @precondition(lambda self: self.sequences)
+    @rule()
+    def give_up(self) -> None:
+        self.writer.enter(Activity.ABORT, self.sequences)
+        self.sequences -= 1
+        if not self.sequences:
+            self.writer.rest()
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 20.0]), beats=st.booleans())
+    def pass_time(self, seconds: float, beats: bool) -> None:
+        self.clock.now += seconds
+        self.silent += seconds
+        if self.sequences:
+            self.worked += seconds
+        else:
+            self.writer.rest()
+        if beats:
+            self.writer.beat()
+            self.silent = 0.0
+
+    @invariant()
+    def ended_where_it_must(self) -> None:
+        if hasattr(self, "reader"):
+            worked = self.worked if self.sequences else 0.0
+            assert (self.reader.stall(LIMIT, since=0) is not None) == (self.silent > LIMIT or worked > LIMIT)
+
+
+TestJudged = Judged.TestCase
+TestJudged.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_step_costs_microseconds() -> None:
+    writer = Heartbeat()
+    writer.start(patience=1.0)
+    times = []
+    for _ in range(50):
+        started = time.perf_counter()
+        for _ in range(100):
+            writer.enter(Activity.STEP, 32)
+            writer.progress()
+        times.append((time.perf_counter() - started) / 100)
+    assert statistics.median(times) < 50e-6  # about 1 on an idle machine
+
+
+def test_processor_time_is_that_of_the_thread_in_the_call() -> None:
+    """A busy neighbour in the same process, as what answers the web workers, is no evidence."""
+    writer = Heartbeat()
+    stop = threading.Event()
+
+    def busy() -> None:
+        while not stop.is_set():
+            sum(range(1000))
+
+    writer.start(patience=1.0)
+    neighbour = threading.Thread(target=busy)
+    neighbour.start()
+    try:
+        before = writer._cpu_seconds()
+        time.sleep(0.5)
+        assert writer._cpu_seconds() - before < 0.1
+    finally:
+        stop.set()
+        neighbour.join()
+
+
+# What may be gone at the next try
+
+
+def io_error() -> Exception:
+    """A real one: the first page of a process's memory cannot be read."""
+    with open("/proc/self/mem", "rb", buffering=0) as file:  # noqa: PTH123
+        try:
+            file.read(1)
+        except OSError as error:
+            return error
+    raise AssertionError("it could be read")
+
+
+def missing_file() -> Exception:
+    try:
+        Path("/nowhere/config.json").read_bytes()
+    except OSError as error:
+        return error
+    raise AssertionError("it could be read")
+
+
+def wrapped(cause: Exception) -> Exception:
+    """As engines raise what stopped them."""
+    try:
+        raise RuntimeError("Engine core initialization failed. See root cause above.") from cause
+    except RuntimeError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("cause", "again"),
+    [
+        (MemoryError(), True),
+        (wrapped(MemoryError()), True),
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), True),
+        (RuntimeError("NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:317"), True),
+        (missing_file(), False),
+        (KeyError("model_type"), False),
+        (ValueError("option out of memory is not an option"), False),
+        (RuntimeError("size mismatch for lm_head.weight"), False),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_which_failed_loads_are_tried_again(cause: Exception, again: bool) -> None:
+    verdict = ConfigError("option.model_id: m cannot be loaded")
+    failure: Any = load_failure(verdict, cause)
+    assert isinstance(failure, LoadFailed if again else ConfigError)
+    assert str(failure) == str(verdict)
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs /proc")
+def test_a_file_system_that_errs_is_tried_again() -> None:
+    assert isinstance(load_failure(ConfigError("x"), io_error()), LoadFailed)
+
+
+@pytest.mark.model
+def test_torch_without_memory_is_tried_again() -> None:
+    import torch
+
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60)
+    assert isinstance(load_failure(ConfigError("x"), caught.value), LoadFailed)
