@@ -89,7 +89,7 @@ class BatchBodies:
         """Wait for a record's answer. Where the queue is full it is tried again: the batch's other records make room."""
         body, failure = self._outcome(record)
         while isinstance(failure, QueueFull):
-            time.sleep(failure.retry_after)
+            time.sleep(max(min(failure.retry_after, record.deadline - time.monotonic()), 0))
             record = self._begin(exchange, record.payload, record.usage, record.deadline)
             body, failure = self._outcome(record)
         return body, failure

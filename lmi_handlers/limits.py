@@ -73,7 +73,8 @@ def check_sampling_params(params: SamplingParams, limits: Limits) -> None:
         if value is not None and value > limit:
             raise InvalidRequest(f"must be at most {limit}, got {value}", field=name)
     for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
-        for token_id in getattr(params, name) or ():
+        token_ids = getattr(params, name) or (0,)
+        for token_id in (min(token_ids), max(token_ids)):
             if not 0 <= token_id < limits.vocab_size:
                 raise InvalidRequest(
                     f"token id {token_id} is outside the vocabulary of {limits.vocab_size}", field=name

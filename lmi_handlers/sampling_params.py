@@ -88,7 +88,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise InvalidRequest("must not contain an empty string", field=name)
         if self.allowed_token_ids == ():
             raise InvalidRequest("must not be empty", field="allowed_token_ids")
-        for bias in (self.logit_bias or {}).values():
+        biases = (self.logit_bias or {0: 0}).values()
+        for bias in (min(biases), max(biases)):
             if not -100 <= bias <= 100:
                 raise InvalidRequest(f"must map token ids to numbers from -100 to 100, got {bias}", field="logit_bias")
 

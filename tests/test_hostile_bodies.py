@@ -1,0 +1,359 @@
+"""Bodies that cost more than they should, on one web worker: each is refused or answered, and nobody else waits for it."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from serving import Server
+
+MIB = 1 << 20
+LIMIT = 64 * MIB
+"""`max_request_size`, the default."""
+
+TEXT_LIMIT = 16 * MIB
+"""`max_text_bytes`, the default."""
+
+PATIENCE = 2.0
+"""Seconds that `/ping` and a neighbour's token may take, on a machine with other work: unbounded, they took up to a minute."""
+
+SMALL_MIB = 64
+"""Memory that a body may take, however small it is."""
+
+JSON = "application/json"
+JSON_LINES = "application/jsonlines"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+ALEPH_ALPHA = "/chat/completions"
+ALEPH_ALPHA_TEXT = "/complete"
+TGI = ("/generate", "/generate_stream", "/")
+CHATS = (CHAT, ALEPH_ALPHA, "/invocations")
+
+
+def inputs(**parameters: Any) -> bytes:
+    return json.dumps({"inputs": "a", "parameters": {"max_new_tokens": 2} | parameters}).encode()
+
+
+def chat(**fields: Any) -> bytes:
+    fields = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2} | fields
+    return json.dumps(fields).encode()
+
+
+def text(**fields: Any) -> bytes:
+    return json.dumps({"prompt": "a", "max_tokens": 2} | fields).encode()
+
+
+def completion(**fields: Any) -> bytes:
+    return json.dumps({"model": "m", "prompt": "a", "maximum_tokens": 2} | fields).encode()
+
+
+def fill(before: bytes, item: bytes, after: bytes, size: int = TEXT_LIMIT) -> bytes:
+    """A body of (almost) `size` bytes that repeats `item`."""
+    return before + item * ((size - len(before) - len(after)) // len(item)) + after
+
+
+def turns(count: int) -> list[dict[str, str]]:
+    """An odd number of messages in the order that all dialects take."""
+    return [{"role": "assistant" if place % 2 else "user", "content": "a"} for place in range(count | 1)]
+
+
+def tool(number: int, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": f"f{number}", "parameters": {"type": "object"}} | fields}
+
+
+STOPS = [f"{number:x}" for number in range(300_000)]
+LONG = "x" * 8 * MIB
+JSON_OBJECTS = "[" + "{}," * 4_000_000 + "1]"
+
+Case = tuple[tuple[str, ...], str, Callable[[], bytes], str | None]
+"""Routes, content type, the body, and what the error says; None where it is answered."""
+
+CASES: dict[str, Case] = {
+    # JSON itself, on every route
+    "objects in an unknown field": (
+        ("/invocations", *TGI, "/tokenize", "/chat_tokenize", CHAT, COMPLETIONS, ALEPH_ALPHA, ALEPH_ALPHA_TEXT),
+        JSON,
+        lambda: fill(b'{"inputs":"a","x":[', b"{},", b"1]}"),
+        "max_json_containers",
+    ),
+    "objects as far as it goes": (
+        ("/invocations", CHAT),
+        JSON,
+        lambda: fill(b'{"messages":[],"x":[', b"{},", b"1]}", LIMIT),
+        "max_text_bytes",
+    ),
+    "fields": (("/invocations", "/generate"), JSON, lambda: fill(b'{"a":1', b',"a":1', b"}"), "max_json_values"),
+    "numbers": (("/invocations", COMPLETIONS), JSON, lambda: fill(b'{"prompt":[', b"1,", b"1]}"), "max_json_values"),
+    "strings": (("/invocations", CHAT), JSON, lambda: fill(b'{"x":[', b'"",', b'""]}'), "max_json_values"),
+    "a long text": (
+        ("/invocations", "/generate", "/tokenize", COMPLETIONS),
+        JSON,
+        lambda: fill(b'{"inputs":"', b"a b ", b'"}', LIMIT),
+        "max_text_bytes",
+    ),
+    "a long text of emoji": (
+        ("/invocations",),
+        JSON,
+        lambda: fill(b'{"inputs":"', b"abc\xf0\x9f\x98\x80", b'"}', LIMIT),
+        "max_text_bytes",
+    ),
+    "escapes": (("/invocations",), JSON, lambda: fill(b'{"inputs":"', b"\\n", b'"}', LIMIT), "max_text_bytes"),
+    "plain text": (("/invocations",), "text/plain", lambda: b"a b " * (LIMIT // 4), "max_text_bytes"),
+    "nesting": (("/invocations", "/generate", CHAT), JSON, lambda: b"[" * MIB, "max_json_containers"),
+    "images": (
+        (CHAT,),
+        JSON,
+        lambda: chat(
+            messages=[
+                {
+                    "role": "user",
+                    "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 60 * MIB}}],
+                }
+            ]
+        ),
+        "max_image_bytes",
+    ),
+    "names of adapters": (
+        ("/invocations",),
+        JSON,
+        lambda: json.dumps({"inputs": ["a"], "adapters": ["a"] * 400_000}).encode(),
+        "must have a name for each",
+    ),
+    # JSON lines
+    "lines": (("/invocations",), JSON_LINES, lambda: b"1\n" * 500_000, "max_batch_records"),
+    "blank lines": (("/invocations",), JSON_LINES, lambda: b"\n" * LIMIT, "max_batch_records"),
+    "a line of objects": (("/invocations",), JSON_LINES, lambda: b"1\n" + fill(b"[", b"{},", b"1]\n"), None),
+    "as many lines as may be": (("/invocations",), JSON_LINES, lambda: b"1\n" * 2_000, None),
+    # What is generated
+    "prompts": (("/invocations",), JSON, lambda: json.dumps({"inputs": ["a"] * 400_000}).encode(), "max_sequences"),
+    "prompts x n": (
+        ("/invocations",),
+        JSON,
+        lambda: json.dumps({"inputs": ["a"] * 1000, "parameters": {"n": 128, "do_sample": True}}).encode(),
+        "max_sequences",
+    ),
+    "prompts x beams": (
+        ("/invocations",),
+        JSON,
+        lambda: json.dumps({"inputs": ["a"] * 1000, "parameters": {"num_beams": 128}}).encode(),
+        "max_sequences",
+    ),
+    "completions x n": ((COMPLETIONS,), JSON, lambda: text(prompt=["a"] * 1000, n=128), "max_sequences"),
+    "completions x best_of": ((COMPLETIONS,), JSON, lambda: text(prompt=["a"] * 1000, best_of=128), "max_sequences"),
+    "prompts of token ids": ((COMPLETIONS,), JSON, lambda: text(prompt=[[1]] * 40_000), "max_sequences"),
+    "token ids": ((COMPLETIONS,), JSON, lambda: text(prompt=[1] * 900_000), "max_json_values"),
+    "items of a prompt": (
+        (ALEPH_ALPHA_TEXT,),
+        JSON,
+        lambda: completion(prompt=[{"type": "text", "data": "a"}] * 40_000),
+        "max_content_parts",
+    ),
+    # Stop strings and their like
+    "stops of LMI": (("/invocations",), JSON, lambda: inputs(stop=STOPS), "max_strings"),
+    "stop sequences of LMI": (("/invocations",), JSON, lambda: inputs(stop_sequences=STOPS), "max_strings"),
+    "stops of chats": (CHATS, JSON, lambda: chat(stop=STOPS), "max_strings"),
+    "stops of completions": ((COMPLETIONS,), JSON, lambda: text(stop=STOPS), "max_strings"),
+    "stops of Aleph Alpha": ((ALEPH_ALPHA_TEXT,), JSON, lambda: completion(stop_sequences=STOPS), "max_strings"),
+    "stops of TGI": (TGI, JSON, lambda: inputs(stop=STOPS), "supports up to 4 stop sequences"),
+    "a long stop of LMI": (("/invocations",), JSON, lambda: inputs(stop=LONG), "max_string_characters"),
+    "a long stop of a chat": (CHATS, JSON, lambda: chat(stop=LONG), "max_string_characters"),
+    "a long stop of TGI": (TGI, JSON, lambda: inputs(stop=[LONG]), "max_string_characters"),
+    "stops x n": (
+        ("/invocations",),
+        JSON,
+        lambda: inputs(stop=["y" * 31 + f"{number:x}" for number in range(1000)], n=128, do_sample=True),
+        "max_string_characters",
+    ),
+    "bad words": (CHATS[:1], JSON, lambda: chat(bad_words=STOPS), "max_strings"),
+    "bad words of LMI": (("/invocations",), JSON, lambda: inputs(bad_words=STOPS), "max_strings"),
+    "exclusions": ((ALEPH_ALPHA_TEXT,), JSON, lambda: completion(completion_bias_exclusion=STOPS), "max_strings"),
+    "choices": (CHATS[::2], JSON, lambda: chat(guided_choice=STOPS), "max_strings"),
+    "choices of LMI": (("/invocations",), JSON, lambda: inputs(structured_outputs={"choice": STOPS}), "max_strings"),
+    "biases": (CHATS, JSON, lambda: chat(logit_bias={str(number): 1 for number in range(400_000)}), "max_json_values"),
+    "biases of LMI": (
+        ("/invocations",),
+        JSON,
+        lambda: inputs(logit_bias=dict.fromkeys(range(400_000), 1)),
+        "max_json_values",
+    ),
+    "stop token ids": ((COMPLETIONS,), JSON, lambda: text(stop_token_ids=[1] * 400_000), "max_token_ids"),
+    "allowed token ids": (("/invocations",), JSON, lambda: inputs(allowed_token_ids=[1] * 400_000), "max_token_ids"),
+    "as many biases as may be": ((COMPLETIONS,), JSON, lambda: text(logit_bias=dict.fromkeys(range(200_000), 1)), ""),
+    # Conversations
+    "messages": ((*CHATS, "/chat_tokenize"), JSON, lambda: chat(messages=turns(24_000)), "max_messages"),
+    "parts": (
+        (CHAT, "/chat_tokenize"),
+        JSON,
+        lambda: chat(messages=[{"role": "user", "content": [{"type": "text", "text": "a"}] * 40_000}]),
+        "max_content_parts",
+    ),
+    "links": (
+        (CHAT,),
+        JSON,
+        lambda: chat(
+            messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}] * 9_000}]
+        ),
+        "",
+    ),
+    "tools": (
+        (CHAT, "/chat_tokenize"),
+        JSON,
+        lambda: chat(tools=[tool(number) for number in range(15_000)]),
+        "max_tools",
+    ),
+    "a tool's schema": (
+        (CHAT,),
+        JSON,
+        lambda: chat(tools=[tool(1, parameters={"required": STOPS})], tool_choice="required"),
+        "max_schema_bytes",
+    ),
+    "arguments": (
+        (CHAT, "/chat_tokenize"),
+        JSON,
+        lambda: chat(
+            messages=[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": JSON_OBJECTS}}]}]
+        ),
+        "max_json_containers",
+    ),
+    "documents": ((CHAT,), JSON, lambda: chat(documents=[{"a": "b"}] * 40_000), "max_messages"),
+    "variables": ((CHAT,), JSON, lambda: chat(chat_template_kwargs={"a": STOPS}), "max_schema_bytes"),
+    "a schema": (CHATS[::2], JSON, lambda: chat(guided_json={"enum": STOPS}), "max_schema_bytes"),
+    "a schema as text": (("/invocations",), JSON, lambda: inputs(guided_json=LONG), "max_schema_bytes"),
+    "a response format": (
+        (CHAT,),
+        JSON,
+        lambda: chat(response_format={"type": "json_object", "schema": {"enum": STOPS}}),
+        "max_schema_bytes",
+    ),
+    "a regular expression": ((COMPLETIONS,), JSON, lambda: text(guided_regex=LONG), "max_schema_bytes"),
+    "a grammar of TGI": (TGI, JSON, lambda: inputs(grammar={"type": "regex", "value": LONG}), "max_schema_bytes"),
+    "a model's name": ((CHAT, ALEPH_ALPHA), JSON, lambda: chat(model=LONG), "1024"),
+}
+
+
+class Neighbours:
+    """Somebody who pings all the time and somebody who reads a stream, while the worker has other work."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.worst_ping = self.worst_token = 0.0
+        self.broken: list[str] = []
+        self._done = threading.Event()
+        self._threads = [threading.Thread(target=target) for target in (self._ping, self._read)]
+
+    def __enter__(self) -> Neighbours:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._done.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ping(self) -> None:
+        with requests.Session() as session:
+            while not self._done.is_set():
+                started = time.monotonic()
+                session.get(f"{self._server.url}/ping", timeout=60)
+                self.worst_ping = max(self.worst_ping, time.monotonic() - started)
+                time.sleep(0.005)
+
+    def _read(self) -> None:
+        body = {"inputs": "abcdefgh", "stream": True, "parameters": {"max_new_tokens": 100_000, "ignore_eos": True}}
+        with requests.post(f"{self._server.url}/invocations", json=body, stream=True, timeout=60) as answer:
+            last = time.monotonic()
+            for line in answer.iter_lines():
+                now = time.monotonic()
+                self.worst_token, last = max(self.worst_token, now - last), now
+                if b'"text"' not in line or b"error" in line:
+                    self.broken.append(line.decode())
+                if self._done.is_set():
+                    return
+        self.broken.append("ended")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One web worker, every option as it comes; tokens at a pace that shows when they are late."""
+    properties = "option.rolling_batch=echo\noption.model_name=m\noption.echo_tokens_per_second=50\n"
+    server = Server(tmp_path_factory.mktemp("hostile") / "m", properties, "--workers", "1")
+    yield server.wait_ready()
+    server.stop()
+
+
+def post(server: Server, path: str, content_type: str, data: bytes) -> tuple[int, str]:
+    headers = {"Content-Type": content_type}
+    answer = requests.post(server.url + path, data=data, headers=headers, timeout=120)
+    return answer.status_code, answer.text
+
+
+def peak_mib(server: Server) -> float:
+    """The most memory that the web worker has had since `forget_peak`."""
+    status = Path(f"/proc/{server.web_worker().pid}/status").read_text()
+    return int(re.findall(r"VmHWM:\s*(\d+) kB", status)[0]) / 1024
+
+
+def forget_peak(server: Server) -> None:
+    Path(f"/proc/{server.web_worker().pid}/clear_refs").write_text("5")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nobody_waits_for_a_hostile_body(server: Server, name: str) -> None:
+    paths, content_type, make, named = CASES[name]
+    data = make()
+    forget_peak(server)
+    before = peak_mib(server)
+    with Neighbours(server) as neighbours:
+        answers = {path: post(server, path, content_type, data) for path in paths}
+    for path, (status, text) in answers.items():
+        said = f"{path}: {status} {text[:300]}"
+        assert (status == 200) if named is None else (400 <= status < 500), said
+        assert (named or "") in said
+    assert not neighbours.broken
+    assert neighbours.worst_ping < PATIENCE
+    assert neighbours.worst_token < PATIENCE
+    assert peak_mib(server) - before < max(20 * len(data) / MIB, SMALL_MIB)
+
+
+HONEST: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "a chat of a thousand messages": (CHAT, lambda: chat(messages=turns(1000))),
+    "an agent's tools": (
+        CHAT,
+        lambda: chat(tools=[tool(number, description="d" * 900) for number in range(160)]),
+    ),
+    "a batch of prompts": (COMPLETIONS, lambda: text(prompt=["a" * 500] * 500)),
+    "a batch of tokens": (COMPLETIONS, lambda: text(prompt=[[5] * 1000] * 256)),
+    "a batch to LMI": (
+        "/invocations",
+        lambda: json.dumps({"inputs": ["a" * 500] * 500, "parameters": {"max_new_tokens": 1}}).encode(),
+    ),
+    "sixteen stops": ("/invocations", lambda: inputs(stop=[f"stop {number}" for number in range(16)])),
+    "biases of half a vocabulary": (COMPLETIONS, lambda: text(logit_bias=dict.fromkeys(map(str, range(128)), -1))),
+    "128 samples": (CHAT, lambda: chat(n=128)),
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_body_meets_no_bound(server: Server, name: str) -> None:
+    path, make = HONEST[name]
+    status, text = post(server, path, JSON, make())
+    assert status == 200, text[:300]
+
+
+def test_a_body_that_comes_byte_by_byte(server: Server) -> None:
+    body = inputs(details=True)
+
+    def pieces() -> Iterator[bytes]:
+        for place in range(len(body)):
+            yield body[place : place + 1]
+
+    answer = requests.post(f"{server.url}/invocations", data=pieces(), headers={"Content-Type": JSON}, timeout=60)
+    assert answer.status_code == 200
