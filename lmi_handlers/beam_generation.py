@@ -84,7 +84,7 @@ class BeamGeneration:
         self._prompts = prompts
         self._request = request
         self._step_params = step_params(request.sampling_params, params, tokenizer)
-        self._deadline = time.monotonic() + timeout
+        self.deadline = time.monotonic() + timeout
         self._connected = connected
         self._searches = [
             begin_search(prompt, request.sampling_params, params, info.max_model_len, tokenizer) for prompt in prompts
@@ -134,7 +134,7 @@ class BeamGeneration:
             beams,
             sampling_params,
             request_id=self._request.request_id,
-            timeout=self._deadline - time.monotonic(),
+            timeout=self.deadline - time.monotonic(),
             connected=self._connected,
             adapters=self._adapters(),
             priority=self._request.priority,
@@ -162,7 +162,7 @@ class BeamGeneration:
             # A step can be over before the client's watch has looked at it once.
             if not self._connected():
                 raise ClientDisconnected("the client closed the connection")
-            if time.monotonic() >= self._deadline:
+            if time.monotonic() >= self.deadline:
                 raise DeadlineExceeded("the request was not done within predict_timeout")
             try:
                 self._step = self._submit(sampling_params)

@@ -7,6 +7,8 @@
     │   │   ├── UnsupportedFeature       the backend in use cannot do what was asked
     │   │   ├── PayloadTooLarge          the body is too large, in bytes or in what it holds
     │   │   ├── UnsupportedMediaType     the body's content type is none that this route takes
+    │   │   ├── MalformedRequest         the body is cut off, or its chunks are malformed
+    │   │   ├── RequestTimeout           the body did not arrive in time
     │   │   ├── InvalidJson              the body is not JSON
     │   │   ├── InvalidBody              the body's JSON has not the types of a request
     │   │   ├── ContextLengthExceeded    the prompt is longer than the model takes
@@ -58,6 +60,14 @@ class PayloadTooLarge(InvalidRequest):
 
 class UnsupportedMediaType(InvalidRequest):
     """The body's content type is none that this route takes."""
+
+
+class MalformedRequest(InvalidRequest):
+    """The request body is cut off, or its chunks are malformed."""
+
+
+class RequestTimeout(InvalidRequest):
+    """The request body did not arrive in time."""
 
 
 class InvalidJson(InvalidRequest):

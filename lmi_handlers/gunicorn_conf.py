@@ -6,9 +6,11 @@ arbiter; should it give up on the engine, the arbiter ends too, with a failure a
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -21,7 +23,10 @@ from typing import Any, NoReturn
 
 import msgspec
 from gunicorn.glogging import Logger
+from gunicorn.http.body import Body
 
+from lmi_handlers.body_reader import BodyReader
+from lmi_handlers.client_socket import ClientSocket
 from lmi_handlers.engine.settings import SOCKET_VARIABLE, EngineSettings
 from lmi_handlers.errors import ConfigError
 from lmi_handlers.log import configure_logging, tell
@@ -49,14 +54,32 @@ def _fail(*causes: str) -> NoReturn:
     sys.exit(1)
 
 
+_OTHER_FILES = 1024
+"""Descriptors of a web worker that are no client's: its code, the engine, images on their way, connections that are ending."""
+
+
+def _raise_file_limit() -> int:
+    """Allow this process, and those it starts, as many open files as the system lets it have; returns their number."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    with contextlib.suppress(ValueError, OSError):  # some systems have further limits
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return soft
+
+
 _settings, _properties = _start_up()
 
 bind = f"{_settings.host}:{_settings.port}"
 workers = _settings.workers or _properties.web_workers or default_workers()
-worker_class = "gevent"
-worker_connections = 4096
+worker_class = "lmi_handlers.gevent_worker.ClientLimitingWorker"
+worker_connections = max(64, min(4096, _raise_file_limit() - _OTHER_FILES))
 threads = 64  # for those who choose gthread
-timeout = 0  # a request may take as long as predict_timeout says; a worker's loop is never the one to wait
+timeout = 60  # for a worker whose loop stands still, whatever its requests wait for: it is killed and replaced
+if os.access("/dev/shm", os.W_OK):  # noqa: S108  gunicorn makes the file with mkstemp
+    worker_tmp_dir = "/dev/shm"  # noqa: S108  a heartbeat must not wait for a disk
 graceful_timeout = 27
 keepalive = 75
 control_socket_disable = True
@@ -79,6 +102,9 @@ class logger_class(Logger):  # type: ignore[misc]  # noqa: N801  gunicorn has no
 
 DRAIN_SECONDS = 24.0
 """After a SIGTERM, what is still running then gets a well-formed error; gunicorn's own patience ends a little later."""
+
+_DRAIN_SILENCE = 3.0
+"""Seconds for which shutting down waits for a client that sends no more of its request, or takes nothing of its answer."""
 
 _LISTENER_CLOSES = 1.2
 """Seconds after which a gevent worker that was told to stop accepts nothing new."""
@@ -138,9 +164,13 @@ def _tell_host(addresses: list[Any]) -> None:
 
 
 def pre_request(worker: Any, req: Any) -> None:  # noqa: ARG001  gunicorn's hook signature
-    """Count the requests that are being answered."""
+    """Count the requests that are being answered, and read their bodies our way."""
     global _in_flight
     _in_flight += 1
+    if isinstance(req.body, Body):  # HTTP/1
+        BodyReader(req)
+        if not isinstance(req.unreader.sock, ClientSocket):  # another worker class: at least this much
+            req.unreader.sock.settimeout(_properties.client_timeout)
 
 
 def post_request(worker: Any, req: Any, environ: Any, resp: Any) -> None:  # noqa: ARG001  gunicorn's hook signature
@@ -161,6 +191,7 @@ def post_worker_init(worker: Any) -> None:
     """Watch for the worker's shutdown, which gunicorn announces by a flag only."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, and the arbiter's to act on
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+    worker.client_timeout = _properties.client_timeout
     threading.Thread(target=_drain, args=(worker,), daemon=True).start()
     # What is loaded by now stays for good, and of what comes later little is cyclic: look for garbage there, and less often.
     gc.collect()
@@ -191,6 +222,8 @@ def _drain(worker: Any) -> None:
     time.sleep(_LISTENER_CLOSES)
     while _in_flight and time.monotonic() < deadline:
         time.sleep(0.05)
+        if hasattr(worker, "cut_silent"):  # ours
+            worker.cut_silent(_DRAIN_SILENCE)
     if _in_flight:
         model.end_draining()
         time.sleep(1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import re
 import time
 import uuid
@@ -16,7 +17,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 
 from lmi_handlers.access_log import log_request
 from lmi_handlers.answer import Answer
-from lmi_handlers.connection import client_connected
+from lmi_handlers.connection import client_connected, limit_writes
 from lmi_handlers.dialects.base import Dialect, Payload
 from lmi_handlers.errors import (
     ClientDisconnected,
@@ -49,6 +50,7 @@ class Exchange:
         self.counts = counts
         self._metrics = model.metrics
         self.connected = partial(client_connected, request.environ)
+        self.limit_writes = partial(limit_writes, request.environ)
         self.headers = dict(dialect.fixed_headers)
         self.dialect = dialect
         self._path = request.path
@@ -137,6 +139,10 @@ def records(chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield from _RECORD.findall(chunk)
 
 
+_LAST_RECORD = 1.0
+"""Seconds after its deadline within which a stream may still write how it has ended."""
+
+
 class StreamBody:
     """A response body that aborts its generation, and logs, when the server closes it: at its end or when the client has left."""
 
@@ -147,9 +153,11 @@ class StreamBody:
         self._answer = answer
 
     def __iter__(self) -> Iterator[bytes]:
-        yield self._first
         with contextlib.suppress(ClientDisconnected):  # of a batch; nobody is left to tell
-            yield from self._rest
+            for chunk in itertools.chain([self._first], self._rest):
+                if self._answer is not None:
+                    self._exchange.limit_writes(self._answer.deadline + _LAST_RECORD)
+                yield chunk
 
     def close(self) -> None:
         """Called by the WSGI server exactly once."""

@@ -210,6 +210,15 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         Option("Largest request body in bytes.", SERVER, key="max_request_size", ge=1),
     ] = 64 * 1024 * 1024
     predict_timeout: Annotated[int, Option("Seconds that one request may take.", SERVER, ge=1)] = 240
+    client_timeout: Annotated[
+        int,
+        Option(
+            "Seconds to wait for a client: for the whole head of its request, for the next bytes of a body, and for it to "
+            "take bytes of its answer. Bodies and answers must then average 1 kB/s.",
+            SERVER,
+            ge=1,
+        ),
+    ] = 30
     web_workers: Annotated[
         int | None,
         Option("Web worker processes; `lmi serve --workers` wins. Not copies of the model.", SERVER, ge=1, le=256),

@@ -24,14 +24,18 @@ from lmi_handlers.errors import (
     EngineNotReady,
     InvalidRequest,
     LMIError,
+    MalformedRequest,
     ModelNotFound,
     PayloadTooLarge,
     QueueFull,
+    RequestTimeout,
 )
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.request import GenerationRequest
 
 STATUS: dict[type[LMIError], int] = {
+    MalformedRequest: 400,
+    RequestTimeout: 408,
     PayloadTooLarge: 413,
     ModelNotFound: 404,
     QueueFull: 503,

@@ -46,6 +46,7 @@ from lmi_handlers.errors import (
     ModelNotFound,
     PayloadTooLarge,
     QueueFull,
+    RequestTimeout,
     UnsupportedFeature,
     UnsupportedMediaType,
 )
@@ -63,6 +64,7 @@ from lmi_handlers.text.tool_formats import choose_format
 from lmi_handlers.usage import Usage
 
 STATUS: dict[type[LMIError], int] = {
+    RequestTimeout: 408,
     PayloadTooLarge: 413,
     UnsupportedMediaType: 415,
     InvalidRequest: 400,

@@ -29,9 +29,11 @@ from lmi_handlers.errors import (
     InvalidJson,
     InvalidRequest,
     LMIError,
+    MalformedRequest,
     ModelNotFound,
     PayloadTooLarge,
     QueueFull,
+    RequestTimeout,
     UnsupportedMediaType,
 )
 from lmi_handlers.properties import ServingProperties
@@ -40,6 +42,8 @@ from lmi_handlers.usage import Usage
 
 STATUS: dict[type[LMIError], int] = {
     InvalidJson: 400,
+    MalformedRequest: 400,
+    RequestTimeout: 408,
     PayloadTooLarge: 413,
     UnsupportedMediaType: 415,
     InvalidRequest: 422,

@@ -25,10 +25,12 @@ from lmi_handlers.errors import (
     InvalidJson,
     InvalidRequest,
     LMIError,
+    MalformedRequest,
     ModelNotFound,
     PayloadTooLarge,
     QueueFull,
     RequestFailed,
+    RequestTimeout,
     UnsupportedMediaType,
 )
 from lmi_handlers.openapi import openai_responses as openai
@@ -92,7 +94,15 @@ def routes(properties: ServingProperties) -> list[Route]:
     return [*_invoke_routes(properties), *_openai_routes(properties), *_tgi_routes(properties), *_server_routes()]
 
 
-_READING = (InvalidJson, InvalidRequest, PayloadTooLarge, UnsupportedMediaType, EngineNotReady)
+_READING = (
+    InvalidJson,
+    InvalidRequest,
+    MalformedRequest,
+    RequestTimeout,
+    PayloadTooLarge,
+    UnsupportedMediaType,
+    EngineNotReady,
+)
 _GENERATING = (*_READING, QueueFull, DeadlineExceeded, RequestFailed, EngineDead)
 
 
