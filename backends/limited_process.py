@@ -25,8 +25,8 @@ from typing import IO
 NICENESS = 10
 """Leaves a tenth of a core where the engine wants them all."""
 
-_PATIENCE = 300.0
-"""Seconds by the clock: far more than a question may take, as on a busy machine it gets a small part of a core."""
+PATIENCE = 300.0
+"""Seconds by the clock for one question: far more than it needs, as it gets little of a core while the engine is busy."""
 
 _LENGTH = struct.Struct(">I")
 _SECONDS = struct.Struct(">d")
@@ -49,9 +49,10 @@ class Stalled(Ended):
 class LimitedProcess:
     """The parent's side: `python -m module`, started for the first question and again after it has ended. For one thread."""
 
-    def __init__(self, module: str, setup: bytes = b"") -> None:
+    def __init__(self, module: str, setup: bytes = b"", *, patience: float = PATIENCE) -> None:
         self._module = module
         self._setup = setup
+        self._patience = patience
         self._process: subprocess.Popen[bytes] | None = None
         self._killed = False
 
@@ -61,7 +62,7 @@ class LimitedProcess:
         Raises `Ended`, and `RuntimeError` where the child does not even start.
         """
         process = self._process or self._start()
-        with _Deadline(process) as deadline:
+        with _Deadline(process, self._patience) as deadline:
             answer = _exchange(process, _SECONDS.pack(seconds), question)
         if answer is None:
             self.close()
@@ -94,7 +95,7 @@ class LimitedProcess:
         )
         if self._killed:
             process.kill()
-        with _Deadline(process):
+        with _Deadline(process, self._patience):
             started = _exchange(process, self._setup)
         if started is None:
             self.close()
@@ -105,10 +106,10 @@ class LimitedProcess:
 class _Deadline:
     """Kills a process whose time by the clock is over."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], seconds: float) -> None:
         self.passed = False
         self._process = process
-        self._timer = threading.Timer(_PATIENCE, self._pass)
+        self._timer = threading.Timer(seconds, self._pass)
 
     def __enter__(self) -> _Deadline:
         self._timer.start()

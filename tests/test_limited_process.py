@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from backends.limited_pool import LimitedPool, Shared
-from backends.limited_process import Ended, Expired, LimitedProcess
+from backends.limited_process import Ended, Expired, LimitedProcess, Stalled
 
 CHILD = "limited_child"
 
@@ -38,6 +38,15 @@ def test_processor_time_is_what_counts(process: LimitedProcess) -> None:
     with pytest.raises(Expired):
         process.ask(b"spin 30", seconds=0.1)
     assert process.ask(b"spin 0.05", seconds=5) == first, "the same child, which has lived through this"
+
+
+def test_what_takes_no_processor_time_ends_too() -> None:
+    process = LimitedProcess(CHILD, patience=20)
+    process.ask(b"spin 0", seconds=5)
+    process._patience = 0.2
+    with pytest.raises(Stalled):
+        process.ask(b"sleep 60", seconds=5)
+    process.close()
 
 
 @pytest.mark.parametrize("question", [b"crash", b"grow"])

@@ -20,8 +20,12 @@ from transformers import TemperatureLogitsWarper, TypicalLogitsWarper
 from lmi_handlers.errors import ConfigError
 from lmi_handlers.properties import ServingProperties
 
-pytest.importorskip("vllm")
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.model, pytest.mark.usefixtures("without_flask")]
+pytestmark = [
+    pytest.mark.needs("vllm"),
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.model,
+    pytest.mark.usefixtures("without_flask"),
+]
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -186,7 +190,7 @@ def test_requests_to_the_second_runner(tiny_llama: Path) -> None:
         "allowed": {"allowed_token_ids": list(range(1025))},
         "bias": {"logit_bias": dict.fromkeys(range(1025), 1.0)},
         "stops": {"min_tokens": 1, "stop_token_ids": list(range(129))},
-        "words": {"bad_words": [f"word and another one {n} with some more tokens in it" for n in range(70)]},
+        "words": {"bad_words": [f"word and another one {n} with some more tokens in it to count" for n in range(60)]},
         "many stops": {"stop_token_ids": list(range(20_000, 20_129)), "max_tokens": 1, "temperature": 0.0},
     }
     (answer,) = ask("second_runner.py", tiny_llama, requests)

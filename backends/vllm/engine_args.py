@@ -146,6 +146,7 @@ def engine_arguments(
     _check_alone(arguments)
     arguments.disable_log_stats = True
     arguments.use_tqdm_on_load = False
+    arguments.runner = "generate"  # a model that cannot is refused now, rather than each request to it
     if arguments.structured_outputs_config.backend == "auto" and (path / TOKENIZER_FILE).exists():
         arguments.structured_outputs_config.backend = GRAMMAR_LIBRARY
     if current_platform.is_cpu() and arguments.enable_chunked_prefill is None:
