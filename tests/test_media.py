@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import PIL.Image
 import pytest
 import trustme
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 from picture_server import RED, PictureServer, picture
 
 from backends.image_decoder import MODULE, Rgb, decode, decode_image
+from backends.image_preparer import ImagePreparer
 from backends.limited_process import Expired, LimitedProcess
 from lmi_handlers.errors import ConfigError, InvalidRequest
 from lmi_handlers.media.allowed import AllowedMedia, Location, allowed_media, embedded, is_public
@@ -35,7 +37,8 @@ from lmi_handlers.media.images import (
     image_loader,
 )
 from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import EncodedImage, ImageSource
+from lmi_handlers.request import EncodedImage, ImagePrompt, ImageSource, TokenRequest
+from lmi_handlers.sampling_params import SamplingParams
 
 LIMITS = ImageLimits(max_images=3, max_bytes=100_000, max_pixels=10_000)
 
@@ -428,6 +431,43 @@ def test_a_turn_that_is_too_short_for_an_image(decoder: LimitedProcess) -> None:
 def test_the_largest_image_that_may_be(decoder: LimitedProcess) -> None:
     data = saved(PIL.Image.new("RGBA", (8192, 8192), (1, 2, 3, 128)), compress_level=1)
     assert decode_image(encoded(data), decoder, math.inf).size == (8192, 8192)
+
+
+def with_images(*images: EncodedImage) -> TokenRequest:
+    prompt = ImagePrompt("", list(images))
+    return TokenRequest(request_id="r", prompt_token_ids=[1], sampling_params=SamplingParams(), image_prompt=prompt)
+
+
+@pytest.fixture
+def preparer() -> Iterator[ImagePreparer[list[tuple[int, int]]]]:
+    started = ImagePreparer(lambda _request, images: [image.size for image in images])
+    yield started
+    started.close()
+
+
+def test_prompts_with_light_images_pass_heavy_ones(preparer: ImagePreparer[list[tuple[int, int]]]) -> None:
+    """In order of arrival, the last would wait until each of the others has had all of its time."""
+    scans = encoded(progressive(2000, 60_000))
+    heavy = [preparer.submit(with_images(scans)) for _ in range(4)]
+    light = preparer.submit(with_images(encoded(picture()), encoded(picture((5, 6)))))
+    assert light is not None
+    assert light.result(timeout=120) == [(4, 3), (5, 6)]
+    assert not any(future is None or future.done() for future in heavy)
+
+
+def test_samples_share_their_images(preparer: ImagePreparer[list[tuple[int, int]]]) -> None:
+    """One of them may go: the others have theirs, prepared once."""
+    request = with_images(encoded(picture()))
+    first, second, third = (preparer.submit(request) for _ in range(3))
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    first.cancel()
+    assert second.result(timeout=120) is third.result(timeout=120)
+    other = preparer.submit(with_images(encoded(picture((100, 100))[:-40])))
+    assert other is not None
+    assert isinstance(other.exception(timeout=120), InvalidRequest)
+    assert preparer.submit(msgspec.structs.replace(request, image_prompt=None)) is None
 
 
 @given(st.binary(max_size=200), st.integers(0, 60))
