@@ -60,7 +60,7 @@ class Server:
             with contextlib.suppress(requests.ConnectionError, requests.Timeout):
                 if self.ping().status_code == 200:
                     return self
-            time.sleep(0.05)
+            time.sleep(0.1)
         raise AssertionError(f"server not ready within {timeout} s:\n{self.log}")
 
     def ping(self) -> requests.Response:

@@ -32,7 +32,8 @@ def smollm2_dir() -> Path:
 
 @pytest.fixture(scope="module")
 def auto_tokenizer(smollm2_dir: Path) -> Any:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     return transformers.AutoTokenizer.from_pretrained(smollm2_dir, gguf_file=GGUF_FILE)
 
 
