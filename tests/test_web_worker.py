@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+import requests
 from serving import Server, StartServer
 
 HEAVY = ("torch", "transformers", "accelerate", "vllm", "boto3", "numpy")
@@ -59,6 +60,25 @@ def test_web_worker_is_small_after_it_has_worked(rolling_batch: str, start_serve
         assert resident_mib(process) < MOST_MIB
     if rolling_batch == "scheduler":
         assert "torch" in libraries(server.engine()), "else the check above sees nothing"
+
+
+def test_workers_that_replace_others_need_not_import_again(start_server: StartServer) -> None:
+    server = start_server("option.rolling_batch=echo\n", "--workers", "2")
+    killed = server.web_workers()
+    for worker in killed:
+        worker.kill()
+    assert requests.get(f"{server.url}/ping", timeout=60).status_code in (200, 503)
+    server.wait_ready()
+    arbiter = psutil.Process(server.process.pid)
+    for worker in server.web_workers():
+        assert worker not in killed
+        assert processor_seconds(worker) < processor_seconds(arbiter), "the imports are most of starting"
+
+
+def processor_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    seconds: float = times.user + times.system
+    return seconds
 
 
 # Logs
@@ -121,7 +141,7 @@ def test_log_has_no_prompt_and_only_json_lines(private_server: Server) -> None:
     # What an operator has to mend is said in plain words.
     records = [json.loads(line) for line in log.splitlines() if not line.startswith("lmi: ")]
     assert all({"time", "level", "logger", "message"} <= record.keys() for record in records)
-    requests = [record for record in records if record["logger"] == "lmi_handlers.access_log"]
-    assert len(requests) == len(statuses) + 1
+    logged = [record for record in records if record["logger"] == "lmi_handlers.access_log"]
+    assert len(logged) == len(statuses) + 1
     assert any("crashed, as the prompt asked" in record.get("exception", "") for record in records)
     assert SECRET not in log
