@@ -8,11 +8,12 @@ from collections.abc import Callable, Generator, Iterator
 
 from formatters.base import Formatter
 from lmi_handlers.beam_generation import BeamGeneration
+from lmi_handlers.beside import RunBeside, at_once
 from lmi_handlers.engine.client import Generation
 from lmi_handlers.engine.messages import SequenceOutput
 from lmi_handlers.errors import ClientDisconnected, InvalidRequest, LMIError, RequestFailed
 from lmi_handlers.metrics.requests import RequestMetrics
-from lmi_handlers.outputs import FinishReason
+from lmi_handlers.outputs import FinishReason, TokenOutput
 from lmi_handlers.text.sequence import SequenceText
 from lmi_handlers.usage import Usage
 
@@ -34,6 +35,7 @@ class Answer:
         usage: Usage,
         metrics: RequestMetrics,
         spelling: Callable[[str], str],
+        run_beside: RunBeside = at_once,
     ) -> None:
         self.content_type = formatter.content_type
         self.streams = formatter.streams
@@ -45,6 +47,8 @@ class Answer:
         self.usage = usage
         self._metrics = metrics
         self._spelling = spelling
+        self._run_beside = run_beside
+        self._is_large = False
         self._token_times: list[float | None] = [None] * len(texts)
         self._chunks = self._run()
 
@@ -65,7 +69,7 @@ class Answer:
                     if chunk:
                         yield chunk
                         begun = True
-                last = self._formatter.finish()
+                last = self._runner(self._is_large)(self._formatter.finish)
             except GeneratorExit:
                 self.failure = self._generation.failure or ClientDisconnected("the client closed the connection")
                 raise
@@ -90,12 +94,26 @@ class Answer:
             usage.generated_tokens += tokens
             previous, self._token_times[item.index] = self._token_times[item.index], now
             self._metrics.generated(tokens, None if previous is None else now - previous)
-        delta = self._texts[item.index].feed(output)
+        run = self._runner(_is_large(output))
+        delta = run(self._texts[item.index].feed, output)
         if delta.finish_reason is not None:
             usage.finish_reasons.append(delta.finish_reason.value)
             if delta.finish_reason is FinishReason.STOP_SEQUENCE:
                 self._generation.abort(item.index)
-        return self._formatter.feed(delta)
+        return run(self._formatter.feed, delta)
+
+    def _runner(self, large: bool) -> RunBeside:
+        """Return who makes text of an output, or a document of an answer, that is large."""
+        self._is_large = self._is_large or large
+        return self._run_beside if large else at_once
+
+
+def _is_large(output: TokenOutput) -> bool:
+    """Whether an output has so many log probabilities of the prompt that others would notice."""
+    if output.prompt_logprobs is None:
+        return False
+    top = output.prompt_top_logprobs
+    return len(output.prompt_logprobs) * (1 + len((top[-1] if top else None) or ())) > _LARGE
 
 
 def respelled(error: LMIError, spelling: Callable[[str], str]) -> LMIError:
@@ -109,3 +127,7 @@ def _unforeseen(error: Exception) -> RequestFailed:
     """Log a mistake of ours, or of a plug-in's formatter, which must not cost the client its well-formed end."""
     logger.exception("internal error", exc_info=error)
     return RequestFailed(f"internal error ({type(error).__name__}); the server's log says more")
+
+
+_LARGE = 1024
+"""Log probabilities that take a few milliseconds to write."""

@@ -29,7 +29,7 @@ from lmi_handlers.errors import (
 from lmi_handlers.outputs import FinishReason, TokenOutput
 from lmi_handlers.request import BeamSearchParams, GenerationRequest
 from lmi_handlers.sampling_params import RANGES, SamplingParams
-from lmi_handlers.text.sequence import SequenceText
+from lmi_handlers.text.sequence import SequenceText, TextRules
 from lmi_handlers.text.tokenizer import Tokenizer
 
 _QUEUE_RETRY = 0.1
@@ -86,8 +86,9 @@ class BeamGeneration:
         self._step_params = step_params(request.sampling_params, params, tokenizer)
         self.deadline = time.monotonic() + timeout
         self._connected = connected
+        rules = TextRules(tokenizer, request.sampling_params)
         self._searches = [
-            begin_search(prompt, request.sampling_params, params, info.max_model_len, tokenizer) for prompt in prompts
+            begin_search(prompt, request.sampling_params, params, info.max_model_len, rules) for prompt in prompts
         ]
         self._first: list[TokenOutput] = []  # one for each prompt, with the prompt's logprobs
         self._queue_time = 0.0
@@ -259,13 +260,13 @@ def step_params(asked: SamplingParams, params: BeamSearchParams, tokenizer: Toke
 
 
 def begin_search(
-    prompt: list[int], asked: SamplingParams, params: BeamSearchParams, max_model_len: int, tokenizer: Tokenizer
+    prompt: list[int], asked: SamplingParams, params: BeamSearchParams, max_model_len: int, rules: TextRules
 ) -> BeamSearch:
     """The search for the answers to one prompt, given as token ids."""
 
     def contains_stop(token_ids: Sequence[int]) -> bool:
         # From the start each time: beams fork, and matching is cheap beside a step that reads all of the beam again.
-        text = SequenceText(tokenizer, prompt, asked)
+        text = SequenceText(rules, prompt)
         return text.feed(TokenOutput(request_id="", token_ids=list(token_ids))).finish_reason is not None
 
     room = max_model_len - len(prompt)
@@ -273,7 +274,7 @@ def begin_search(
         params,
         max_tokens=room if asked.max_tokens is None else min(asked.max_tokens, room),
         min_tokens=asked.min_tokens,
-        endings=_endings(asked, tokenizer),
+        endings=_endings(asked, rules.tokenizer),
         contains_stop=contains_stop if asked.stop else None,
     )
 

@@ -40,6 +40,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     max_schema_bytes: int
     min_priority: int
     max_image_bytes: int
+    max_prompt_logprobs: int
 
     @classmethod
     def of(cls, properties: ServingProperties) -> Budget:
@@ -113,6 +114,16 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
             asked = f"{prompts} prompts" if samples == 1 else f"{prompts} x {samples} sequences"
             raise InvalidRequest(
                 f"asks for {asked}; at most {self.max_sequences} are allowed (option.max_sequences)", field=field
+            )
+
+    def check_prompt_logprobs(self, tokens: int, alternatives: int) -> None:
+        """Check how many log probabilities of prompt tokens an answer would have."""
+        values = tokens * (1 + alternatives)
+        if values > self.max_prompt_logprobs:
+            raise InvalidRequest(
+                f"would be {values} log probabilities of {tokens} prompt tokens; at most {self.max_prompt_logprobs} are "
+                "allowed (option.max_prompt_logprobs)",
+                field="prompt_logprobs",
             )
 
     def check_parts(self, field: str, parts: Sequence[object]) -> None:

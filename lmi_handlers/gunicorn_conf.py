@@ -208,6 +208,10 @@ def post_worker_init(worker: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, and the arbiter's to act on
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     worker.client_timeout = _properties.client_timeout
+    if "gevent" in type(worker).__module__:
+        from lmi_handlers.gevent_threads import threads_beside  # only a worker of gevent's may import it
+
+        worker.wsgi.extensions["lmi_model"].run_beside = threads_beside()
     threading.Thread(target=_drain, args=(worker,), daemon=True).start()
     # What is loaded by now stays for good, and of what comes later little is cyclic: look for garbage there, and less often.
     gc.collect()

@@ -283,6 +283,14 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     max_token_ids: Annotated[
         int, Option("Maximum entries of `logit_bias`, `stop_token_ids` and `allowed_token_ids`.", SERVER, ge=1)
     ] = 262_144
+    max_prompt_logprobs: Annotated[
+        int,
+        Option(
+            "Maximum log probabilities of prompt tokens in one answer, alternatives and sequences counted.",
+            SERVER,
+            ge=0,
+        ),
+    ] = 500_000
     max_schema_bytes: Annotated[
         int,
         Option("Maximum bytes of a schema, grammar or regular expression, and of all tools together.", SERVER, ge=1),

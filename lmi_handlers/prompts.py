@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from lmi_handlers.dialects.base import Parsed, TokenLimits
@@ -23,6 +25,36 @@ class LoadedText(msgspec.Struct, frozen=True):
     tokenizer: Tokenizer
 
 
+def takes_long(parsed: Parsed) -> bool:
+    """Whether a request's texts are so long that other clients would notice if they were encoded on the event loop."""
+    prompts = parsed.prompts or parsed.request.prompts
+    return sum(map(prompt_size, prompts)) + sum(map(len, parsed.request.sampling_params.stop)) > LONG
+
+
+def prompt_size(prompt: Prompt) -> int:
+    """About how many characters take as long to tokenise as this takes to encode."""
+    return _chat_size(prompt) if isinstance(prompt, ChatPrompt) else len(prompt)
+
+
+def _chat_size(chat: ChatPrompt) -> int:
+    """Tools and documents count as long, as measuring them would take a while."""
+    if chat.tools or chat.documents:
+        return LONG + 1
+    return sum(map(_message_size, chat.messages)) + sum(map(_value_size, chat.template_kwargs.values()))
+
+
+def _message_size(message: dict[str, Any]) -> int:
+    return _MESSAGE + sum(map(_value_size, message.values()))
+
+
+def _value_size(value: object) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, list) and all(isinstance(part, dict) and part.keys() <= {"type", "text"} for part in value):
+        return sum(len(part.get("text", "")) for part in value)
+    return LONG if isinstance(value, list | dict) else 0
+
+
 def encode_prompts(parsed: Parsed, loaded: LoadedText) -> tuple[GenerationRequest, list[list[int]]]:
     """Return the request with the texts of its prompts, and their token ids. Raises `InvalidRequest` with the field."""
     request = parsed.request
@@ -42,6 +74,8 @@ def encode_prompts(parsed: Parsed, loaded: LoadedText) -> tuple[GenerationReques
 def _encode_prompt(parsed: Parsed, position: int, prompt: Prompt, loaded: LoadedText) -> tuple[str, list[int]]:
     request, tokenizer, limit = parsed.request, loaded.tokenizer, loaded.info.max_model_len
     if isinstance(prompt, tuple):
+        if request.truncate is None:
+            parsed.check_length(request, position, len(prompt), loaded.limits)
         if prompt and not (min(prompt) >= 0 and max(prompt) < loaded.info.vocab_size):
             raise InvalidRequest(
                 f"has token ids outside the model's 0 to {loaded.info.vocab_size - 1}",
@@ -51,7 +85,7 @@ def _encode_prompt(parsed: Parsed, position: int, prompt: Prompt, loaded: Loaded
         text = tokenizer.decode(ids)
     else:
         text = prompt if isinstance(prompt, str) else render_chat(loaded.bundle, prompt)
-        if request.truncate is None and len(text) > _LONG * limit:
+        if request.truncate is None:
             estimate = tokenizer.estimate_beyond(text, limit)
             if estimate is not None:
                 parsed.check_length(request, position, estimate, loaded.limits)
@@ -93,5 +127,8 @@ def load_images(parsed: Parsed, request: GenerationRequest, loader: ImageLoader)
     ]
 
 
-_LONG = 8
-"""Characters a token above which a prompt is measured before it is tokenised; prose has about four."""
+LONG = 4096
+"""Characters that take a few milliseconds to tokenise."""
+
+_MESSAGE = 256
+"""Characters that take about as long to tokenise as one message takes to render."""

@@ -9,27 +9,31 @@ from pathlib import Path
 
 from lmi_handlers.answer import Answer, respelled
 from lmi_handlers.beam_generation import BeamGeneration, check_beam_search
+from lmi_handlers.beside import RunBeside, at_once
 from lmi_handlers.budget import Budget
 from lmi_handlers.dialects.base import ModelFacts, Parsed, TokenLimits
 from lmi_handlers.engine.client import EngineClient, EngineState, Generation
 from lmi_handlers.engine.messages import EngineInfo
 from lmi_handlers.engine.settings import metrics_dir
-from lmi_handlers.errors import EngineNotReady, InvalidRequest, UnsupportedFeature
+from lmi_handlers.errors import DeadlineExceeded, EngineNotReady, InvalidRequest, UnsupportedFeature
 from lmi_handlers.limits import check_adapter, check_sampling_params
 from lmi_handlers.media.images import image_loader
 from lmi_handlers.metrics.requests import RequestMetrics
-from lmi_handlers.prompts import LoadedText, encode_prompts, load_images
+from lmi_handlers.prompts import LoadedText, encode_prompts, load_images, takes_long
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.request import GenerationRequest, ImagePrompt
 from lmi_handlers.text.bundle import load_text_bundle
 from lmi_handlers.text.chat_template import load_renderer
-from lmi_handlers.text.sequence import SequenceText
+from lmi_handlers.text.sequence import SequenceText, TextRules
 from lmi_handlers.text.tokenizer import Tokenizer
 from lmi_handlers.usage import Usage
 
 
 class ServedModel:
-    """The model that this worker serves, wherever its engine is. Thread-safe."""
+    """The model that this worker serves, wherever its engine is. Thread-safe.
+
+    `run_beside` is what keeps long work off the event loop; a worker that has one sets it.
+    """
 
     def __init__(self, properties: ServingProperties, socket_path: Path) -> None:
         self.name = properties.name
@@ -37,6 +41,7 @@ class ServedModel:
         self._model_id = properties.model_id or self.name
         self._max_input_tokens = properties.max_input_tokens
         self._predict_timeout = properties.predict_timeout
+        self.run_beside: RunBeside = at_once
         self._images = image_loader(properties)
         self._budget = Budget.of(properties)
         self._loaded: LoadedText | None = None
@@ -90,24 +95,26 @@ class ServedModel:
         self._client.wait_ready(_PATIENCE)
         loaded = self.loaded
         _check_limits(parsed, loaded.info)
-        request, prompts = encode_prompts(parsed, loaded)
+        run = self.run_beside if takes_long(parsed) else at_once
+        deadline = usage.started + self._predict_timeout
+        request, prompts, rules = run(_prepare, parsed, loaded, self._budget, deadline)
         if request.beam_search is not None:
             check_beam_search(request, request.beam_search, loaded.info, loaded.tokenizer, parsed.spelling)
         usage.prompt_tokens = sum(map(len, prompts))
         images = load_images(parsed, request, self._images)
         usage.validation_time = time.monotonic() - usage.started
-        timeout = self._predict_timeout - (time.monotonic() - usage.started)  # images may have been fetched
+        timeout = deadline - time.monotonic()  # images may have been fetched
         generation = self._generate(loaded, request, prompts, images, timeout, connected)
         formatter = parsed.formatter(request, tuple(map(len, prompts)))
         n = request.sampling_params.n
         texts = [
-            SequenceText(loaded.tokenizer, prompt, request.sampling_params, index=position * n + sample)
+            SequenceText(rules, prompt, index=position * n + sample)
             for position, prompt in enumerate(prompts)
             for sample in range(n)
         ]
         usage.sequences = len(texts)
         usage.max_tokens = request.sampling_params.max_tokens or loaded.info.max_model_len - max(map(len, prompts))
-        return Answer(generation, formatter, texts, usage, self.metrics, parsed.spelling)
+        return Answer(generation, formatter, texts, usage, self.metrics, parsed.spelling, self.run_beside)
 
     def _generate(
         self,
@@ -151,6 +158,25 @@ class ServedModel:
         most = info.max_model_len - 1
         limits = TokenLimits(min(most, self._max_input_tokens or most), info.max_model_len, info.vocab_size)
         self._loaded = LoadedText(info, limits, bundle, tokenizer)
+
+
+def _prepare(
+    parsed: Parsed, loaded: LoadedText, budget: Budget, deadline: float
+) -> tuple[GenerationRequest, list[list[int]], TextRules]:
+    """Return the request with its prompts' texts, their token ids, and what its sequences have in common.
+
+    What `takes_long` measures is all in here.
+    """
+    if time.monotonic() >= deadline:  # others were before it
+        raise DeadlineExceeded("the request was not done within predict_timeout")
+    request, prompts = encode_prompts(parsed, loaded)
+    params = request.sampling_params
+    if params.prompt_logprobs is not None:
+        try:
+            budget.check_prompt_logprobs(sum(map(len, prompts)) * params.n, params.prompt_logprobs)
+        except InvalidRequest as error:
+            raise respelled(error, parsed.spelling) from error
+    return request, prompts, TextRules(loaded.tokenizer, params)
 
 
 def _check_sequences(parsed: Parsed, budget: Budget) -> None:

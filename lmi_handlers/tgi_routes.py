@@ -12,6 +12,7 @@ from flask import Blueprint, Response, request
 
 from formatters.tgi import TgiJsonFormatter, TgiSseFormatter, error_document
 from lmi_handlers import __version__
+from lmi_handlers.beside import RunBeside, at_once
 from lmi_handlers.budget import Budget
 from lmi_handlers.dialects import root_dialect
 from lmi_handlers.dialects.base import Payload
@@ -23,8 +24,9 @@ from lmi_handlers.errors import EngineNotReady, InvalidChat, InvalidRequest, LMI
 from lmi_handlers.front_end_errors import shown_routes
 from lmi_handlers.http_exchange import Exchange
 from lmi_handlers.openapi.responses import ChatTokenizeResponse, Info
-from lmi_handlers.prompts import LoadedText
+from lmi_handlers.prompts import LONG, LoadedText, prompt_size
 from lmi_handlers.properties import ServingProperties
+from lmi_handlers.request import ChatPrompt, Prompt
 from lmi_handlers.served_model import ServedModel
 from lmi_handlers.start_page import HEADERS, start_page
 from lmi_handlers.text.chat_template import render_chat
@@ -33,7 +35,7 @@ from lmi_handlers.text.spans import TokenSpan, token_spans
 JSON = "application/json"
 
 MOST_TOKENS = 65_536
-"""That `/tokenize` gives, or as many as the model takes where that is more: a third of a second of a web worker's time."""
+"""That `/tokenize` gives, or as many as the model takes where that is more."""
 
 
 class TgiRoutes:
@@ -134,22 +136,31 @@ class TgiRoutes:
 
     def _tokenize(self, exchange: Exchange, payload: Payload) -> Response:
         body, _ = decode_body(payload, TgiBody)
-        spans = _spans(self._model.loaded, body.inputs, add_special_tokens=True)
+        loaded = self._model.loaded
+        spans = self._runner(body.inputs)(_spans, loaded, body.inputs, add_special_tokens=True)
         return exchange.document(msgspec.json.encode(spans), JSON)
 
     def _chat_tokenize(self, exchange: Exchange, payload: Payload) -> Response:
         chat, loaded = decode_chat(payload, self._budget), self._model.loaded
-        try:
-            text = render_chat(loaded.bundle, chat.prompt())
-        except InvalidRequest as error:
-            raise InvalidChat(error.message) from error
-        spans = _spans(loaded, text, add_special_tokens=False)
-        return exchange.document(msgspec.json.encode(ChatTokenizeResponse(spans, text)), JSON)
+        prompt = chat.prompt()
+        answer = self._runner(prompt)(_chat_spans, loaded, prompt)
+        return exchange.document(msgspec.json.encode(answer), JSON)
+
+    def _runner(self, prompt: Prompt) -> RunBeside:
+        return self._model.run_beside if prompt_size(prompt) > LONG else at_once
+
+
+def _chat_spans(loaded: LoadedText, chat: ChatPrompt) -> ChatTokenizeResponse:
+    try:
+        text = render_chat(loaded.bundle, chat)
+    except InvalidRequest as error:
+        raise InvalidChat(error.message) from error
+    return ChatTokenizeResponse(_spans(loaded, text, add_special_tokens=False), text)
 
 
 def _spans(loaded: LoadedText, text: str, *, add_special_tokens: bool) -> list[TokenSpan]:
-    """Tokenise what a client wants to see the tokens of. Raises `InvalidRequest` where that would keep this worker busy."""
+    """Tokenise what a client wants to see the tokens of. Raises `InvalidRequest` where these are too many."""
     most = max(MOST_TOKENS, loaded.limits.max_total_tokens)
-    if len(text) > most and (tokens := loaded.tokenizer.estimate_beyond(text, most)) is not None:
+    if (tokens := loaded.tokenizer.estimate_beyond(text, most)) is not None:
         raise InvalidRequest(f"`inputs` must have less than {most} tokens. Given: {tokens}")
     return token_spans(loaded.tokenizer, text, add_special_tokens=add_special_tokens)

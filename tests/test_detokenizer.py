@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -352,6 +353,40 @@ def test_lone_surrogates_are_refused(byte_tokenizer: Tokenizer, text: str) -> No
     with pytest.raises(InvalidRequest, match="Unicode") as raised:
         byte_tokenizer.encode(text)
     assert raised.value.field == "inputs"
+
+
+LONG_TEXTS = {
+    "prose": "The quick brown fox, aged 7, jumps over\n\tthe lazy dog's  back. " * 1200,
+    "words": "a b " * 20_000,
+    "no spaces": "abc" * 25_000,
+    "Japanese": "日本語の文章です。" * 8_000,
+    "spaces": " " * 80_000,
+}
+
+
+@pytest.mark.parametrize("text", LONG_TEXTS.values(), ids=LONG_TEXTS)
+@pytest.mark.parametrize("name", ["smollm2", "byte_tokenizer", "llama"])
+def test_long_texts_are_tokenised_as_the_library_does(name: str, text: str, request: pytest.FixtureRequest) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(name)
+    expected = tokenizer.backend.encode(text).ids
+    assert tokenizer.encode(text) == expected
+    if text.strip():  # else there are no words to cut between
+        assert tokenizer.encode(text, truncate=1000) == expected[-1000:]
+    assert tokenizer.decode(expected) == tokenizer.backend.decode(expected, skip_special_tokens=False)
+    for limit in (100, len(expected) // 2, len(expected) - 1, len(expected), len(expected) + 100):
+        estimate = tokenizer.estimate_beyond(text, limit)
+        assert estimate is None or len(expected) > limit
+        assert estimate is not None or len(expected) < 2 * limit + 1000
+
+
+def test_a_text_of_too_many_bytes_is_refused_by_its_beginning(smollm2: Tokenizer) -> None:
+    """A million tokens, of which none is longer than so many characters."""
+    longest = max(map(len, smollm2.backend.get_vocab()))
+    text = "a b " * 500_000
+    started = time.process_time()
+    estimate = smollm2.estimate_beyond(text, len(text) // longest - 1)
+    assert estimate == pytest.approx(1_000_000, rel=0.01)
+    assert time.process_time() - started < 1  # all of it takes five
 
 
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lmi_handlers.outputs import FinishReason, TextDelta, Token, TokenOutput
 from lmi_handlers.sampling_params import SamplingParams
 from lmi_handlers.text.bundle import build_byte_bundle
-from lmi_handlers.text.sequence import SequenceText
+from lmi_handlers.text.sequence import SequenceText, TextRules
 from lmi_handlers.text.tokenizer import Tokenizer
 
 END = 256
@@ -29,7 +29,7 @@ def output(text: str | list[int], finish_reason: FinishReason | None = None) -> 
 
 
 def feed(tokenizer: Tokenizer, sampling_params: SamplingParams, *outputs: TokenOutput) -> list[TextDelta]:
-    sequence = SequenceText(tokenizer, [ord("x")], sampling_params, index=3)
+    sequence = SequenceText(TextRules(tokenizer, sampling_params), [ord("x")], index=3)
     return [sequence.feed(output) for output in outputs]
 
 
@@ -81,7 +81,7 @@ def test_an_incomplete_character_at_the_end_is_left_out(tokenizer: Tokenizer) ->
 
 
 def test_a_stop_string_ends_the_sequence(tokenizer: Tokenizer) -> None:
-    sequence = SequenceText(tokenizer, [ord("x")], SamplingParams(stop=("STOP",)))
+    sequence = SequenceText(TextRules(tokenizer, SamplingParams(stop=("STOP",))), [ord("x")])
     first = sequence.feed(output("abST"))
     assert (first.text, first.finish_reason, len(first.tokens)) == ("ab", None, 2)
     last = sequence.feed(output("OPcd"))
@@ -155,7 +155,7 @@ def test_logprobs_and_alternatives(tokenizer: Tokenizer) -> None:
 
 
 def test_prompt_tokens_come_once(tokenizer: Tokenizer) -> None:
-    sequence = SequenceText(tokenizer, [END, *"é".encode()], SamplingParams(prompt_logprobs=0))
+    sequence = SequenceText(TextRules(tokenizer, SamplingParams(prompt_logprobs=0)), [END, *"é".encode()])
     first = TokenOutput(request_id="r", token_ids=[ord("a")], prompt_logprobs=[None, -1.0, -2.0])
     assert sequence.feed(first).prompt_tokens == (
         Token(END, "<|endoftext|>", None, True, data=b"<|endoftext|>"),
@@ -166,7 +166,7 @@ def test_prompt_tokens_come_once(tokenizer: Tokenizer) -> None:
 
 
 def test_prompt_tokens_with_alternatives(tokenizer: Tokenizer) -> None:
-    sequence = SequenceText(tokenizer, list("é".encode()), SamplingParams(prompt_logprobs=2))
+    sequence = SequenceText(TextRules(tokenizer, SamplingParams(prompt_logprobs=2)), list("é".encode()))
     first = TokenOutput(
         request_id="r",
         token_ids=[ord("a")],

@@ -10,8 +10,27 @@ import msgspec
 from lmi_handlers.outputs import FinishReason, TextDelta, Token, TokenOutput
 from lmi_handlers.sampling_params import SamplingParams
 from lmi_handlers.text.detokenizer import make_detokenizer
-from lmi_handlers.text.stop import StopMatcher
+from lmi_handlers.text.stop import StopAutomaton, StopMatcher
 from lmi_handlers.text.tokenizer import Tokenizer
+
+
+class TextRules:
+    """What is the same for all sequences of a request: the tokenizer, and how their texts begin and end. Immutable."""
+
+    def __init__(self, tokenizer: Tokenizer, sampling_params: SamplingParams) -> None:
+        self.tokenizer = tokenizer
+        self.skip_special_tokens = sampling_params.skip_special_tokens
+        self.include_stop = sampling_params.include_stop_str_in_output
+        self.min_tokens = sampling_params.min_tokens
+        self.ending_ids = tokenizer.eos_token_ids.union(sampling_params.stop_token_ids)
+        self.stop_strings = frozenset(sampling_params.stop)
+        self.automaton = StopAutomaton(sampling_params.stop) if sampling_params.stop else None
+
+    def stop_matcher(self) -> StopMatcher | None:
+        """Return a matcher for one sequence, None where no text stops it."""
+        if self.automaton is None:
+            return None
+        return StopMatcher(self.automaton, include_stop_str_in_output=self.include_stop, min_tokens=self.min_tokens)
 
 
 class SequenceText:
@@ -26,27 +45,18 @@ class SequenceText:
     A stop string that is the text of a special token also stops at that token, which leaves no text to match.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], sampling_params: SamplingParams, *, index: int = 0
-    ) -> None:
+    def __init__(self, rules: TextRules, prompt_token_ids: Sequence[int], *, index: int = 0) -> None:
         self.index = index
         self.finish_reason: FinishReason | None = None
         """Set with the last delta. The engine does not know of a stop string that matched: the caller must abort it."""
-        self._tokenizer = tokenizer
+        self._rules = rules
+        self._tokenizer = rules.tokenizer
         self._prompt_token_ids = prompt_token_ids
-        self._include_stop = sampling_params.include_stop_str_in_output
+        self._include_stop = rules.include_stop
         self._detokenizer = make_detokenizer(
-            tokenizer, prompt_token_ids, skip_special_tokens=sampling_params.skip_special_tokens
+            rules.tokenizer, prompt_token_ids, skip_special_tokens=rules.skip_special_tokens
         )
-        self._stop_strings = sampling_params.stop
-        self._ending_ids = tokenizer.eos_token_ids.union(sampling_params.stop_token_ids)
-        self._stop: StopMatcher | None = None
-        if sampling_params.stop:
-            self._stop = StopMatcher(
-                sampling_params.stop,
-                include_stop_str_in_output=sampling_params.include_stop_str_in_output,
-                min_tokens=sampling_params.min_tokens,
-            )
+        self._stop = rules.stop_matcher()
         self._held: deque[Token] = deque()  # the tokens of the pieces that the matcher holds
 
     def feed(self, output: TokenOutput) -> TextDelta:
@@ -86,7 +96,7 @@ class SequenceText:
     def _ending_token(self, output: TokenOutput) -> int | None:
         """Position of the token that ended the sequence; None where an engine keeps that token to itself."""
         last = len(output.token_ids) - 1
-        if output.finish_reason in _ENDED_BY_TOKEN and last >= 0 and output.token_ids[last] in self._ending_ids:
+        if output.finish_reason in _ENDED_BY_TOKEN and last >= 0 and output.token_ids[last] in self._rules.ending_ids:
             return last
         return None
 
@@ -105,7 +115,7 @@ class SequenceText:
     def _match(self, stop: StopMatcher, token: Token, piece: str, tokens: list[Token]) -> str:
         """Add `token` to those held, move those that are free to `tokens` and return their text."""
         self._held.append(token)
-        if token.special and not piece and token.text in self._stop_strings:
+        if token.special and not piece and token.text in self._rules.stop_strings:
             return self._release(stop.feed_stop(), tokens)
         return self._release(stop.feed(piece), tokens)
 

@@ -22,7 +22,8 @@ class TokenSpan(msgspec.Struct, frozen=True):
 def token_spans(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[TokenSpan]:
     """Tokenise `text`. Raises `InvalidRequest` for text that is not Unicode."""
     try:
-        encoding = tokenizer.backend.encode(text, add_special_tokens=add_special_tokens)
+        # A batch, as that releases the interpreter's lock.
+        [encoding] = tokenizer.backend.encode_batch([text], add_special_tokens=add_special_tokens)
         sizes = None if text.isascii() else [0, *accumulate(len(char.encode()) for char in text)]
     except (TypeError, UnicodeEncodeError) as error:  # a lone surrogate
         raise InvalidRequest("must be valid Unicode text, without lone surrogates", field="inputs") from error

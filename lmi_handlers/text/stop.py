@@ -6,7 +6,9 @@ from collections import deque
 
 
 class StopMatcher:
-    """Looks for the first of several stop strings in one sequence's text, fed as one piece a token.
+    """Looks for the first of several stop strings in one sequence's text, fed as one piece per token.
+
+    The strings are in an automaton, which all sequences of a request share.
 
     The first is the one that ends first, and of several that end together the longest: so a match does not depend on
     how the text is cut into pieces. It is cut from the text, or the text ends with it where
@@ -17,8 +19,10 @@ class StopMatcher:
     stop strings are.
     """
 
-    def __init__(self, stop: tuple[str, ...], *, include_stop_str_in_output: bool = False, min_tokens: int = 0) -> None:
-        self._automaton = StopAutomaton(stop)
+    def __init__(
+        self, automaton: StopAutomaton, *, include_stop_str_in_output: bool = False, min_tokens: int = 0
+    ) -> None:
+        self._automaton = automaton
         self._node = 0
         self._held: deque[str] = deque()
         self._held_length = 0  # characters
@@ -89,6 +93,9 @@ class StopAutomaton:
 
     Being at a node means that it is the longest such prefix with which the text so far ends. `depth` is its length, and
     `match_length` that of the longest whole stop string with which the text so far ends, 0 where there is none.
+
+    Comparing anew at each token would take the product of two lengths for strings such as "aaaa...b". Building this is linear in
+    the strings, but takes some hundred bytes per character: build it once per request. Immutable once made.
     """
 
     def __init__(self, stop: tuple[str, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,18 @@ import tokenizers
 from lmi_handlers.errors import ConfigError, InvalidRequest
 from lmi_handlers.text.bundle import TOKENIZER_FILE, TextBundle, byte_characters
 
+_SHORT = 1024
+"""Characters up to which the library's plain call is the quickest."""
+
 _CHUNK = 32_768
 _CUT = 16
 """Tokens by which a cut between two chunks may at most inflate the count."""
+
+_TAIL = 65_536
+"""Characters at the end of a text that are read at least where it is to be truncated."""
+
+_SLACK = 1024
+"""Tokens at the start of such a tail that may be others than in the whole text, and are not used."""
 
 
 class Tokenizer:
@@ -35,9 +45,10 @@ class Tokenizer:
         self._token_texts: dict[int, str] = {}
         self._all_pieces: Pieces | None = None
         self._visible_pieces: Pieces | None = None
-        if (piece_bytes := _piece_bytes(self.backend)) is not None:
-            self._all_pieces = Pieces(self.backend, piece_bytes)
-            self._visible_pieces = Pieces(self.backend, piece_bytes, hidden=self.special_token_ids)
+        self._piece_bytes = _piece_bytes(self.backend)
+        if self._piece_bytes is not None:
+            self._all_pieces = Pieces(self.backend, self._piece_bytes)
+            self._visible_pieces = Pieces(self.backend, self._piece_bytes, hidden=self.special_token_ids)
         self.token_bytes = TokenBytes(self.token_text if self._all_pieces is None else self._all_pieces.__getitem__)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, truncate: int | None = None) -> list[int]:
@@ -47,27 +58,77 @@ class Tokenizer:
         is for plain prompts, a rendered chat has its own. Raises `InvalidRequest` for text that is not Unicode.
         """
         try:
-            ids = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            if truncate is None:
+                return self._encode(text, add_special_tokens)
+            ids = self._encode_tail(text, truncate, add_special_tokens)
         except TypeError as error:  # how the library meets a lone surrogate, which JSON can write ("\ud800")
             raise InvalidRequest("must be valid Unicode text, without lone surrogates", field="inputs") from error
-        return ids if truncate is None else ids[max(len(ids) - truncate, 0) :]
+        return ids[max(len(ids) - truncate, 0) :]
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        if len(text) <= _SHORT:
+            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        else:
+            # The only one of the library's calls that releases the interpreter's lock, and it does not track offsets.
+            ids = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        return ids
+
+    def _encode_tail(self, text: str, truncate: int, add_special_tokens: bool) -> list[int]:
+        """Return the ids of `text`, or where it is long those of an end of it that has well over `truncate` tokens.
+
+        The tail begins between two words where there are some, from where on tokens are those of the whole text.
+        """
+        length = max(_TAIL, 8 * truncate)
+        while length < len(text):
+            start = len(text) - length
+            space = text.rfind(" ", start - _CHUNK if start > _CHUNK else 0, start)
+            ids = self._encode(text[space if space > 0 else start :], add_special_tokens)
+            if len(ids) >= truncate + _SLACK:
+                return ids
+            length *= 2
+        return self._encode(text, add_special_tokens)
 
     def decode(self, token_ids: list[int]) -> str:
         """Return the text of `token_ids`, special tokens included."""
-        text: str = self.backend.decode(token_ids, skip_special_tokens=False)
+        if len(token_ids) <= _SHORT:
+            text: str = self.backend.decode(token_ids, skip_special_tokens=False)
+        else:
+            text = self.backend.decode_batch([token_ids], skip_special_tokens=False)[
+                0
+            ]  # releases the interpreter's lock
         return text
 
     def estimate_beyond(self, text: str, limit: int) -> int | None:
-        """Return about how many tokens `text` has where it is far longer than `limit`, judged by its beginning, else None.
+        """Return about how many tokens `text` has where it certainly has more than `limit`, else None.
 
-        None says nothing: it takes an `encode` to know. A client must not keep a web worker busy with megabytes.
+        Takes the time and memory of about `limit` tokens at most, however long the text is.
         """
+        if len(text) <= max(limit, _CHUNK):
+            return None  # encoding it is no more work than this would be
+        longest = self._longest_token
+        certain = longest is not None and len(text) > limit * longest
         tokens = 0
         for start in range(0, len(text), _CHUNK):
             tokens += len(self.encode(text[start : start + _CHUNK], add_special_tokens=False)) - _CUT
-            if tokens > limit:
-                return tokens * len(text) // min(start + _CHUNK, len(text))
+            if tokens > limit or certain:
+                return max(tokens * len(text) // min(start + _CHUNK, len(text)), limit + 1)
         return None
+
+    @functools.cached_property
+    def _longest_token(self) -> int | None:
+        """Bytes, and so characters at most, that one token can stand for. None where that is not known.
+
+        It is for byte-level BPE, where no step drops anything of a text.
+        """
+        backend = self.backend
+        if self._piece_bytes is not _byte_level or backend.normalizer is not None or backend.truncation is not None:
+            return None
+        if backend.pre_tokenizer is not None and b"Removed" in backend.pre_tokenizer.__getstate__():
+            return None
+        if any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values()):
+            return None  # each of them may stand for any number of spaces
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        return max(map(len, vocabulary)) if vocabulary.keys() >= _BYTE_OF_CHARACTER.keys() else None
 
     def is_special(self, token_id: int) -> bool:
         """Whether this is a control token, such as the end of a sequence."""
