@@ -16,6 +16,7 @@ from picture_server import PictureServer
 from serving import Server, StartServer
 from werkzeug.local import LocalProxy
 
+from lmi_handlers.engine.model_files import DEFAULT_MODEL_NAME
 from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
 
 # Machines that run tests are slow at times. CI takes the same examples each time: what fails there fails for everyone.
@@ -152,7 +153,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def model_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server on the real small model, in float32."""
     rolling_batch: str = getattr(request, "param", "scheduler")  # where a test asks for the fixture by its name
-    properties = f"option.rolling_batch={rolling_batch}\noption.model_name=smollm2\n{ROLLING_BATCH[rolling_batch]}"
+    properties = f"option.rolling_batch={rolling_batch}\n{ROLLING_BATCH[rolling_batch]}"
     server = Server(tmp_path_factory.mktemp("model") / "smollm2", properties, "--local-runtime")
+    server.name = DEFAULT_MODEL_NAME
     yield server.wait_ready(timeout=300)
     server.stop()

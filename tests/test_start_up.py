@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import requests
 from click.testing import CliRunner
-from serving import Server, StartServer, free_port
+from serving import Server, free_port
 
 from lmi_handlers.cli import main
 from lmi_handlers.dialects import InvocationsDialects
@@ -234,12 +234,12 @@ def test_default_model_that_is_not_installed(tmp_path: Path, both: Both, monkeyp
 
 
 @pytest.mark.model
-def test_default_model_is_called_by_its_name_everywhere(start_server: StartServer) -> None:
-    server: Server = start_server("option.rolling_batch=scheduler\n")
+def test_default_model_is_called_by_its_name_everywhere(model_server: Server) -> None:
+    server = model_server
     assert list(server.ping().json()) == [DEFAULT_MODEL_NAME]
     body = {"inputs": "x", "parameters": {"max_new_tokens": 1}}
     assert server.invoke(body, path=f"/predictions/{DEFAULT_MODEL_NAME}").status_code == 200
-    assert server.invoke(body, path=f"/predictions/{server.name}").status_code == 404
+    assert server.invoke(body, path=f"/predictions/{server.directory.name}").status_code == 404
     assert requests.get(f"{server.url}/info", timeout=5).json()["model_id"] == DEFAULT_MODEL_NAME
     assert requests.get(f"{server.url}/v1/models", timeout=5).json()["data"][0]["id"] == DEFAULT_MODEL_NAME
     assert f'model_name="{DEFAULT_MODEL_NAME}"' in requests.get(f"{server.url}/metrics", timeout=5).text
