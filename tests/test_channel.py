@@ -803,6 +803,24 @@ def test_requests_end_at_their_deadline_where_the_engine_reads_nothing(tmp_path:
                     texts_of(generation)
 
 
+def test_worker_that_reads_nothing_loses_its_places(engine: Pair) -> None:
+    running, client = engine
+    with socket.socket(socket.AF_UNIX) as sock, contextlib.ExitStack() as stack:
+        sock.connect(str(client._socket_path))
+        channel = worker_end(sock)
+        stack.callback(channel._reader.close)
+        params = SamplingParams(ignore_eos=True, max_tokens=3000, logprobs=20)
+        channel.send(Submit(1, "r", [list(b"ab")] * 2, params))  # more than a socket takes, and both places
+        wait_until(lambda: any(connection.sending_since for connection in running.server._connections))
+        running.server.hang_up_on_stuck(60)
+        before = len(running.server._connections)
+        time.sleep(0.5)
+        running.server.hang_up_on_stuck(0.4)
+        wait_until(lambda: len(running.server._connections) < before)
+        assert len([message for message in channel.receive() if isinstance(message, Outputs)]) > 0
+    engine_is_free(client)
+
+
 def test_workers_that_come_and_go_leave_nothing_behind(tmp_path: Path) -> None:
     process = psutil.Process()
     inbox: Inbox = queue.SimpleQueue()

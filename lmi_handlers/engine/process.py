@@ -45,13 +45,17 @@ logger = logging.getLogger("lmi_handlers.engine.process")  # __name__ is "__main
 
 
 class WorkerConnection:
-    """One connected web worker. Messages leave through a thread of their own, so that a slow worker stops nobody."""
+    """One connected web worker. Messages leave through a thread of their own, so that a slow worker stops nobody.
+
+    `sending_since` is the monotonic time since which that thread has been writing one message, None between messages.
+    """
 
     def __init__(self, sock: socket.socket, inbox: Inbox, on_gone: Callable[[WorkerConnection], None]) -> None:
         self._channel = engine_end(sock)
         self._inbox = inbox
         self._on_gone = on_gone
         self._outbox = Outbox()
+        self.sending_since: float | None = None
         self._writer = threading.Thread(target=self._write, daemon=True)
         self._writer.start()
         threading.Thread(target=self._read, daemon=True).start()
@@ -65,13 +69,19 @@ class WorkerConnection:
         self._outbox.put(None)
         self._writer.join(timeout)
 
+    def close(self) -> None:
+        """Hang up; the loop hears of it from the reader."""
+        self._channel.close()
+
     def _write(self) -> None:
         try:
             while True:
                 for message in self._outbox.take():
                     if message is None:
                         return
+                    self.sending_since = time.monotonic()
                     self._send(message)
+                    self.sending_since = None
         except OSError:
             pass  # the worker has gone, as the reader will notice
         except Exception:  # whatever a backend has put into its outputs, its requests must not wait for ever
@@ -126,6 +136,15 @@ class WorkerServer:
             for connection in self._connections:
                 connection.send(state)
 
+    def hang_up_on_stuck(self, limit: float) -> None:
+        """Disconnect each worker that has not read one message in `limit` seconds: what it asked for takes others' places."""
+        with self._lock:
+            for connection in self._connections:
+                since = connection.sending_since
+                if since is not None and time.monotonic() - since > limit:
+                    logger.error("a web worker reads nothing; it is disconnected", extra={"seconds": limit})
+                    connection.close()
+
     def flush(self) -> None:
         """Deliver what is queued for the workers, within a second."""
         with self._lock:
@@ -172,7 +191,9 @@ def serve(settings: EngineSettings, lifeline: int) -> None:
         server.announce(Loading("the engine has died and is restarted"))
 
     loop = EngineLoop(backend, admission, settings.properties.job_queue_size, inbox, say_so, heartbeat)
-    threading.Thread(target=_watch, args=(loop, backend, server), daemon=True).start()
+    threading.Thread(
+        target=_watch, args=(loop, backend, server, settings.properties.stall_timeout), daemon=True
+    ).start()
     heartbeat.start(patience=CPU_PATIENCE if backend.capabilities.device == "cpu" else 1.0)
     threading.Thread(target=_beat, args=(heartbeat, backend), daemon=True).start()
     metrics = EngineMetrics(settings.metrics_dir)
@@ -252,10 +273,14 @@ def _admission(properties: ServingProperties, max_num_seqs: int) -> Admission:
     return DynamicBatch(properties.batch_size, properties.max_batch_delay / 1000)
 
 
-def _watch(loop: EngineLoop, backend: Backend, server: WorkerServer) -> None:
-    """End the process, once everyone has been told, where the engine has lost a process: it may not notice itself."""
+def _watch(loop: EngineLoop, backend: Backend, server: WorkerServer, stall_timeout: float) -> None:
+    """End the process, once everyone has been told, where the engine has lost a process: it may not notice itself.
+
+    Web workers that hang are disconnected.
+    """
     while True:
         time.sleep(_WATCH_INTERVAL)
+        server.hang_up_on_stuck(stall_timeout)
         try:
             backend.check_health()
         except EngineDead as error:
