@@ -352,6 +352,22 @@ def test_a_long_prompt_stops_nobody(backend: TransformersBackend) -> None:
     assert {output.request_id for output in driver.step()} == {"short", "long"}
 
 
+def test_a_long_prompt_shows_progress_before_its_first_token() -> None:
+    """From step to step, and from layer to layer while a step is under way."""
+    backend = make_backend(make_model("llama"), max_prefill_tokens=8)
+    driver = Driver(backend)
+    driver.add("long", random_prompt(random.Random(0), 60), greedy(2))
+    seen = [backend.progress]
+    during: list[int] = []
+    for layer in backend._runner._model.model.layers:  # type: ignore[attr-defined]  # the rolling runner's
+        layer.register_forward_hook(lambda *_: during.append(backend.progress))
+    for _ in range(7):
+        assert driver.step() == []
+        seen.append(backend.progress)
+    assert len(set(seen)) == len(seen)
+    assert len(set(during)) == len(during) > 7
+
+
 def test_cache_usage_is_the_share_of_all_there_could_be() -> None:
     backend = make_backend(make_model("llama"), max_model_len=50, max_batch_size=2)
     backend.add_request(TokenRequest(request_id="a", prompt_token_ids=[5] * 9, sampling_params=greedy(3)))
