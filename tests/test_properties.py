@@ -377,7 +377,7 @@ def test_cast(name: str, text: str, value: object) -> None:
         ("trust_remote_code", "ja", "not true or false"),
         ("trust_remote_code", "2", "not true or false"),
         ("dtype", "fp8", "not one of auto, fp32, fp16, bf16, int8"),
-        ("echo_fault", "explode", "not one of none, exit_in_load, raise_in_load, slow_load"),
+        ("echo_fault", "explode", "not one of none, exit_in_load, out_of_memory_in_load, raise_in_load, slow_load"),
     ],
 )
 def test_strict_cast(name: str, text: str, cause: str) -> None:
