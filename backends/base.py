@@ -32,7 +32,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     `max_model_len` counts prompt and generated tokens together, `max_num_seqs` the sequences that run at a time.
     `max_logprobs` bounds `logprobs`, and `prompt_logprobs` too unless `max_prompt_logprobs` does. `unsupported` names the
     `SamplingParams` fields that this backend cannot honour, or "adapters"; `adapters` are the LoRA adapters that requests may
-    ask for. `device` is what it runs on, in torch's words such as "cpu" or "cuda"; empty where it does not say.
+    ask for. `device` is what it runs on, in torch's words such as "cpu" or "cuda"; empty where it does not say,
+    and so is `dtype`, the type of the weights, such as "bfloat16".
     `takes_images` is true where prompts may have images.
     """
 
@@ -45,6 +46,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     unsupported: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
     device: str = ""
+    dtype: str = ""
     takes_images: bool = False
 
 

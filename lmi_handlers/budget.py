@@ -151,7 +151,9 @@ Check = Callable[[Budget, str, Any], None]
 """`(budget, field, value)`; raises `InvalidRequest`."""
 
 
-def _check_strings(budget: Budget, field: str, value: str | list[str]) -> None:
+def _check_strings(budget: Budget, field: str, value: str | list[str] | bool) -> None:
+    if isinstance(value, bool):  # TensorRT-LLM's `stop`
+        return
     strings = [value] if isinstance(value, str) else value
     _check_count(field, strings, budget.max_strings, "strings", "max_strings")
     characters = sum(map(len, strings))
@@ -224,7 +226,16 @@ def _check_count(field: str, value: Any, most: int, noun: str, option: str) -> N
 
 _CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(
-        ("stop", "stop_sequences", "bad_words", "completion_bias_exclusion", "guided_choice", "choice"), _check_strings
+        (
+            "stop",
+            "stop_sequences",
+            "bad_words",
+            "bad_sequences",
+            "completion_bias_exclusion",
+            "guided_choice",
+            "choice",
+        ),
+        _check_strings,
     ),
     **dict.fromkeys(("stop_token_ids", "allowed_token_ids", "logit_bias"), _check_token_ids),
     **dict.fromkeys(("messages", "documents"), _check_messages),

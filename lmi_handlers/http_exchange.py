@@ -78,11 +78,15 @@ class Exchange:
             raise PayloadTooLarge(f"the request body is larger than max_request_size ({max_request_size} bytes)")
         return data
 
+    def name_ignored(self, names: tuple[str, ...]) -> None:
+        """Tell the client which fields of its body have no effect."""
+        if names:
+            self.headers["x-lmi-ignored-parameters"] = _header_value(", ".join(names))
+
     def generate(self, model: ServedModel, payload: Payload) -> Response:
         """Answer: the head only once there is something to send, so that failures before it have their status."""
         parsed = self.dialect.parse(payload)
-        if parsed.request.ignored_parameters:
-            self.headers["x-lmi-ignored-parameters"] = _header_value(", ".join(parsed.request.ignored_parameters))
+        self.name_ignored(parsed.request.ignored_parameters)
         answer = model.start_generation(parsed, self.usage, self.connected)
         self.usage.device = model.loaded.info.device
         chunks = iter(answer)

@@ -13,6 +13,7 @@ import msgspec
 from flask import Blueprint, Response, request
 
 from lmi_handlers.budget import Budget
+from lmi_handlers.dialects import default_completion_tokens
 from lmi_handlers.dialects.aleph_alpha import AlephAlphaDialect
 from lmi_handlers.dialects.aleph_alpha_completion import AlephAlphaCompletionDialect
 from lmi_handlers.dialects.base import Payload
@@ -38,7 +39,9 @@ class OpenAIRoutes:
             reasoning_parser=properties.reasoning_parser,
             enable_reasoning=properties.enable_reasoning,
         )
-        self._completions = CompletionsDialect(lambda: model.facts, budget=budget)
+        self._completions = CompletionsDialect(
+            lambda: model.facts, budget=budget, default_max_tokens=default_completion_tokens(properties)
+        )
         self._aleph_alpha = AlephAlphaDialect(lambda: model.facts, budget=budget)
         self._aleph_alpha_completions = AlephAlphaCompletionDialect(lambda: model.facts, budget=budget)
         self._created = int(time.time())

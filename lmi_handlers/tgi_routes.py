@@ -18,7 +18,7 @@ from lmi_handlers.dialects import root_dialect
 from lmi_handlers.dialects.base import Payload
 from lmi_handlers.dialects.tgi import GenerateDialect, TgiDialect
 from lmi_handlers.dialects.tgi_chat import decode_chat
-from lmi_handlers.dialects.tgi_request import TgiBody, decode_body
+from lmi_handlers.dialects.tgi_request import TokenizeBody, decode_body
 from lmi_handlers.engine.client import EngineState
 from lmi_handlers.errors import EngineNotReady, InvalidChat, InvalidRequest, LMIError, UnsupportedMediaType
 from lmi_handlers.front_end_errors import shown_routes
@@ -92,10 +92,10 @@ class TgiRoutes:
     def info(self) -> Response:
         """What is served, and within which limits."""
         try:
-            limits = self._model.loaded.limits
+            loaded = self._model.loaded
         except EngineNotReady as error:
             return Response(error_document(error), status=503, content_type=JSON)
-        options = self._properties
+        limits, engine, options = loaded.limits, loaded.info, self._properties
         info = Info(
             model_id=options.model_id or self._model.name,
             model_sha=None,
@@ -111,6 +111,12 @@ class TgiRoutes:
             version=__version__,
             sha=None,
             docker_label=None,
+            model_dtype=engine.dtype or None,
+            model_device_type=engine.device or None,
+            max_input_length=limits.max_input_tokens,
+            waiting_served_ratio=0.0,
+            max_batch_total_tokens=engine.max_num_seqs * limits.max_total_tokens,
+            max_waiting_tokens=0,
         )
         return Response(msgspec.json.encode(info), content_type=JSON)
 
@@ -135,13 +141,15 @@ class TgiRoutes:
         return exchange.generate(self._model, payload)
 
     def _tokenize(self, exchange: Exchange, payload: Payload) -> Response:
-        body, _ = decode_body(payload, TgiBody)
+        body, ignored = decode_body(payload, TokenizeBody)
+        exchange.name_ignored(ignored)
         loaded = self._model.loaded
-        spans = self._runner(body.inputs)(_spans, loaded, body.inputs, add_special_tokens=True)
+        spans = self._runner(body.inputs)(_spans, loaded, body.inputs, add_special_tokens=body.add_special_tokens)
         return exchange.document(msgspec.json.encode(spans), JSON)
 
     def _chat_tokenize(self, exchange: Exchange, payload: Payload) -> Response:
-        chat, loaded = decode_chat(payload, self._budget), self._model.loaded
+        (chat, ignored), loaded = decode_chat(payload, self._budget), self._model.loaded
+        exchange.name_ignored(ignored)
         prompt = chat.prompt()
         answer = self._runner(prompt)(_chat_spans, loaded, prompt)
         return exchange.document(msgspec.json.encode(answer), JSON)

@@ -110,6 +110,7 @@ SAMPLES: dict[str, Any] = {
     "random_seed": 7,
     "logit_bias": {"5": 1.5},
     "bad_words": ["x"],
+    "bad_sequences": ["x"],
     "allowed_token_ids": [5],
     "max_tokens": 5,
     "max_completion_tokens": 5,
@@ -118,6 +119,7 @@ SAMPLES: dict[str, Any] = {
     "maximum_tokens": 5,
     "min_tokens": 5,
     "min_new_tokens": 5,
+    "min_length": 5,
     "n": 2,
     "best_of": 2,
     "num_beams": 2,
@@ -182,6 +184,7 @@ OTHER_SAMPLES: dict[tuple[str, str], Any] = {
 CONTEXTS: dict[str, dict[str, Any]] = {
     "min_tokens": {"max_tokens": 10**7},
     "min_new_tokens": {"max_new_tokens": 10**7},
+    "min_length": {"max_new_tokens": 10**7},
     "length_penalty": {"num_beams": 2},
     "len_penalty": {"num_beams": 2},
     "early_stopping": {"num_beams": 2},

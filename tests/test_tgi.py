@@ -91,7 +91,16 @@ def test_end_of_sequence_is_a_special_token_with_its_text(echo_server: Server) -
 
 def test_info(echo_server: Server) -> None:
     info = requests.get(echo_server.url + "/info", timeout=5).json()
-    assert list(info) == list(BODIES["info"]["json"])
+    older = (
+        "model_dtype",
+        "model_device_type",
+        "max_input_length",
+        "waiting_served_ratio",
+        "max_batch_total_tokens",
+        "max_waiting_tokens",
+    )
+    assert list(info) == [*BODIES["info"]["json"], *older]
+    assert [info[name] for name in older] == [None, "cpu", 4095, 0.0, 32 * 4096, 0]
     assert (info["model_id"], info["max_input_tokens"], info["max_total_tokens"]) == ("m", 4095, 4096)
 
 

@@ -66,6 +66,7 @@ class TransformersBackend(Backend):
     ) -> None:
         embeddings: torch.Tensor = model.get_input_embeddings().weight
         self._device = embeddings.device
+        self._dtype = str(model.dtype).removeprefix("torch.")
         self._vocab_size = embeddings.shape[0]
         self._eos_token_ids = frozenset(eos_token_ids)
         self._max_model_len = choose_max_model_len(model.config, max_model_len)
@@ -94,7 +95,7 @@ class TransformersBackend(Backend):
             "model loaded",
             extra={
                 "runner": type(self._runner).__name__,
-                "dtype": str(model.dtype).removeprefix("torch."),
+                "dtype": self._dtype,
                 "device": str(self._device),
                 "max_model_len": self._max_model_len,
             },
@@ -136,6 +137,7 @@ class TransformersBackend(Backend):
             max_logprobs=MAX_LOGPROBS,
             unsupported=(*UNSUPPORTED, *(name for name, needed in needs.items() if needed is None)),
             device=self._device.type,
+            dtype=self._dtype,
             takes_images=self._images is not None,
         )
 

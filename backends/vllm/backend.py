@@ -109,6 +109,7 @@ class VLLMBackend(Backend):
             unsupported=(*UNSUPPORTED, *_unsupported_by(config)),
             adapters=tuple(self._adapters),
             device=config.device_config.device_type,
+            dtype=str(config.model_config.dtype).removeprefix("torch."),
             takes_images=self._images is not None,
         )
         if config.structured_outputs_config.backend == GRAMMAR_LIBRARY:

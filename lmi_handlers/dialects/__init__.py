@@ -15,6 +15,7 @@ from lmi_handlers.dialects.lmi import LmiDialect
 from lmi_handlers.dialects.lmi_dynamic import LmiDynamicDialect
 from lmi_handlers.dialects.mindie import MindieDialect
 from lmi_handlers.dialects.openai import ChatDialect, CompletionsDialect
+from lmi_handlers.dialects.openai_request import DEFAULT_COMPLETION_TOKENS
 from lmi_handlers.dialects.tgi import CompatDialect, TgiDialect
 from lmi_handlers.errors import ConfigError
 from lmi_handlers.media.images import image_loader
@@ -23,6 +24,11 @@ from lmi_handlers.text.reasoning import reasoning_format
 from lmi_handlers.text.tool_formats import choose_format
 
 NONE: Mapping[str, float] = MappingProxyType({})
+
+
+def default_completion_tokens(properties: ServingProperties) -> int | None:
+    """How long a text completion may be that sets no `max_tokens`: OpenAI's 16, or what fits, on TGI's own terms."""
+    return None if properties.tgi_compat else DEFAULT_COMPLETION_TOKENS
 
 
 def root_dialect(properties: ServingProperties) -> TgiDialect:
@@ -56,6 +62,7 @@ class InvocationsDialects:
         self._completions = CompletionsDialect(
             facts,
             budget=budget,
+            default_max_tokens=default_completion_tokens(properties),
             stream_formatter=CompletionJsonLinesFormatter if asynchronous else CompletionSseFormatter,
         )
 

@@ -42,6 +42,7 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
     typical_p: float | None = None
     logit_bias: dict[int, float] | None = None
     bad_words: list[str] | str | None = None
+    bad_sequences: list[str] | str | None = None
     allowed_token_ids: list[int] | None = None
     structured_outputs: StructuredOutputsBody | None = None
     guided_json: dict[str, Any] | bool | str | None = None
@@ -54,8 +55,9 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
     request_output_len: int | None = None
     min_new_tokens: int | None = None
     min_tokens: int | None = None
+    min_length: int | None = None
     stop_sequences: list[str] | str | None = None
-    stop: list[str] | str | None = None
+    stop: list[str] | str | bool | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos_token: bool | None = None
@@ -90,16 +92,16 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
         values: dict[str, object] = {
             "n": 1 if stream else self.sequences,
             "max_tokens": _first(self.request_output_len, self.max_new_tokens, self.max_tokens, DEFAULT_MAX_NEW_TOKENS),
-            "min_tokens": _first(self.min_new_tokens, self.min_tokens),
+            "min_tokens": _first(self.min_new_tokens, self.min_tokens, self.min_length),
             "temperature": self._temperature(defaults),
             "top_k": _first(self.runtime_top_k, self.top_k, defaults.get("top_k")),
             "top_p": _first(self.runtime_top_p, self.top_p, defaults.get("top_p")),
             "seed": _integer("seed", self.seed)
             if self.random_seed is None
             else _integer("random_seed", self.random_seed),
-            "bad_words": _strings(self.bad_words),
+            "bad_words": _strings(self.bad_sequences if self.bad_words is None else self.bad_words),
             "allowed_token_ids": None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
-            "stop": _strings(self.stop if self.stop_sequences is None else self.stop_sequences),
+            "stop": _strings(self.stop_strings),
             "stop_token_ids": None if self.stop_token_ids is None else tuple(self.stop_token_ids),
             "ignore_eos": _first(self.ignore_eos_token, self.ignore_eos),
             "logprobs": self.top_tokens if needs_logprobs else None,
@@ -129,6 +131,12 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
         """How many sequences to make: LMI shows all that `best_of` makes, and without either of them all beams."""
         sequences = max(_at_least("n", self.n, 1), _at_least("best_of", self.best_of, 1))
         return sequences if sequences > 1 else _at_least("num_beams", self.num_beams, 1)
+
+    @property
+    def stop_strings(self) -> list[str] | str | None:
+        """By either name. TensorRT-LLM's `stop` is a flag, with which a running request is ended: over HTTP a client leaves."""
+        stop = None if isinstance(self.stop, bool) else self.stop
+        return stop if self.stop_sequences is None else self.stop_sequences
 
     @property
     def top_tokens(self) -> int:
@@ -174,7 +182,8 @@ _SAME_NAME = (
 SPELLINGS = {
     "n": ("n", "best_of"),
     "max_tokens": ("request_output_len", "max_new_tokens", "max_tokens"),
-    "min_tokens": ("min_new_tokens", "min_tokens"),
+    "min_tokens": ("min_new_tokens", "min_tokens", "min_length"),
+    "bad_words": ("bad_words", "bad_sequences"),
     "temperature": ("temperature", "do_sample"),
     "top_k": ("runtime_top_k", "top_k", "do_sample"),
     "top_p": ("runtime_top_p", "top_p", "do_sample"),
@@ -210,6 +219,8 @@ def parse_body(payload: Payload, budget: Budget) -> LmiBody:
     body = _decode(payload)
     prompts = _prompts(body.inputs, budget)
     parameters, ignored = _parameters(body.parameters)
+    if payload.content_type != "text/plain":
+        ignored = unknown_names(payload.data, _Fields, nulls=False) + ignored
     budget.check_fields(parameters, prefix="parameters.")
     if not isinstance(body.stream, bool | None):
         raise InvalidRequest(f"must be true or false, got {body.stream!r:.40}", field="stream")
@@ -278,6 +289,8 @@ def _parameters(value: msgspec.Raw) -> tuple[LmiParameters, tuple[str, ...]]:
     without_effect = _WITHOUT_EFFECT
     if (parameters.num_beams or 1) == 1:
         without_effect = without_effect | _WITHOUT_EFFECT_WITHOUT_BEAMS
+    if parameters.stop is True:
+        ignored.append("stop")
     ignored += [name for name, default in without_effect.items() if getattr(parameters, name) not in (None, default)]
     return parameters, tuple(ignored)
 

@@ -248,9 +248,12 @@ class CompletionsDialect(OpenAIDialect):
         facts: Callable[[], ModelFacts],
         *,
         budget: Budget,
+        default_max_tokens: int | None = DEFAULT_COMPLETION_TOKENS,
         stream_formatter: type[CompletionSseFormatter] = CompletionSseFormatter,
     ) -> None:
+        """`default_max_tokens` holds where a request sets none; None stands for as many as fit, TGI's default."""
         super().__init__(facts, budget=budget)
+        self._default_max_tokens = default_max_tokens
         self._stream_formatter = stream_formatter
 
     def parse(self, payload: Payload) -> Parsed:
@@ -268,7 +271,7 @@ class CompletionsDialect(OpenAIDialect):
         stream = _streams(payload, body)
         if best_of > shown and stream:
             raise InvalidRequest("must be n in a stream: the best are known at the end", field="best_of")
-        most = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+        most = self._default_max_tokens if body.max_tokens is None else body.max_tokens
         prompt_only = most == 0 and bool(body.echo)
         values = {
             "n": best_of,
@@ -322,9 +325,9 @@ def check_length(field: str, request: GenerationRequest, position: int, tokens: 
 
 
 def _template_kwargs(body: ChatCompletionBody) -> dict[str, Any]:
-    """The template's further variables, of which OpenAI knows one."""
-    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
-    return effort | (body.chat_template_kwargs or {})
+    """The template's further variables: OpenAI's, TGI's, and those that the request names itself."""
+    given = {"reasoning_effort": body.reasoning_effort, "guideline": body.guideline}
+    return {name: value for name, value in given.items() if value is not None} | (body.chat_template_kwargs or {})
 
 
 def _streams(payload: Payload, body: OpenAIBody) -> bool:

@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 
 from lmi_handlers.budget import Budget
-from lmi_handlers.dialects.base import Payload, decode_typed
+from lmi_handlers.dialects.base import Payload, decode_typed, unknown_names
 from lmi_handlers.dialects.chat_messages import Message
+from lmi_handlers.dialects.openai_request import ChatCompletionBody
 from lmi_handlers.request import ChatPrompt
 
 
@@ -17,15 +18,18 @@ class ChatBody(msgspec.Struct, frozen=True):
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
+    guideline: str | None = None
 
     def prompt(self) -> ChatPrompt:
         """Return what the template is to make a prompt of."""
         messages = [message.with_links(f"messages[{place}]") for place, message in enumerate(self.messages)]
-        return ChatPrompt(messages=messages, tools=self.tools)
+        variables = {} if self.guideline is None else {"guideline": self.guideline}
+        return ChatPrompt(messages=messages, tools=self.tools, template_kwargs=variables)
 
 
-def decode_chat(payload: Payload, budget: Budget) -> ChatBody:
-    """Return the body. Raises `InvalidRequest`."""
+def decode_chat(payload: Payload, budget: Budget) -> tuple[ChatBody, tuple[str, ...]]:
+    """Return the body, and the names in it that no chat request has. Raises `InvalidRequest`."""
+    ignored = unknown_names(payload.data, ChatCompletionBody, nulls=False)
     body = decode_typed(payload.data, ChatBody)
     budget.check_fields(body)
-    return body
+    return body, ignored

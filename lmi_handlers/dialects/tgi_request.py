@@ -165,10 +165,16 @@ def spelling(field: str) -> str:
 
 
 class TgiBody(msgspec.Struct, frozen=True):
-    """The body of `/generate`, `/generate_stream` and `/tokenize`. Without `parameters` it samples, with them it need not."""
+    """The body of `/generate` and `/generate_stream`. Without `parameters` it samples, with them it need not."""
 
     inputs: str
     parameters: TgiParameters = TgiParameters(do_sample=True)
+
+
+class TokenizeBody(TgiBody, frozen=True):
+    """The body of `/tokenize`, which reads no `parameters`. TGI's first document has `add_special_tokens`."""
+
+    add_special_tokens: bool = True
 
 
 class TgiCompatBody(TgiBody, frozen=True):

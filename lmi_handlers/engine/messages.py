@@ -54,6 +54,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_prompt_logprobs: int | None = None
     adapters: tuple[str, ...] = ()
     device: str = ""
+    dtype: str = ""
+    max_num_seqs: int = 1
     takes_images: bool = False
 
 

@@ -263,6 +263,8 @@ def _load(settings: EngineSettings, report: Callable[[str], None]) -> tuple[Back
         unsupported=capabilities.unsupported,
         adapters=capabilities.adapters,
         device=capabilities.device,
+        dtype=capabilities.dtype,
+        max_num_seqs=capabilities.max_num_seqs if properties.rolling else properties.batch_size,
         takes_images=capabilities.takes_images,
     )
 

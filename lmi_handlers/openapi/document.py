@@ -14,7 +14,7 @@ from lmi_handlers.dialects.aleph_alpha import AlephAlphaBody
 from lmi_handlers.dialects.aleph_alpha_completion import AlephAlphaCompletionBody
 from lmi_handlers.dialects.structured_outputs import StructuredOutputsBody
 from lmi_handlers.dialects.tgi_chat import ChatBody
-from lmi_handlers.dialects.tgi_request import Grammar, TgiBody, TgiCompatBody, TgiParameters
+from lmi_handlers.dialects.tgi_request import Grammar, TgiBody, TgiCompatBody, TgiParameters, TokenizeBody
 from lmi_handlers.openapi import bounds, openai_responses, requests
 from lmi_handlers.openapi.routes import Contents, Failure, Parameter, Route, Types, routes
 from lmi_handlers.openapi.schemas import Schema, bind, components
@@ -32,6 +32,7 @@ NAMES: Mapping[str, Any] = {
     "FunctionDefinition": openai_tools.Function,
     "GenerateParameters": TgiParameters,
     "GenerateRequest": TgiBody,
+    "TokenizeRequest": TokenizeBody,
     "GrammarType": Grammar,
     "MessageChunk": chat_messages.Part,
     "MessageContent": str | list[chat_messages.Part],
@@ -56,6 +57,7 @@ _CHAT = {"messages": [{"role": "user", "content": _QUESTION}]}
 EXAMPLES: Mapping[Any, object] = {
     requests.PlainPrompt: _QUESTION,
     TgiBody: _PROMPT,
+    TokenizeBody: _PROMPT,
     TgiCompatBody: _PROMPT,
     requests.LmiRequest: _PROMPT,
     requests.MindieRequest: _PROMPT,

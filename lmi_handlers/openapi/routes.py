@@ -16,7 +16,7 @@ from lmi_handlers.dialects.base import Dialect, ModelFacts
 from lmi_handlers.dialects.openai import ChatDialect
 from lmi_handlers.dialects.openai_request import ChatCompletionBody, CompletionBody
 from lmi_handlers.dialects.tgi_chat import ChatBody
-from lmi_handlers.dialects.tgi_request import TgiBody, TgiCompatBody
+from lmi_handlers.dialects.tgi_request import TgiBody, TgiCompatBody, TokenizeBody
 from lmi_handlers.errors import (
     DeadlineExceeded,
     EngineDead,
@@ -282,6 +282,7 @@ def _tgi_routes(properties: ServingProperties) -> list[Route]:
     root = _root_shape(properties)
     root_body: Contents = {JSON: (root.body,)}
     body: Contents = {JSON: (TgiBody,)}
+    tokenize: Contents = {JSON: (TokenizeBody,)}
     chat: Contents = {JSON: (ChatBody,)}
     whole: Contents = {JSON: (responses.GenerateResponse,)}
     event: Contents = {EVENTS: (responses.StreamResponse,)}
@@ -296,7 +297,7 @@ def _tgi_routes(properties: ServingProperties) -> list[Route]:
         Route(
             "post", "/generate_stream", "generate_stream", TGI, "Answer a prompt, as a stream.", event, body, (), failed
         ),
-        Route("post", "/tokenize", "tokenize", TGI, "Tell a prompt's tokens.", tokens, body, (), unread),
+        Route("post", "/tokenize", "tokenize", TGI, "Tell a prompt's tokens.", tokens, tokenize, (), unread),
         Route(
             "post",
             "/chat_tokenize",
