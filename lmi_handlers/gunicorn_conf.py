@@ -143,7 +143,12 @@ def on_starting(server: Any) -> None:
     # The pipe stays open for as long as this process, or a worker forked from it, lives: that is the engine's lifeline.
     server.lmi_supervisor = supervisor
     _supervisor_pid = supervisor.pid
+    # gunicorn installs its handlers later; until then a signal, be it the supervisor's own that no engine starts, has to wait.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     _preload()
+    if signal.sigpending() & {*_ENDING}:
+        on_exit(server)
+        sys.exit(0)
 
 
 def _preload() -> None:
@@ -162,6 +167,7 @@ def _preload() -> None:
 
 def when_ready(server: Any) -> None:
     """Say where requests are taken from now on; the model may still be loading."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     for listener in server.LISTENERS:
         logger.info("listening on %s", listener)
 

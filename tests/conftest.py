@@ -116,10 +116,12 @@ ROLLING_BATCH = {
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is heeded
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs a library that `make test` does not install is long."""
+    """What needs a library that `make test` does not install is long; what asks the real model needs it."""
     for item in items:
         if item.get_closest_marker("needs") is not None:
             item.add_marker(pytest.mark.long)
+        if "model_server" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.model)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
