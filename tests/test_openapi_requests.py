@@ -66,6 +66,7 @@ SAID_ELSEWHERE = {
     "(max|maximum)_tokens: must be at least 1, got 0": "0 is for `echo` alone",
     "must have a name for each of the": "between fields",
     "names '.*', which is none of the tools": "between fields",
+    "has two functions of one name": "between tools",
     "you must use sampling when": "between fields",
     "`seed` must not be set when": "between fields",
     "when streaming tokens": "between fields, and of /generate_stream's only",
@@ -83,6 +84,10 @@ SAID_ELSEWHERE = {
     r"`inputs` tokens \+ `max_new_tokens`": "the model's",
     "`truncate` must be": "the model's",
     "prompt and its answer": "the model's",
+    "max_request_size": "the whole body's size",
+    r"option\.max_(text_bytes|json_values|json_containers|image_bytes)": "the same",
+    r"option\.max_(string_characters|schema_bytes|content_parts)": "of several values together",
+    r"option\.max_sequences": "between fields",
 }
 """Why a body may be refused that is valid by its schema: a part of the message, and why no schema says it."""
 
