@@ -328,7 +328,8 @@ def whole(answer: requests.Response) -> dict[str, Any]:
     }
 
 
-def test_two_hundred_answers_that_a_grammar_makes_valid(model_server: Server) -> None:
+@pytest.mark.parametrize("numbers", [range(16), pytest.param(range(16, 200), marks=pytest.mark.long)])
+def test_two_hundred_answers_that_a_grammar_makes_valid(model_server: Server, numbers: range) -> None:
     def ask(number: int) -> dict[str, Any]:
         body = forced(number)
         if number % 2:
@@ -336,12 +337,14 @@ def test_two_hundred_answers_that_a_grammar_makes_valid(model_server: Server) ->
         return whole(chat(model_server, **body))
 
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        for said in pool.map(ask, range(200)):
+        for said in pool.map(ask, numbers):
             assert_valid(said)
 
 
-def test_the_two_forms_of_a_forced_answer_agree(model_server: Server) -> None:
-    for number in range(6):
+@pytest.mark.parametrize("numbers", [range(3), pytest.param(range(3, 6), marks=pytest.mark.long)])
+def test_the_two_forms_of_a_forced_answer_agree(model_server: Server, numbers: range) -> None:
+    """One request of each kind at least."""
+    for number in numbers:
         body = forced(number)
         assert message(chunks(chat(model_server, stream=True, **body))) == whole(chat(model_server, **body))
 
