@@ -6,6 +6,8 @@ import contextlib
 import time
 from typing import Any
 
+# Before whatever has log handlers, whose locks gevent's become: at exit, modules go in the reverse order of their import.
+import gevent.thread  # type: ignore[import-not-found]  # noqa: F401  the stubs leave it out
 from gunicorn import util
 from gunicorn.workers.ggevent import GeventWorker
 
