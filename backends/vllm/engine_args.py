@@ -146,7 +146,7 @@ def engine_arguments(
     _check_alone(arguments)
     arguments.disable_log_stats = True
     arguments.use_tqdm_on_load = False
-    arguments.runner = "generate"  # a model that cannot is refused now, rather than each request to it
+    arguments.runner = "generate"  # left to itself, vLLM loads some models for embeddings, and refuses each request
     if arguments.structured_outputs_config.backend == "auto" and (path / TOKENIZER_FILE).exists():
         arguments.structured_outputs_config.backend = GRAMMAR_LIBRARY
     if current_platform.is_cpu() and arguments.enable_chunked_prefill is None:
