@@ -9,6 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from faults import bench_faults
 from front_end import bench_front_end
 from grammar_gap import bench_grammar_gap
 from report import machine
@@ -22,6 +23,7 @@ PARTS = {
     "vllm": bench_vllm,
     "grammar": bench_grammar_gap,
     "start-up": bench_start_up,
+    "faults": bench_faults,
 }
 
 

@@ -139,6 +139,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=",".join(ROLLING_BATCH),
         help="option.rolling_batch of the servers on the real model: one of these, or several",
     )
+    parser.addoption("--fault-rounds", type=int, help="rounds of tests/test_faults.py; by default each fault has one")
+    parser.addoption("--fault-seed", type=int, default=10, help="what its random choices follow from")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

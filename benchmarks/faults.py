@@ -1,0 +1,21 @@
+"""Many rounds of random faults, on echo and on the real model: the rounds of tests/test_faults.py with another seed each time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROUNDS = {"test_rounds_on_echo": 100, "test_rounds_on_the_model": 10}
+_ROOT = Path(__file__).parent.parent
+
+
+def bench_faults(_: Path) -> None:
+    """Print what the rounds have shown; an invariant that does not hold ends the run."""
+    print("\n### Faults\n")
+    seed = int(time.time())
+    for name, rounds in ROUNDS.items():
+        command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "--timeout", "3600"]
+        command += ["--fault-rounds", str(rounds), "--fault-seed", str(seed), f"tests/test_faults.py::{name}"]
+        subprocess.run(command, cwd=_ROOT, check=True)

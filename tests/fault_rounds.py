@@ -1,0 +1,344 @@
+"""Rounds of random faults against a running server, judged by invariants.
+
+In each round a few honest clients ask for answers that are known beforehand while something goes wrong. Whatever it is:
+
+* each of them gets one well-formed end within `predict_timeout`, and what came before it is a prefix of the undisturbed answer;
+* a client's misbehaviour costs nobody else anything: the honest answers are complete;
+* `/ping` answers throughout, is 200 unless the engine has failed, and turns 503 when it has;
+* afterwards the server answers again, and nothing is left: no running or waiting sequence, no socket, no memory.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+import random
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import requests
+from fault_clients import APIS, Api, Ending, Malformed
+from serving import Server
+
+GRACE = 5.0
+"""Seconds that a request may take beyond `predict_timeout` on a machine that is busy with other work."""
+
+PING_TIMEOUT = 5.0
+RECOVERY = 90.0
+_MEMORY = 96 << 20
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong. `run` does it; `ends_engine` where requests in flight may fail of it."""
+
+    name: str
+    run: Callable[[Rounds, random.Random], None]
+    ends_engine: bool = False
+
+
+@dataclass
+class Report:
+    """What the rounds have shown. `slowest_ping` and `longest_outage` (from fault to 200) are in seconds."""
+
+    rounds: int = 0
+    requests: int = 0
+    complete: int = 0
+    failed: int = 0
+    slowest_ping: float = 0.0
+    longest_outage: float = 0.0
+    faults: dict[str, int] = field(default_factory=dict)
+
+
+class Pinger:
+    """Asks `/ping` every 50 ms, each time over a new connection, as SageMaker does."""
+
+    def __init__(self, server: Server) -> None:
+        self.statuses: list[int] = []
+        self.slowest = 0.0
+        self.problems: list[str] = []
+        self._server = server
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.05):
+            started = time.monotonic()
+            try:
+                self.statuses.append(self._server.ping().status_code)
+            except requests.RequestException as error:
+                self.problems.append(f"/ping: {error!r}")
+            self.slowest = max(self.slowest, time.monotonic() - started)
+
+
+class Rounds:
+    """Fault rounds against `server`, whose `predict_timeout` and `max_request_size` are told.
+
+    `answers` gives the undisturbed answer to each prompt, of `max_tokens` tokens at most.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        answers: Callable[[Api, str], str],
+        prompts: list[str],
+        *,
+        max_tokens: int,
+        predict_timeout: float,
+        max_request_size: int,
+        clients: int = 6,
+    ) -> None:
+        self.server = server
+        self.max_request_size = max_request_size
+        self.max_tokens = max_tokens
+        self.prompts = prompts
+        self._answers = answers
+        self.predict_timeout = predict_timeout
+        self._clients = clients
+        self.report = Report()
+
+    def run(self, plan: list[list[Fault]], seed: int) -> Report:
+        """One round for each list of faults, which happen at once."""
+        rng = random.Random(seed)
+        self._settle("before the first round")
+        workers = {process.pid: self._footprint(process) for process in self.server.web_workers()}
+        pinger = Pinger(self.server)
+        try:
+            for number, faults in enumerate(plan):
+                names = f"round {number} ({', '.join(fault.name for fault in faults)}; seed {seed})"
+                self._round(rng, faults, names, pinger)
+        finally:
+            pinger.stop()
+        self.report.slowest_ping = pinger.slowest
+        assert not pinger.problems, pinger.problems
+        for process in self.server.web_workers():
+            assert process.pid in workers, "a web worker was replaced"
+            sockets, memory = (
+                now - then for now, then in zip(self._footprint(process), workers[process.pid], strict=True)
+            )
+            assert sockets <= 2, f"{sockets} sockets are left"
+            assert memory < _MEMORY, f"a web worker has grown by {memory >> 20} MB"
+        return self.report
+
+    def _round(self, rng: random.Random, faults: list[Fault], names: str, pinger: Pinger) -> None:
+        seen = len(pinger.statuses)
+        ends_engine = any(fault.ends_engine for fault in faults)
+        with concurrent.futures.ThreadPoolExecutor(self._clients + len(faults)) as pool:
+            asked = [(rng.choice(APIS), rng.choice(self.prompts)) for _ in range(self._clients)]
+            answers = [pool.submit(self._ask, *one) for one in asked]
+            time.sleep(rng.uniform(0.05, 0.5))
+            started = time.monotonic()
+            done = [pool.submit(fault.run, self, random.Random(rng.random())) for fault in faults]
+            for (api, prompt), answer in zip(asked, answers, strict=True):
+                self._judge(api, prompt, answer.result(), names, may_fail=ends_engine)
+            for one in done:
+                one.result()
+        self._settle(names)
+        if ends_engine:
+            self.report.longest_outage = max(self.report.longest_outage, time.monotonic() - started)
+        else:
+            assert set(pinger.statuses[seen:]) <= {200}, f"{names}: /ping was not 200 though the engine was well"
+        self.report.rounds += 1
+        for fault in faults:
+            self.report.faults[fault.name] = self.report.faults.get(fault.name, 0) + 1
+
+    def _ask(self, api: Api, prompt: str) -> Ending | Malformed:
+        try:
+            return api.ask(self.server.url, prompt, self.max_tokens, self.predict_timeout + GRACE)
+        except Malformed as error:
+            return error
+
+    def _judge(self, api: Api, prompt: str, ending: Ending | Malformed, names: str, *, may_fail: bool) -> None:
+        assert isinstance(ending, Ending), f"{names}: {ending}"
+        expected = self._answers(api, prompt)
+        self.report.requests += 1
+        if ending.complete:
+            assert ending.text == expected, f"{names}: {api.path}"
+            self.report.complete += 1
+            return
+        assert may_fail, f"{names}: {api.path} failed with {ending.status} through no fault of its own"
+        assert expected.startswith(ending.text), f"{names}: {api.path}: {ending.text!r} is no prefix of {expected!r}"
+        assert ending.status in (200, 424, 500, 503, 504), f"{names}: {api.path}: {ending.status}"
+        self.report.failed += 1
+
+    def _settle(self, names: str) -> None:
+        """Wait until the server answers as if nothing had happened, and has nothing left to do."""
+        deadline = time.monotonic() + RECOVERY
+        while True:
+            problem = self._unsettled()
+            if problem is None:
+                return
+            assert self.server.process.poll() is None, f"{names}: the server has ended:\n{self.server.log[-3000:]}"
+            assert time.monotonic() < deadline, f"{names}: afterwards {problem}"
+            time.sleep(0.1)
+
+    def _unsettled(self) -> str | None:
+        if self.server.ping().status_code != 200:
+            return "/ping is not 200"
+        ending = self._ask(APIS[0], self.prompts[0])
+        if isinstance(ending, Malformed) or ending.text != self._answers(APIS[0], self.prompts[0]):
+            return f"the answer is {ending}"
+        metrics = requests.get(f"{self.server.url}/metrics", timeout=PING_TIMEOUT).text.splitlines()
+        load = [line for line in metrics if line.startswith(("vllm:num_requests_running", "vllm:num_requests_waiting"))]
+        assert len(load) == 2
+        return next((line for line in load if float(line.rpartition(" ")[2])), None)
+
+    @staticmethod
+    def _footprint(process: psutil.Process) -> tuple[int, int]:
+        established = [one for one in process.net_connections("tcp") if one.status != psutil.CONN_LISTEN]
+        return len(established), process.memory_info().rss
+
+
+# The engine
+
+
+def _kill(rounds: Rounds, _: random.Random) -> None:
+    rounds.server.engine().kill()
+
+
+def _stop(rounds: Rounds, _: random.Random) -> None:
+    rounds.server.engine().send_signal(signal.SIGSTOP)
+
+
+def _pause(rounds: Rounds, rng: random.Random) -> None:
+    engine = rounds.server.engine()
+    engine.send_signal(signal.SIGSTOP)
+    time.sleep(rng.uniform(0.1, 0.8))
+    engine.send_signal(signal.SIGCONT)
+
+
+def _prompt(word: str) -> Callable[[Rounds, random.Random], None]:
+    def run(rounds: Rounds, rng: random.Random) -> None:
+        api, prompt = rng.choice(APIS), f"please {word}@{rng.randint(1, 20)} now"
+        ending = api.ask(rounds.server.url, prompt, 100, 60)
+        assert not ending.complete
+        assert prompt.startswith(ending.text)
+
+    return run
+
+
+# Clients
+
+
+def _connect(rounds: Rounds, receive_buffer: int | None = None) -> socket.socket:
+    sock = socket.socket()
+    if receive_buffer is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    sock.settimeout(60)
+    sock.connect(("127.0.0.1", rounds.server.port))
+    return sock
+
+
+def _post(body: dict[str, Any], path: str = "/invocations") -> bytes:
+    data = json.dumps(body).encode()
+    return (
+        b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(data))
+        + data
+    )
+
+
+def _leave(rounds: Rounds, rng: random.Random) -> None:
+    with _connect(rounds) as sock:
+        stream = rng.random() < 0.7
+        parameters = {"max_new_tokens": 1_000, "ignore_eos_token": True}
+        sock.sendall(_post({"inputs": rng.choice(rounds.prompts), "parameters": parameters, "stream": stream}))
+        if stream:
+            sock.recv(200)
+        else:
+            time.sleep(rng.uniform(0, 0.3))
+        if rng.random() < 0.5:  # by a reset
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def _never_read(rounds: Rounds, rng: random.Random) -> None:
+    """Asks for much and reads nothing until its time is over; by then the server must have ended the answer."""
+    body = {"prompt": rng.choice(rounds.prompts), "max_tokens": 100_000, "ignore_eos": True, "n": 8, "logprobs": 20}
+    with _connect(rounds, receive_buffer=4096) as sock:
+        sock.sendall(_post({**body, "stream": True}, "/v1/completions"))
+        time.sleep(rounds.predict_timeout + 1)
+        deadline = time.monotonic() + 10
+        with contextlib.suppress(ConnectionError):
+            while sock.recv(1 << 20):
+                assert time.monotonic() < deadline, "the server goes on answering a client that does not read"
+
+
+def _half(whole: bytes) -> Callable[[Rounds, random.Random], None]:
+    def run(rounds: Rounds, rng: random.Random) -> None:
+        sockets = [_connect(rounds) for _ in range(20)]
+        for sock in sockets:
+            sock.sendall(whole[: rng.randint(1, len(whole) - 1)])
+        time.sleep(rng.uniform(0, 1.0))
+        for sock in sockets:
+            sock.close()
+
+    return run
+
+
+def _overlong(rounds: Rounds, rng: random.Random) -> None:
+    """More than is allowed, announced or in chunks; the answer is a 413, or the connection's end where we do not stop."""
+    size = rounds.max_request_size + rng.randint(1, 1 << 20)
+    with _connect(rounds) as sock:
+        try:
+            if rng.random() < 0.5:
+                sock.sendall(
+                    b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size
+                )
+            else:
+                head = b"POST /invocations HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+                sock.sendall(head + (b"%x\r\n" % size) + b"x" * size + b"\r\n0\r\n\r\n")
+            answer = sock.recv(100)
+        except OSError:
+            return
+    assert not answer or b" 413 " in answer, answer
+
+
+def _bad_chunk(rounds: Rounds, rng: random.Random) -> None:
+    bad = rng.choice([b"zz\r\nabc\r\n", b"-5\r\nabc\r\n", b"5\r\nabc", b"5;x\n\r\n", b"ffffffffffffffffffff\r\nx\r\n"])
+    with _connect(rounds) as sock:
+        sock.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + bad)
+        sock.shutdown(socket.SHUT_WR)
+        answer = sock.recv(100)
+    assert not answer or b" 400 " in answer or b" 408 " in answer, answer
+
+
+ENGINE_FAULTS = [Fault("kill", _kill, ends_engine=True), Fault("stop", _stop, ends_engine=True)]
+
+ECHO_FAULTS = [
+    Fault("die", _prompt("DIE"), ends_engine=True),
+    Fault("crash", _prompt("CRASH"), ends_engine=True),
+    Fault("hang", _prompt("HANG"), ends_engine=True),  # it may be all that runs, and then the engine looks stuck
+    Fault("fail", _prompt("RAISE")),
+]
+
+CLIENT_FAULTS = [
+    Fault("pause", _pause),
+    Fault("leave", _leave),
+    Fault("never read", _never_read),
+    Fault("half a head", _half(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")),
+    Fault("half a body", _half(_post({"inputs": "x" * 1000}))),
+    Fault("overlong body", _overlong),
+    Fault("bad chunk", _bad_chunk),
+]
+
+
+def plan(faults: list[Fault], rounds: int, seed: int) -> list[list[Fault]]:
+    """Return `rounds` rounds of one to three faults at once, in which each fault has its turn where they are enough."""
+    rng = random.Random(seed)
+    turns: list[Fault] = []
+    while len(turns) < rounds:
+        turns += rng.sample(faults, len(faults))
+    quick = [fault for fault in CLIENT_FAULTS if fault.run is not _never_read]
+    return [[fault, *rng.sample(quick, rng.randint(0, 2))] for fault in turns[:rounds]]

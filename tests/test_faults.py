@@ -1,0 +1,66 @@
+"""Random faults on a real server, judged by invariants: see `fault_rounds`. `make bench BENCH=faults` runs many rounds."""
+
+from __future__ import annotations
+
+import pytest
+from fault_clients import APIS, Api
+from fault_rounds import CLIENT_FAULTS, ECHO_FAULTS, ENGINE_FAULTS, Fault, Rounds, plan
+from serving import StartServer
+
+PREDICT_TIMEOUT = 5
+MAX_REQUEST_SIZE = 1 << 20
+LIMITS = f"""
+option.predict_timeout={PREDICT_TIMEOUT}
+max_request_size={MAX_REQUEST_SIZE}
+option.restart_limit=1000
+option.restart_window=1
+option.stall_timeout=3
+"""
+
+
+def planned(faults: list[Fault], config: pytest.Config) -> tuple[list[list[Fault]], int]:
+    seed = config.getoption("--fault-seed")
+    return plan(faults, config.getoption("--fault-rounds") or len(faults), seed), seed
+
+
+def test_rounds_on_echo(start_server: StartServer, pytestconfig: pytest.Config) -> None:
+    server = start_server(
+        f"option.rolling_batch=echo\noption.echo_faults=true\noption.echo_tokens_per_second=100\n{LIMITS}"
+    )
+    prompts = ["the quick brown fox " * count for count in (1, 4, 7)]
+    rounds = Rounds(
+        server,
+        lambda api, prompt: prompt,
+        prompts,
+        max_tokens=200,
+        predict_timeout=PREDICT_TIMEOUT,
+        max_request_size=MAX_REQUEST_SIZE,
+    )
+    report = rounds.run(*planned(ENGINE_FAULTS + ECHO_FAULTS + CLIENT_FAULTS, pytestconfig))
+    print(f"\necho: {report}")
+    assert report.complete > report.failed > 0
+
+
+@pytest.mark.model
+def test_rounds_on_the_model(start_server: StartServer, pytestconfig: pytest.Config) -> None:
+    server = start_server(f"option.rolling_batch=scheduler\noption.dtype=fp32\n{LIMITS}")
+    prompts = ["The three primary colours are", "Once upon a time", "Paris is"]
+    answers = {(api, prompt): api.ask(server.url, prompt, 8, 60).text for api in APIS for prompt in prompts}
+
+    def answer(api: Api, prompt: str) -> str:
+        return answers[api, prompt]
+
+    rounds = Rounds(
+        server, answer, prompts, max_tokens=8, predict_timeout=PREDICT_TIMEOUT, max_request_size=MAX_REQUEST_SIZE
+    )
+    turns, seed = planned([*ENGINE_FAULTS, *CLIENT_FAULTS], pytestconfig)
+    short = pytestconfig.getoption("--fault-rounds") is None
+    report = rounds.run(turns[:4] if short else turns, seed)
+    print(f"\nmodel: {report}")
+    assert report.complete > 0
+
+
+def test_a_plan_gives_each_fault_its_turn() -> None:
+    faults = ENGINE_FAULTS + ECHO_FAULTS + CLIENT_FAULTS
+    assert {at_once[0].name for at_once in plan(faults, len(faults), 1)} == {fault.name for fault in faults}
+    assert plan(faults, 30, 1) == plan(faults, 30, 1)
