@@ -5,7 +5,8 @@ Source: the text-generation-inference 3.3 router and its OpenAPI document.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 from flask import Blueprint, Response, request
@@ -150,7 +151,8 @@ class TgiRoutes:
     def _chat_tokenize(self, exchange: Exchange, payload: Payload) -> Response:
         (chat, ignored), loaded = decode_chat(payload, self._budget), self._model.loaded
         exchange.name_ignored(ignored)
-        prompt = chat.prompt()
+        with _template_errors():
+            prompt = chat.prompt()
         answer = self._runner(prompt)(_chat_spans, loaded, prompt)
         return exchange.document(msgspec.json.encode(answer), JSON)
 
@@ -158,11 +160,18 @@ class TgiRoutes:
         return self._model.run_beside if prompt_size(prompt) > LONG else at_once
 
 
-def _chat_spans(loaded: LoadedText, chat: ChatPrompt) -> ChatTokenizeResponse:
+@contextmanager
+def _template_errors() -> Iterator[None]:
+    """What is wrong with a conversation is the template's to say, in TGI's words."""
     try:
-        text = render_chat(loaded.bundle, chat)
+        yield
     except InvalidRequest as error:
         raise InvalidChat(error.message) from error
+
+
+def _chat_spans(loaded: LoadedText, chat: ChatPrompt) -> ChatTokenizeResponse:
+    with _template_errors():
+        text = render_chat(loaded.bundle, chat)
     return ChatTokenizeResponse(_spans(loaded, text, add_special_tokens=False), text)
 
 
