@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 def log_request(*, request_id: str, path: str, status: int, usage: Usage, error: str | None = None) -> None:
-    """Write the line. Times are in milliseconds since the request came in."""
+    """Write the line. Times are in milliseconds since its body had arrived."""
     fields: dict[str, object] = {
         "request_id": request_id,
         "path": path,

@@ -76,6 +76,7 @@ class Exchange:
             data = None
         if data is None or len(data) > max_request_size:
             raise PayloadTooLarge(f"the request body is larger than max_request_size ({max_request_size} bytes)")
+        self.usage.started = time.monotonic()  # predict_timeout does not include the upload
         return data
 
     def name_ignored(self, names: tuple[str, ...]) -> None:

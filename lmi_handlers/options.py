@@ -209,7 +209,9 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         int,
         Option("Largest request body in bytes.", SERVER, key="max_request_size", ge=1),
     ] = 64 * 1024 * 1024
-    predict_timeout: Annotated[int, Option("Seconds that one request may take.", SERVER, ge=1)] = 240
+    predict_timeout: Annotated[
+        int, Option("Seconds that one request may take once its body has arrived.", SERVER, ge=1)
+    ] = 240
     client_timeout: Annotated[
         int,
         Option(

@@ -8,10 +8,10 @@ import msgspec
 class Usage(msgspec.Struct):
     """What one request has cost so far. Times are seconds, None until they are known.
 
-    `started` is the monotonic time of its arrival; `validation_time` is how long parsing and tokenising took, `queue_time` how
-    long it then waited for the engine, `first_token_time` the time from its arrival to its first token. It went to the engine
-    as `sequences` sequences of at most `max_tokens` tokens; `finish_reasons` has one for each that has finished. `device` is
-    what the engine runs on, as it says itself.
+    `started` is the monotonic time at which its body had arrived; `validation_time` is how long parsing and tokenising took,
+    `queue_time` how long it then waited for the engine, `first_token_time` the time from `started` to its first token. It went
+    to the engine as `sequences` sequences of at most `max_tokens` tokens; `finish_reasons` has one for each that has finished.
+    `device` is what the engine runs on, as it says itself.
     """
 
     started: float
