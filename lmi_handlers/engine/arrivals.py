@@ -40,9 +40,8 @@ class Arrivals:
                 self._error = item
             else:
                 self._unjoined.append(item)
-                if (
-                    len(self._unjoined) > self._most
-                ):  # never empty them all: that would say that the reader has caught up
+                if len(self._unjoined) > self._most:
+                    # All but one: none left would say that the reader has caught up.
                     self._joined += join(self._unjoined[:-1])
                     del self._unjoined[:-1]
 
