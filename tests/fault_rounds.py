@@ -205,19 +205,24 @@ class Rounds:
 # The engine
 
 
+def _signal(rounds: Rounds, number: int) -> None:
+    """Send a signal to the engine; one that has just ended has had its fault already."""
+    with contextlib.suppress(psutil.NoSuchProcess, AssertionError):
+        rounds.server.engine().send_signal(number)
+
+
 def _kill(rounds: Rounds, _: random.Random) -> None:
-    rounds.server.engine().kill()
+    _signal(rounds, signal.SIGKILL)
 
 
 def _stop(rounds: Rounds, _: random.Random) -> None:
-    rounds.server.engine().send_signal(signal.SIGSTOP)
+    _signal(rounds, signal.SIGSTOP)
 
 
 def _pause(rounds: Rounds, rng: random.Random) -> None:
-    engine = rounds.server.engine()
-    engine.send_signal(signal.SIGSTOP)
+    _signal(rounds, signal.SIGSTOP)
     time.sleep(rng.uniform(0.1, 0.8))
-    engine.send_signal(signal.SIGCONT)
+    _signal(rounds, signal.SIGCONT)
 
 
 def _prompt(word: str) -> Callable[[Rounds, random.Random], None]:

@@ -73,8 +73,9 @@ class Server:
     def engine(self) -> psutil.Process:
         """The engine process that runs now."""
         for child in psutil.Process(self.process.pid).children(recursive=True):
-            if "lmi_handlers.engine.process" in child.cmdline():
-                return child
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # it has just ended
+                if "lmi_handlers.engine.process" in child.cmdline():
+                    return child
         raise AssertionError("no engine process runs")
 
     def web_worker(self) -> psutil.Process:
