@@ -205,8 +205,12 @@ _ENDING = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
 def post_fork(server: Any, worker: Any) -> None:  # noqa: ARG001  gunicorn's hook signature
-    """Keep the signals that end a worker until it is complete: one that is not loses them, or spins for ever."""
+    """Keep the signals that end a worker until it is complete: one that is not loses them, or spins for ever.
+
+    Its first heartbeat is here, as gunicorn never gives up on a worker that has shown none.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    worker.tmp.notify()
 
 
 def post_worker_init(worker: Any) -> None:

@@ -394,8 +394,10 @@ def test_ping_finds_a_place_among_many_half_requests(start_server: StartServer) 
 # A worker that stands still
 
 
-def test_worker_that_stands_still_is_replaced(start_server: StartServer) -> None:
-    server = start_server(ECHO, "--workers", "2", environ={"GUNICORN_CMD_ARGS": "--timeout 8"})
+@pytest.mark.parametrize("ready", [True, False], ids=["serving", "booting"])
+def test_worker_that_stands_still_is_replaced(start_server: StartServer, ready: bool) -> None:
+    server = start_server(ECHO, "--workers", "2", environ={"GUNICORN_CMD_ARGS": "--timeout 8"}, ready=ready)
+    wait_until(lambda: len(psutil.Process(server.process.pid).children()) == 3)  # with the supervisor
     wedged, _ = server.web_workers()
     wedged.suspend()
     wait_until(lambda: not psutil.pid_exists(wedged.pid), timeout=60)
