@@ -227,7 +227,7 @@ def _pause(rounds: Rounds, rng: random.Random) -> None:
 
 def _prompt(word: str) -> Callable[[Rounds, random.Random], None]:
     def run(rounds: Rounds, rng: random.Random) -> None:
-        api, prompt = rng.choice(APIS), f"please {word}@{rng.randint(1, 20)} now"
+        api, prompt = rng.choice(APIS), f"please {word}@{rng.randint(1, 12)} now"
         ending = api.ask(rounds.server.url, prompt, 100, 60)
         assert not ending.complete
         assert prompt.startswith(ending.text)

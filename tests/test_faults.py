@@ -7,14 +7,16 @@ from fault_clients import APIS, Api
 from fault_rounds import CLIENT_FAULTS, ECHO_FAULTS, ENGINE_FAULTS, Fault, Rounds, plan
 from serving import StartServer
 
-PREDICT_TIMEOUT = 5
 MAX_REQUEST_SIZE = 1 << 20
-LIMITS = f"""
-option.predict_timeout={PREDICT_TIMEOUT}
+
+
+def limits(predict_timeout: int, stall_timeout: int) -> str:
+    return f"""
+option.predict_timeout={predict_timeout}
+option.stall_timeout={stall_timeout}
 max_request_size={MAX_REQUEST_SIZE}
 option.restart_limit=1000
 option.restart_window=1
-option.stall_timeout=3
 """
 
 
@@ -25,7 +27,7 @@ def planned(faults: list[Fault], config: pytest.Config) -> tuple[list[list[Fault
 
 def test_rounds_on_echo(start_server: StartServer, pytestconfig: pytest.Config) -> None:
     server = start_server(
-        f"option.rolling_batch=echo\noption.echo_faults=true\noption.echo_tokens_per_second=100\n{LIMITS}"
+        f"option.rolling_batch=echo\noption.echo_faults=true\noption.echo_tokens_per_second=100\n{limits(5, 3)}"
     )
     prompts = ["the quick brown fox " * count for count in (1, 4, 7)]
     rounds = Rounds(
@@ -33,7 +35,7 @@ def test_rounds_on_echo(start_server: StartServer, pytestconfig: pytest.Config) 
         lambda api, prompt: prompt,
         prompts,
         max_tokens=200,
-        predict_timeout=PREDICT_TIMEOUT,
+        predict_timeout=5,
         max_request_size=MAX_REQUEST_SIZE,
     )
     report = rounds.run(*planned(ENGINE_FAULTS + ECHO_FAULTS + CLIENT_FAULTS, pytestconfig))
@@ -43,16 +45,14 @@ def test_rounds_on_echo(start_server: StartServer, pytestconfig: pytest.Config) 
 
 @pytest.mark.model
 def test_rounds_on_the_model(start_server: StartServer, pytestconfig: pytest.Config) -> None:
-    server = start_server(f"option.rolling_batch=scheduler\noption.dtype=fp32\n{LIMITS}")
+    server = start_server(f"option.rolling_batch=scheduler\noption.dtype=fp32\n{limits(20, 10)}")
     prompts = ["The three primary colours are", "Once upon a time", "Paris is"]
     answers = {(api, prompt): api.ask(server.url, prompt, 8, 60).text for api in APIS for prompt in prompts}
 
     def answer(api: Api, prompt: str) -> str:
         return answers[api, prompt]
 
-    rounds = Rounds(
-        server, answer, prompts, max_tokens=8, predict_timeout=PREDICT_TIMEOUT, max_request_size=MAX_REQUEST_SIZE
-    )
+    rounds = Rounds(server, answer, prompts, max_tokens=8, predict_timeout=20, max_request_size=MAX_REQUEST_SIZE)
     turns, seed = planned([*ENGINE_FAULTS, *CLIENT_FAULTS], pytestconfig)
     short = pytestconfig.getoption("--fault-rounds") is None
     report = rounds.run(turns[:4] if short else turns, seed)
