@@ -108,9 +108,10 @@ class ChatTokenizeResponse(msgspec.Struct, frozen=True):
 
 
 class Info(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of `/info`, in TGI's order, and then what only older versions of it have. `version` is this server's.
+    """The answer of `/info`, in TGI's order, and then what only older versions of it have, which is always sent here.
 
-    Nothing that waits holds up what runs, nor the other way round, so the ratio and the tokens to wait are 0.
+    `version` is this server's. Nothing that waits holds up what runs, nor the other way round: the ratio and the tokens to wait
+    are 0.
     """
 
     model_id: str
@@ -127,12 +128,12 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     sha: str | None
     docker_label: str | None
-    model_dtype: str | None
-    model_device_type: str | None
-    max_input_length: Count
-    waiting_served_ratio: float
-    max_batch_total_tokens: Count
-    max_waiting_tokens: Count
+    model_dtype: str | UnsetType | None = UNSET
+    model_device_type: str | UnsetType | None = UNSET
+    max_input_length: Count | UnsetType = UNSET
+    waiting_served_ratio: float | UnsetType = UNSET
+    max_batch_total_tokens: Count | UnsetType = UNSET
+    max_waiting_tokens: Count | UnsetType = UNSET
 
 
 # MindIE
