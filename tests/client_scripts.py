@@ -105,8 +105,8 @@ def runner(*, model: str, echo: str, full: str, stop: str, tokenizer: str = "") 
 def full_server(directory: Path) -> Iterator[Server]:
     """A server with one place that is taken, and one in the queue that is taken too."""
     properties = (
-        "option.rolling_batch=echo\noption.echo_faults=true\noption.predict_timeout=3600\n"
-        "option.max_rolling_batch_size=1\njob_queue_size=1\n"
+        "option.rolling_batch=echo\noption.echo_faults=true\noption.predict_timeout=3600\n"  # nothing ends the request that hangs
+        "option.max_rolling_batch_size=1\njob_queue_size=1\noption.stall_timeout=3600\n"
     )
     server = Server(directory, properties).wait_ready()
 
