@@ -104,14 +104,16 @@ def runner(*, model: str, echo: str, full: str, stop: str, tokenizer: str = "") 
 @contextlib.contextmanager
 def full_server(directory: Path) -> Iterator[Server]:
     """A server with one place that is taken, and one in the queue that is taken too."""
-    properties = (
-        "option.rolling_batch=echo\noption.echo_faults=true\noption.predict_timeout=3600\n"  # nothing ends the request that hangs
-        "option.max_rolling_batch_size=1\njob_queue_size=1\noption.stall_timeout=3600\n"
+    properties = (  # a token a second: slow, and yet no engine that stands still
+        "option.rolling_batch=echo\noption.echo_tokens_per_second=1\noption.predict_timeout=3600\n"
+        "option.max_rolling_batch_size=1\njob_queue_size=1\n"
     )
     server = Server(directory, properties).wait_ready()
 
+    slow = {"inputs": "x" * 3600, "parameters": {"max_new_tokens": 3600}}
+
     def occupy() -> requests.Response:
-        return requests.post(server.url + "/generate_stream", json={"inputs": "HANG@2"}, stream=True, timeout=3600)
+        return requests.post(server.url + "/generate_stream", json=slow, stream=True, timeout=3600)
 
     with occupy() as running, concurrent.futures.ThreadPoolExecutor(2) as pool:
         try:
