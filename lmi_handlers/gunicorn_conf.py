@@ -20,7 +20,6 @@ import threading
 import time
 from pathlib import Path
 from typing import Any, NoReturn
-from warnings import filterwarnings
 
 import msgspec
 from gunicorn.glogging import Logger
@@ -29,7 +28,7 @@ from gunicorn.http.body import Body
 from lmi_handlers.body_reader import BodyReader
 from lmi_handlers.client_socket import ClientSocket
 from lmi_handlers.engine.settings import SOCKET_VARIABLE, EngineSettings
-from lmi_handlers.errors import ConfigError, UnsupportedFeature
+from lmi_handlers.errors import ConfigError
 from lmi_handlers.log import configure_logging, tell
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.server_settings import ALL_INTERFACES, ServerSettings, default_workers, is_loopback
@@ -157,12 +156,6 @@ def _preload() -> None:
     Their imports take seconds of a processor, during which they answer nobody. `create_app` is still called in each.
     """
     import lmi_handlers.app  # noqa: F401
-    from lmi_handlers.text.chat_template import load_renderer
-
-    with contextlib.suppress(UnsupportedFeature):  # a chat's request will be told
-        load_renderer()
-    # Of what transformers imports, HTTP clients hold on to the ssl module as it is before gevent. No web worker uses them.
-    filterwarnings("ignore", message="Monkey-patching ssl")
 
 
 def when_ready(server: Any) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import sys
 from collections.abc import Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
 from lmi_handlers.errors import ConfigError
@@ -14,7 +16,14 @@ T = TypeVar("T")
 
 def with_entry_points(table: Mapping[str, str], group: str) -> dict[str, str]:
     """Return `table`, name to "module:Class", and what other distributions register under the entry point `group`."""
-    return dict(table) | {point.name: point.value for point in entry_points(group=group)}
+    return dict(table) | {point.name: point.value for point in _entry_points(tuple(sys.path)) if point.group == group}
+
+
+@functools.lru_cache(maxsize=1)
+def _entry_points(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:  # noqa: ARG001  what is installed depends on it
+    """Return all there are. It takes a file of each installed distribution to know, 50 ms or more in all."""
+    installed = entry_points()
+    return tuple(point for group in installed.groups for point in installed.select(group=group))
 
 
 def load_class(kind: str, locations: Mapping[str, str], name: str, base: type[T]) -> type[T]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from lmi_handlers.dialects.base import ModelFacts, Parsed, TokenLimits
 from lmi_handlers.engine.client import EngineClient, EngineState, Generation
 from lmi_handlers.engine.messages import EngineInfo
 from lmi_handlers.engine.settings import metrics_dir
-from lmi_handlers.errors import DeadlineExceeded, EngineNotReady, InvalidRequest, UnsupportedFeature
+from lmi_handlers.errors import DeadlineExceeded, EngineNotReady, InvalidRequest
 from lmi_handlers.limits import check_adapter, check_sampling_params
 from lmi_handlers.media.images import image_loader
 from lmi_handlers.metrics.requests import RequestMetrics
@@ -23,7 +22,6 @@ from lmi_handlers.prompts import LoadedText, encode_prompts, load_images, takes_
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.request import GenerationRequest, ImagePrompt
 from lmi_handlers.text.bundle import load_text_bundle
-from lmi_handlers.text.chat_template import load_renderer
 from lmi_handlers.text.sequence import SequenceText, TextRules
 from lmi_handlers.text.tokenizer import Tokenizer
 from lmi_handlers.usage import Usage
@@ -152,9 +150,6 @@ class ServedModel:
         bundle = load_text_bundle(directory)
         tokenizer = Tokenizer(directory, bundle)
         tokenizer.encode("warm up")
-        if bundle.chat_templates:
-            with contextlib.suppress(UnsupportedFeature):  # a chat's request will be told
-                load_renderer()
         most = info.max_model_len - 1
         limits = TokenLimits(min(most, self._max_input_tokens or most), info.max_model_len, info.vocab_size)
         self._loaded = LoadedText(info, limits, bundle, tokenizer)

@@ -14,7 +14,6 @@ import concurrent.futures
 import contextlib
 import json
 import random
-import signal
 import socket
 import struct
 import threading
@@ -205,24 +204,40 @@ class Rounds:
 # The engine
 
 
-def _signal(rounds: Rounds, number: int) -> None:
-    """Send a signal to the engine; one that has just ended has had its fault already."""
-    with contextlib.suppress(psutil.NoSuchProcess, AssertionError):
-        rounds.server.engine().send_signal(number)
-
-
 def _kill(rounds: Rounds, _: random.Random) -> None:
-    _signal(rounds, signal.SIGKILL)
+    engine = rounds.server.engine()
+    engine.kill()
+    _await_end(engine)
 
 
 def _stop(rounds: Rounds, _: random.Random) -> None:
-    _signal(rounds, signal.SIGSTOP)
+    engine = rounds.server.engine()
+    engine.suspend()
+    _await_end(engine)
+
+
+def _await_end(engine: psutil.Process) -> None:
+    gone, _ = psutil.wait_procs([engine], timeout=RECOVERY)
+    assert gone, "the engine that has had the fault still runs"
 
 
 def _pause(rounds: Rounds, rng: random.Random) -> None:
-    _signal(rounds, signal.SIGSTOP)
-    time.sleep(rng.uniform(0.1, 0.8))
-    _signal(rounds, signal.SIGCONT)
+    with contextlib.suppress(psutil.NoSuchProcess, AssertionError):  # the round's other fault may have ended it
+        engine = rounds.server.engine()
+        engine.suspend()
+        time.sleep(rng.uniform(0.1, 0.8))
+        engine.resume()
+
+
+def _deadly_prompt(word: str) -> Callable[[Rounds, random.Random], None]:
+    ask = _prompt(word)
+
+    def run(rounds: Rounds, rng: random.Random) -> None:
+        engine = rounds.server.engine()
+        ask(rounds, rng)
+        _await_end(engine)
+
+    return run
 
 
 def _prompt(word: str) -> Callable[[Rounds, random.Random], None]:
@@ -322,8 +337,8 @@ def _bad_chunk(rounds: Rounds, rng: random.Random) -> None:
 ENGINE_FAULTS = [Fault("kill", _kill, ends_engine=True), Fault("stop", _stop, ends_engine=True)]
 
 ECHO_FAULTS = [
-    Fault("die", _prompt("DIE"), ends_engine=True),
-    Fault("crash", _prompt("CRASH"), ends_engine=True),
+    Fault("die", _deadly_prompt("DIE"), ends_engine=True),
+    Fault("crash", _deadly_prompt("CRASH"), ends_engine=True),
     Fault("hang", _prompt("HANG"), ends_engine=True),  # it may be all that runs, and then the engine looks stuck
     Fault("fail", _prompt("RAISE")),
 ]

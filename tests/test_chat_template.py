@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import importlib.util
 from pathlib import Path
@@ -140,6 +141,42 @@ def test_the_final_message_can_be_continued() -> None:
     assert rendered == "[user]Hi</s>[assistant]Well, "
     with pytest.raises(InvalidRequest, match="add_generation_prompt"):
         render(bundle(template), messages, continue_final_message=True)
+
+
+SPOKEN = "{% for m in messages %}[{{ m.role }}]{{ TEXT }}</s>{% endfor %}"
+STRIPPED = SPOKEN.replace("TEXT", "m.content | trim")
+FULL = SPOKEN.replace("TEXT", "m.content")
+OF_PARTS = SPOKEN.replace("TEXT", "m.content[-1].text")
+TAGGED = "{% for m in messages %}{% generation %}{% set x = m.content %}{{ x }}{% endgeneration %}{{ x }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "final", ["Well,  ", "Well", "  \n", "CONTINUE_FINAL_MESSAGE_TAG twice: CONTINUE_FINAL_MESSAGE_TAG "]
+)
+@pytest.mark.parametrize("template", [FULL, STRIPPED, OF_PARTS, TAGGED])
+def test_prompts_are_those_of_transformers(template: str, final: str) -> None:
+    """Closed, open, and left open in the midst of the last message."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    in_parts = template == OF_PARTS
+    messages: list[dict[str, Any]] = [
+        {"role": role, "content": [{"type": "text", "text": text}] if in_parts else text}
+        for role, text in (("user", " Hé \n"), ("assistant", final))
+    ]
+    before = copy.deepcopy(messages)
+    for add_generation_prompt, continue_final_message in ((False, False), (True, False), (False, True)):
+        flags = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+        (expected,), _ = render_jinja_template([messages], chat_template=template, **flags)
+        assert render(bundle(template), messages, **flags) == expected
+    assert messages == before
+
+
+def test_a_final_message_that_the_template_leaves_out_cannot_be_continued() -> None:
+    messages: list[dict[str, Any]] = [*MESSAGES, {"role": "assistant", "content": "Well, "}]
+    for template, content in (("{{ messages[0].content }}", "Well, "), (FULL, None)):
+        messages[-1]["content"] = content
+        with pytest.raises(InvalidRequest, match="continue_final_message"):
+            render(bundle(template), messages, add_generation_prompt=False, continue_final_message=True)
 
 
 @pytest.mark.parametrize("name", ["messages", "chat_template", "add_generation_prompt"])

@@ -105,6 +105,18 @@ class TestInvokeEndpoint:
         assert headers_of(response)["x-amzn-sagemaker-inference-id"] == "my id-1"
         assert '"request_id":"my id-1"' in echo_server.log
 
+    @pytest.mark.parametrize("streaming", [False, True])
+    def test_the_variant_that_was_asked_for_comes_back(
+        self, client: SageMakerRuntimeClient, *, streaming: bool
+    ) -> None:
+        options: dict[str, Any] = {"EndpointName": "x", "Body": body("hello"), "TargetVariant": "canary-2"}
+        if streaming:
+            streamed = client.invoke_endpoint_with_response_stream(**options)
+            assert streamed["InvokedProductionVariant"] == "canary-2"
+            assert b"".join(payload_parts(streamed))
+        else:
+            assert client.invoke_endpoint(**options)["InvokedProductionVariant"] == "canary-2"
+
     def test_an_error_of_the_container_is_a_model_error(self, client: SageMakerRuntimeClient) -> None:
         with pytest.raises(client.exceptions.ModelError) as caught:
             client.invoke_endpoint(EndpointName="my-endpoint", Body=body("hello", top_p=7))

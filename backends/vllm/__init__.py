@@ -13,7 +13,7 @@ logging.getLogger("vllm").setLevel(LOG_LEVEL)  # before it is imported, and spea
 REQUIRES = ("vllm", "llguidance")
 PASSES_OPTIONS = True
 
-UNSUPPORTED = {"watermark": "vLLM marks all requests or none"}
+UNSUPPORTED = {"watermark": "vLLM has a watermark of another kind, chosen for the whole engine"}
 
 CONDITIONAL = {
     "typical_p": "not supported with speculative decoding, nor with `option.async_scheduling` on the first model runner",

@@ -1,10 +1,15 @@
-"""Chat messages to the text that the model was trained on, by the model's own Jinja template."""
+"""Chat messages to the text that the model was trained on, by the model's own Jinja template.
+
+Templates see what transformers shows them (its `render_jinja_template` is the reference, and the tests compare with it).
+A web worker does not import transformers for this: it would take seconds of start-up and 30 MB.
+"""
 
 from __future__ import annotations
 
+import copy
+import datetime
 import functools
 import json
-from collections.abc import Callable
 from typing import Any
 
 import jinja2
@@ -12,6 +17,7 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lmi_handlers.errors import InvalidRequest, UnsupportedFeature
 from lmi_handlers.request import ChatPrompt
@@ -22,9 +28,9 @@ def render_chat(bundle: TextBundle, chat: ChatPrompt) -> str:
     """Return the prompt for `chat`, to be encoded without adding special tokens: the template has written them.
 
     `add_generation_prompt` opens an answer of the assistant; `continue_final_message` leaves the last message open
-    instead. `template_kwargs` are further variables of this model's template, such as `enable_thinking`. Templates run
-    in transformers' sandbox, so they see what they see there. Raises `InvalidRequest` where the template refuses the
-    messages, and `UnsupportedFeature` where the model has no template that works.
+    instead. `template_kwargs` are further variables of this model's template, such as `enable_thinking`. Raises
+    `InvalidRequest` where the template refuses the messages, and `UnsupportedFeature` where the model has no template
+    that works.
     """
     template = _select_template(bundle, chat.tools)
     if chat.continue_final_message and chat.add_generation_prompt:
@@ -32,39 +38,23 @@ def render_chat(bundle: TextBundle, chat: ChatPrompt) -> str:
     variables = chat.template_kwargs
     if taken := sorted(variables.keys() & _TAKEN_NAMES):
         raise InvalidRequest(f"cannot set {', '.join(taken)}", field="chat_template_kwargs")
-    render = load_renderer()
     try:
         messages = _fit_content(bundle, template, chat.messages)
         if chat.tools and "tools" not in _variables(template):
             messages = _with_tools(chat, chat.tools, messages)
-        rendered, _ = render(
-            [messages],
+        render = _render_open if chat.continue_final_message else _render
+        return render(
+            template,
+            messages,
             tools=chat.tools,
             documents=chat.documents,
-            chat_template=template,
             add_generation_prompt=chat.add_generation_prompt,
-            continue_final_message=chat.continue_final_message,
             **{**bundle.special_tokens, **variables},
         )
     except jinja2.TemplateSyntaxError as error:
         raise UnsupportedFeature(f"this model's chat template does not compile: {error}", field="messages") from error
     except _TEMPLATE_ERRORS as error:
         raise InvalidRequest(str(error) or type(error).__name__, field="messages") from error
-    prompt: str = rendered[0]
-    return prompt
-
-
-def load_renderer() -> Callable[..., Any]:
-    """Return transformers' renderer. The first call imports it, in half a second: let a starting worker make it.
-
-    The import brings no torch and takes 30 MB. Raises `UnsupportedFeature` where transformers is not installed.
-    """
-    try:
-        from transformers.utils.chat_template_utils import render_jinja_template
-    except ImportError as error:
-        raise UnsupportedFeature("chat templates need the transformers package here", field="messages") from error
-    renderer: Callable[..., Any] = render_jinja_template
-    return renderer
 
 
 # What a template's code can raise when messages have not the shape that it expects, say `'text' + None`.
@@ -78,6 +68,9 @@ _TEMPLATE_ERRORS = (
     ValueError,
 )
 _PROBE = "a text to look for"
+_CONTINUE_HERE = (
+    "CONTINUE_FINAL_MESSAGE_TAG "  # with a space, to see whether the template strips what a message ends with
+)
 _TRIED_AFTER: dict[str, tuple[tuple[str, ...], ...]] = {
     "system": ((),),
     "user": ((), ("system",)),
@@ -97,13 +90,6 @@ _TAKEN_NAMES = frozenset(
 )
 
 
-@functools.lru_cache(maxsize=8)
-def _variables(template: str) -> set[str]:
-    """Names that the template reads. Raises jinja2's `TemplateSyntaxError`."""
-    environment = jinja2.Environment(extensions=[jinja2.ext.loopcontrols, _Generation])  # noqa: S701  parses, renders nothing
-    return jinja2.meta.find_undeclared_variables(environment.parse(template))
-
-
 class _Generation(jinja2.ext.Extension):
     """transformers' tag around what the assistant says, `{% generation %}`, which means nothing to the names inside."""
 
@@ -112,6 +98,72 @@ class _Generation(jinja2.ext.Extension):
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Scope:
         next(parser.stream)
         return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(template: str) -> str:
+    return datetime.datetime.now().strftime(template)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike jinja2's own filter, escapes nothing for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+_ENVIRONMENT = ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+)
+_ENVIRONMENT.filters["tojson"] = _to_json
+_ENVIRONMENT.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+
+
+@functools.lru_cache(maxsize=8)
+def _variables(template: str) -> set[str]:
+    """Names that the template reads. Raises jinja2's `TemplateSyntaxError`."""
+    return jinja2.meta.find_undeclared_variables(_ENVIRONMENT.parse(template))
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(template: str) -> jinja2.Template:
+    return _ENVIRONMENT.from_string(template)
+
+
+def _render(template: str, messages: list[dict[str, Any]], **variables: Any) -> str:
+    return _compiled(template).render(messages=messages, **variables)
+
+
+def _render_open(template: str, messages: list[dict[str, Any]], **variables: Any) -> str:
+    """Render up to the end of the last message's text, without what the template writes after it.
+
+    Raises `ValueError` where the last message has no text, or the template leaves it out.
+    """
+    final = copy.deepcopy(messages[-1])
+    content = final.get("content")
+    if isinstance(content, str):
+        text = content
+        final["content"] = text + _CONTINUE_HERE
+    else:
+        part = next((part for part in reversed(content or ()) if "text" in part), None)
+        if part is None:
+            raise ValueError("continue_final_message: the final message has no text to continue")
+        text = part["text"]
+        part["text"] = text + _CONTINUE_HERE
+    rendered = _render(template, [*messages[:-1], final], **variables)
+    end = rendered.rfind(_CONTINUE_HERE.strip())
+    if end == -1 or text.strip() not in rendered:
+        raise ValueError("continue_final_message: this model's chat template leaves the final message's text out")
+    # Where the template strips what a message ends with, the text is stripped as it would be without the tag.
+    keeps = rendered.startswith(_CONTINUE_HERE, end)
+    return rendered[:end] if keeps else rendered[:end].rstrip()
 
 
 def _with_tools(chat: ChatPrompt, tools: list[dict[str, Any]], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -174,11 +226,9 @@ def _tried_forms(template: str, special_tokens: tuple[tuple[str, str], ...], rol
 def _try(template: str, messages: list[dict[str, Any]], special_tokens: dict[str, str]) -> str:
     """Return what a template makes of messages, nothing where it refuses them."""
     try:
-        rendered, _ = load_renderer()([messages], chat_template=template, add_generation_prompt=False, **special_tokens)
+        return _render(template, messages, tools=None, documents=None, add_generation_prompt=False, **special_tokens)
     except _TEMPLATE_ERRORS:
         return ""
-    text: str = rendered[0]
-    return text
 
 
 def _text_part(text: str) -> dict[str, str]:
