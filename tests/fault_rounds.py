@@ -18,7 +18,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -212,7 +212,11 @@ def _kill(rounds: Rounds, _: random.Random) -> None:
 
 def _stop(rounds: Rounds, _: random.Random) -> None:
     engine = rounds.server.engine()
-    engine.suspend()
+    deadline = time.monotonic() + RECOVERY
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while time.monotonic() < deadline:
+            engine.suspend()  # again, as a pause in the same round lets it go on
+            time.sleep(0.2)
     _await_end(engine)
 
 
@@ -354,11 +358,22 @@ CLIENT_FAULTS = [
 ]
 
 
-def plan(faults: list[Fault], rounds: int, seed: int) -> list[list[Fault]]:
-    """Return `rounds` rounds of one to three faults at once, in which each fault has its turn where they are enough."""
+def plan(faults: list[Fault], seed: int, rounds: int | None = None) -> list[list[Fault]]:
+    """Return rounds of up to three faults at once, at most one of which ends the engine; in every third round none does.
+
+    Each fault has its turn before any has its second. Without a number, there are as many rounds as that takes.
+    """
     rng = random.Random(seed)
-    turns: list[Fault] = []
-    while len(turns) < rounds:
-        turns += rng.sample(faults, len(faults))
-    quick = [fault for fault in CLIENT_FAULTS if fault.run is not _never_read]
-    return [[fault, *rng.sample(quick, rng.randint(0, 2))] for fault in turns[:rounds]]
+    to_come = set(faults)
+    deadly, harmless = (_turns([fault for fault in faults if fault.ends_engine is ends], rng) for ends in (True, False))
+    planned: list[list[Fault]] = []
+    while to_come if rounds is None else len(planned) < rounds:
+        at_once = [next(deadly), next(harmless)] if len(planned) % 3 < 2 else [next(harmless) for _ in range(3)]
+        to_come -= {*at_once}
+        planned.append(at_once)
+    return planned
+
+
+def _turns(faults: list[Fault], rng: random.Random) -> Iterator[Fault]:
+    while True:
+        yield from rng.sample(faults, len(faults))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from fault_clients import APIS, Api
 from fault_rounds import CLIENT_FAULTS, ECHO_FAULTS, ENGINE_FAULTS, Fault, Rounds, plan
@@ -22,7 +24,7 @@ option.restart_window=1
 
 def planned(faults: list[Fault], config: pytest.Config) -> tuple[list[list[Fault]], int]:
     seed = config.getoption("--fault-seed")
-    return plan(faults, config.getoption("--fault-rounds") or len(faults), seed), seed
+    return plan(faults, seed, config.getoption("--fault-rounds")), seed
 
 
 def test_rounds_on_echo(start_server: StartServer, pytestconfig: pytest.Config) -> None:
@@ -53,14 +55,15 @@ def test_rounds_on_the_model(start_server: StartServer, pytestconfig: pytest.Con
         return answers[api, prompt]
 
     rounds = Rounds(server, answer, prompts, max_tokens=8, predict_timeout=20, max_request_size=MAX_REQUEST_SIZE)
-    turns, seed = planned([*ENGINE_FAULTS, *CLIENT_FAULTS], pytestconfig)
-    short = pytestconfig.getoption("--fault-rounds") is None
-    report = rounds.run(turns[:4] if short else turns, seed)
+    report = rounds.run(*planned([*ENGINE_FAULTS, *CLIENT_FAULTS], pytestconfig))
     print(f"\nmodel: {report}")
     assert report.complete > 0
 
 
 def test_a_plan_gives_each_fault_its_turn() -> None:
     faults = ENGINE_FAULTS + ECHO_FAULTS + CLIENT_FAULTS
-    assert {at_once[0].name for at_once in plan(faults, len(faults), 1)} == {fault.name for fault in faults}
-    assert plan(faults, 30, 1) == plan(faults, 30, 1)
+    names = [[fault.name for fault in at_once] for at_once in plan(faults, 1)]
+    assert {*itertools.chain(*names)} == {fault.name for fault in faults}
+    assert len(plan(faults, 1, 30)) == 30
+    assert plan(faults, 1, 30)[: len(names)] == plan(faults, 1)
+    assert all(sum(fault.ends_engine for fault in at_once) <= 1 for at_once in plan(faults, 1, 30))
