@@ -165,9 +165,12 @@ def test_prompts_are_those_of_transformers(template: str, final: str) -> None:
     ]
     before = copy.deepcopy(messages)
     for add_generation_prompt, continue_final_message in ((False, False), (True, False), (False, True)):
-        flags = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
-        (expected,), _ = render_jinja_template([messages], chat_template=template, **flags)
-        assert render(bundle(template), messages, **flags) == expected
+        flags: dict[str, Any] = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
+        expected: Any = render_jinja_template([messages], chat_template=template, **flags)
+        assert render(bundle(template), messages, **flags) == expected[0][0]
     assert messages == before
 
 
