@@ -106,6 +106,15 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def tiny_server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server on the checkpoint of random layers; for tests that leave it as they found it."""
+    properties = f"option.model_id={tiny_llama}\noption.rolling_batch=scheduler\noption.dtype=fp32\n"
+    server = Server(tmp_path_factory.mktemp("tiny") / "m", properties)
+    yield server.wait_ready()
+    server.stop()
+
+
 ROLLING_BATCH = {
     "scheduler": "option.dtype=fp32\n",
     # vLLM takes a minute to compile for a CPU, and most of the memory unless it is told.
@@ -167,3 +176,9 @@ def model_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     server.name = DEFAULT_MODEL_NAME
     yield server.wait_ready(timeout=300)
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def model_server_once(model_server: Server) -> Server:
+    """The same on one engine, where the engine makes no difference."""
+    return model_server

@@ -181,12 +181,6 @@ def test_batches_and_other_names(case: Case, echo_server: Server) -> None:
     check(echo_server, case)
 
 
-@pytest.fixture(scope="session")
-def model_server_once(model_server: Server) -> Server:
-    """The real model on one engine: its tokens are the same on each."""
-    return model_server
-
-
 @pytest.mark.model
 @api(DOCUMENT, 20, boundaries=False).include(path_regex=r"tokenize|/info|/v1/models").parametrize()
 def test_tokens_of_the_real_model(case: Case, model_server_once: Server) -> None:

@@ -7,6 +7,7 @@ import json
 import queue
 import random
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -467,19 +468,11 @@ def test_without_a_tokenizer(tmp_path: Path) -> None:
 # Through the server
 
 
-@pytest.fixture(scope="module")
-def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    properties = f"option.model_id={tiny_llama}\noption.rolling_batch=scheduler\noption.dtype=fp32\n"
-    made = Server(tmp_path_factory.mktemp("grammar") / "m", properties)
-    yield made.wait_ready()
-    made.stop()
-
-
 @pytest.mark.model
-def test_over_http(server: Server) -> None:
+def test_over_http(tiny_server: Server) -> None:
     def generate(grammar: dict[str, Any], path: str = "/generate") -> Any:
         parameters = {"grammar": grammar, "max_new_tokens": 200, "do_sample": True, "seed": 1}
-        return server.invoke({"inputs": "Tell me", "parameters": parameters}, path=path)
+        return tiny_server.invoke({"inputs": "Tell me", "parameters": parameters}, path=path)
 
     text = generate({"type": "json", "value": PERSON}).json()["generated_text"]
     jsonschema.validate(json.loads(text), PERSON)
@@ -493,49 +486,54 @@ def test_over_http(server: Server) -> None:
     assert refused.status_code == 422
 
 
-ENGINES = {
-    "scheduler": "option.dtype=fp32\n",
-    "vllm": "option.dtype=fp32\noption.enforce_eager=true\noption.kv_cache_memory_bytes=128M\noption.max_model_len=2048\n",
-}
+@pytest.fixture
+def server_of(request: pytest.FixtureRequest, start_server: StartServer, tiny_llama: Path) -> Server:
+    """On the engine that the test's parameter names."""
+    if request.param == "scheduler":
+        shared: Server = request.getfixturevalue("tiny_server")
+        return shared
+    properties = f"option.model_id={tiny_llama}\noption.rolling_batch={request.param}\noption.dtype=fp32\n"
+    limits = "option.enforce_eager=true\noption.kv_cache_memory_bytes=128M\noption.max_model_len=2048\n"
+    return start_server(properties + limits)
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("engine", ["scheduler", pytest.param("vllm", marks=pytest.mark.needs("vllm"))])
-def test_a_stream_goes_on_while_a_grammar_is_tried(start_server: StartServer, tiny_llama: Path, engine: str) -> None:
-    server = start_server(f"option.model_id={tiny_llama}\noption.rolling_batch={engine}\n{ENGINES[engine]}")
+@pytest.mark.parametrize(
+    "server_of", ["scheduler", pytest.param("vllm", marks=pytest.mark.needs("vllm"))], indirect=True
+)
+def test_a_stream_goes_on_while_a_grammar_is_tried(server_of: Server) -> None:
     deep: dict[str, Any] = {"type": "integer"}
     for _ in range(8):
         deep = {"type": "object", "properties": dict.fromkeys("abc", deep)}
     endless = {"type": "array", "items": {"type": "integer"}, "minItems": 10**9}
     body = {"inputs": "hello", "parameters": {"max_new_tokens": 2000, "ignore_eos_token": True}, "stream": True}
+    told = 0
     for grammar, statuses in (
         ({"type": "regex", "value": "(x{1,1000}){1,1000}"}, {422}),
         ({"type": "json", "value": {"type": "object", "properties": {"a": endless}}}, {422}),
         ({"type": "json", "value": deep}, {200, 422}),
     ):
         bad = {"inputs": "x", "parameters": {"grammar": grammar, "max_new_tokens": 5}}
-        with concurrent.futures.ThreadPoolExecutor(1) as pool, server.invoke(body, stream=True) as stream:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool, server_of.invoke(body, stream=True) as stream:
             lines = stream.iter_lines()
             assert next(lines)
-            answer = pool.submit(server.invoke, bad, path="/generate")
-            meanwhile = 0
+            began = last = time.monotonic()
+            answer = pool.submit(server_of.invoke, bad, path="/generate")
+            longest_pause = 0.0
             for _line in lines:
+                now = time.monotonic()
+                longest_pause = max(longest_pause, now - last)
+                last = now
                 if answer.done():
                     break
-                meanwhile += 1
-            assert meanwhile
             assert answer.result().status_code in statuses
+        if (took := last - began) > 2:
+            told += 1
+            assert longest_pause < took / 2
+    assert told, "every trial was too quick to tell"
 
 
 # The real model
-
-
-@pytest.fixture(scope="module")
-def small_model_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    properties = "option.rolling_batch=scheduler\noption.max_rolling_batch_size=16\noption.predict_timeout=600\n"
-    made = Server(tmp_path_factory.mktemp("small") / "m", properties)
-    yield made.wait_ready()
-    made.stop()
 
 
 def grammars(schema: dict[str, Any]) -> list[dict[str, Any]]:
@@ -551,7 +549,7 @@ def grammars(schema: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.model
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("numbers", [range(16), pytest.param(range(16, 200), marks=pytest.mark.long)])
-def test_the_real_model_answers_two_hundred_schemas(small_model_server: Server, numbers: range) -> None:
+def test_the_real_model_answers_two_hundred_schemas(model_server_once: Server, numbers: range) -> None:
     """Sixteen at a time, written in each of the ways, half of them greedy."""
     wanted = examples(object_schemas(), 200)
     assert len(wanted) == 200
@@ -564,7 +562,7 @@ def test_the_real_model_answers_two_hundred_schemas(small_model_server: Server, 
             **({"do_sample": True, "seed": number} if number % 8 < 4 else {}),
         }
         body = {"inputs": "An example in JSON: ", "parameters": parameters}
-        return small_model_server.invoke(body, path="/generate", timeout=600)
+        return model_server_once.invoke(body, path="/generate", timeout=600)
 
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(generate, numbers))
@@ -594,11 +592,11 @@ def test_the_real_model_answers_two_hundred_schemas(small_model_server: Server, 
         {"properties": {"a": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}},
     ],
 )
-def test_schemas_beyond_what_is_supported(small_model_server: Server, keywords: dict[str, Any]) -> None:
+def test_schemas_beyond_what_is_supported(tiny_server: Server, keywords: dict[str, Any]) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}} | keywords
     for grammar in grammars(schema):
         body = {"inputs": "An example in JSON: ", "parameters": {"grammar": grammar, "max_new_tokens": 5}}
-        answer = small_model_server.invoke(body, path="/generate")
+        answer = tiny_server.invoke(body, path="/generate")
         assert answer.status_code == 422, answer.text
         assert answer.json()["error_type"] == "validation"
         assert ": cannot be compiled: " in answer.json()["error"]
