@@ -170,7 +170,9 @@ def test_check_survives_a_file_that_is_not_text(tmp_path: Path) -> None:
 # lmi serve
 
 
-@pytest.mark.parametrize("port", ["eighty", "0", "65536", "-1", "8080 8081"])
+@pytest.mark.parametrize(
+    "port", ["-1", "8080 8081", *(pytest.param(port, marks=pytest.mark.long) for port in ("eighty", "0", "65536"))]
+)
 def test_port_of_sagemaker_that_is_none(tmp_path: Path, port: str) -> None:
     write(tmp_path, "option.rolling_batch=echo\n")
     assert_one_line(lmi("serve", cwd=tmp_path, SAGEMAKER_BIND_TO_PORT=port), "SAGEMAKER_BIND_TO_PORT", repr(port))
@@ -202,6 +204,7 @@ def test_sagemaker_moves_the_port(port_by_environment: Server) -> None:
         server.ping()
 
 
+@pytest.mark.long
 def test_serve_goes_on_with_an_unknown_option_and_says_so(tmp_path: Path) -> None:
     server = Server(tmp_path / "m", "option.rolling_batch=echo\noption.max_roling_batch_size=4\n")
     try:

@@ -420,6 +420,7 @@ def test_the_template_is_the_servers_to_choose(start_server: StartServer, tmp_pa
     assert choice(chat(server, messages=messages))["message"].get("tool_calls") is None
 
 
+@pytest.mark.long
 def test_wrong_template_or_parser_ends_the_server(start_server: StartServer) -> None:
     for option, cause in (
         ("chat_template=nowhere.jinja", "option.chat_template=nowhere.jinja is neither"),

@@ -117,7 +117,7 @@ def test_broken_plugin_is_a_configuration_error_of_one_line(name: str) -> None:
         assert "\n" not in message
 
 
-@pytest.mark.parametrize("option", ["rolling_batch", "output_formatter"])
+@pytest.mark.parametrize("option", ["rolling_batch", pytest.param("output_formatter", marks=pytest.mark.long)])
 def test_server_with_a_broken_plugin_ends_with_one_line(
     start_server: StartServer, broken_plugins: Path, option: str
 ) -> None:

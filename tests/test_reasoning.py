@@ -460,6 +460,7 @@ def test_without_an_option_thoughts_stay(echo_server: Server) -> None:
     assert choice["message"] == assistant(f"user: {text}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("option", "cause"),
     [

@@ -240,9 +240,9 @@ def test_default_model_is_called_by_its_name_everywhere(model_server: Server) ->
     body = {"inputs": "x", "parameters": {"max_new_tokens": 1}}
     assert server.invoke(body, path=f"/predictions/{DEFAULT_MODEL_NAME}").status_code == 200
     assert server.invoke(body, path=f"/predictions/{server.directory.name}").status_code == 404
-    assert requests.get(f"{server.url}/info", timeout=5).json()["model_id"] == DEFAULT_MODEL_NAME
-    assert requests.get(f"{server.url}/v1/models", timeout=5).json()["data"][0]["id"] == DEFAULT_MODEL_NAME
-    assert f'model_name="{DEFAULT_MODEL_NAME}"' in requests.get(f"{server.url}/metrics", timeout=5).text
+    assert requests.get(f"{server.url}/info", timeout=30).json()["model_id"] == DEFAULT_MODEL_NAME
+    assert requests.get(f"{server.url}/v1/models", timeout=30).json()["data"][0]["id"] == DEFAULT_MODEL_NAME
+    assert f'model_name="{DEFAULT_MODEL_NAME}"' in requests.get(f"{server.url}/metrics", timeout=30).text
     assert f"lmi: warning: option.model_id is not set and {server.directory} holds no model" in server.log
     [ready] = [line for line in server.log.splitlines() if "engine ready" in line]
     assert DEFAULT_MODEL_NAME in ready
@@ -359,7 +359,7 @@ def test_requirements_are_warned_of(tmp_path: Path, both: Both) -> None:
         ({"serving.properties": "option.rolling_batch=nonsense\n"}, "unknown backend 'nonsense'; known: echo, "),
         (
             {"serving.properties": ECHO["serving.properties"] + "option.chat_template=no.jinja\n"},
-            "option.chat_template=no",
+            "option.chat_template=no.jinja is neither",
         ),
         (
             CHECKPOINT | {"serving.properties": "option.enable_lora=true\n", "adapters/loud/readme": ""},
@@ -372,7 +372,7 @@ def test_requirements_are_warned_of(tmp_path: Path, both: Both) -> None:
                 "serving.properties": ECHO["serving.properties"]
                 + "option.chat_template=plain.jinja\noption.enable_reasoning=true\n"
             },
-            "option.enable_reasoning",
+            "option.enable_reasoning=true: the model's chat template does not tell",
         ),
         (
             {"serving.properties": ECHO["serving.properties"] + "option.output_formatter=x\n"},
@@ -380,11 +380,11 @@ def test_requirements_are_warned_of(tmp_path: Path, both: Both) -> None:
         ),
         (
             {"serving.properties": ECHO["serving.properties"] + "option.tool_call_parser=x\n"},
-            "unknown option.tool_call_parser",
+            "unknown option.tool_call_parser 'x'",
         ),
         (
             {"serving.properties": ECHO["serving.properties"] + "option.reasoning_parser=x\n"},
-            "unknown option.reasoning_parser",
+            "unknown option.reasoning_parser 'x'",
         ),
         ({"serving.properties": "option.rolling_batch=echo\noption.dtype=fp12\n"}, "option.dtype has value 'fp12'"),
     ],
