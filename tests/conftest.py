@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from picture_server import PictureServer
-from serving import Server, StartServer
+from serving import API_KEY, Server, StartServer
 from werkzeug.local import LocalProxy
 
 from lmi_handlers.engine.model_files import DEFAULT_MODEL_NAME
@@ -65,6 +65,38 @@ def echo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     )
     server = Server(tmp_path_factory.mktemp("echo") / "m", properties, "--local-runtime")
     yield server.wait_ready()
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def compat_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """As `echo_server`, but `/invocations` speaks TGI, and there is no runtime API."""
+    properties = "option.rolling_batch=echo\noption.echo_faults=true\noption.max_model_len=4096\n"
+    server = Server(tmp_path_factory.mktemp("compat") / "m", properties + "option.tgi_compat=true\n")
+    yield server.wait_ready()
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that wants the API key."""
+    properties = "option.rolling_batch=echo\n"
+    server = Server(
+        tmp_path_factory.mktemp("guarded") / "m", properties, "--local-runtime", environ={"API_KEY": API_KEY}
+    )
+    yield server.wait_ready()
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def loading_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that takes connections and whose model is never loaded."""
+    properties = (
+        "option.rolling_batch=echo\noption.echo_fault=slow_load\noption.echo_load_seconds=86400\n"
+        "model_loading_timeout=86400\n"
+    )
+    server = Server(tmp_path_factory.mktemp("loading") / "m", properties)
+    yield server.wait_listening()
     server.stop()
 
 

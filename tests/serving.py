@@ -20,6 +20,10 @@ ENVIRON = dict(os.environ)
 """As it was before any test: an engine that is loaded into the tests' own process changes it (vLLM sets LD_PRELOAD)."""
 
 
+API_KEY = "s3cret-key"
+"""Of the server that has one."""
+
+
 class Server:
     """A running `lmi serve`, or any other `command` that serves on `port`, started in the model's directory.
 
@@ -63,6 +67,18 @@ class Server:
                     return self
             time.sleep(0.1)
         raise AssertionError(f"server not ready within {timeout} s:\n{self.log}")
+
+    def wait_listening(self, timeout: float = 120.0) -> Server:
+        """Wait until it takes connections, whatever it answers."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError(f"server ended with {self.process.returncode}:\n{self.log}")
+            with contextlib.suppress(requests.ConnectionError, requests.Timeout):
+                self.ping()
+                return self
+            time.sleep(0.1)
+        raise AssertionError(f"server not listening within {timeout} s:\n{self.log}")
 
     def ping(self) -> requests.Response:
         return requests.get(f"{self.url}/ping", headers={"Connection": "close"}, timeout=20)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from serving import Server, StartServer
-
-from lmi_handlers.dialects.base import Payload
-from lmi_handlers.dialects.tgi_request import TokenizeBody, decode_body
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 IGNORED = "x-lmi-ignored-parameters"
@@ -46,9 +45,34 @@ def test_dynamic_batch_and_mindie_name_it_too(start_server: StartServer) -> None
         assert server.invoke({"inputs": "a", "top_a": 1}, path=path).headers[IGNORED] == "top_a"
 
 
-def test_guideline_is_a_variable_of_the_template(start_server: StartServer) -> None:
+@pytest.fixture(scope="module")
+def own_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server on a model whose tokenizer puts <s> in front, and with a chat template of its own."""
+    directory = tmp_path_factory.mktemp("own") / "m"
+    directory.mkdir()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(
+        models.BPE(vocab={text: token_id for token_id, text in enumerate(["<s>", "</s>", *alphabet])}, merges=[])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}'
+    )
+    (directory / "config.json").write_text('{"model_type": "gpt2", "vocab_size": 258}')
+    (directory / "model.safetensors").touch()
     template = "{% if guideline is defined %}[{{ guideline }}]{% endif %}{{ messages[0].content }}"
-    server = start_server(f"option.rolling_batch=echo\noption.chat_template={template}\n")
+    properties = f"option.rolling_batch=echo\noption.model_id={directory}\noption.chat_template={template}\n"
+    server = Server(directory, properties)
+    yield server.wait_ready()
+    server.stop()
+
+
+def test_guideline_is_a_variable_of_the_template(own_tokenizer: Server) -> None:
+    server = own_tokenizer
     for guideline, text in {"be brief": "[be brief]hi", None: "hi"}.items():
         body = {"messages": MESSAGES, "guideline": guideline}
         assert server.invoke(body, path="/chat_tokenize").json()["templated_text"] == text
@@ -59,11 +83,13 @@ def test_guideline_is_a_variable_of_the_template(start_server: StartServer) -> N
     assert server.invoke(named, path="/v1/chat/completions").json()["choices"][0]["message"]["content"] == "[b]hi"
 
 
-def test_tokenize_reads_add_special_tokens(echo_server: Server) -> None:
-    for data, expected in ((b'{"inputs": "a", "add_special_tokens": false}', False), (b'{"inputs": "a"}', True)):
-        body, ignored = decode_body(Payload(data=data, request_id="r"), TokenizeBody)
-        assert (body.add_special_tokens, ignored) == (expected, ())
-    answer = echo_server.invoke({"inputs": "a", "add_special_tokens": "no"}, path="/tokenize")
+def test_tokenize_heeds_add_special_tokens(own_tokenizer: Server) -> None:
+    added, a = {"id": 0, "text": "", "start": 0, "stop": 0}, {"text": "a", "start": 0, "stop": 1}
+    for body, before in (({}, [added]), ({"add_special_tokens": True}, [added]), ({"add_special_tokens": False}, [])):
+        answer = own_tokenizer.invoke({"inputs": "a"} | body, path="/tokenize")
+        *others, last = answer.json()
+        assert (others, last | a, IGNORED in answer.headers) == (before, last, False)
+    answer = own_tokenizer.invoke({"inputs": "a", "add_special_tokens": "no"}, path="/tokenize")
     assert (answer.status_code, "add_special_tokens" in answer.json()["error"]) == (422, True)
 
 
@@ -90,9 +116,9 @@ def test_tensorrt_llms_stop(echo_server: Server) -> None:
     assert (both["generated_text"], both["details"]["finish_reason"]) == ("ab", "stop_sequence")
 
 
-@pytest.mark.parametrize(("option", "length"), [("", 16), ("option.tgi_compat=true\n", 40)])
-def test_how_long_a_completion_is_by_default(start_server: StartServer, option: str, length: int) -> None:
-    server = start_server("option.rolling_batch=echo\n" + option)
+@pytest.mark.parametrize(("fixture", "length"), [("echo_server", 16), ("compat_server", 40)])
+def test_how_long_a_completion_is_by_default(request: pytest.FixtureRequest, fixture: str, length: int) -> None:
+    server: Server = request.getfixturevalue(fixture)
     for path in ("/v1/completions", "/invocations"):
         usage = server.invoke({"prompt": "x" * 40}, path=path).json()["choices"][0]["text"]
         assert usage == "x" * length

@@ -16,7 +16,7 @@ from typing import Any
 import jsonlines
 import pytest
 import requests
-from serving import Server, StartServer
+from serving import Server
 
 PARAMETERS = {"max_new_tokens": 64}
 
@@ -38,15 +38,15 @@ def test_invoke_routes(echo_server: Server, path: str) -> None:
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_ping(echo_server: Server, method: str) -> None:
-    answer = requests.request(method, echo_server.url + "/ping", timeout=5)
+    answer = requests.request(method, echo_server.url + "/ping", timeout=30)
     assert answer.status_code == 200
     assert answer.text == '{\n  "m": {\n    "status": "Healthy"\n  }\n}\n'
 
 
 def test_unknown_route_and_method(echo_server: Server) -> None:
-    answer = requests.get(echo_server.url + "/nope", timeout=5)
+    answer = requests.get(echo_server.url + "/nope", timeout=30)
     assert (answer.status_code, answer.json()["type"]) == (404, "ResourceNotFoundException")
-    answer = requests.get(echo_server.url + "/invocations", timeout=5)
+    answer = requests.get(echo_server.url + "/invocations", timeout=30)
     assert (answer.status_code, answer.json()["type"]) == (405, "MethodNotAllowedException")
     assert "POST" in answer.headers["Allow"]
 
@@ -96,10 +96,21 @@ def test_json_lines_body_is_answered_line_by_line_in_order(echo_server: Server, 
     assert lines == [{"generated_text": record["inputs"]} for record in records]
 
 
-def test_batch_larger_than_the_queue_is_answered_in_full(start_server: StartServer) -> None:
-    server = start_server("option.rolling_batch=echo\noption.max_rolling_batch_size=2\njob_queue_size=3\n")
+@pytest.fixture(scope="module")
+def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of fifty tokens a second, for three at a time, with three more that may wait."""
+    properties = (
+        "option.rolling_batch=echo\noption.echo_tokens_per_second=50\noption.max_model_len=4096\n"
+        "option.max_rolling_batch_size=3\njob_queue_size=3\n"
+    )
+    server = Server(tmp_path_factory.mktemp("slow") / "m", properties)
+    yield server.wait_ready()
+    server.stop()
+
+
+def test_batch_larger_than_the_queue_is_answered_in_full(slow_server: Server) -> None:
     body = "\n".join(json.dumps({"inputs": f"record {number}"}) for number in range(20))
-    answer = server.invoke(data=body.encode(), headers={"Content-Type": "application/jsonlines"})
+    answer = slow_server.invoke(data=body.encode(), headers={"Content-Type": "application/jsonlines"})
     assert [json.loads(line)["generated_text"] for line in answer.text.splitlines()] == [
         f"record {n}" for n in range(20)
     ]
@@ -154,10 +165,10 @@ def test_accept_chooses_server_sent_events(echo_server: Server, accept: str) -> 
     assert stream_lines(answer)[-1]["generated_text"] == "hello"
 
 
-def test_tokens_arrive_as_they_are_made(start_server: StartServer) -> None:
-    server = start_server("option.rolling_batch=echo\noption.echo_tokens_per_second=10\n")
+def test_tokens_arrive_as_they_are_made(slow_server: Server) -> None:
     started = time.monotonic()
-    with server.invoke({"inputs": "0123456789", "stream": True}, stream=True) as answer:
+    body = {"inputs": "0123456789" * 5, "stream": True, "parameters": {"max_new_tokens": 50}}
+    with slow_server.invoke(body, stream=True) as answer:
         arrivals = [time.monotonic() - started for _ in answer.iter_lines()]
     assert arrivals[-1] - arrivals[0] > 0.5
 
@@ -332,16 +343,15 @@ def test_chunked_body_over_the_limit(echo_server: Server) -> None:
     assert answer.status_code == 413
 
 
-def test_bad_requests_do_not_disturb_others(start_server: StartServer) -> None:
-    server = start_server("option.rolling_batch=echo\noption.echo_tokens_per_second=50\noption.max_model_len=4096\n")
+def test_bad_requests_do_not_disturb_others(slow_server: Server) -> None:
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         body = {"inputs": "undisturbed " * 10, "stream": True, "parameters": {"max_new_tokens": 120, "details": True}}
-        others = [pool.submit(server.invoke, body) for _ in range(3)]
+        others = [pool.submit(slow_server.invoke, body) for _ in range(3)]
         bad_answers = []
         while not all(other.done() for other in others):
             for case in bad_bodies()[::7]:
                 data = case.values[0] if isinstance(case.values[0], bytes) else json.dumps(case.values[0])
-                bad_answers.append(server.invoke(data=data))
+                bad_answers.append(slow_server.invoke(data=data))
     assert {answer.status_code for answer in bad_answers} == {424}
     for other in others:
         assert stream_lines(other.result())[-1]["generated_text"] == "undisturbed " * 10

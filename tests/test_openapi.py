@@ -14,7 +14,7 @@ import pytest
 import requests
 from openapi_contract import Contract
 from openapi_spec_validator import validate
-from serving import ENVIRON, Server, StartServer
+from serving import API_KEY, ENVIRON, Server
 
 from lmi_handlers.openapi.document import openapi_document
 from lmi_handlers.options import ServingProperties
@@ -224,12 +224,11 @@ def test_it_is_served_under_both_names(echo_server: Server, path: str) -> None:
     assert answer.json() == document()
 
 
-def test_it_tells_of_the_key_and_needs_none(start_server: StartServer) -> None:
-    server = start_server("option.rolling_batch=echo\n", environ={"API_KEY": "secret"})
-    answer = requests.get(f"{server.url}/openapi.json", timeout=10)
-    assert "secret" not in answer.text
+def test_it_tells_of_the_key_and_needs_none(guarded_server: Server) -> None:
+    answer = requests.get(f"{guarded_server.url}/openapi.json", timeout=30)
+    assert API_KEY not in answer.text
     paths = answer.json()["paths"]
     for methods in paths.values():
         for method, operation in methods.items():
             assert ("security" in operation) == ("401" in operation["responses"]) == (method == "post")
-    assert requests.post(f"{server.url}/generate", json={"inputs": "a"}, timeout=10).status_code == 401
+    assert requests.post(f"{guarded_server.url}/generate", json={"inputs": "a"}, timeout=30).status_code == 401

@@ -12,7 +12,7 @@ import pytest
 import requests
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import GenerationError, ValidationError
-from serving import Server, StartServer
+from serving import Server
 
 from lmi_handlers.options import TGI
 from lmi_handlers.properties import load_properties
@@ -21,15 +21,6 @@ BODIES: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent / "data" / "tgi" / "wire_bodies.json").read_text()
 )
 ECHO = "option.rolling_batch=echo\n"
-
-
-@pytest.fixture(scope="module")
-def compat_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """`/invocations` speaks TGI."""
-    properties = ECHO + "option.tgi_compat=true\noption.echo_faults=true\noption.max_model_len=4096\n"
-    server = Server(tmp_path_factory.mktemp("compat") / "m", properties)
-    yield server.wait_ready()
-    server.stop()
 
 
 def post(server: Server, path: str, inputs: str, **parameters: Any) -> requests.Response:
@@ -90,7 +81,7 @@ def test_end_of_sequence_is_a_special_token_with_its_text(echo_server: Server) -
 
 
 def test_info(echo_server: Server) -> None:
-    info = requests.get(echo_server.url + "/info", timeout=5).json()
+    info = requests.get(echo_server.url + "/info", timeout=30).json()
     older = (
         "model_dtype",
         "model_device_type",
@@ -106,7 +97,7 @@ def test_info(echo_server: Server) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/health"])
 def test_health(echo_server: Server, path: str) -> None:
-    answer = requests.get(echo_server.url + path, timeout=5)
+    answer = requests.get(echo_server.url + path, timeout=30)
     assert (answer.status_code, answer.content) == (200, b"")
 
 
@@ -297,9 +288,17 @@ def test_exactly_as_many_tokens_as_asked_for(echo_server: Server) -> None:
     assert answer["details"]["generated_tokens"] == 1500
 
 
-def test_what_fits_where_nothing_is_asked(start_server: StartServer) -> None:
-    server = start_server(ECHO + "option.max_model_len=16\n")
-    details = post(server, "/generate", "0123456789", details=True).json()["details"]
+@pytest.fixture(scope="module")
+def limited_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Limits by the launcher's variables."""
+    limits = {"MAX_INPUT_LENGTH": "10", "MAX_TOTAL_TOKENS": "16", "MAX_BEST_OF": "1", "MAX_CONCURRENT_REQUESTS": "3"}
+    server = Server(tmp_path_factory.mktemp("limited") / "m", ECHO, environ=limits)
+    yield server.wait_ready()
+    server.stop()
+
+
+def test_what_fits_where_nothing_is_asked(limited_server: Server) -> None:
+    details = post(limited_server, "/generate", "0123456789", details=True).json()["details"]
     assert (details["finish_reason"], details["generated_tokens"]) == ("length", 6)
 
 
@@ -374,17 +373,15 @@ def test_sharded(sharded: str, degree: str | int) -> None:
     assert load_properties(None, {"SHARDED": sharded, "NUM_SHARD": "4"}).properties.tensor_parallel_degree == 4
 
 
-def test_limits_come_from_the_environment(start_server: StartServer) -> None:
-    limits = {"MAX_INPUT_LENGTH": "10", "MAX_TOTAL_TOKENS": "20", "MAX_BEST_OF": "1", "MAX_CONCURRENT_REQUESTS": "3"}
-    server = start_server(ECHO, environ=limits)
-    info = requests.get(server.url + "/info", timeout=5).json()
+def test_limits_come_from_the_environment(limited_server: Server) -> None:
+    info = requests.get(limited_server.url + "/info", timeout=30).json()
     assert [info[f"max_{name}"] for name in ("input_tokens", "total_tokens", "best_of", "concurrent_requests")] == [
         10,
-        20,
+        16,
         1,
         3,
     ]
-    native = server.invoke({"inputs": "01234567890"}, path="/generate")
+    native = limited_server.invoke({"inputs": "01234567890"}, path="/generate")
     assert native.json()["error"] == "Input validation error: `inputs` must have less than 10 tokens. Given: 11"
-    lmi = server.invoke({"inputs": "01234567890"})
+    lmi = limited_server.invoke({"inputs": "01234567890"})
     assert lmi.json()["error"] == "inputs: has 11 tokens; prompts may have 10 (option.max_input_tokens)"

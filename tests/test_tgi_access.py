@@ -15,24 +15,17 @@ import pytest
 import requests
 from botocore.config import Config
 from botocore.exceptions import ClientError
-from serving import Server, StartServer, free_port
+from serving import API_KEY, Server, StartServer, free_port
 
 ECHO = "option.rolling_batch=echo\n"
-KEY = "s3cret-key"
 POSTS = ("/", "/generate", "/generate_stream", "/tokenize", "/chat_tokenize", "/invocations", "/predictions/m", "/nope")
 GETS = {"/": 200, "/health": 200, "/ping": 200, "/info": 200, "/metrics": 200, "/nope": 404}
 
 
-@pytest.fixture(scope="module")
-def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("guarded") / "m", ECHO, environ={"API_KEY": KEY})
-    yield server.wait_ready()
-    server.stop()
-
-
 @pytest.mark.parametrize("path", POSTS)
 @pytest.mark.parametrize(
-    "authorization", [None, "", KEY, f"Basic {KEY}", f"Bearer {KEY}x", f"Bearer {KEY.upper()}", "Bearer é"]
+    "authorization",
+    [None, "", API_KEY, f"Basic {API_KEY}", f"Bearer {API_KEY}x", f"Bearer {API_KEY.upper()}", "Bearer é"],
 )
 def test_no_post_without_the_key(guarded_server: Server, path: str, authorization: str | None) -> None:
     headers = {} if authorization is None else {"Authorization": authorization.encode()}
@@ -44,18 +37,18 @@ def test_no_post_without_the_key(guarded_server: Server, path: str, authorizatio
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
 def test_with_the_key(guarded_server: Server, path: str, scheme: str) -> None:
     body = {"inputs": "a", "messages": [{"role": "user", "content": "a"}]}
-    answer = guarded_server.invoke(body, path=path, headers={"Authorization": f"{scheme} {KEY}"})
+    answer = guarded_server.invoke(body, path=path, headers={"Authorization": f"{scheme} {API_KEY}"})
     assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("path", GETS)
 def test_gets_are_open(guarded_server: Server, path: str) -> None:
-    assert requests.get(guarded_server.url + path, timeout=5).status_code == GETS[path]
+    assert requests.get(guarded_server.url + path, timeout=30).status_code == GETS[path]
 
 
 def test_the_key_is_written_nowhere(guarded_server: Server) -> None:
-    guarded_server.invoke({"inputs": "a"}, headers={"Authorization": f"Bearer {KEY}"})
-    assert KEY not in guarded_server.log
+    guarded_server.invoke({"inputs": "a"}, headers={"Authorization": f"Bearer {API_KEY}"})
+    assert API_KEY not in guarded_server.log
 
 
 def test_key_beyond_ascii(start_server: StartServer) -> None:
@@ -121,7 +114,7 @@ def test_a_foreign_page_that_hides_its_origin(echo_server: Server, site: str) ->
 def test_what_needs_no_preflight_is_refused_too(echo_server: Server) -> None:
     """A form of any page can send this."""
     headers = {"Origin": "https://evil.example", "Content-Type": "text/plain"}
-    answer = requests.post(f"{echo_server.url}/invocations", b'{"inputs": "a"}', headers=headers, timeout=5)
+    answer = requests.post(f"{echo_server.url}/invocations", b'{"inputs": "a"}', headers=headers, timeout=30)
     assert answer.status_code == 403
 
 
@@ -159,7 +152,7 @@ def test_the_refusal_has_the_apis_shape(echo_server: Server, path: str) -> None:
 @pytest.mark.parametrize("path", ["/generate", "/nope"])
 def test_preflight(echo_server: Server, path: str) -> None:
     for origin, allowed in {"http://localhost:3000": "http://localhost:3000", "https://evil.example": None}.items():
-        answer = requests.options(echo_server.url + path, headers={"Origin": origin}, timeout=5)
+        answer = requests.options(echo_server.url + path, headers={"Origin": origin}, timeout=30)
         assert (answer.status_code, answer.content) == (200, b"")
         assert answer.headers["Access-Control-Allow-Methods"] == "GET,POST"
         assert answer.headers["Access-Control-Allow-Headers"] == "content-type"
@@ -167,7 +160,7 @@ def test_preflight(echo_server: Server, path: str) -> None:
 
 
 def test_preflight_needs_no_key_and_allows_one(guarded_server: Server) -> None:
-    answer = requests.options(guarded_server.url + "/generate", timeout=5)
+    answer = requests.options(guarded_server.url + "/generate", timeout=30)
     assert (answer.status_code, answer.headers["Access-Control-Allow-Headers"]) == (200, "content-type,authorization")
 
 
@@ -188,7 +181,7 @@ def test_every_page_where_that_is_asked_for(open_server: Server, path: str) -> N
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/generate_stream"), ("POST", "/invocations"), ("GET", "/nope")])
 def test_every_response_is_marked(open_server: Server, method: str, path: str) -> None:
-    answer = requests.request(method, open_server.url + path, json={"inputs": "a"}, timeout=5)
+    answer = requests.request(method, open_server.url + path, json={"inputs": "a"}, timeout=30)
     assert (answer.headers["Access-Control-Allow-Origin"], answer.headers["Vary"]) == ("*", VARY)
 
 
@@ -202,7 +195,7 @@ def test_only_listed_origins(start_server: StartServer) -> None:
         "http://localhost:3000": False,
         server.url: True,
     }.items():
-        answer = requests.get(server.url + "/health", headers={"Origin": origin}, timeout=5)
+        answer = requests.get(server.url + "/health", headers={"Origin": origin}, timeout=30)
         assert answer.headers.get("Access-Control-Allow-Origin") == (origin if allowed else None)
         assert post(server, "/generate", {"Origin": origin}).status_code == (200 if allowed else 403)
     # Who may send pages of that name may be a proxy of that name, too.
@@ -219,7 +212,7 @@ def test_only_listed_origins(start_server: StartServer) -> None:
 def test_a_loopback_server_knows_its_name(echo_server: Server, path: str, host: str) -> None:
     method = "POST" if path == "/invocations" else "GET"
     headers = {"Host": host, "Origin": f"http://{host}"}
-    answer = requests.request(method, echo_server.url + path, json={"inputs": "a"}, headers=headers, timeout=5)
+    answer = requests.request(method, echo_server.url + path, json={"inputs": "a"}, headers=headers, timeout=30)
     assert (answer.status_code, "loopback" in answer.text) == (403, True)
 
 
@@ -238,7 +231,7 @@ def test_names_that_no_page_can_have(echo_server: Server, host: str) -> None:
     [
         ([], {}, "127.0.0.1"),
         (["--host", "0.0.0.0"], {}, "0.0.0.0"),
-        (["--host", "0.0.0.0"], {"API_KEY": KEY}, "0.0.0.0"),
+        (["--host", "0.0.0.0"], {"API_KEY": API_KEY}, "0.0.0.0"),
     ],
 )
 def test_the_local_runtime_is_for_this_machine(
@@ -258,17 +251,10 @@ def test_the_local_runtime_is_for_this_machine(
         )
         # A name of a proxy's, as in a cluster: only a server of this machine alone minds.
         expected = 403 if address == "127.0.0.1" else 200
-        headers = {"Host": "llm.example.org", "Authorization": f"Bearer {KEY}"}
+        headers = {"Host": "llm.example.org", "Authorization": f"Bearer {API_KEY}"}
         assert post(server, "/invocations", headers).status_code == expected
     finally:
         server.stop()
-
-
-@pytest.fixture(scope="module")
-def guarded_runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("runtime") / "m", ECHO, "--local-runtime", environ={"API_KEY": KEY})
-    yield server.wait_ready()
-    server.stop()
 
 
 def runtime(server: Server, access_key: str) -> Any:
@@ -282,9 +268,9 @@ def runtime(server: Server, access_key: str) -> Any:
     )
 
 
-def test_boto3_with_the_key(guarded_runtime: Server) -> None:
+def test_boto3_with_the_key(guarded_server: Server) -> None:
     """The access key id is all that it can say."""
-    with closing(runtime(guarded_runtime, KEY)) as client:
+    with closing(runtime(guarded_server, API_KEY)) as client:
         call = {"EndpointName": "x", "Body": b'{"inputs": "hello"}', "ContentType": "application/json"}
         answer = client.invoke_endpoint(**call)
         assert json.loads(answer["Body"].read()) == {"generated_text": "hello"}
@@ -292,18 +278,18 @@ def test_boto3_with_the_key(guarded_runtime: Server) -> None:
             assert b"hello" in b"".join(event["PayloadPart"]["Bytes"] for event in events)
 
 
-def test_curl_with_the_key(guarded_runtime: Server) -> None:
-    answer = post(guarded_runtime, "/endpoints/x/invocations", {"Authorization": f"Bearer {KEY}"})
+def test_curl_with_the_key(guarded_server: Server) -> None:
+    answer = post(guarded_server, "/endpoints/x/invocations", {"Authorization": f"Bearer {API_KEY}"})
     assert (answer.status_code, answer.json()) == (200, {"generated_text": "a"})
 
 
-@pytest.mark.parametrize("access_key", ["test", KEY + "x", f"{KEY}/x", ""])
-def test_boto3_without_the_key(guarded_runtime: Server, access_key: str) -> None:
-    with closing(runtime(guarded_runtime, access_key or "-")) as client, pytest.raises(ClientError) as caught:
+@pytest.mark.parametrize("access_key", ["test", API_KEY + "x", f"{API_KEY}/x", ""])
+def test_boto3_without_the_key(guarded_server: Server, access_key: str) -> None:
+    with closing(runtime(guarded_server, access_key or "-")) as client, pytest.raises(ClientError) as caught:
         client.invoke_endpoint(EndpointName="x", Body=b'{"inputs": "hello"}')
     assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 401
 
 
-def test_what_passes_a_request_on_cannot_be_said_by_a_client(guarded_runtime: Server) -> None:
+def test_what_passes_a_request_on_cannot_be_said_by_a_client(guarded_server: Server) -> None:
     for name in ("lmi.admitted", "Lmi-Admitted"):
-        assert post(guarded_runtime, "/invocations", {name: "true"}).status_code == 401
+        assert post(guarded_server, "/invocations", {name: "true"}).status_code == 401

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import importlib.util
 import json
 import os
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -164,12 +162,9 @@ def test_grammar_on_a_backend_without(echo_server: Server) -> None:
 # More than a request
 
 
-def test_without_the_key(start_server: StartServer) -> None:
-    server = start_server(
-        "option.rolling_batch=echo\n", environ={"API_KEY": CASES["087"]["config_override"]["api_key"]}
-    )
+def test_without_the_key(guarded_server: Server) -> None:
     for number in ("087", "088"):
-        answer = send(server, CASES[number])
+        answer = send(guarded_server, CASES[number])
         assert (answer.status_code, answer.content) == (401, b"")
         assert "WWW-Authenticate" not in answer.headers
 
@@ -212,29 +207,16 @@ def test_timeout_and_dead_engine(start_server: StartServer) -> None:
         assert (answer.status_code, answer.json()["error_type"]) == (status, "generation")
 
 
-def test_still_loading(start_server: StartServer) -> None:
-    properties = "option.rolling_batch=echo\noption.echo_fault=slow_load\noption.echo_load_seconds=60\n"
-    server = start_server(properties, ready=False)
-    wait_for_port(server)
+def test_still_loading(loading_server: Server) -> None:
+    server = loading_server
     for path in ("/health", "/"):
-        answer = requests.get(server.url + path, timeout=5)
+        answer = requests.get(server.url + path, timeout=30)
         assert (answer.status_code, answer.text) == (CASES["171"]["status"], CASES["171"]["error_body"])
-    assert requests.get(server.url + "/info", timeout=5).status_code == 503
+    assert requests.get(server.url + "/info", timeout=30).status_code == 503
     for path in ("/generate", "/tokenize"):
-        answer = requests.post(server.url + path, json={"inputs": "a"}, timeout=5)
+        answer = requests.post(server.url + path, json={"inputs": "a"}, timeout=30)
         assert (answer.status_code, answer.json()["error_type"]) == (503, "healthcheck")
         assert int(answer.headers["Retry-After"]) > 0
-
-
-def wait_for_port(server: Server) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        assert server.process.poll() is None, server.log
-        with contextlib.suppress(requests.ConnectionError):
-            server.ping()
-            return
-        time.sleep(0.05)
-    raise AssertionError("nothing listens on the port")
 
 
 # Anything at all
