@@ -109,10 +109,10 @@ def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def test_batch_larger_than_the_queue_is_answered_in_full(slow_server: Server) -> None:
-    body = "\n".join(json.dumps({"inputs": f"record {number}"}) for number in range(20))
+    body = "\n".join(json.dumps({"inputs": f"record {number}"}) for number in range(8))
     answer = slow_server.invoke(data=body.encode(), headers={"Content-Type": "application/jsonlines"})
     assert [json.loads(line)["generated_text"] for line in answer.text.splitlines()] == [
-        f"record {n}" for n in range(20)
+        f"record {n}" for n in range(8)
     ]
 
 
