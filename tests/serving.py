@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -86,6 +87,19 @@ class Server:
     def invoke(self, body: object = None, *, path: str = "/invocations", **options: object) -> requests.Response:
         options.setdefault("timeout", 60)
         return requests.post(self.url + path, json=body, **options)  # type: ignore[arg-type]  # requests' own keywords
+
+    def wait_for_sequences(self, running: int, waiting: int = 0, timeout: float = 30.0) -> None:
+        """Return once the engine has this many sequences in its batch and in its queue."""
+        deadline = time.monotonic() + timeout
+        while (seen := self._sequences()) != (running, waiting):
+            assert time.monotonic() < deadline, f"{seen} sequences run and wait, instead of {(running, waiting)}"
+            time.sleep(0.02)
+
+    def _sequences(self) -> tuple[int, ...]:
+        page = requests.get(f"{self.url}/metrics", headers={"Connection": "close"}, timeout=20).text
+        return tuple(
+            int(float(value)) for value in re.findall(r"^vllm:num_requests_(?:running|waiting)\{.*\} (.*)$", page, re.M)
+        )
 
     def engine(self) -> psutil.Process:
         """The engine process that runs now."""

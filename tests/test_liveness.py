@@ -5,9 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -77,6 +77,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.stop()
 
 
+@pytest.fixture(scope="module")
+def lasting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with patience, and with a file that its engines need."""
+    directory = tmp_path_factory.mktemp("lasting") / "m"
+    directory.mkdir()
+    (directory / "template.jinja").write_text("{{ messages[0].content }}")
+    server = Server(directory, ECHO + "option.stall_timeout=30\noption.chat_template=template.jinja\n")
+    yield server.wait_ready()
+    server.stop()
+
+
 @pytest.fixture
 def family() -> Iterator[Callable[[Server], list[psutil.Process]]]:
     """All processes of a server; what still runs after the test is ended."""
@@ -93,53 +104,87 @@ def family() -> Iterator[Callable[[Server], list[psutil.Process]]]:
             process.kill()
 
 
-def stop(server: Server) -> None:
-    server.engine().send_signal(signal.SIGSTOP)
+class Watch:
+    """What `/ping` says from now on, and how requests are answered while it says that the engine is stalled.
 
+    The engine is stalled for two seconds before it is ended: nobody who looks only now and then can rely on seeing it.
+    """
 
-def grip(server: Server) -> None:
-    with pytest.raises(requests.ReadTimeout):
-        server.invoke({"inputs": "x GRIP@1"}, timeout=0.5)
+    def __init__(self, server: Server) -> None:
+        self.phases: list[tuple[str, str]] = []
+        self.answers: list[requests.Response] = []
+        self._server = server
+        self._done = threading.Event()
+        self._pool = concurrent.futures.ThreadPoolExecutor(1)
+        self._task = self._pool.submit(self._run)
 
+    def _run(self) -> None:
+        while not self._done.wait(0.02):
+            document = self._server.ping().json()[self._server.name]
+            self.phases.append((document["status"], document.get("phase", "")))
+            if document["status"] == "Stalled":
+                self.answers.append(self._server.invoke({"inputs": "hello"}))
 
-def mute(server: Server) -> None:
-    with pytest.raises(requests.ReadTimeout):
-        server.invoke({"inputs": "x MUTE@1"}, timeout=0.5)
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._pool.shutdown()
+        self._task.result()
+
+    def wait_for_end(self) -> None:
+        """Return once there has been an engine that was not healthy, and there is a healthy one."""
+        deadline = time.monotonic() + 60
+        while (
+            not self.phases or self.phases[-1][0] != "Healthy" or {status for status, _ in self.phases} == {"Healthy"}
+        ):
+            assert not self._task.done(), self._task.exception()
+            assert time.monotonic() < deadline, self.phases
+            time.sleep(0.02)
+
+    def stalled(self, cause: str) -> bool:
+        """Whether `/ping` has said so, with this cause."""
+        return any(status == "Stalled" and cause in phase for status, phase in self.phases)
 
 
 HANGS = {
-    "stopped": (stop, "has not run for"),
-    "a thread holds the lock for ever": (grip, "has not run for"),
-    "steps that return nothing for ever": (mute, "no progress"),
+    "stopped": (None, "has not run for"),
+    "a thread holds the lock for ever": ("x GRIP@1", "has not run for"),
+    "steps that return nothing for ever": ("x MUTE@1", "no progress"),
 }
 
 
 @pytest.mark.parametrize("hang", HANGS)
 def test_hanging_engine_under_load(server: Server, hang: str) -> None:
-    bring_about, cause = HANGS[hang]
-    first = server.engine()
-    with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
-        started = time.monotonic()
+    prompt, cause = HANGS[hang]
+    first, logged = server.wait_ready().engine(), ended_engines(server)
+    with concurrent.futures.ThreadPoolExecutor(CLIENTS + 1) as pool, Watch(server) as watch:
         pending = [pool.submit(timed, server, endless(stream=number % 2 == 0)) for number in range(CLIENTS)]
-        time.sleep(1)
-        bring_about(server)
+        server.wait_for_sequences(CLIENTS)
         hung = time.monotonic()
-        document = wait_for_status(server, 503, timeout=10)
-        assert document["status"] == "Stalled"
-        assert cause in document["phase"]
-        refused = server.invoke({"inputs": "hello"})
-        assert refused.status_code == 503
-        assert int(refused.headers["Retry-After"]) > 0
-        assert cause in refused.json()["error"]
+        if prompt is None:
+            first.send_signal(signal.SIGSTOP)
+        else:
+            pending.append(pool.submit(timed, server, {"inputs": prompt}))
         answers = [future.result() for future in pending]
+        watch.wait_for_end()
     for answer, ended in answers:
         assert any(words in error_of(answer) for words in (cause, "predict_timeout"))
-        assert ended - started < PREDICT_TIMEOUT + 2 + (hung - started), "it outlived its deadline"
-    server.wait_ready()
+        assert ended - hung < PREDICT_TIMEOUT + 10, "it outlived its deadline"
+    assert watch.stalled(cause)
+    refused = [answer for answer in watch.answers if answer.status_code == 503 and cause in answer.json()["error"]]
+    assert refused
+    assert all(int(answer.headers["Retry-After"]) > 0 for answer in refused)
     assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
     assert not first.is_running()
     assert len(engines(server)) == 1
-    assert "engine is stalled and is ended" in server.log
+    assert ended_engines(server) == logged + 1
+
+
+def ended_engines(server: Server) -> int:
+    """How many engines of this server have been ended because they hung."""
+    return server.log.count("engine is stalled and is ended")
 
 
 def test_requests_end_at_their_deadline_though_the_engine_reads_nothing(start_server: StartServer) -> None:
@@ -160,17 +205,18 @@ def test_requests_end_at_their_deadline_though_the_engine_reads_nothing(start_se
     assert server.engine() == engine
 
 
-def test_engine_that_was_stopped_for_a_while_goes_on(start_server: StartServer) -> None:
-    server = start_server(ECHO + "option.stall_timeout=30\n")
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(server.invoke, {"inputs": "x" * 60, "stream": True, "parameters": {"max_new_tokens": 60}})
-        time.sleep(1)
-        engine = server.engine()
+def test_engine_that_was_stopped_for_a_while_goes_on(lasting_server: Server) -> None:
+    server = lasting_server
+    engine = server.wait_ready().engine()
+    body = {"inputs": "x" * 60, "stream": True, "parameters": {"max_new_tokens": 60}}
+    with server.invoke(body, stream=True) as answer:
+        lines = answer.iter_lines()
+        next(lines)
         engine.suspend()
-        assert "has not run for" in wait_for_status(server, 503, timeout=15)["phase"]
+        assert "has not run for" in wait_for_status(server, 503)["phase"]
         engine.resume()
-        wait_for_status(server, 200, timeout=5)
-        assert json.loads(answer.result().text.splitlines()[-1])["generated_text"] == "x" * 60
+        wait_for_status(server, 200)
+        assert json.loads(list(lines)[-1])["generated_text"] == "x" * 60
     assert server.engine() == engine
 
 
@@ -195,16 +241,17 @@ def test_step_that_computes_is_left_alone_whatever_predict_timeout(start_server:
 )
 def test_call_that_never_returns(server: Server, prompt: str, call: str) -> None:
     first = server.wait_ready().engine()
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        # Its place is given back, and so its sequence aborted, when the client leaves.
-        pending = pool.submit(server.invoke, endless(prompt), timeout=1 if call == "abort" else 60)
-        assert f"of one {call}" in wait_for_status(server, 503)["phase"]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, Watch(server) as watch:
         if call == "abort":
-            assert isinstance(pending.exception(), requests.ReadTimeout)
+            # Its place is given back, and so its sequence aborted, when the client leaves.
+            with server.invoke(endless(prompt, stream=True), stream=True) as answer:
+                assert next(answer.iter_lines())
         else:
+            pending = pool.submit(server.invoke, endless(prompt))
             assert f"of one {call}" in error_of(pending.result())
-    first.wait(20)
-    server.wait_ready()
+        watch.wait_for_end()
+    assert watch.stalled(f"of one {call}")
+    assert not first.is_running()
     assert f"of one {call}" in server.log
     assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
 
@@ -213,7 +260,7 @@ def test_engine_whose_every_request_times_out_is_replaced(start_server: StartSer
     """Each request leaves before the engine looks stalled; together they tell."""
     server = start_server(ECHO + "option.predict_timeout=2\noption.stall_timeout=6\n")
     first = server.engine()
-    mute(server)
+    assert server.invoke({"inputs": "x MUTE@1"}).status_code == 504
     deadline = time.monotonic() + 40
     while first.is_running() and first.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline, "504 after 504, and no restart"
@@ -240,8 +287,9 @@ def test_stopped_engine_ends_with_the_server(
 def test_stopped_engine_ends_with_a_killed_parent(
     start_server: StartServer, family: Callable[[Server], list[psutil.Process]], victim: str
 ) -> None:
-    server = start_server(ECHO)
+    server = start_server(ECHO + "option.web_workers=2\n")
     processes = family(server)
+    assert len(processes) == 5, "arbiter, two web workers, supervisor, engine"
     server.engine().suspend()
     (server.process if victim == "arbiter" else server.supervisor()).kill()
     assert running(processes) == []
@@ -256,13 +304,10 @@ def running(processes: list[psutil.Process]) -> list[psutil.Process]:
 # Engines that do not load
 
 
-def test_what_is_wrong_for_a_moment_does_not_end_a_server_that_has_loaded(
-    start_server: StartServer, tmp_path: Path
-) -> None:
-    template = tmp_path / "template.jinja"
-    template.write_text("{{ messages[0].content }}")
-    server = start_server(ECHO + f"option.chat_template={template}\n")
-    away = template.rename(tmp_path / "away")
+def test_what_is_wrong_for_a_moment_does_not_end_a_server_that_has_loaded(lasting_server: Server) -> None:
+    server = lasting_server.wait_ready()
+    template = server.directory / "template.jinja"
+    away = template.rename(server.directory / "away")
     server.engine().kill()
     deadline = time.monotonic() + 20
     while "it did not load" not in server.log:
