@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import http.client
 import json
 import re
 import subprocess
@@ -86,8 +87,39 @@ def outcomes(seen: Scrape) -> dict[str, float]:
     return {re.sub(r'.*="(.*)"}', r"\1", name.removeprefix("tgi_request_")): value for name, value in counts.items()}
 
 
+def difference(before: Scrape, after: Scrape) -> Scrape:
+    """What has happened in between, to counters and histograms."""
+    return {name: value - before[name] for name, value in after.items()}
+
+
 def fresh(start_server: StartServer, properties: str = ECHO, **options: Any) -> Server:
     return start_server(properties, "--workers", "2", **options)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two workers with short limits, for tests that look at what is added to the counters."""
+    properties = ECHO + "max_request_size=10000\noption.predict_timeout=2\n"
+    server = Server(tmp_path_factory.mktemp("metrics") / "m", properties, "--workers", "2")
+    assert not any(scrape(server.wait_ready()).values()), "all are zero before the first request"
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two workers and an engine of 20 tokens per second and sequence, for the same kind of test."""
+    server = Server(tmp_path_factory.mktemp("slow") / "m", SLOW, "--workers", "2")
+    yield server.wait_ready()
+    server.stop()
+
+
+def leave_once_running(server: Server, data: str, content_type: str, running: int) -> None:
+    """Send a request, and go without an answer once the engine has that many sequences."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    connection.request("POST", "/invocations", data, {"Content-Type": content_type})
+    server.wait_for_sequences(running)
+    connection.close()
 
 
 @contextlib.contextmanager
@@ -100,10 +132,8 @@ def open_streams(server: Server, count: int) -> Iterator[list[requests.Response]
 # Outcomes
 
 
-def test_every_documented_series_is_there_before_the_first_request(start_server: StartServer) -> None:
-    server = fresh(start_server)
-    seen = scrape(server)
-    assert not any(seen.values())
+def test_every_documented_series_is_there_before_the_first_request(server: Server) -> None:
+    seen = scrape(server)  # the fixture has seen that they are zero
     names = re.findall(r"^\| `([^`]*)` \| (counter|gauge|histogram)", (ROOT / "docs" / "metrics.md").read_text(), re.M)
     assert len(names) == len(CATALOGUE.metrics)
     for name, kind in names:
@@ -112,8 +142,8 @@ def test_every_documented_series_is_there_before_the_first_request(start_server:
     assert {f'tgi_request_failure{{err="{cause}"}}' for cause in ("validation", "overloaded", "dropped")} <= seen.keys()
 
 
-def test_each_request_is_counted_once_in_whatever_way_it_ends(start_server: StartServer) -> None:
-    server = fresh(start_server, ECHO + "max_request_size=10000\noption.predict_timeout=2\n")
+def test_each_request_is_counted_once_in_whatever_way_it_ends(server: Server) -> None:
+    before = scrape(server)
     good: list[dict[str, Any]] = [
         {"inputs": "hello"},
         {"inputs": "hello", "stream": True},
@@ -125,8 +155,9 @@ def test_each_request_is_counted_once_in_whatever_way_it_ends(start_server: Star
     ]
     with concurrent.futures.ThreadPoolExecutor(7) as pool:
         assert {answer.status_code for answer in pool.map(server.invoke, good * 5)} == {200}
-    seen = wait_for(server, lambda seen: seen["tgi_request_count"] == 35)  # a stream is, just after its last byte
-    assert outcomes(seen) == {"count": 35, "success": 35, "stop": 40, "length": 15}
+    # A stream is counted just after its last byte.
+    seen = wait_for(server, lambda seen: seen["tgi_request_count"] - before["tgi_request_count"] == 35)
+    assert outcomes(difference(before, seen)) == {"count": 35, "success": 35, "stop": 40, "length": 15}
 
     refused = [{"inputs": "a", "parameters": {"top_p": 7}}, {"inputs": "x" * 20000}, {}]
     assert [server.invoke(body).status_code for body in refused] == [424, 413, 424]
@@ -134,7 +165,7 @@ def test_each_request_is_counted_once_in_whatever_way_it_ends(start_server: Star
     assert server.invoke({"inputs": "RAISE@1"}).status_code == 424
     assert "error" in server.invoke({"inputs": "RAISE@9 and more", "stream": True}).text
     assert server.invoke({"inputs": "HANG@1"}).status_code == 504
-    assert outcomes(scrape(server)) == {
+    assert outcomes(difference(before, scrape(server))) == {
         "count": 42,
         "success": 35,
         "stop": 40,
@@ -169,14 +200,16 @@ def test_cause_of_a_failure(tmp_path: Path, error: LMIError, cause: str) -> None
     assert outcomes(parse(metrics.page())) == {"count": 1, cause: 1}
 
 
-def test_client_that_leaves_is_dropped(start_server: StartServer) -> None:
-    server = fresh(start_server, SLOW)
+def test_client_that_leaves_is_dropped(slow_server: Server) -> None:
+    server, before = slow_server, scrape(slow_server)
     with open_streams(server, 3) as streams:
         for stream in streams:
             assert next(stream.iter_lines())
-    with pytest.raises(requests.ReadTimeout):
-        server.invoke(LONG | {"stream": False}, timeout=0.3)
-    seen = wait_for(server, lambda seen: seen["tgi_request_count"] == 4)
+    server.wait_for_sequences(0)
+    leave_once_running(server, json.dumps(LONG | {"stream": False}), "application/json", running=1)
+    server.wait_for_sequences(0)
+    after = wait_for(server, lambda seen: seen["tgi_request_count"] - before["tgi_request_count"] == 4)
+    seen = difference(before, after)
     assert outcomes(seen) == {"count": 4, "dropped": 4, "abort": 4}
     assert seen["vllm:generation_tokens_total"] >= 3
     assert seen["tgi_request_duration_count"] == 0
@@ -195,7 +228,8 @@ def test_full_queue_is_overload(start_server: StartServer) -> None:
 
 
 def test_engine_that_is_not_ready_or_dies(start_server: StartServer) -> None:
-    server = fresh(start_server, SLOW + "option.echo_fault=slow_load\noption.echo_load_seconds=6\n")
+    # With one worker, who has told its clients: another one might have to hear of it yet.
+    server = start_server(SLOW + "option.echo_fault=slow_load\noption.echo_load_seconds=3\n", "--workers", "1")
     with open_streams(server, 2) as streams:
         wait_for(server, lambda seen: seen["vllm:num_requests_running"] == 2)
         server.engine().kill()
@@ -214,7 +248,7 @@ def test_each_record_of_a_batch_is_a_request(start_server: StartServer) -> None:
     records: list[dict[str, Any]] = [{"inputs": f"record {number}"} for number in range(20)]
     records[7] = {"inputs": "bad", "parameters": {"top_p": 7}}
     records[8] = {"inputs": "RAISE@2"}
-    answer = invoke_batch(server, records)
+    answer = server.invoke(data=batch(records), headers={"Content-Type": "application/jsonlines"})
     assert [number for number, line in enumerate(answer.text.splitlines()) if "error" in line] == [7, 8]
     assert outcomes(scrape(server)) == {
         "count": 20,
@@ -226,51 +260,50 @@ def test_each_record_of_a_batch_is_a_request(start_server: StartServer) -> None:
     }
 
 
-def test_records_of_a_batch_whose_client_leaves_are_dropped(start_server: StartServer) -> None:
-    server = fresh(start_server, SLOW)
-    with pytest.raises(requests.ReadTimeout):
-        invoke_batch(server, [LONG | {"stream": False}] * 3, timeout=0.5)
-    seen = wait_for(server, lambda seen: seen["tgi_request_count"] == 3)
-    assert outcomes(seen) == {"count": 3, "dropped": 3, "abort": 3}
-    wait_for(server, lambda seen: seen["vllm:num_requests_running"] == 0)
+def test_records_of_a_batch_whose_client_leaves_are_dropped(slow_server: Server) -> None:
+    server, before = slow_server, scrape(slow_server)
+    records = batch([LONG | {"stream": False}] * 3)
+    leave_once_running(server, records, "application/jsonlines", running=3)
+    seen = wait_for(server, lambda seen: seen["tgi_request_count"] - before["tgi_request_count"] == 3)
+    assert outcomes(difference(before, seen)) == {"count": 3, "dropped": 3, "abort": 3}
+    server.wait_for_sequences(0)
 
 
-def invoke_batch(server: Server, records: list[dict[str, Any]], **options: Any) -> requests.Response:
-    data = "\n".join(map(json.dumps, records)).encode()
-    return server.invoke(data=data, headers={"Content-Type": "application/jsonlines"}, **options)
+def batch(records: list[dict[str, Any]]) -> str:
+    return "\n".join(map(json.dumps, records))
 
 
-def test_other_routes_count_nothing(start_server: StartServer) -> None:
-    server = fresh(start_server)
+def test_other_routes_count_nothing(server: Server) -> None:
+    before = scrape(server)
     server.ping()
-    assert requests.get(f"{server.url}/info", timeout=5).status_code == 200
+    assert requests.get(f"{server.url}/info", timeout=30).status_code == 200
     assert server.invoke({"inputs": "a"}, path="/tokenize").status_code == 200
     assert server.invoke({"outputs": "a"}, path="/tokenize").status_code == 422
-    assert requests.head(f"{server.url}/metrics", timeout=5).status_code == 200
-    assert requests.post(f"{server.url}/metrics", timeout=5).status_code == 405
-    assert requests.get(f"{server.url}/nowhere", timeout=5).status_code == 404
-    assert outcomes(scrape(server)) == {}
+    assert requests.head(f"{server.url}/metrics", timeout=30).status_code == 200
+    assert requests.post(f"{server.url}/metrics", timeout=30).status_code == 405
+    assert requests.get(f"{server.url}/nowhere", timeout=30).status_code == 404
+    assert outcomes(difference(before, scrape(server))) == {}
 
 
-def test_routes_of_tgi_count_too(start_server: StartServer) -> None:
-    server = fresh(start_server)
+def test_routes_of_tgi_count_too(server: Server) -> None:
+    before = scrape(server)
     assert server.invoke({"inputs": "hello"}, path="/generate").status_code == 200
     assert server.invoke({"inputs": "hello", "parameters": {"top_p": 7}}, path="/generate").status_code == 422
     assert server.invoke(data=b"hello", headers={"Content-Type": "text/plain"}, path="/generate").status_code == 415
-    assert outcomes(scrape(server)) == {"count": 3, "success": 1, "stop": 1, "validation": 2}
+    assert outcomes(difference(before, scrape(server))) == {"count": 3, "success": 1, "stop": 1, "validation": 2}
 
 
 # Values
 
 
-def test_tokens_and_times(start_server: StartServer) -> None:
-    server = fresh(start_server, SLOW)
+def test_tokens_and_times(slow_server: Server) -> None:
+    server, before = slow_server, scrape(slow_server)
     prompts = ["a", "bc", "defgh"]
     started = time.monotonic()
     for prompt in prompts:
         assert server.invoke({"inputs": prompt}).status_code == 200
     passed = time.monotonic() - started
-    seen = scrape(server)
+    seen = difference(before, scrape(server))
     for name in ("vllm:prompt_tokens_total", "vllm:request_prompt_tokens_sum", "tgi_request_input_length_sum"):
         assert seen[name] == 8
     for name in (
@@ -320,8 +353,8 @@ def test_what_comes_during_a_long_step_waits(start_server: StartServer) -> None:
     wait_for(server, lambda seen: seen["vllm:num_requests_running"] == seen["vllm:num_requests_waiting"] == 0)
 
 
-def test_counters_outlive_a_killed_worker(start_server: StartServer) -> None:
-    server = fresh(start_server)
+def test_counters_outlive_a_killed_worker(server: Server) -> None:
+    before = scrape(server)
     for round_number in range(1, 4):
         for _ in range(10):
             assert server.invoke({"inputs": "hello"}, headers={"Connection": "close"}).status_code == 200
@@ -331,7 +364,8 @@ def test_counters_outlive_a_killed_worker(start_server: StartServer) -> None:
         while len({worker.pid for worker in server.web_workers()} - workers) == 0 or len(server.web_workers()) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        assert outcomes(scrape(server)) == dict.fromkeys(("count", "success", "stop"), 10 * round_number)
+        seen = difference(before, scrape(server))
+        assert outcomes(seen) == dict.fromkeys(("count", "success", "stop"), 10 * round_number)
 
 
 # Text
@@ -426,12 +460,13 @@ def test_dead_process_leaves_its_counters_and_not_its_gauges(tmp_path: Path) -> 
         processes = [
             subprocess.Popen([sys.executable, "-c", PROCESS, str(directory)], stdout=subprocess.PIPE) for _ in range(2)
         ]
-        for process in processes:
-            with process:
+        with processes[0], processes[1]:
+            for process in processes:  # both are there before one is not: else the second would take the first's place
                 assert process.stdout is not None
                 assert process.stdout.readline() == b"done\n"
-                if process is processes[-1]:
-                    assert seen() == (2000 * generation + 2000, 5)
+            for process, running in zip(processes, (10, 5), strict=True):
+                assert seen() == (2000 * generation + 2000, running)
                 process.kill()
+                process.wait()
         assert seen() == (2000 * generation + 2000, 0)
     assert len(list(directory.iterdir())) == 2
