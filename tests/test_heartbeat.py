@@ -146,27 +146,103 @@ def test_time_in_which_the_reader_did_not_run_either_does_not_count(pair: Pair, 
     assert reader.stall(LIMIT, since=clock.now - 1) is None
 
 
+def give_up(writer: Heartbeat) -> None:
+    writer.enter(Activity.ABORT, 1)
+    writer.rest()
+
+
 def test_requests_that_give_up_one_after_the_other_add_up(
     pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, reader = pair
     monkeypatch.setattr(writer, "_cpu_seconds", lambda: 0.0)
-    for _ in range(7):
+    for _ in range(6):
         run(writer, clock, 9, polls=True)
         assert reader.suspicion(LIMIT) is not None
-        writer.enter(Activity.ABORT, 1)
-        writer.rest()
+        give_up(writer)
         for _ in range(100):
             clock.now += 10
             writer.beat()
             writer.rest()
             assert reader.suspicion(LIMIT) is None, "an idle engine must get the chance to show that it works"
             assert reader.stall(LIMIT, since=0) is None
-    writer.enter(Activity.STEP, 1)
-    assert reader.stall(LIMIT, since=0) is not None
+    run(writer, clock, 9, polls=True)
+    assert reader.stall(LIMIT, since=0) is None, "nobody has given it up yet"
+    give_up(writer)
+    assert "63 s on requests that were given up" in (reader.stall(LIMIT, since=0) or "")
     writer.progress()
-    writer.enter(Activity.STEP, 1)
     assert reader.stall(LIMIT, since=0) is None
+
+
+@pytest.mark.parametrize(("patience", "times"), [(0.1, 1000), (20.0, 3)])
+def test_impatient_clients_do_not_end_the_engine_of_the_next_one(
+    pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch, patience: float, times: int
+) -> None:
+    """The first token takes 25 s, and only the last client waits for it."""
+    writer, reader = pair
+    monkeypatch.setattr(writer, "_cpu_seconds", lambda: 0.0)
+    for _ in range(times):
+        writer.enter(Activity.STEP, 1)
+        for _ in range(int(patience / 0.1)):
+            clock.now += 0.1
+            writer.beat()
+            writer.enter(Activity.STEP, 1)
+        give_up(writer)
+        assert reader.stall(LIMIT, since=0) is None
+    run(writer, clock, 25, polls=True)
+    assert reader.stall(LIMIT, since=0) is None
+
+
+def test_computing_for_clients_that_give_up_has_more_time_on_a_cpu(
+    pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = pair
+    monkeypatch.setattr(writer, "_cpu_seconds", lambda: 0.5 * clock.now)
+    for _ in range(11):
+        writer.enter(Activity.STEP, 1)
+        run(writer, clock, 50, polls=False)
+        give_up(writer)
+        assert reader.stall(LIMIT, since=0) is None
+    for _ in range(2):
+        writer.enter(Activity.STEP, 1)
+        run(writer, clock, 50, polls=False)
+        give_up(writer)
+    assert reader.stall(LIMIT, since=0) is not None
+
+
+def test_a_pause_is_no_work_that_was_given_up(pair: Pair, clock: Clock) -> None:
+    """The clients of a container that stood still find their time over when it goes on."""
+    writer, reader = pair
+    for _ in range(3):
+        writer.enter(Activity.STEP, 1)
+        clock.now += 1000
+        give_up(writer)
+        writer.beat()
+        writer.enter(Activity.STEP, 1)
+        assert reader.stall(LIMIT, since=0) is None
+
+
+@pytest.mark.parametrize("call", [Activity.ADD_REQUEST, Activity.ABORT])
+def test_long_calls_that_return_are_progress(pair: Pair, clock: Clock, call: Activity) -> None:
+    writer, reader = pair
+    writer.enter(Activity.STEP, 1)
+    for _ in range(200):
+        writer.enter(call, 1)
+        clock.now += 0.5
+        writer.beat()
+        assert reader.suspicion(LIMIT) is None
+        assert reader.stall(LIMIT, since=0) is None
+
+
+def test_steps_that_return_nothing_are_found_though_requests_keep_coming(
+    pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = pair
+    monkeypatch.setattr(writer, "_cpu_seconds", lambda: 0.0)
+    for _ in range(61):
+        writer.enter(Activity.ADD_REQUEST, 1)
+        run(writer, clock, 1, polls=True)
+    assert reader.stall(LIMIT, since=0) is not None
 
 
 class Judged(RuleBasedStateMachine):
@@ -180,16 +256,18 @@ class Judged(RuleBasedStateMachine):
         self.writer, self.reader = Heartbeat.create(path, self.clock), HeartbeatReader(path, self.clock)
         self.writer.start(patience=1.0)
         self.writer._cpu_seconds = float
-        self.sequences, self.worked, self.silent = 0, 0.0, 0.0
+        self.sequences, self.worked, self.beats, self.given_up, self.silent = 0, 0.0, 0, 0.0, 0.0
 
     def teardown(self) -> None:
         if hasattr(self, "folder"):
             self.folder.cleanup()
 
-    @rule()
-    def arrive(self) -> None:
+    @rule(seconds=st.sampled_from([0.0, 0.5, 20.0]))
+    def arrive(self, seconds: float) -> None:
         self.writer.enter(Activity.ADD_REQUEST, self.sequences)
         self.sequences += 1
+        self.clock.now += seconds
+        self.silent += seconds
         self.writer.enter(Activity.STEP, self.sequences)
 
     @precondition(lambda self: self.sequences)
@@ -198,7 +276,7 @@ class Judged(RuleBasedStateMachine):
         self.writer.enter(Activity.STEP, self.sequences)
         if outputs:
             self.writer.progress()
-            self.worked = 0.0
+            self.worked, self.beats, self.given_up = 0.0, 0, 0.0
 
     @precondition(lambda self: self.sequences)
     @rule()
@@ -207,6 +285,9 @@ class Judged(RuleBasedStateMachine):
         self.sequences -= 1
         if not self.sequences:
             self.writer.rest()
+            worked = min(self.worked, 2.0 * (self.beats + 1))
+            self.given_up += worked if worked >= 1 else 0.0
+            self.worked, self.beats = 0.0, 0
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 20.0]), beats=st.booleans())
     def pass_time(self, seconds: float, beats: bool) -> None:
@@ -219,12 +300,13 @@ class Judged(RuleBasedStateMachine):
         if beats:
             self.writer.beat()
             self.silent = 0.0
+            self.beats += bool(self.sequences)
 
     @invariant()
     def ended_where_it_must(self) -> None:
         if hasattr(self, "reader"):
-            worked = self.worked if self.sequences else 0.0
-            assert (self.reader.stall(LIMIT, since=0) is not None) == (self.silent > LIMIT or worked > LIMIT)
+            ended = max(self.silent, self.worked, self.given_up) > LIMIT
+            assert (self.reader.stall(LIMIT, since=0) is not None) == ended
 
 
 TestJudged = Judged.TestCase

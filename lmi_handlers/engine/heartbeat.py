@@ -23,7 +23,10 @@ CPU_PATIENCE = 10.0
 """An engine on the CPU that is computing may be silent for so many times `option.stall_timeout`."""
 
 _CALL_UNDER_WAY = 1.0
-"""A call into the backend that has lasted so many seconds is no poll."""
+"""A backend call that has run this long is treated as work, not polling. So is a request that was given up."""
+
+_BEAT_COUNTS = 2.0
+"""Seconds of given-up work for which one pulse is evidence: time in which this process was paused has no pulse."""
 
 _COMPUTING_FOR = 3.0
 """Seconds for which the processor's use counts as evidence that something is computed."""
@@ -41,20 +44,11 @@ class Activity(enum.IntEnum):
     ABORT = 3
 
 
-class _Cell(enum.IntEnum):
-    PULSE = 0
-    PROGRESS = 1
-    COMPUTING = 2
-    DEBT = 3
-    ACTIVITY = 4
-    SINCE = 5
-    RUNNING = 6
-    PATIENCE = 7
-
-
-# Plain integers: an enum's member costs more to index with than all else that a step does here.
-_PULSE, _PROGRESS, _COMPUTING, _DEBT, _ACTIVITY, _SINCE, _RUNNING, _PATIENCE = (cell.value for cell in _Cell)
-_SIZE = 8 * len(_Cell)
+# Plain integers: an enum's member costs more to index with or to compare than all else that a step does here.
+_IDLE, _STEP = Activity.IDLE.value, Activity.STEP.value
+_CELLS = 8
+_PULSE, _PROGRESS, _COMPUTING, _GIVEN_UP, _ACTIVITY, _SINCE, _RUNNING, _PATIENCE = range(_CELLS)
+_SIZE = 8 * _CELLS
 
 
 def _map(descriptor: int) -> memoryview[float]:
@@ -63,18 +57,19 @@ def _map(descriptor: int) -> memoryview[float]:
 
 
 class Heartbeat:
-    """The engine's side. The loop's thread calls the methods, `beat` excepted.
+    """The engine's side. The loop's thread calls these methods; `beat` and `progress` may be called from another.
 
-    Progress is an output, or a part of a prompt that has been computed; being idle needs none. Work that led to nothing
-    before its clients gave up is kept as a debt, so that an engine whose every request times out does not look new to each.
+    Progress is an output, or a part of a prompt that has been computed; being idle needs none, and a call that starts or aborts
+    a sequence has made progress if it returns. Work that led to nothing before its clients gave up adds up, so that an engine
+    whose every request times out does not look new to each.
     """
 
     def __init__(self, descriptor: int = -1, clock: Callable[[], float] = time.monotonic) -> None:
         """Without a file the numbers are this process's own."""
         self._cells = _map(descriptor)
         self._clock = clock
-        self._busy = False
-        self._stepped = False
+        self._lock = threading.Lock()  # for what `progress` changes
+        self._beats = 0
         self._cpu_seconds: Callable[[], float] = time.process_time
         self._cpu = (0.0, math.inf, math.inf)
 
@@ -102,37 +97,51 @@ class Heartbeat:
         """The loop calls into the backend, which has so many sequences."""
         now = self._clock()
         cells = self._cells
-        if not self._busy:
-            self._busy = True
-            cells[_PROGRESS] = now
-        if activity == 1:
-            self._stepped = True
+        if cells[_ACTIVITY] != _STEP:
+            self._settle(now)
         cells[_RUNNING] = running
         cells[_SINCE] = now
         cells[_ACTIVITY] = activity
 
     def progress(self) -> None:
         """Something has come of the work."""
-        self._cells[_PROGRESS] = self._clock()
-        self._cells[_DEBT] = 0.0
+        with self._lock:
+            self._cells[_PROGRESS] = self._clock()
+            self._cells[_GIVEN_UP] = 0.0
+            self._beats = 0
 
     def rest(self) -> None:
         """The backend has no sequences."""
         now = self._clock()
         cells = self._cells
-        if self._stepped:
-            cells[_DEBT] += now - cells[_PROGRESS]
-        self._busy = self._stepped = False
-        cells[_ACTIVITY] = Activity.IDLE
-        cells[_PROGRESS] = now
+        self._settle(now)
+        with self._lock:
+            worked = min(now - cells[_PROGRESS], _BEAT_COUNTS * (self._beats + 1))
+            if cells[_ACTIVITY] != _IDLE and worked >= _CALL_UNDER_WAY:
+                computing = now - cells[_COMPUTING] < _COMPUTING_FOR
+                cells[_GIVEN_UP] += worked / (cells[_PATIENCE] if computing else 1.0)
+            cells[_ACTIVITY] = _IDLE
+            cells[_PROGRESS] = now
+            self._beats = 0
+
+    def _settle(self, now: float) -> None:
+        """Time that was idle, or went into calls that started or aborted sequences, is none in which nothing came of steps."""
+        cells = self._cells
+        with self._lock:
+            if cells[_ACTIVITY] == _IDLE:
+                cells[_PROGRESS] = now
+                self._beats = 0
+            elif cells[_ACTIVITY] != _STEP:
+                cells[_PROGRESS] = min(now, cells[_PROGRESS] + now - cells[_SINCE])
 
     def beat(self) -> None:
-        """Show that threads of this process run, and whether the call under way uses the processor. For another thread."""
+        """Show that threads of this process run, and whether the call under way uses the processor."""
         cells = self._cells
+        self._beats += 1
         now = self._clock()
         cells[_PULSE] = now
         before, own, others = self._cpu
-        if cells[_ACTIVITY] == Activity.IDLE or now - cells[_PROGRESS] < _CALL_UNDER_WAY:
+        if cells[_ACTIVITY] == _IDLE or now - cells[_PROGRESS] < _CALL_UNDER_WAY:
             self._cpu = now, math.inf, math.inf  # nothing to compare with next time
             return
         self._cpu = now, self._cpu_seconds(), _group_cpu_seconds()
@@ -162,11 +171,15 @@ class HeartbeatReader:
 
     def stall(self, stall_timeout: float, *, since: float) -> str | None:
         """Say why an engine must be ended, None where it must not. What was before `since` does not count."""
-        return self._stall(stall_timeout, stall_timeout, since=since, with_debt=True)
+        if (cause := self._stall(stall_timeout, stall_timeout, since=since)) is not None:
+            return cause
+        # Judged when a request was given up, not when the next one comes: that one may be the first to be answered.
+        given_up = 0.0 if self._cells is None else self._cells[_GIVEN_UP]
+        if given_up > stall_timeout:
+            return f"the engine has worked {given_up:.0f} s on requests that were given up, and made no progress"
+        return None
 
-    def _stall(
-        self, quiet_limit: float, stall_timeout: float, *, since: float = 0.0, with_debt: bool = False
-    ) -> str | None:
+    def _stall(self, quiet_limit: float, stall_timeout: float, *, since: float = 0.0) -> str | None:
         cells = self._mapped()
         if cells is None or cells[_PATIENCE] <= 0:
             return None
@@ -179,8 +192,6 @@ class HeartbeatReader:
         if now - cells[_COMPUTING] < _COMPUTING_FOR:
             quiet_limit = stall_timeout * cells[_PATIENCE]
         quiet = now - max(cells[_PROGRESS], since)
-        if with_debt and cells[_ACTIVITY] != Activity.IDLE:
-            quiet += cells[_DEBT]
         if quiet <= quiet_limit:
             return None
         activity, in_call = Activity(int(cells[_ACTIVITY])), now - cells[_SINCE]
@@ -204,11 +215,15 @@ class HeartbeatReader:
 
 
 def _group_cpu_seconds() -> float:
-    """What the processes that the engine has started have used of the processor; 0 where there is no /proc."""
+    """What the processes that the engine has started have used of the processor; 0 where there is no /proc, NaN if unknown."""
     own, group, ticks = os.getpid(), os.getpgrp(), 0
     if group != own or not os.path.isdir("/proc/self"):  # noqa: PTH112
         return 0.0
-    for name in os.listdir("/proc"):  # noqa: PTH208
+    try:
+        names = os.listdir("/proc")  # noqa: PTH208
+    except OSError:  # as where there is no file descriptor left
+        return math.nan  # which is not more than anything
+    for name in names:
         if not name.isdigit() or int(name) == own:
             continue
         try:
