@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import http.client
 import json
+import re
 import signal
 import socket
 import sys
@@ -59,7 +60,7 @@ def assert_stops_in_order(server: Server) -> None:
     body = {"inputs": "x" * 30, "parameters": {"max_new_tokens": 30}}
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(streamed, server, body) for _ in range(4)]
-        time.sleep(0.5)
+        server.wait_for_sequences(4)
         server.process.send_signal(signal.SIGTERM)
         assert [answer.result() for answer in answers] == ["x" * 30] * 4
     assert server.process.wait(30) == 0
@@ -77,15 +78,24 @@ def test_bare_command_starts_the_engine_and_stops_in_order(gunicorn: Start) -> N
 
 def test_gthread_worker(gunicorn: Start) -> None:
     limits = "option.max_rolling_batch_size=4\noption.echo_tokens_per_second=20\n"
-    server = gunicorn(ECHO + limits, "--worker-class", "gthread", "--threads", "32").wait_ready()
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        taken, port = sock.getsockname()[1], free_port()
+        arguments = ("--worker-class", "gthread", "--threads", "32", "--bind", f"127.0.0.1:{port}")
+        server = gunicorn(ECHO + limits, *arguments, environ={"LMI_PORT": str(taken)})
+        server.port, server.url = port, f"http://127.0.0.1:{port}"
+        server.wait_ready()  # with gunicorn's own bind nobody needs our port
     assert streamed(server, {"inputs": "hello"}) == "hello"
     for _ in range(3):  # more in all than there are places
+        server.wait_for_sequences(0)
         answers = [server.invoke(STREAM, stream=True) for _ in range(4)]
         for answer in answers:
             assert next(answer.iter_lines())
             answer.close()
+        server.wait_for_sequences(0)
         silent = [open_request(server, STREAM | {"stream": False}) for _ in range(4)]
-        time.sleep(0.3)
+        server.wait_for_sequences(4)
         for sock in silent:
             sock.close()
     assert server.invoke({"inputs": "next"}, timeout=10).json() == {"generated_text": "next"}
@@ -136,7 +146,7 @@ def busy_answer(server: Server) -> str:
     raise AssertionError("the other worker does not serve alone")
 
 
-def wait_until(condition: Callable[[], bool], timeout: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], timeout: float = 20.0) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "the condition never came true"
@@ -171,7 +181,7 @@ def test_unix_socket(gunicorn: Start, tmp_path: Path) -> None:
     assert unix_request(path, "POST", "/invocations", {"inputs": "next"})[0] == 200
     connection = UnixConnection(path)
     connection.request("POST", "/invocations", json.dumps(STREAM | {"stream": False}))
-    time.sleep(0.3)
+    wait_until(lambda: re.search(rb"\nvllm:num_requests_running{.*} 1\n", unix_request(path, "GET", "/metrics")[1]))
     connection.close()
     assert unix_request(path, "POST", "/invocations", {"inputs": "next"})[0] == 200
     server.process.send_signal(signal.SIGTERM)
@@ -186,17 +196,6 @@ def unix_request(path: Path, method: str, target: str, body: object = None) -> t
         return response.status, response.read()
     finally:
         connection.close()
-
-
-def test_gunicorns_own_bind_does_not_need_our_port(gunicorn: Start) -> None:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        sock.listen()
-        taken = str(sock.getsockname()[1])
-        port = free_port()
-        server = gunicorn(ECHO, "--bind", f"127.0.0.1:{port}", environ={"LMI_PORT": taken})
-        server.url = f"http://127.0.0.1:{port}"
-        server.wait_ready()
 
 
 def test_application_without_the_configuration_says_what_is_missing(tmp_path: Path) -> None:

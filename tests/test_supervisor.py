@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 import psutil
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from serving import Server, StartServer
@@ -56,10 +57,12 @@ def kill_and_wait(start_server: StartServer, choose: Callable[[Server], psutil.P
     return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.long  # `test_liveness` has it with an engine that does not run, which is harder
 def test_kill_of_the_arbiter_leaves_no_orphans(start_server: StartServer) -> None:
     assert kill_and_wait(start_server, lambda server: psutil.Process(server.process.pid)) == []
 
 
+@pytest.mark.long  # the same
 def test_kill_of_the_supervisor_ends_its_engine_and_the_server(start_server: StartServer) -> None:
     """Nobody could start an engine any more, so the container must end, and SageMaker start another."""
     assert kill_and_wait(start_server, lambda server: server.supervisor()) == []
@@ -85,6 +88,7 @@ def test_server_gives_up_after_its_restarts(start_server: StartServer) -> None:
     assert "lmi: error: the engine died 2 times in 600 s (last: SIGKILL; was it out of memory?)" in server.log
 
 
+@pytest.mark.long  # above, `Restarts` is tried with many histories
 def test_deaths_outside_the_window_do_not_count(start_server: StartServer) -> None:
     server = start_server(ECHO + "option.restart_limit=1\noption.restart_window=1\n")
     for _ in range(3):

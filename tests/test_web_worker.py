@@ -48,7 +48,9 @@ def test_edge_imports_no_engine_library(module: str, tmp_path: Path) -> None:
     assert (result.stdout, result.returncode) == ("[]\n", 0), result.stderr
 
 
-@pytest.mark.parametrize("rolling_batch", ["echo", pytest.param("scheduler", marks=pytest.mark.model)])
+@pytest.mark.parametrize(
+    "rolling_batch", [pytest.param("echo", marks=pytest.mark.long), pytest.param("scheduler", marks=pytest.mark.model)]
+)
 def test_web_worker_is_small_after_it_has_worked(rolling_batch: str, start_server: StartServer) -> None:
     server: Server = start_server(f"option.rolling_batch={rolling_batch}\n")
     for stream in (False, True):
