@@ -24,7 +24,7 @@ class Answer:
     """An answer in the making. Iterating yields response bytes, each of them whole records; `close` aborts it.
 
     The engine's and the client's errors are raised until the first bytes have been yielded, and from then on written as
-    a record where the format has one. Either way that is the end.
+    a record where the format has one; `failure` is the error then. Either way that is the end.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class Answer:
             except GeneratorExit:
                 self.failure = self._generation.failure or ClientDisconnected("the client closed the connection")
                 raise
-            except Exception as error:
-                self.failure = respelled(error, self._spelling) if isinstance(error, LMIError) else _unforeseen(error)
+            except Exception as error:  # noqa: BLE001  whatever it is, the client is told
                 if not begun:
-                    raise self.failure from error
+                    raise self._told(error) from None
+                self.failure = self._told(error).without_frames()
                 last = self._formatter.error(self.failure)
         if last:
             yield last
@@ -101,6 +101,9 @@ class Answer:
             if delta.finish_reason is FinishReason.STOP_SEQUENCE:
                 self._generation.abort(item.index)
         return run(self._formatter.feed, delta)
+
+    def _told(self, error: Exception) -> LMIError:
+        return respelled(error, self._spelling) if isinstance(error, LMIError) else _unforeseen(error)
 
     def _runner(self, large: bool) -> RunBeside:
         """Return who makes text of an output, or a document of an answer, that is large."""

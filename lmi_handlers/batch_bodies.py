@@ -64,7 +64,7 @@ class BatchBodies:
         try:
             answer = self._start(exchange, payload, usage, deadline)
         except LMIError as error:
-            answer = error
+            answer = error.without_frames()
         return _Record(payload, usage, deadline, answer)
 
     def _start(self, exchange: Exchange, payload: Payload, usage: Usage, deadline: float) -> Answer:
@@ -82,7 +82,7 @@ class BatchBodies:
         exchange.usage.prompt_tokens += record.usage.prompt_tokens
         self._model.metrics.ended(record.usage, failure)
         if isinstance(failure, ClientDisconnected):
-            raise failure
+            raise ClientDisconnected(str(failure))
         return msgspec.json.format(body, indent=0) + b"\n" if b"\n" in body.strip() else body.strip() + b"\n"
 
     def _finish(self, exchange: Exchange, record: _Record) -> tuple[bytes, LMIError | None]:
@@ -100,7 +100,7 @@ class BatchBodies:
                 raise record.answer
             return b"".join(record.answer), record.answer.failure
         except LMIError as error:
-            return self._dialects.of(record.payload).error(error).body, error
+            return self._dialects.of(record.payload).error(error).body, error.without_frames()
 
 
 @dataclass(frozen=True)

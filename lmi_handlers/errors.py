@@ -32,6 +32,14 @@ from __future__ import annotations
 class LMIError(Exception):
     """Base of every error that this package raises on purpose. `str(error)` is one sentence, the cause first."""
 
+    def without_frames(self) -> LMIError:
+        """Drop the traceback and the causes, and return the error: for whoever keeps it.
+
+        Their frames hold what the request has in memory, and often the error itself: a cycle, which is collected late if ever.
+        """
+        self.__cause__ = self.__context__ = None
+        return self.with_traceback(None)
+
 
 class ConfigError(LMIError):
     """An option or a model that the operator must mend before anything can start."""

@@ -28,7 +28,10 @@ def threads_beside() -> RunBeside:
 
         value, error = pool.apply(outcome)
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame, and with it the arguments
         return cast("T", value)
 
     return run_beside

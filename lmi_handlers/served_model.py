@@ -170,7 +170,7 @@ def _prepare(
         try:
             budget.check_prompt_logprobs(sum(map(len, prompts)) * params.n, params.prompt_logprobs)
         except InvalidRequest as error:
-            raise respelled(error, parsed.spelling) from error
+            raise respelled(error, parsed.spelling) from None
     return request, prompts, TextRules(loaded.tokenizer, params)
 
 
@@ -189,7 +189,7 @@ def _check_limits(parsed: Parsed, info: EngineInfo) -> None:
         for adapter in parsed.request.adapters:
             check_adapter(adapter, info)
     except InvalidRequest as error:
-        raise respelled(error, parsed.spelling) from error
+        raise respelled(error, parsed.spelling) from None
 
 
 _PATIENCE = 1.0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import queue
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -22,6 +24,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from backends.base import ModelFiles
 from backends.echo import EchoBackend
+from formatters.lmi import JsonFormatter
+from lmi_handlers.answer import Answer
 from lmi_handlers.beam_generation import BeamGeneration
 from lmi_handlers.engine import channel as channel_module
 from lmi_handlers.engine.admission import RollingBatch
@@ -52,11 +56,14 @@ from lmi_handlers.errors import (
     QueueFull,
     RequestFailed,
 )
+from lmi_handlers.metrics.requests import RequestMetrics
 from lmi_handlers.outputs import FinishReason, TokenOutput
 from lmi_handlers.request import BeamSearchParams, GenerationRequest
 from lmi_handlers.sampling_params import SamplingParams
 from lmi_handlers.text.bundle import build_byte_bundle
+from lmi_handlers.text.sequence import SequenceText, TextRules
 from lmi_handlers.text.tokenizer import Tokenizer
+from lmi_handlers.usage import Usage
 
 ints = st.integers(0, 2**63 - 1)
 texts = st.text(max_size=20)
@@ -657,9 +664,59 @@ def test_deadline_and_departed_client_end_a_generation(engine: Pair) -> None:
     engine_is_free(client)
 
 
+def test_a_generation_that_finished_in_time_may_be_read_late(engine: Pair) -> None:
+    """As those of a batch are, which wait for the records before them."""
+    _, client = engine
+    generation = submit(client, b"abc", timeout=0.5)
+    wait_until(lambda: generation.failure is not None)
+    assert texts_of(generation) == [b"abc"]
+
+
+def answer_of(engine: Pair, tmp_path: Path, prompt: bytes, **options: Any) -> Answer:
+    _, client = engine
+    tokenizer = Tokenizer(tmp_path, build_byte_bundle(tmp_path))
+    params = SamplingParams()
+    request = GenerationRequest(request_id="r", prompts=(prompt.decode(),), sampling_params=params)
+    return Answer(
+        submit(client, prompt, **options),
+        JsonFormatter(request, (len(prompt),)),
+        [SequenceText(TextRules(tokenizer, params), list(prompt))],
+        Usage(started=time.monotonic()),
+        RequestMetrics(tmp_path, "m"),
+        str,
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error"),
+    [
+        (b"RAISE@2", {}, RequestFailed),
+        (b"x" * 5000, {}, InvalidRequest),
+        (b"x HANG@1", {"timeout": 0.1}, DeadlineExceeded),
+        (b"x HANG@1", {"connected": lambda: False}, ClientDisconnected),
+    ],
+)
+def test_a_failed_answer_keeps_nothing_of_its_request(
+    prompt: bytes, options: dict[str, Any], error: type[Exception], engine: Pair, tmp_path: Path
+) -> None:
+    """Without the garbage collector, which a web worker rarely runs."""
+    answer = answer_of(engine, tmp_path, prompt, **options)
+    kept = weakref.ref(answer)
+    gc.disable()
+    try:
+        with pytest.raises(error):
+            b"".join(answer)
+        answer.close()
+        del answer
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
 def test_generation_that_nobody_reads_ends_once_and_frees_its_places(engine: Pair) -> None:
     _, client = engine
-    generation = submit(client, b"abc", b"def", timeout=0.3, ignore_eos=True, max_tokens=None)
+    prompts = (b"abc HANG@3000", b"def HANG@3000")
+    generation = submit(client, *prompts, timeout=0.3, ignore_eos=True, max_tokens=None)
     wait_until(lambda: generation.failure is not None)
     engine_is_free(client)
     failure = generation.failure
@@ -668,7 +725,8 @@ def test_generation_that_nobody_reads_ends_once_and_frees_its_places(engine: Pai
     batches: list[list[SequenceOutput]] = []
     with pytest.raises(DeadlineExceeded):
         batches.extend(generation)
-    for index, prompt in enumerate((b"abc", b"def")):
+    assert generation.failure is None, "it would hold the traceback, and that the generation"
+    for index, prompt in enumerate(prompts):
         items = [item for batch in batches for item in batch if item.index == index]
         answer = bytes(token_id for item in items for token_id in item.output.token_ids)
         assert answer == (prompt * len(answer))[: len(answer)]

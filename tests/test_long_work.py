@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -165,3 +167,37 @@ def test_urgent_requests_are_for_the_operator_to_allow(server: Server) -> None:
     assert refused.status_code == 400
     assert "priority: must be at least 0, got -1" in refused.json()["error"]["message"]
     assert server.invoke({"prompt": "a", "priority": 3, "max_tokens": 1}, path="/v1/completions").status_code == 200
+
+
+BESIDE = """
+import gc, weakref
+from gevent import monkey
+monkey.patch_all()
+from lmi_handlers.errors import InvalidRequest
+from lmi_handlers.gevent_threads import threads_beside
+
+class Text(str):
+    pass
+
+def refuse(text):
+    raise InvalidRequest("is too long")
+
+def fail(run, text):
+    try:
+        run(refuse, text)
+    except InvalidRequest as error:
+        return str(error)
+
+run, text = threads_beside(), Text("abc")
+kept = weakref.ref(text)
+gc.disable()
+print(fail(run, text))
+del text
+run(str, "another")
+print(kept())
+"""
+
+
+def test_what_a_failed_thread_worked_on_is_not_kept() -> None:
+    done = subprocess.run([sys.executable, "-c", BESIDE], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "is too long\nNone\n", done.stderr

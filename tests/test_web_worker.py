@@ -64,6 +64,22 @@ def test_web_worker_is_small_after_it_has_worked(rolling_batch: str, start_serve
         assert "torch" in libraries(server.engine()), "else the check above sees nothing"
 
 
+def test_refused_requests_take_no_memory(echo_server: Server) -> None:
+    record = b'{"inputs":"' + b"a b " * 125_000 + b'"}'
+
+    def refuse(times: int) -> None:
+        for _ in range(times):
+            assert echo_server.invoke(data=record, headers={"Content-Type": "application/json"}).status_code == 424
+            batch = echo_server.invoke(data=record + b"\n" + record, headers={"Content-Type": "application/jsonlines"})
+            assert batch.text.count('"code":424') == 2
+
+    workers = echo_server.web_workers()
+    refuse(10)
+    before = sum(map(resident_mib, workers))
+    refuse(80)
+    assert sum(map(resident_mib, workers)) - before < 60, "had they been kept, they would be over 150 MiB"
+
+
 def test_workers_that_replace_others_need_not_import_again(start_server: StartServer) -> None:
     server = start_server("option.rolling_batch=echo\n", "--workers", "2")
     killed = server.web_workers()

@@ -69,7 +69,7 @@ class Generation:
     Iterating yields lists of outputs, everything that has arrived since the last time, and ends when each of the
     request's sequences has finished or was aborted. Raises the error that ended the request: the engine's,
     `DeadlineExceeded` or `ClientDisconnected`. Leaving the `with` block before the end aborts what still runs.
-    `failure` is what the client's watch has ended it with, whether or not anybody iterates.
+    `failure` is what the client's watch has ended it with, even if nobody iterates, until that is raised.
     """
 
     def __init__(
@@ -100,14 +100,15 @@ class Generation:
 
     def __iter__(self) -> Iterator[list[SequenceOutput]]:
         while self._running:
-            batch: list[SequenceOutput] = []
-            failure: LMIError | None = None
-            for item in self._arrivals.take():
-                failure = failure or self._collect(item, batch)
+            batch, failure = self._collect(self._arrivals.take())
             if batch:
                 yield batch  # what came before an error is still good
-            if failure is not None:
-                raise failure
+            if failure is not None and self._running:  # else it came too late to matter
+                try:
+                    self.failure = None
+                    raise failure
+                finally:
+                    del failure  # its traceback holds this frame
 
     def close(self) -> None:
         """Abort what still runs; nothing is delivered from here on."""
@@ -131,14 +132,18 @@ class Generation:
             self._running.discard(index)
             self._sender.abort(Abort(self.number, index))
 
-    def _collect(self, item: SequenceOutput | LMIError, batch: list[SequenceOutput]) -> LMIError | None:
-        if isinstance(item, LMIError):
-            return item
-        if item.index in self._running:  # else it was under way when its sequence was aborted
-            batch.append(item)
-            if item.output.finish_reason is not None:
-                self._running.discard(item.index)
-        return None
+    def _collect(self, items: list[SequenceOutput | LMIError]) -> tuple[list[SequenceOutput], LMIError | None]:
+        """Return the outputs of sequences that run, and the first error."""
+        batch: list[SequenceOutput] = []
+        failure: LMIError | None = None
+        for item in items:
+            if isinstance(item, LMIError):
+                failure = failure or item
+            elif item.index in self._running:  # else it was under way when its sequence was aborted
+                batch.append(item)
+                if item.output.finish_reason is not None:
+                    self._running.discard(item.index)
+        return batch, failure
 
 
 class EngineClient:
