@@ -25,7 +25,7 @@ from lmi_handlers.errors import (
     ModelNotFound,
 )
 from lmi_handlers.front_end_errors import front_end_error
-from lmi_handlers.http_exchange import Exchange
+from lmi_handlers.http_exchange import ArrivingBodies, Exchange
 from lmi_handlers.local_runtime import local_runtime
 from lmi_handlers.metrics.requests import CONTENT_TYPE
 from lmi_handlers.openai_routes import OpenAIRoutes
@@ -52,6 +52,7 @@ def create_app() -> Flask:
     # One byte more than allowed: Werkzeug cuts a chunked body at its limit without a word.
     app.config["MAX_CONTENT_LENGTH"] = properties.max_request_size + 1
     app.extensions["lmi_model"] = model
+    app.extensions["lmi_bodies"] = ArrivingBodies.of(properties.max_request_size)
     defaults = sampled_defaults(configuration.selection.name)
     dialects = InvocationsDialects(properties, lambda: model.facts, defaults)
     invocations = Invocations(model, dialects, properties)

@@ -2,14 +2,16 @@
 
 It works over any socket with timeouts and knows neither gevent nor gunicorn. The worker tells it where its request is:
 
-    idle      no byte of a request yet                   `keepalive` seconds, then the connection closes
+    idle      no byte of a request yet                   `client_timeout` seconds on a new connection, `keepalive`
+                                                         after an answer, then the connection closes
     head      a part of the head                         `client_timeout` seconds in all, then `HeadTimeout`
     body      the head is there, the answer is not       `client_timeout` seconds without a byte, then `TimeoutError`
     rest      answered, the body not read to its end     5 seconds without a byte, 30 in all, then the connection closes
 
-A body and each write must also keep up `MIN_RATE` on average. A client that takes no bytes for `client_timeout` seconds
-is cut off: its connection is reset, so that the kernel does not keep what it has not read. The kernel does the same with
-what is left when all has been written.
+A body and each write must also keep up `MIN_RATE` on average. Bytes buy time, but never more than `client_timeout` seconds
+from now: who was fast for a moment may not be slow for hours. A client that takes bytes too slowly is cut off: its
+connection is reset, so that the kernel does not keep what it has not read. The kernel does the same with what is left when
+all has been written.
 """
 
 from __future__ import annotations
@@ -26,9 +28,13 @@ from typing import Any
 import msgspec
 
 MIN_RATE = 1024
-"""Bytes per second that a client must send of a body, or take of an answer, on average; after `client_timeout` seconds."""
+"""Bytes per second that a client must send of a body, or take of an answer, on average over `client_timeout` seconds."""
 
 _TCP_USER_TIMEOUT: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
+_TCP_NOTSENT_LOWAT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+_UNSENT = 1 << 14
+"""Bytes that the kernel takes before it can send them. By default it takes megabytes, and a slow client seems to stand still."""
+
 _REST_SILENCE = 5.0
 _REST_LIMIT = 30.0
 _SHORTEST = 0.001
@@ -60,7 +66,7 @@ Waiting = dict["ClientSocket", float]
 
 
 class ClientSocket:
-    """What gunicorn reads requests from and writes answers to; `waiting` has it in while it waits for the client."""
+    """What gunicorn reads requests from and writes answers to; it is in `waiting` while it waits for its client."""
 
     def __init__(self, sock: socket.socket, limits: Limits, waiting: Waiting) -> None:
         self.in_request = False
@@ -68,11 +74,13 @@ class ClientSocket:
         self._limits = limits
         self._waiting = waiting
         self._closing = False
-        self._received = 0
         self._begin(_Phase.IDLE, limits.client_timeout)
         self._begin_answer()
-        if _TCP_USER_TIMEOUT is not None and sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, _TCP_USER_TIMEOUT, int(limits.client_timeout * 1000))
+        if sock.family != socket.AF_UNIX:
+            if _TCP_USER_TIMEOUT is not None:
+                sock.setsockopt(socket.IPPROTO_TCP, _TCP_USER_TIMEOUT, int(limits.client_timeout * 1000))
+            if _TCP_NOTSENT_LOWAT is not None:
+                sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
@@ -94,14 +102,15 @@ class ClientSocket:
             self.expect_rest()
 
     def expect_rest(self) -> None:
-        """Expect more of a request that nobody will read: it is taken from the client, who might else not see its answer."""
+        """Drain the rest of a body that nobody will read.
+
+        Closing at once would reset the connection, and the client could lose its answer.
+        """
         self._begin(_Phase.REST, _REST_LIMIT)
 
     def _begin(self, phase: _Phase, limit: float) -> None:
         self._phase = phase
-        self._since = time.monotonic()
-        self._limit = limit
-        self._received = 0
+        self._read_deadline = time.monotonic() + limit
 
     def _begin_answer(self) -> None:
         self._write_deadline = math.inf
@@ -114,10 +123,13 @@ class ClientSocket:
 
     def recv(self, size: int, *flags: int) -> bytes:
         """As a socket's `recv`, within the limits of the request's phase."""
-        if self._hung_up():
+        if self._closing:
             return b""
         now = time.monotonic()
-        self._sock.settimeout(max(self._patience(now), _SHORTEST))
+        patience = self._read_deadline - now
+        if self._phase is _Phase.REST:
+            patience = min(patience, _REST_SILENCE)
+        self._sock.settimeout(max(patience, _SHORTEST))
         self._waiting[self] = now
         try:
             data = self._sock.recv(size, *flags)
@@ -128,24 +140,20 @@ class ClientSocket:
                 raise
             return b""
         except OSError:
-            if self._hung_up():  # gevent wakes who waits with an error
-                return b""
+            if self._closing:  # by now: gevent wakes who waits with an error
+                return b""  # type: ignore[unreachable]  # mypy takes it that nobody else calls `hang_up`
             raise
         finally:
             self._waiting.pop(self, None)
         if self._phase is _Phase.IDLE:
             self._begin(_Phase.HEAD, self._limits.client_timeout)
-        self._received += len(data)
+        elif self._phase is _Phase.BODY:
+            self._read_deadline = self._extended(self._read_deadline, len(data))
         return data
 
-    def _hung_up(self) -> bool:
-        return self._closing
-
-    def _patience(self, now: float) -> float:
-        left = self._since + self._limit - now
-        if self._phase is _Phase.BODY:
-            return min(left + self._received / MIN_RATE, self._limits.client_timeout)
-        return min(left, _REST_SILENCE) if self._phase is _Phase.REST else left
+    def _extended(self, deadline: float, moved: int) -> float:
+        """Return when the client is too slow, now that it has `moved` so many bytes."""
+        return min(deadline + moved / MIN_RATE, time.monotonic() + self._limits.client_timeout)
 
     # Writing
 
@@ -159,15 +167,20 @@ class ClientSocket:
         elif self._chunked:
             self._chunked = data != b"0\r\n\r\n"
         self._ahead = 0
-        begun = self._waiting[self] = time.monotonic()
+        deadline = time.monotonic() + self._limits.client_timeout
         try:
             while rest:
-                self._sock.settimeout(max(self._write_patience(begun, len(data) - len(rest)), _SHORTEST))
-                rest = rest[self._sock.send(rest, *flags) :]
+                now = time.monotonic()
+                self._waiting.pop(self, None)  # to the end: it is not the one that has done nothing for longest
+                self._waiting[self] = now
+                self._sock.settimeout(max(min(deadline, self._write_deadline) - now, _SHORTEST))
+                sent = self._sock.send(rest, *flags)
+                deadline = self._extended(deadline, sent)
+                rest = rest[sent:]
         except OSError as error:
             if isinstance(error, TimeoutError):
                 self.cut()
-            if self._hung_up():
+            if self._closing:
                 raise ConnectionResetError(errno.ECONNRESET, "the client takes no bytes of its answer") from error
             raise
         finally:
@@ -176,11 +189,6 @@ class ClientSocket:
     def limit_writes(self, deadline: float) -> None:
         """End writing this answer at the monotonic time `deadline`, whatever the client does."""
         self._write_deadline = deadline
-
-    def _write_patience(self, begun: float, sent: int) -> float:
-        now = time.monotonic()
-        silence = self._limits.client_timeout
-        return min(silence, begun + silence + sent / MIN_RATE - now, self._write_deadline - now)
 
     # Ending
 
@@ -208,7 +216,7 @@ class ClientSocket:
         return True
 
     def hang_up(self) -> None:
-        """End the connection; who waits for the client wakes up and finds it at its end."""
+        """End the connection: a greenlet that is waiting for the client wakes up and reads end-of-file."""
         self._closing = True
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -220,7 +228,10 @@ class ClientSocket:
         self.hang_up()
 
     def close(self) -> None:
-        """Close; where more of a request may come, once it has: the client would see a reset in place of its answer."""
+        """Close the socket.
+
+        If the client is still sending, drain that first; otherwise it gets a reset instead of its answer.
+        """
         if self._phase is _Phase.REST and not self._closing:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_WR)

@@ -39,14 +39,20 @@ def client_connected(environ: Mapping[str, Any]) -> bool:
 
 
 def limit_writes(environ: Mapping[str, Any], deadline: float) -> None:
-    """Have the next write end at the monotonic time `deadline`, though the client does not read."""
+    """Have the next write end at the monotonic time `deadline`, though the client reads slowly or not at all.
+
+    `ClientSocket` remembers it; any other socket, as gthread's workers have them, has a time limit per write, so tell it
+    before each of them.
+    """
     sock = environ.get("gunicorn.socket")
     if sock is None:
         return
     if hasattr(sock, "limit_writes"):
         sock.limit_writes(deadline)
     else:
-        sock.settimeout(max(deadline - time.monotonic(), _SHORTEST))
+        given = sock.gettimeout()
+        left = max(deadline - time.monotonic(), _SHORTEST)
+        sock.settimeout(left if given is None else min(given, left))
 
 
 def _still_reads(sock: Any) -> bool:

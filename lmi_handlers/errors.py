@@ -14,7 +14,7 @@
     │   │   ├── ContextLengthExceeded    the prompt is longer than the model takes
     │   │   └── InvalidChat              the model's chat template cannot render the messages
     │   ├── ModelNotFound            no model of that name is served here
-    │   ├── QueueFull                `job_queue_size` requests wait already
+    │   ├── QueueFull                `job_queue_size` requests wait already, or too many large bodies are on their way
     │   ├── DeadlineExceeded         `predict_timeout` seconds have passed
     │   ├── RequestFailed            the engine could not go on with this request
     │   └── ClientDisconnected       nobody is left to answer
@@ -99,7 +99,7 @@ class ModelNotFound(RequestError):
 
 
 class QueueFull(RequestError):
-    """`job_queue_size` requests are waiting; `retry_after` is the number of seconds after which to try again."""
+    """`job_queue_size` requests are waiting, or too many large bodies are arriving. Try again after `retry_after` seconds."""
 
     retry_after = 1
 

@@ -123,7 +123,7 @@ def _missing(path: str) -> str:
         return f"{start}, which does not support this API; use {instead}"
     if _below(path, "/v1"):
         return f"{start}; below /v1 there are {_listed('/v1')}"
-    return f"{start}; GET /openapi.json describes those there are"
+    return f"{start}; GET /openapi.json lists all routes"
 
 
 _INSTEAD = {

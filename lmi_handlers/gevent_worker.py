@@ -58,7 +58,7 @@ class ClientLimitingWorker(GeventWorker):  # type: ignore[misc]  # gunicorn has 
             sock.end_request(complete=req.body.reader.complete)
 
     def handle_error(self, req: Any, client: ClientSocket, addr: Any, exc: BaseException) -> None:
-        """Answer what is no request."""
+        """Answer a connection that sent no valid request."""
         if isinstance(exc, LMIError):
             return  # a body of which nobody wanted the rest; its request has been answered
         client.expect_rest()

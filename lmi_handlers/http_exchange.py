@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 import re
+import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -34,7 +35,7 @@ from lmi_handlers.usage import Usage
 
 _INFERENCE_ID = "X-Amzn-SageMaker-Inference-Id"
 _RECORD = re.compile(rb"[^\n]*\n+|[^\n]+")
-_PIECE = 1 << 18
+_PIECE = 1 << 16
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
@@ -48,7 +49,8 @@ class Exchange:
         model: ServedModel = current_app.extensions["lmi_model"]
         self.usage = Usage(started=time.monotonic())
         self.counts = counts
-        self._metrics = model.metrics
+        self._model = model
+        self._arriving: ArrivingBodies = current_app.extensions["lmi_bodies"]
         self.connected = partial(client_connected, request.environ)
         self.limit_writes = partial(limit_writes, request.environ)
         self.headers = dict(dialect.fixed_headers)
@@ -64,14 +66,15 @@ class Exchange:
     def body(self, max_request_size: int) -> bytes:
         """Read the request's body. Raises `PayloadTooLarge` where it has more than `max_request_size` bytes.
 
-        `UnsupportedMediaType` where it is compressed, `UnsupportedFeature` where a header asks for what is not there.
+        `UnsupportedMediaType` where it is compressed, `UnsupportedFeature` where a header asks for what is not there,
+        `QueueFull` where too many large bodies are arriving.
         """
         check_headers(request.headers.get)
         coding = request.headers.get("Content-Encoding", "identity")
         if coding.lower() not in ("", "identity"):
             raise UnsupportedMediaType(f"Content-Encoding {coding[:20]!r} is not supported: send the body as it is")
         try:
-            data = _read(request.stream)
+            data = self._arriving.read(request.stream)
         except RequestEntityTooLarge:
             data = None
         if data is None or len(data) > max_request_size:
@@ -85,7 +88,7 @@ class Exchange:
             self.headers["x-lmi-ignored-parameters"] = _header_value(", ".join(names))
 
     def generate(self, model: ServedModel, payload: Payload) -> Response:
-        """Answer: the head only once there is something to send, so that failures before it have their status."""
+        """Generate the answer. No status line is sent before the first output, so earlier failures get their own status."""
         parsed = self.dialect.parse(payload)
         self.name_ignored(parsed.request.ignored_parameters)
         answer = model.start_generation(parsed, self.usage, self.connected)
@@ -106,7 +109,8 @@ class Exchange:
         return self.stream(first, chunks, answer.content_type, answer)
 
     def document(self, body: bytes, content_type: str) -> Response:
-        """Send a whole body."""
+        """Send a whole body. The client has `predict_timeout` seconds to take it."""
+        self.limit_writes(time.monotonic() + self._model.predict_timeout)
         response = Response(body, headers=self.headers, content_type=content_type)
         self.log(200)
         return response
@@ -133,7 +137,7 @@ class Exchange:
     def log(self, status: int, error: LMIError | None = None) -> None:
         """Write the request's line, and count it."""
         if self.counts:
-            self._metrics.ended(self.usage, error)
+            self._model.metrics.ended(self.usage, error)
         cause = None if error is None else f"{type(error).__name__}: {error}"
         log_request(request_id=self.request_id, path=self._path, status=status, usage=self.usage, error=cause)
 
@@ -156,6 +160,7 @@ class StreamBody:
         self._first = first
         self._rest = rest
         self._answer = answer
+        self._failure: LMIError | None = ClientDisconnected("the client closed the connection")
 
     def __iter__(self) -> Iterator[bytes]:
         with contextlib.suppress(ClientDisconnected):  # of a batch; nobody is left to tell
@@ -163,25 +168,63 @@ class StreamBody:
                 if self._answer is not None:
                     self._exchange.limit_writes(self._answer.deadline + _LAST_RECORD)
                 yield chunk
+            self._failure = None
 
     def close(self) -> None:
         """Called by the WSGI server exactly once."""
-        failure = None
         if self._answer is not None:
             self._answer.close()
-            failure = self._answer.failure
+            self._failure = self._answer.failure
         elif hasattr(self._rest, "close"):
             self._rest.close()
-        self._exchange.log(200, failure)
+        self._exchange.log(200, self._failure)
 
 
-def _read(stream: IO[bytes]) -> bytes:
-    """Read a body in pieces: one that comes fast would otherwise hold the event loop until it is complete."""
-    body = io.BytesIO()  # which hands over what it holds without copying it
-    while piece := stream.read(_PIECE):
-        body.write(piece)
-        give_way()
-    return body.getvalue()
+class ArrivingBodies:
+    """Reads bodies, and bounds what a web worker holds of those that are not complete yet: to twice `limit` bytes.
+
+    Above `limit`, a body must be smaller than its share of what is left. So a large one may be refused, while small ones
+    find room even beside clients that keep large ones incomplete on purpose.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held = 0
+        self._bodies = 0
+        self._lock = threading.Lock()  # with gthread, requests are threads
+
+    @classmethod
+    def of(cls, max_request_size: int) -> ArrivingBodies:
+        """Room for four bodies of the largest size, and for 256 MiB of any."""
+        return cls(max(256 << 20, 4 * max_request_size))
+
+    def read(self, stream: IO[bytes]) -> bytes:
+        """Read a body to its end. Raises `QueueFull`.
+
+        In pieces: one that comes fast would otherwise hold the event loop until it is complete.
+        """
+        body = io.BytesIO()  # which hands over what it holds without copying it
+        self._count(bodies=1)
+        try:
+            while piece := stream.read(_PIECE):
+                body.write(piece)
+                self._count(size=len(piece))
+                self._check(body.tell())
+                give_way()
+            return body.getvalue()
+        finally:
+            self._count(bodies=-1, size=-body.tell())
+
+    def _count(self, bodies: int = 0, size: int = 0) -> None:
+        with self._lock:
+            self._bodies += bodies
+            self._held += size
+
+    def _check(self, size: int) -> None:
+        if self._held > self._limit and size > (2 * self._limit - self._held) / self._bodies:
+            raise QueueFull(
+                f"{self._bodies} request bodies of {self._held >> 20} MiB are arriving: no room for a large one"
+            )
 
 
 def _header_value(text: str) -> str:

@@ -38,7 +38,7 @@ class ServedModel:
         self.metrics = RequestMetrics(metrics_dir(socket_path), self.name)
         self._model_id = properties.model_id or self.name
         self._max_input_tokens = properties.max_input_tokens
-        self._predict_timeout = properties.predict_timeout
+        self.predict_timeout = properties.predict_timeout
         self.run_beside: RunBeside = at_once
         self._images = image_loader(properties)
         self._budget = Budget.of(properties)
@@ -94,7 +94,7 @@ class ServedModel:
         loaded = self.loaded
         _check_limits(parsed, loaded.info)
         run = self.run_beside if takes_long(parsed) else at_once
-        deadline = usage.started + self._predict_timeout
+        deadline = usage.started + self.predict_timeout
         request, prompts, rules = run(_prepare, parsed, loaded, self._budget, deadline)
         if request.beam_search is not None:
             check_beam_search(request, request.beam_search, loaded.info, loaded.tokenizer, parsed.spelling)

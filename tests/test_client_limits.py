@@ -364,6 +364,33 @@ def test_document_that_nobody_takes_is_cut_off(server: Server) -> None:
         wait_until(lambda: not server_keeps(sock))
 
 
+def test_document_has_predict_timeout_to_be_taken(hasty_server: Server) -> None:
+    """However steadily: its client may not have the server hold an answer for hours."""
+    parameters = {"max_new_tokens": 500, "ignore_eos_token": True, "details": True, "top_n_tokens": 20}
+    with silent_reader(hasty_server, request({"inputs": "abc", "parameters": parameters})) as sock:
+        top = sock.recv(1000)
+        size = int(re.findall(rb"Content-Length: (\d+)", top)[0])
+        assert size > 300_000
+        with pytest.raises(ConnectionResetError):
+            read_slowly(sock)
+
+
+def read_slowly(sock: socket.socket) -> None:
+    while sock.recv(2000):
+        time.sleep(0.05)
+
+
+def test_batch_whose_client_has_left_is_logged_as_one(slow_server: Server) -> None:
+    path = f"/predictions/{slow_server.name}/batch"
+    body = b"".join(json.dumps(SLOW | {"inputs": f"{number}bcdefgh"}).encode() + b"\n" for number in range(4))
+    fields = ("Content-Type: application/jsonlines", f"Content-Length: {len(body)}")
+    top = head(path, *fields).replace(b"Content-Type: application/json\r\n", b"")
+    with connect(slow_server, top + body) as sock:
+        assert b"abcdefgh" not in sock.recv(1000)
+    wait_until(lambda: len(lines(slow_server, path)) == 1)
+    assert lines(slow_server, path)[0]["error"] == "ClientDisconnected: the client closed the connection"
+
+
 def test_shutting_down_does_not_wait_for_clients_that_do_nothing(start_server: StartServer) -> None:
     server = start_server(ECHO + "option.echo_tokens_per_second=4000\n")
     parameters = {"max_new_tokens": 1_000_000, "ignore_eos_token": True, "details": True, "top_n_tokens": 20}

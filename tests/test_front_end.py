@@ -147,7 +147,7 @@ BELOW_V1 = "GET /v1/models, GET /v1/models/<model>"
         ("/generate/", tgi, "did you mean POST /generate?"),
         ("/api/chat", ollama, "does not support this API; use POST /v1/chat/completions"),
         ("/v2/models/m/infer", djl, "does not support this API; use POST /v1/chat/completions"),
-        ("/nope", djl, "GET /openapi.json describes those there are"),
+        ("/nope", djl, "GET /openapi.json lists all routes"),
     ],
 )
 def test_a_missing_route_says_what_there_is(echo_server: Server, path: str, shape: Says, words: str) -> None:

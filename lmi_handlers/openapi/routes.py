@@ -102,8 +102,9 @@ _READING = (
     PayloadTooLarge,
     UnsupportedMediaType,
     EngineNotReady,
+    QueueFull,
 )
-_GENERATING = (*_READING, QueueFull, DeadlineExceeded, RequestFailed, EngineDead)
+_GENERATING = (*_READING, DeadlineExceeded, RequestFailed, EngineDead)
 
 
 def _no_model() -> ModelFacts:

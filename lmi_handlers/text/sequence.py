@@ -52,7 +52,6 @@ class SequenceText:
         self._rules = rules
         self._tokenizer = rules.tokenizer
         self._prompt_token_ids = prompt_token_ids
-        self._include_stop = rules.include_stop
         self._detokenizer = make_detokenizer(
             rules.tokenizer, prompt_token_ids, skip_special_tokens=rules.skip_special_tokens
         )
@@ -70,7 +69,7 @@ class SequenceText:
         text = ""
         end = self._ending_token(output)
         for position, token_id in enumerate(output.token_ids):
-            piece = "" if position == end and not self._include_stop else self._detokenizer.feed(token_id)
+            piece = "" if position == end and not self._rules.include_stop else self._detokenizer.feed(token_id)
             token = self._token(output, position, piece)
             if self._stop is None:
                 tokens.append(token)
