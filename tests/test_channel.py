@@ -713,10 +713,16 @@ def test_a_failed_answer_keeps_nothing_of_its_request(
         gc.enable()
 
 
-def test_generation_that_nobody_reads_ends_once_and_frees_its_places(engine: Pair) -> None:
-    _, client = engine
-    prompts = (b"abc HANG@3000", b"def HANG@3000")
-    generation = submit(client, *prompts, timeout=0.3, ignore_eos=True, max_tokens=None)
+def test_generation_that_nobody_reads_ends_once_and_frees_its_places(
+    engine: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, client = engine
+    monkeypatch.setattr(running.backend, "_tokens_per_second", 1000)  # else the engine's end joins most of them
+    prompts = b"abc HANG@1300", b"def HANG@1300"
+    generation = submit(client, *prompts, ignore_eos=True, max_tokens=None)
+    sequences = running.backend._sequences
+    wait_until(lambda: [sequence.produced for sequence in list(sequences.values())] == [1299] * 2, timeout=60)
+    generation.deadline = time.monotonic() + 0.3  # until then the last ones arrive
     wait_until(lambda: generation.failure is not None)
     engine_is_free(client)
     failure = generation.failure

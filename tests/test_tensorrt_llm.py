@@ -596,11 +596,15 @@ def test_silence_of_a_dead_worker_is_noticed(load: Load, monkeypatch: pytest.Mon
 
 
 def test_close_ends_threads_and_requests(load: Load) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     backend = load()
     backend.add_request(request(PROMPT, ignore_eos=True))
+    started = set(threading.enumerate()) - before
+    assert started
     backend.close()
-    assert threading.active_count() == before
+    for thread in started | set(threading.enumerate()) - before:
+        thread.join(10)
+        assert not thread.is_alive(), thread
 
 
 # Options
