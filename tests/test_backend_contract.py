@@ -30,18 +30,25 @@ from lmi_handlers.text.bundle import build_byte_bundle, build_text_bundle
 class Engine(NamedTuple):
     """A backend to hold to the contract, the options that make it exact, and the marks of its tests.
 
-    `standin` is the engine's library where `tests/standins` takes its place unless it is installed.
+    `standin` is the engine's library where `tests/standins` takes its place unless it is installed. `tiny` says that the
+    model is one of random weights, else it is the default model.
     """
 
     name: str
     options: Mapping[str, Any] = MappingProxyType({})
     marks: tuple[pytest.MarkDecorator, ...] = (pytest.mark.model,)
     standin: str | None = None
+    tiny: bool = False
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}, tiny model" if self.tiny else self.name
 
 
 ENGINES = [
     Engine("echo", marks=()),
-    Engine("transformers", options={"dtype": "fp32"}),
+    Engine("transformers", options={"dtype": "fp32"}, tiny=True),
+    Engine("transformers", options={"dtype": "fp32"}, marks=(pytest.mark.model, pytest.mark.long)),
     Engine(
         "vllm",
         options={"dtype": "fp32", "enforce_eager": True, "extra": {"kv_cache_memory_bytes": "256M"}},
@@ -122,24 +129,25 @@ def tokens(outputs: list[TokenOutput]) -> list[int]:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(engine, id=engine.name, marks=engine.marks) for engine in ENGINES],
+    params=[pytest.param(engine, id=engine.id, marks=engine.marks) for engine in ENGINES],
 )
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     engine: Engine = request.param
+    model: Path | None = request.getfixturevalue("tiny_llama") if engine.tiny else None
     if engine.standin is None or importlib.util.find_spec(engine.standin) is not None:
-        yield from load(engine, tmp_path_factory.mktemp(engine.name))
+        yield from load(engine, model, tmp_path_factory.mktemp(engine.name))
     else:
         with standin(engine.standin):
-            yield from load(engine, tmp_path_factory.mktemp(engine.name))
+            yield from load(engine, model, tmp_path_factory.mktemp(engine.name))
 
 
-def load(engine: Engine, bundle_dir: Path) -> Iterator[Subject]:
+def load(engine: Engine, model: Path | None, bundle_dir: Path) -> Iterator[Subject]:
     backend_class = load_backend_class(engine.name)
     phases: list[str] = []
     path: Path | None = None
     if backend_class.needs_model:
         cache_dir = default_cache_dir(os.environ)
-        path = resolve_model(None, model_dir=None, revision=None, cache_dir=cache_dir, report=phases.append)
+        path = model or resolve_model(None, model_dir=None, revision=None, cache_dir=cache_dir, report=phases.append)
         bundle = build_text_bundle(path, bundle_dir, trust_remote_code=False)
     else:
         bundle = build_byte_bundle(bundle_dir)
@@ -176,6 +184,7 @@ def test_capabilities(subject: Subject) -> None:
 def test_greedy_is_deterministic(subject: Subject) -> None:
     for number, prompt in enumerate(PROMPTS):
         assert tokens(subject.generate(prompt, max_tokens=8)) == subject.alone(number, 8)
+    assert len({tuple(subject.alone(number, 8)) for number in range(len(PROMPTS))}) == len(PROMPTS), "all look the same"
 
 
 def test_seed_reproduces_a_sample_whoever_else_runs(subject: Subject) -> None:
