@@ -51,7 +51,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backend(ABC):
-    """One loaded model. One thread calls it, so adapters need no locks; what any thread may ask says so.
+    """One loaded model. One thread calls it, so adapters need no locks. Members that other threads may use say so.
 
     A method that raises `RequestFailed` or `InvalidRequest` fails the request at hand; any other exception, or the end of
     the process, is the engine's death. Adapters turn their engine's exceptions into these at their own boundary.

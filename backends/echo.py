@@ -182,7 +182,7 @@ class EchoBackend(Backend):
             if fault in ("HANG", "MUTE"):
                 return None
             if fault == "GRIP":
-                ctypes.PyDLL(None).pause()  # it ends with a signal, of which this process ignores or dies of each
+                ctypes.PyDLL(None).pause()  # returns only on a handled signal; this process handles none
             if fault in ("SLEEP", "WORK"):
                 sequence.fault = None
                 (time.sleep if fault == "SLEEP" else _compute)(self._sleep_seconds)

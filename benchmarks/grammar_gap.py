@@ -15,7 +15,8 @@ from typing import Any
 from report import PAIRED_HEADER, Paired, Target, print_table
 from servers import Server, lmi_server
 
-from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
+from lmi_handlers.engine.cache_dir import default_cache_dir
+from lmi_handlers.engine.model_store import resolve_model
 
 ROUNDS = 3
 NEW_TOKENS = 150

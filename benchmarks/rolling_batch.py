@@ -13,7 +13,8 @@ from http_load import Answer, invocation, run_load
 from report import PAIRED_HEADER, Paired, Target, print_table
 from servers import Responder, Server, lmi_server, responder
 
-from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
+from lmi_handlers.engine.cache_dir import default_cache_dir
+from lmi_handlers.engine.model_store import resolve_model
 
 CONCURRENCY = (1, 8, 32)
 PROMPT_TOKENS = 64

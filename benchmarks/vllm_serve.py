@@ -11,7 +11,8 @@ from report import PAIRED_HEADER, Paired, Target, print_table
 from rolling_batch import CONCURRENCY, NEW_TOKENS, PROMPT_TOKENS, Prompt, make_prompts
 from servers import Server, lmi_server, vllm_server
 
-from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
+from lmi_handlers.engine.cache_dir import default_cache_dir
+from lmi_handlers.engine.model_store import resolve_model
 
 ROUNDS = 3
 

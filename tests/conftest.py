@@ -16,8 +16,9 @@ from picture_server import PictureServer
 from serving import API_KEY, Server, StartServer
 from werkzeug.local import LocalProxy
 
+from lmi_handlers.engine.cache_dir import default_cache_dir
 from lmi_handlers.engine.model_files import DEFAULT_MODEL_NAME
-from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
+from lmi_handlers.engine.model_store import resolve_model
 
 # Machines that run tests are slow at times. CI takes the same examples each time: what fails there fails for everyone.
 settings.register_profile("default", deadline=None)

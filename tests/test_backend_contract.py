@@ -17,7 +17,8 @@ from standin import standin
 
 from backends import load_backend_class
 from backends.base import Backend, ModelFiles
-from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
+from lmi_handlers.engine.cache_dir import default_cache_dir
+from lmi_handlers.engine.model_store import resolve_model
 from lmi_handlers.errors import InvalidRequest
 from lmi_handlers.limits import check_sampling_params
 from lmi_handlers.outputs import FinishReason, TokenOutput

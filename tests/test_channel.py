@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import math
 import queue
+import resource
 import socket
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ from lmi_handlers.engine.messages import (
     WorkerMessage,
 )
 from lmi_handlers.engine.outbox import Outbox, join_outputs
-from lmi_handlers.engine.process import WorkerServer
+from lmi_handlers.engine.process import WorkerServer, start_repeating
 from lmi_handlers.engine.sender import Sender
 from lmi_handlers.errors import (
     ClientDisconnected,
@@ -172,8 +173,8 @@ def test_every_message_arrives_as_it_was_sent(to_engine: list[WorkerMessage], to
             worker.send(message)
         for answer in to_worker:
             engine.send(answer)
-        assert list(islice(engine.receive(), len(to_engine))) == to_engine
-        assert list(islice(worker.receive(), len(to_worker))) == to_worker
+        assert list(itertools.islice(engine.receive(), len(to_engine))) == to_engine
+        assert list(itertools.islice(worker.receive(), len(to_worker))) == to_worker
 
 
 def test_every_kind_of_message_is_in_the_protocol() -> None:
@@ -237,21 +238,15 @@ def test_big_message() -> None:
         sender.join(10)
 
 
-def send(worker: WorkerEnd, messages: list[Submit]) -> None:
-    for message in messages:
-        worker.send(message)
-
-
-def test_senders_in_many_threads_do_not_mix_their_frames() -> None:
-    messages = [Submit(number, "r", [[number] * 5000], SamplingParams()) for number in range(64)]
-    with connected() as (worker, engine):
-        threads = [threading.Thread(target=send, args=(worker, messages[start::8])) for start in range(8)]
-        for thread in threads:
-            thread.start()
-        received = list(islice(engine.receive(), len(messages)))
-        for thread in threads:
-            thread.join(10)
-    assert sorted(received, key=lambda message: message.number) == messages
+def test_parameters_that_nobody_can_have_sent_are_no_message() -> None:
+    """What a type's own check refuses is no `DecodeError`."""
+    submit = msgspec.to_builtins(Submit(1, "r", [[1]], SamplingParams(temperature=0.5)))
+    payload = msgspec.msgpack.encode(submit).replace(msgspec.msgpack.encode(0.5), msgspec.msgpack.encode(-0.5))
+    one, other = socket.socketpair()
+    with one, other:
+        one.sendall(len(payload).to_bytes(4, "big") + payload)
+        with pytest.raises(ProtocolError, match="temperature"):
+            list(engine_end(other).receive())
 
 
 @pytest.mark.parametrize("closer", ["this end", "the other end"])
@@ -331,7 +326,7 @@ def test_sends_to_an_engine_that_does_not_read_are_bounded_and_block_nobody() ->
         assert time.monotonic() - started < 5
         assert len(accepted) >= 15
         messages = engine.receive()
-        assert [message.number for message in islice(messages, len(accepted))] == accepted
+        assert [message.number for message in itertools.islice(messages, len(accepted))] == accepted
         sender.submit(big(100))
         assert next(messages) == big(100)
         sender.close()
@@ -757,8 +752,8 @@ def test_engine_that_hangs_up_fails_its_requests_and_is_found_again(engine: Pair
     _, client = engine
     generation = submit(client, b"x HANG@3")
     next(iter(generation))
-    assert client._channel is not None
-    client._channel._socket.shutdown(socket.SHUT_RDWR)  # as the kernel does for a process that has died
+    assert client._sender is not None
+    client._sender._channel._socket.shutdown(socket.SHUT_RDWR)  # as the kernel does for a process that has died
     with pytest.raises(EngineDead):
         texts_of(generation)
     wait_until(lambda: client.state is EngineState.READY)
@@ -865,6 +860,48 @@ def test_requests_end_at_their_deadline_where_the_engine_reads_nothing(tmp_path:
             for generation in generations:
                 with pytest.raises(DeadlineExceeded):
                     texts_of(generation)
+
+
+def test_client_without_file_descriptors_connects_once_there_are_some(tmp_path: Path) -> None:
+    client = EngineClient(tmp_path / "engine.sock", lambda info: None)
+    engine = Engine(tmp_path / "engine.sock")
+    _, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        client.start()
+        time.sleep(0.3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    engine.start()
+    wait_until(lambda: client.state is EngineState.READY)
+    engine.stop()
+
+
+def test_workers_that_read_nothing_delay_the_end_once_and_not_one_by_one(tmp_path: Path) -> None:
+    server = WorkerServer(tmp_path / "engine.sock", queue.SimpleQueue())
+    with contextlib.ExitStack() as stack:
+        for _ in range(12):
+            stack.enter_context(socket.socket(socket.AF_UNIX)).connect(str(tmp_path / "engine.sock"))
+        wait_until(lambda: len(server._connections) == 12)
+        server.announce(Loading("x" * 10_000_000))
+        wait_until(lambda: all(connection.sending_since for connection in server._connections))
+        started = time.monotonic()
+        server.flush()
+        assert time.monotonic() - started < 8, "one second for each"
+
+
+def test_thread_goes_on_whatever_it_meets(caplog: pytest.LogCaptureFixture) -> None:
+    calls = itertools.count()
+
+    def action() -> None:
+        if next(calls) < 3:
+            raise ValueError("not yet")
+        reached.set()
+
+    reached = threading.Event()
+    start_repeating(0.01, action)
+    assert reached.wait(10)
+    assert caplog.text.count("Traceback") == 1
 
 
 def test_worker_that_reads_nothing_loses_its_places(engine: Pair) -> None:

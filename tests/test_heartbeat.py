@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import resource
 import statistics
 import tempfile
 import threading
@@ -345,6 +347,24 @@ def test_processor_time_is_that_of_the_thread_in_the_call() -> None:
     finally:
         stop.set()
         neighbour.join()
+
+
+def test_pulse_needs_no_file_descriptor(pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, reader = pair
+    monkeypatch.setattr(os, "getpgrp", os.getpid)  # as in an engine process
+    writer.enter(Activity.STEP, 1)
+    clock.now += 2
+    _, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        writer.beat()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    clock.now += 0.5
+    writer._cpu_seconds = float
+    writer.beat()
+    clock.now += 4
+    assert reader.suspicion(LIMIT) is not None, "what is not known is no evidence that it computes"
 
 
 # What may be gone at the next try

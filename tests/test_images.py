@@ -24,7 +24,8 @@ from serving import Server
 from backends.base import Backend, ModelFiles
 from backends.transformers.backend import TransformersBackend
 from backends.transformers.rolling import RollingRunner
-from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
+from lmi_handlers.engine.cache_dir import default_cache_dir
+from lmi_handlers.engine.model_store import resolve_model
 from lmi_handlers.outputs import FinishReason, TokenOutput
 from lmi_handlers.properties import ServingProperties
 from lmi_handlers.request import EncodedImage, ImagePrompt, TokenRequest

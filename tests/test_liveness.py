@@ -289,7 +289,7 @@ def test_stopped_engine_ends_with_a_killed_parent(
 ) -> None:
     server = start_server(ECHO + "option.web_workers=2\n")
     processes = family(server)
-    assert len(processes) == 5, "arbiter, two web workers, supervisor, engine"
+    assert len(processes) == 6, "arbiter, two web workers, supervisor, engine, and what ends the engine"
     server.engine().suspend()
     (server.process if victim == "arbiter" else server.supervisor()).kill()
     assert running(processes) == []

@@ -12,7 +12,8 @@ import gguf
 import numpy as np
 import pytest
 
-from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
+from lmi_handlers.engine.cache_dir import default_cache_dir
+from lmi_handlers.engine.model_store import resolve_model
 from lmi_handlers.errors import ConfigError
 
 

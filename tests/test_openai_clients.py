@@ -35,7 +35,8 @@ from client_scripts import (
 )
 from serving import Server
 
-from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
+from lmi_handlers.engine.cache_dir import default_cache_dir
+from lmi_handlers.engine.model_store import resolve_model
 
 pytestmark = [
     pytest.mark.long,

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from serving import Server, StartServer
 
+from lmi_handlers.engine.settings import EngineSettings
 from lmi_handlers.engine.supervisor import Restarts
+from lmi_handlers.properties import load_properties
 
 ECHO = "option.rolling_batch=echo\noption.echo_faults=true\n"
 
@@ -51,7 +56,7 @@ def kill_and_wait(start_server: StartServer, choose: Callable[[Server], psutil.P
     server = start_server(ECHO + "option.web_workers=2\n")
     arbiter = psutil.Process(server.process.pid)
     family = [arbiter, *arbiter.children(recursive=True)]
-    assert len(family) == 5, "arbiter, two web workers, supervisor, engine"
+    assert len(family) == 6, "arbiter, two web workers, supervisor, engine, and what ends the engine"
     choose(server).kill()
     _, alive = psutil.wait_procs(family, timeout=8)
     return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
@@ -66,6 +71,47 @@ def test_kill_of_the_arbiter_leaves_no_orphans(start_server: StartServer) -> Non
 def test_kill_of_the_supervisor_ends_its_engine_and_the_server(start_server: StartServer) -> None:
     """Nobody could start an engine any more, so the container must end, and SageMaker start another."""
     assert kill_and_wait(start_server, lambda server: server.supervisor()) == []
+
+
+PARENT = """
+import subprocess, sys, time
+engine = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE, start_new_session=True)
+engine.stdin.write(sys.argv[2].encode() + b"\\n")
+engine.stdin.flush()
+time.sleep(600)
+"""
+ENGINE_WITH_CHILD = """
+import os, subprocess, sys
+subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL)
+os.execv(sys.executable, [sys.executable, "-m", "lmi_handlers.engine.process"])
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_whatever_the_engine_has_started_ends_with_a_killed_supervisor(tmp_path: Path, stopped: bool) -> None:
+    """Also what does not look after its parent, as a worker of vLLM's in a tight loop, and though the engine cannot act."""
+    (tmp_path / "serving.properties").write_text(ECHO)
+    settings = EngineSettings(runtime_dir=str(tmp_path), properties=load_properties(tmp_path, {}).properties)
+    parent = psutil.Popen([sys.executable, "-c", PARENT, ENGINE_WITH_CHILD, msgspec.json.encode(settings).decode()])
+    family = []
+    try:
+        deadline = time.monotonic() + 60
+        while not settings.socket_path.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        family = parent.children(recursive=True)
+        assert "sleep" in [process.name() for process in family]
+        if stopped:
+            parent.children()[0].suspend()
+        parent.kill()
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+    finally:
+        parent.kill()
+        parent.wait()
+        for process in family:
+            if process.is_running():
+                process.kill()
 
 
 def test_killed_web_worker_is_replaced_and_its_requests_are_dropped(start_server: StartServer) -> None:

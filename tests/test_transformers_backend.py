@@ -25,7 +25,8 @@ from backends.transformers.bad_words import BadWords
 from backends.transformers.fallback import SequentialRunner
 from backends.transformers.loading import _window_missing
 from backends.transformers.rolling import RollingRunner, decode_groups
-from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
+from lmi_handlers.engine.cache_dir import default_cache_dir
+from lmi_handlers.engine.model_store import resolve_model
 from lmi_handlers.errors import ConfigError, InvalidRequest
 from lmi_handlers.outputs import FinishReason, TokenOutput
 from lmi_handlers.properties import ServingProperties

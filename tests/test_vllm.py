@@ -17,7 +17,8 @@ import pytest
 import tokenizers
 
 from backends.base import Backend, ModelFiles
-from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
+from lmi_handlers.engine.cache_dir import default_cache_dir
+from lmi_handlers.engine.model_store import resolve_model
 from lmi_handlers.errors import ConfigError, InvalidRequest
 from lmi_handlers.options import OPTIONS
 from lmi_handlers.outputs import FinishReason, TokenOutput

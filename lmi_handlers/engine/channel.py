@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-import threading
 from collections.abc import Generator
 from typing import Generic, TypeVar
 
@@ -32,14 +31,13 @@ class ProtocolError(Exception):
 
 
 class Channel(Generic[Sent, Received]):
-    """One end of a connection. Any thread may `send`; one thread iterates over `receive`."""
+    """One end of a connection. One thread sends; one thread iterates over `receive`."""
 
     def __init__(self, sock: socket.socket, decoder: msgspec.msgpack.Decoder[Received]) -> None:
         self._socket = sock
         self._reader = sock.makefile("rb", buffering=_READ_BUFFER)
         self._decoder = decoder
         self._encoder = msgspec.msgpack.Encoder()
-        self._sending = threading.Lock()
 
     def send(self, message: Sent) -> None:
         """Write one message, which may take for ever. Raises `OSError` where the other end is gone, `MessageTooLong`."""
@@ -54,8 +52,7 @@ class Channel(Generic[Sent, Received]):
 
     def send_frame(self, frame: bytes) -> None:
         """Write what `frame` returned; otherwise as `send`."""
-        with self._sending:
-            self._socket.sendall(frame)
+        self._socket.sendall(frame)
 
     def receive(self) -> Generator[Received]:
         """Messages until the other end closes, however that comes about. Raises `ProtocolError`. To be called once."""
@@ -75,7 +72,7 @@ class Channel(Generic[Sent, Received]):
                     return
                 try:
                     message = self._decoder.decode(payload)
-                except msgspec.DecodeError as error:
+                except Exception as error:  # the types' own checks raise other things than `DecodeError`
                     raise ProtocolError(f"a message that cannot be decoded: {error}") from error
                 yield message
 

@@ -158,7 +158,6 @@ class EngineClient:
         self._on_ready = on_ready
         self._stall_timeout = stall_timeout
         self._heartbeat = HeartbeatReader(heartbeat_path(socket_path))
-        self._channel: Channel[WorkerMessage, EngineMessage] | None = None
         self._sender: Sender | None = None
         self._generations: dict[int, Generation] = {}
         self._numbers = itertools.count(1)
@@ -239,14 +238,15 @@ class EngineClient:
     def _connect_forever(self) -> None:
         interval = _RECONNECT_INTERVAL
         while True:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                sock.connect(str(self._socket_path))
-            except OSError:
-                sock.close()
-                time.sleep(_RECONNECT_INTERVAL)
-                continue
-            if self._serve(worker_end(sock)):
+            with contextlib.ExitStack() as stack:
+                try:
+                    sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                    sock.connect(str(self._socket_path))
+                except OSError:  # there is no engine, or no file descriptor left
+                    time.sleep(_RECONNECT_INTERVAL)
+                    continue
+                served = self._serve(worker_end(sock))
+            if served:
                 interval = _RECONNECT_INTERVAL
                 continue
             time.sleep(interval)  # what fails for good must not take all the time there is
@@ -254,7 +254,6 @@ class EngineClient:
 
     def _serve(self, channel: Channel[WorkerMessage, EngineMessage]) -> bool:
         """Handle what the engine says until it hangs up; False where it says what cannot be handled."""
-        self._channel = channel
         self._sender = sender = Sender(channel)
         handled = True
         phase, cause = "the engine process has ended and is restarted", "the engine process ended"
@@ -271,7 +270,7 @@ class EngineClient:
             cause = f"{stall}; it was ended"
         self._ready.clear()
         self._state, self._phase = EngineState.STARTING, phase
-        self._channel = self._sender = None
+        self._sender = None
         sender.close()
         channel.close()
         self._fail_all(EngineDead(f"{cause} while it worked on this request"))

@@ -57,7 +57,7 @@ def _map(descriptor: int) -> memoryview[float]:
 
 
 class Heartbeat:
-    """The engine's side. The loop's thread calls these methods; `beat` and `progress` may be called from another.
+    """The engine's side. The loop's thread calls these methods; `beat`, `compare` and `progress` may be called from others.
 
     Progress is an output, or a part of a prompt that has been computed; being idle needs none, and a call that starts or aborts
     a sequence has made progress if it returns. Work that led to nothing before its clients gave up adds up, so that an engine
@@ -70,6 +70,7 @@ class Heartbeat:
         self._clock = clock
         self._lock = threading.Lock()  # for what `progress` changes
         self._beats = 0
+        self._work = 0
         self._cpu_seconds: Callable[[], float] = time.process_time
         self._cpu = (0.0, math.inf, math.inf)
 
@@ -109,6 +110,12 @@ class Heartbeat:
             self._cells[_PROGRESS] = self._clock()
             self._cells[_GIVEN_UP] = 0.0
             self._beats = 0
+
+    def compare(self, work: int) -> None:
+        """Take `work`, the backend's own count, for progress where it has changed since the last call."""
+        if work != self._work:
+            self._work = work
+            self.progress()
 
     def rest(self) -> None:
         """The backend has no sequences."""

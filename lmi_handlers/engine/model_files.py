@@ -35,7 +35,7 @@ _MODEL_FILES = (
     "*.safetensors.index.json",
     *("*.bin", "*.ckpt", "*.engine", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.pt", "*.pth", "model.tar.gz"),
 )
-"""What somebody who put it there wants to have served; next to none of it can be the default model's."""
+"""If a directory contains any of these, the default model is not served instead."""
 
 
 def locate_model(model_id: str | None, *, model_dir: Path | None, revision: str | None, cache_dir: Path) -> Path | None:

@@ -14,13 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lmi_handlers.engine.cache_dir import converted_dir, default_cache_dir
+from lmi_handlers.engine.cache_dir import converted_dir
 from lmi_handlers.engine.hub import download
 from lmi_handlers.engine.model_files import find_model, locate_model, looked_in, no_conversion
 from lmi_handlers.errors import ConfigError
 from lmi_handlers.load_failure import load_failure
-
-__all__ = ["default_cache_dir", "resolve_model"]
 
 
 def resolve_model(

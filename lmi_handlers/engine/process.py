@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import queue
@@ -21,11 +20,12 @@ from backends.base import Backend, ModelFiles
 from backends.selection import select_backend
 from lmi_handlers.engine.adapters import find_adapters
 from lmi_handlers.engine.admission import Admission, DynamicBatch, RollingBatch
-from lmi_handlers.engine.channel import MessageTooLong, ProtocolError, engine_end
+from lmi_handlers.engine.cache_dir import default_cache_dir
+from lmi_handlers.engine.channel import MessageTooLong, engine_end
 from lmi_handlers.engine.heartbeat import CPU_PATIENCE, PULSE_INTERVAL, Heartbeat
 from lmi_handlers.engine.loop import Disconnected, EngineLoop, Inbox
 from lmi_handlers.engine.messages import Abort, EngineInfo, EngineMessage, Failed, Loading, Outputs, Ready
-from lmi_handlers.engine.model_store import default_cache_dir, resolve_model
+from lmi_handlers.engine.model_store import resolve_model
 from lmi_handlers.engine.outbox import Outbox
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings, read_line
 from lmi_handlers.errors import ConfigError, EngineDead, LoadFailed
@@ -36,10 +36,10 @@ from lmi_handlers.text.bundle import build_byte_bundle, build_text_bundle, read_
 from lmi_handlers.text.reasoning import choose_reasoning
 
 EXIT_STUCK = 70
-_PR_SET_PDEATHSIG = 1
 _WATCH_INTERVAL = 0.2
 _LOAD_INTERVAL = 0.1
 _ACCEPT_PAUSE = 1.0
+_FLUSH_TIMEOUT = 1.0
 
 logger = logging.getLogger("lmi_handlers.engine.process")  # __name__ is "__main__" here
 
@@ -64,9 +64,12 @@ class WorkerConnection:
         """Queue a message; never blocks, and does nothing once the worker has gone."""
         self._outbox.put(message)
 
-    def flush(self, timeout: float) -> None:
-        """Write what is queued and take no more; for the process's end."""
+    def finish(self) -> None:
+        """Take no more messages; for the process's end."""
         self._outbox.put(None)
+
+    def flush(self, timeout: float) -> None:
+        """Wait until what was queued before `finish` is written."""
         self._writer.join(timeout)
 
     def close(self) -> None:
@@ -107,8 +110,8 @@ class WorkerConnection:
         try:
             for message in self._channel.receive():
                 self._inbox.put((self, message))
-        except ProtocolError:
-            logger.exception("a web worker sent what is no message; it is disconnected")
+        except Exception:  # most likely a ProtocolError; whatever it is, the loop must hear that the worker has gone
+            logger.exception("a web worker cannot be understood; it is disconnected")
         self._inbox.put((self, Disconnected()))
         self._on_gone(self)
         self._outbox.put(None)
@@ -137,7 +140,10 @@ class WorkerServer:
                 connection.send(state)
 
     def hang_up_on_stuck(self, limit: float) -> None:
-        """Disconnect each worker that has not read one message in `limit` seconds: what it asked for takes others' places."""
+        """Disconnect each worker that has not read one message in `limit` seconds.
+
+        Its requests occupy places that others need.
+        """
         with self._lock:
             for connection in self._connections:
                 since = connection.sending_since
@@ -147,9 +153,13 @@ class WorkerServer:
 
     def flush(self) -> None:
         """Deliver what is queued for the workers, within a second."""
+        deadline = time.monotonic() + _FLUSH_TIMEOUT
         with self._lock:
-            for connection in self._connections:
-                connection.flush(timeout=1.0)
+            connections = list(self._connections)
+        for connection in connections:
+            connection.finish()
+        for connection in connections:
+            connection.flush(max(0.0, deadline - time.monotonic()))
 
     def _accept(self) -> None:
         while True:
@@ -169,15 +179,14 @@ class WorkerServer:
             self._connections.remove(connection)
 
 
-def serve(settings: EngineSettings, lifeline: int) -> None:
-    """Load the model and run the loop until `lifeline`, a file descriptor whose other end the parent holds, is closed.
+def serve(settings: EngineSettings) -> None:
+    """Load the model and run the loop until this process is ended.
 
     Raises `ConfigError` where the model or an option is wrong, `LoadFailed` where another try may help.
     """
     heartbeat = Heartbeat.create(settings.heartbeat_path)
     inbox: Inbox = queue.SimpleQueue()
     server = WorkerServer(settings.socket_path, inbox)
-    threading.Thread(target=_exit_with_parent, args=(lifeline,), daemon=True).start()
 
     def report(phase: str) -> None:
         logger.info("engine loading", extra={"phase": phase})
@@ -191,13 +200,12 @@ def serve(settings: EngineSettings, lifeline: int) -> None:
         server.announce(Loading("the engine has died and is restarted"))
 
     loop = EngineLoop(backend, admission, settings.properties.job_queue_size, inbox, say_so, heartbeat)
-    threading.Thread(
-        target=_watch, args=(loop, backend, server, settings.properties.stall_timeout), daemon=True
-    ).start()
+    start_repeating(_WATCH_INTERVAL, lambda: _watch(loop, backend, server, settings.properties.stall_timeout))
     heartbeat.start(patience=CPU_PATIENCE if backend.capabilities.device == "cpu" else 1.0)
-    threading.Thread(target=_beat, args=(heartbeat, backend), daemon=True).start()
+    start_repeating(PULSE_INTERVAL, heartbeat.beat)
+    start_repeating(PULSE_INTERVAL, lambda: heartbeat.compare(backend.progress))
     metrics = EngineMetrics(settings.metrics_dir)
-    threading.Thread(target=_publish_load, args=(loop, backend, metrics), daemon=True).start()
+    start_repeating(_LOAD_INTERVAL, lambda: _publish_load(loop, backend, metrics))
     server.announce(Ready(info))
     logger.info(
         "engine ready",
@@ -275,65 +283,63 @@ def _admission(properties: ServingProperties, max_num_seqs: int) -> Admission:
     return DynamicBatch(properties.batch_size, properties.max_batch_delay / 1000)
 
 
+def start_repeating(interval: float, action: Callable[[], None]) -> None:
+    """Call `action` again and again on a thread of its own, whatever it raises: nobody would notice that it has ended."""
+
+    def repeat() -> None:
+        told = ""
+        while True:
+            try:
+                action()
+            except Exception as error:
+                if repr(error) != told:  # once, however often it comes
+                    told = repr(error)
+                    logger.exception("a thread of the engine process fails and goes on")
+            time.sleep(interval)
+
+    threading.Thread(target=repeat, daemon=True).start()
+
+
 def _watch(loop: EngineLoop, backend: Backend, server: WorkerServer, stall_timeout: float) -> None:
     """End the process, once everyone has been told, where the engine has lost a process: it may not notice itself.
 
     Web workers that hang are disconnected.
     """
-    while True:
-        time.sleep(_WATCH_INTERVAL)
-        server.hang_up_on_stuck(stall_timeout)
-        try:
-            backend.check_health()
-        except EngineDead as error:
-            logger.critical("engine is dead; the process ends", extra={"cause": str(error)})
-            loop.fail_all(error)
-            server.flush()
-            os._exit(EXIT_STUCK)
-
-
-def _beat(heartbeat: Heartbeat, backend: Backend) -> None:
-    """Show that this process lives, and what it gets done during a step. Whether that is enough, the supervisor decides."""
-    seen = backend.progress
-    while True:
-        heartbeat.beat()
-        if (progress := backend.progress) != seen:
-            seen = progress
-            heartbeat.progress()
-        time.sleep(PULSE_INTERVAL)
+    server.hang_up_on_stuck(stall_timeout)
+    try:
+        backend.check_health()
+    except EngineDead as error:
+        logger.critical("engine is dead; the process ends", extra={"cause": str(error)})
+        loop.fail_all(error)
+        server.flush()
+        os._exit(EXIT_STUCK)
 
 
 def _publish_load(loop: EngineLoop, backend: Backend, metrics: EngineMetrics) -> None:
     """Say how much there is to do: not from within the loop, whose steps may take their time."""
-    while True:
-        metrics.set_load(running=loop.running, waiting=loop.waiting, kv_cache_usage=backend.kv_cache_usage)
-        time.sleep(_LOAD_INTERVAL)
+    metrics.set_load(running=loop.running, waiting=loop.waiting, kv_cache_usage=backend.kv_cache_usage)
 
 
-def _exit_with_parent(lifeline: int) -> None:
-    """The parent holds the other end for as long as it lives; nobody is left to serve after that."""
-    while os.read(lifeline, 1024):
-        pass
-    if os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)  # with the processes that the engine has started
-    os._exit(0)
+def _end_with_parent() -> None:
+    """Have this process and all that it starts end with its parent, which holds the other end of standard input until then.
 
-
-def _die_with_parent() -> None:
-    """Have the kernel end this process with its parent, for when it cannot do so itself any more. On Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    A process of its own sees to that: this one may be stopped by then, or native code hold Python's lock.
+    """
+    if os.getpgrp() != os.getpid():  # as where somebody starts it by hand
+        os.setpgid(0, 0)
+    watch = "import os, signal\nwhile os.read(0, 1024): pass\nos.killpg(0, signal.SIGKILL)"
+    os.posix_spawn(sys.executable, [sys.executable, "-I", "-S", "-c", watch], os.environ)
 
 
 def main() -> int:
     """Entry of `python -m lmi_handlers.engine.process`; settings come on standard input."""
     configure_logging()
-    _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to the whole group; the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     settings = msgspec.json.decode(read_line(sys.stdin.fileno()), type=EngineSettings)
+    _end_with_parent()
     try:
-        serve(settings, sys.stdin.fileno())
+        serve(settings)
     except ConfigError as error:
         tell("error", str(error))
         return EXIT_CONFIG
