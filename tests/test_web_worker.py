@@ -15,7 +15,8 @@ import requests
 from serving import Server, StartServer
 
 HEAVY = ("torch", "transformers", "accelerate", "vllm", "boto3", "numpy")
-MOST_MIB = 150
+MOST_MIB = 100
+"""A web worker has 74 after a chat with the small model, whose tokenizer takes 28 of them."""
 
 
 def libraries(process: psutil.Process) -> set[str]:
@@ -52,13 +53,16 @@ def test_edge_imports_no_engine_library(module: str, tmp_path: Path) -> None:
     "rolling_batch", [pytest.param("echo", marks=pytest.mark.long), pytest.param("scheduler", marks=pytest.mark.model)]
 )
 def test_web_worker_is_small_after_it_has_worked(rolling_batch: str, start_server: StartServer) -> None:
-    server: Server = start_server(f"option.rolling_batch={rolling_batch}\n")
+    server: Server = start_server(f"option.rolling_batch={rolling_batch}\n", "--workers", "1")
     for stream in (False, True):
         answer = server.invoke({"inputs": "Hello, world", "stream": stream, "parameters": {"max_new_tokens": 4}})
         assert answer.status_code == 200
+    if rolling_batch == "scheduler":
+        chat = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+        answer = server.invoke(chat, path="/v1/chat/completions")
+        assert answer.status_code == 200
     for process in (server.web_worker(), server.supervisor(), psutil.Process(server.process.pid)):
-        # transformers' renderer of chat templates brings numpy into a web worker, and none of the others.
-        assert libraries(process) <= {"numpy"}
+        assert libraries(process) == set()
         assert resident_mib(process) < MOST_MIB
     if rolling_batch == "scheduler":
         assert "torch" in libraries(server.engine()), "else the check above sees nothing"
