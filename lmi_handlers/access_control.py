@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from flask import Flask, Response, request
 from werkzeug.exceptions import Forbidden
 
-from lmi_handlers.server_settings import ip_address, is_loopback
+from lmi_handlers.server_settings import ip_address, is_loopback, parse_origins
 
 ANY_ORIGIN = "*"
 ADMITTED = "lmi.admitted"
@@ -39,8 +39,7 @@ class AccessControl:
     """
 
     def __init__(self, allowed_origins: str | None, api_key: str | None, *, loopback_only: bool = False) -> None:
-        given = (allowed_origins or "").split(",")
-        self._listed = {origin.strip().rstrip("/").lower() for origin in given} - {""}
+        self._listed = parse_origins(allowed_origins or "")
         self._loopback_pages = allowed_origins is None
         self._names = {urlsplit(origin).hostname for origin in self._listed} | {socket.gethostname().lower()}
         self._checks_names = loopback_only and ANY_ORIGIN not in self._listed
@@ -62,6 +61,8 @@ class AccessControl:
             )
         if request.method == "OPTIONS":
             allowed = "content-type" if self._key is None else "content-type,authorization"
+            if self._from_allowed_page():  # OpenAI's client sends a key to any server, and headers of its own
+                allowed = request.headers.get("Access-Control-Request-Headers") or allowed
             return Response(
                 headers={"Access-Control-Allow-Methods": "GET,POST", "Access-Control-Allow-Headers": allowed}
             )

@@ -13,7 +13,7 @@ from lmi_handlers import __version__
 from lmi_handlers.errors import ConfigError
 from lmi_handlers.log import tell
 from lmi_handlers.properties import render_settings
-from lmi_handlers.start_up import check_engine, check_port, mistakes, read_configuration, warnings
+from lmi_handlers.start_up import PortTaken, check_engine, check_port, mistakes, read_configuration, warnings
 
 _model_dir = click.option(
     "--model-dir",
@@ -80,7 +80,8 @@ def check(*, model_dir: Path | None, host: str | None, port: int | None, show_al
     """Check what can be known before the model is loaded, and print the options in effect.
 
     Prints warnings first, then each option that is set with its value, where it came from and who reads it. Exits with
-    status 1 where `lmi serve` would not start, and for an unknown option.
+    status 1 where `lmi serve` would not start, and for an unknown option. A port that is taken is only warned of: the server
+    that has it may be the one that is checked.
 
     Example: lmi check --model-dir ./model
     """
@@ -90,18 +91,23 @@ def check(*, model_dir: Path | None, host: str | None, port: int | None, show_al
     except ConfigError as error:
         _fail(str(error))
     backend, loaded = configuration.selection, configuration.loaded
-    if found := tuple(warnings(configuration)):
+    found, causes = [*warnings(configuration)], [*mistakes(configuration, environ)]
+    try:
+        check_port(configuration.settings.host, configuration.settings.port)
+    except PortTaken as error:
+        found.append(f"{error}: `lmi serve` starts once it is free")
+    except ConfigError as error:
+        causes.append(str(error))
+    if found:
         click.echo("\n".join(["Warnings", *(f"  {warning}" for warning in found), ""]))
     click.echo(f"Model {configuration.properties.name} on backend {backend.name}: {backend.reason}\n")
     passes = configuration.passes_options
     click.echo(render_settings(loaded, backend.name, passes_options=passes, show_all=show_all), nl=False)
-    causes = mistakes(configuration, environ)
     try:
         if not causes:
             check_engine(configuration)
-            check_port(configuration.settings.host, configuration.settings.port)
     except ConfigError as error:
-        causes = (str(error),)
+        causes.append(str(error))
     if causes:
         _fail(*causes)
     if loaded.unknown_names(passes_options=passes):

@@ -18,12 +18,14 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
 from gunicorn.glogging import Logger
 from gunicorn.http.body import Body
+from gunicorn.systemd import listen_fds
 
 from lmi_handlers.body_reader import BodyReader
 from lmi_handlers.client_socket import ClientSocket
@@ -31,7 +33,7 @@ from lmi_handlers.engine.settings import SOCKET_VARIABLE, EngineSettings
 from lmi_handlers.errors import ConfigError
 from lmi_handlers.log import configure_logging, tell
 from lmi_handlers.properties import ServingProperties
-from lmi_handlers.server_settings import ALL_INTERFACES, ServerSettings, default_workers, is_loopback
+from lmi_handlers.server_settings import ALL_INTERFACES, ServerSettings, default_workers, is_loopback, netloc
 from lmi_handlers.start_up import check_port, mistakes, read_configuration, warnings
 
 
@@ -72,7 +74,7 @@ def _raise_file_limit() -> int:
 
 _settings, _properties = _start_up()
 
-bind = f"{_settings.host}:{_settings.port}"
+bind = netloc(_settings.host, _settings.port)
 workers = _settings.workers or _properties.web_workers or default_workers()
 worker_class = "lmi_handlers.gevent_worker.ClientLimitingWorker"
 worker_connections = max(64, min(4096, _raise_file_limit() - _OTHER_FILES))
@@ -121,12 +123,11 @@ def on_starting(server: Any) -> None:
     global _engine, _supervisor_pid
     configure_logging()
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' too: `/ping` and the log tell the phase
-    for address in server.cfg.address:
-        if isinstance(address, tuple):  # not a Unix socket, nor an inherited descriptor
-            try:
-                check_port(*address)
-            except ConfigError as error:
-                _fail(str(error))
+    try:
+        for address in _own_addresses(server):
+            check_port(*address)
+    except ConfigError as error:
+        _fail(str(error))
     _tell_host(server.cfg.address)
     if SOCKET_VARIABLE in os.environ:
         return
@@ -150,10 +151,17 @@ def on_starting(server: Any) -> None:
         sys.exit(0)
 
 
+def _own_addresses(server: Any) -> Iterator[tuple[str, int]]:
+    """Yield where this process is about to listen alone: no Unix socket, nothing inherited, nothing shared."""
+    inherits = server.master_pid or listen_fds(unset_environment=False)  # USR2 or systemd
+    if not (inherits or server.cfg.reuse_port or any(isinstance(address, int) for address in server.cfg.address)):
+        yield from (address for address in server.cfg.address if isinstance(address, tuple))
+
+
 def _preload() -> None:
     """Import what web workers need before they are forked, so that one that replaces another is there at once.
 
-    Their imports take seconds of a processor, during which they answer nobody. `create_app` is still called in each.
+    Their imports take half a second, in which they answer nobody. `create_app` is still called in each.
     """
     import lmi_handlers.app  # noqa: F401
 
@@ -198,7 +206,7 @@ _ENDING = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
 def post_fork(server: Any, worker: Any) -> None:  # noqa: ARG001  gunicorn's hook signature
-    """Keep the signals that end a worker until it is complete: one that is not loses them, or spins for ever.
+    """Block the signals that end a worker until it has started; before that it would lose them or spin.
 
     Its first heartbeat is here, as gunicorn never gives up on a worker that has shown none.
     """

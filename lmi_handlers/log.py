@@ -57,7 +57,7 @@ class TextLines(logging.Formatter):
         """Return the line without its newline, and below it the traceback where there is one."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = min(record.levelno // 10 * 10, logging.ERROR)
-        message = "\n".join(map(_printable, record.getMessage().splitlines()))
+        message = _printable(record.getMessage())
         if record.name.partition(".")[0] not in _OURS:
             message = f"{record.name}: {message}"
         fields = "".join(f" {key}={_shown(value)}" for key, value in _extra_fields(record).items() if value is not None)
@@ -68,7 +68,7 @@ class TextLines(logging.Formatter):
         if fields:
             line += f" {self._paint(_DIM, fields)}"
         if record.exc_info:
-            line += f"\n{self.formatException(record.exc_info)}"
+            line += f"\n{_printable(self.formatException(record.exc_info))}"
         return line
 
     def _paint(self, colour: str, text: str) -> str:
@@ -121,5 +121,8 @@ def _shown(value: object) -> str:
 
 
 def _printable(text: str) -> str:
-    """Escape what a terminal would obey."""
-    return text if text.isprintable() else "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in text)
+    """Escape what a terminal would obey, but for the ends of lines."""
+    return "\n".join(
+        line if line.isprintable() else "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in line)
+        for line in text.splitlines()
+    )

@@ -219,6 +219,7 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             "take bytes of its answer. Bodies and answers must then average 1 kB/s.",
             SERVER,
             ge=1,
+            le=86_400,
         ),
     ] = 30
     web_workers: Annotated[
@@ -229,7 +230,8 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     cors_allowed_origin: Annotated[
         str | None,
         Option(
-            "Origins whose pages in browsers may call this server, separated by commas; `*` allows all. "
+            "Origins whose pages in browsers may call this server, separated by commas: `scheme://host[:port]`, `null`, or "
+            "`*` for all. "
             "Defaults to the server's own origin and pages on loopback addresses.",
             SERVER,
             key="cors_allowed_origin",
@@ -851,7 +853,7 @@ these that has a value counts; an empty value counts as none.
 6. the default
 
 `lmi check` prints every option that is set, with its value and its source, and with `--all` the others too. It ends with status
-1 where `lmi serve` would not start, and where a name is unknown.
+1 where `lmi serve` would not start, and where a name is unknown. A port that is taken is only a warning.
 """
 
 

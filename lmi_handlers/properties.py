@@ -290,6 +290,8 @@ class _Loading:
                 self._conflict(entry_point, self.explicit["batch_size"], "an asynchronous handler batches continuously")
             self._imply("rolling_batch", handler.rolling_batch, entry_point)
         elif rolling_batch == "disable":
+            if self.values.get("backend", "auto") not in ("auto", handler.backend):
+                self._conflict(self.explicit["option.backend"], entry_point, "they name different engines")
             self._imply("backend", handler.backend, entry_point)
         elif handler.rolling_batch not in ("auto", rolling_batch):
             self._conflict(self.explicit["option.rolling_batch"], entry_point, "they name different engines")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -14,6 +17,10 @@ from lmi_handlers.errors import ConfigError
 SAGEMAKER_MODEL_DIR = Path("/opt/ml/model")
 ALL_INTERFACES = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
+
+_HOST = re.compile(r"[^\s*\\]+")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+"""Browsers leave these out."""
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +44,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         local_runtime = environ.get("LMI_LOCAL_RUNTIME") == "true"
         return cls(
             model_dir=find_model_dir(environ.get("LMI_MODEL_DIR")),
-            host=environ.get("LMI_HOST") or (LOOPBACK if local_runtime else ALL_INTERFACES),
+            host=_unbracketed(environ.get("LMI_HOST") or (LOOPBACK if local_runtime else ALL_INTERFACES)),
             port=_integer("LMI_PORT or SAGEMAKER_BIND_TO_PORT", port, 65535),
             workers=None if workers is None else _integer("LMI_WORKERS", workers, 256),
             local_runtime=local_runtime,
@@ -75,6 +82,39 @@ def ip_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
         return ipaddress.ip_address(name)
     except ValueError:
         return None
+
+
+def netloc(host: str, port: int) -> str:
+    """Return `host:port`, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_origins(text: str) -> frozenset[str]:
+    """Return the origins that `cors_allowed_origin` lists, as browsers write them. Raises `ConfigError`."""
+    return frozenset(_origin(item.strip()) for item in text.split(",") if item.strip())
+
+
+def _origin(text: str) -> str:
+    plain = text.lower().rstrip("/")
+    if plain in ("*", "null"):
+        return plain
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(plain)
+        host, port = parts.hostname or "", parts.port
+        if (
+            parts.scheme
+            and _HOST.fullmatch(host)
+            and parts.username is None
+            and plain == f"{parts.scheme}://{parts.netloc}"
+        ):
+            if port is None or port == _DEFAULT_PORTS.get(parts.scheme):
+                return f"{parts.scheme}://{host if ':' not in host else f'[{host}]'}"
+            return f"{parts.scheme}://{netloc(host, port)}"
+    raise ConfigError(f"cors_allowed_origin has {text!r}, which is not scheme://host[:port], null or *")
+
+
+def _unbracketed(host: str) -> str:
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
 def _integer(name: str, text: str, high: int) -> int:

@@ -22,9 +22,13 @@ from lmi_handlers.errors import ConfigError
 from lmi_handlers.log import log_format
 from lmi_handlers.not_provided import check_scripts
 from lmi_handlers.properties import LoadedProperties, ServingProperties, load_properties
-from lmi_handlers.server_settings import ServerSettings
+from lmi_handlers.server_settings import ServerSettings, netloc, parse_origins
 from lmi_handlers.text.bundle import read_chat_template
 from lmi_handlers.text.reasoning import choose_reasoning
+
+
+class PortTaken(ConfigError):
+    """Somebody listens on the port, perhaps this very server."""
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,18 +104,26 @@ def check_engine(configuration: Configuration) -> None:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise `ConfigError` where nobody can listen there: gunicorn would try for five seconds before it said so."""
+    """Raise `ConfigError` where nobody can listen there: gunicorn would try for five seconds before it said so.
+
+    `PortTaken` where somebody does already.
+    """
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((host, port))
         except OSError as error:
             reason = error.strerror or os.strerror(error.errno or errno.EADDRNOTAVAIL)
-            raise ConfigError(f"{host}:{port}: {reason} (--host, --port)") from error
+            kind = PortTaken if error.errno == errno.EADDRINUSE else ConfigError
+            raise kind(f"{netloc(host, port)}: {reason} (--host, --port)") from error
 
 
 def _check_dialects(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
     check_dialects(configuration.properties, sampled_defaults(configuration.selection.name))
+
+
+def _check_origins(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
+    parse_origins(configuration.properties.cors_allowed_origin or "")
 
 
 def _check_scripts(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
@@ -152,6 +164,7 @@ _Check = Callable[[Configuration, Mapping[str, str]], None]
 
 _CHECKS: tuple[_Check, ...] = (
     _check_dialects,
+    _check_origins,
     _check_scripts,
     _check_installed,
     _check_gpus,

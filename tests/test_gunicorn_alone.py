@@ -33,12 +33,12 @@ def gunicorn(tmp_path: Path) -> Iterator[Start]:
     """Start gunicorn in a directory with a serving.properties; `gunicorn(properties, *arguments)`."""
     servers: list[Server] = []
 
-    def start(properties: str, *arguments: str, environ: dict[str, str] | None = None) -> Server:
+    def start(properties: str, *arguments: str, environ: dict[str, str] | None = None, name: str = "m") -> Server:
         port = free_port()
         command = [str(Path(sys.executable).with_name("gunicorn")), "-c", "python:lmi_handlers.gunicorn_conf"]
         command += [*arguments, "lmi_handlers.app:create_app()"]
         environ = {"LMI_HOST": "127.0.0.1", "LMI_PORT": str(port)} | (environ or {})
-        server = Server(tmp_path / "m", properties, command=command, port=port, environ=environ)
+        server = Server(tmp_path / name, properties, command=command, port=port, environ=environ)
         servers.append(server)
         return server
 
@@ -196,6 +196,13 @@ def unix_request(path: Path, method: str, target: str, body: object = None) -> t
         return response.status, response.read()
     finally:
         connection.close()
+
+
+def test_two_servers_may_share_a_port(gunicorn: Start) -> None:
+    first = gunicorn(ECHO, "--reuse-port")
+    wait_until(lambda: "engine ready" in first.log)
+    second = gunicorn(ECHO, "--reuse-port", environ={"LMI_PORT": str(first.port)}, name="second")
+    wait_until(lambda: "engine ready" in second.log)
 
 
 def test_application_without_the_configuration_says_what_is_missing(tmp_path: Path) -> None:

@@ -208,6 +208,14 @@ def test_text_lines(made: logging.LogRecord, shown: str) -> None:
     assert COLOUR.sub("", TextLines(coloured=True).format(made)).partition(" ")[2] == shown
 
 
+def test_traceback_with_what_a_client_sent() -> None:
+    try:
+        raise ValueError("\x1b[2J\nnext")
+    except ValueError:
+        made = record("a", exc_info=sys.exc_info())
+    assert TextLines(coloured=False).format(made).endswith("\nValueError: \\x1b[2J\nnext")
+
+
 def test_json_lines_have_the_same_fields() -> None:
     line = json.loads(JsonLines().format(record("a\x1b", path="/\n", error=None)))
     assert {key: line[key] for key in ("level", "message", "path", "error")} == {

@@ -159,6 +159,15 @@ def test_preflight(echo_server: Server, path: str) -> None:
         assert answer.headers.get("Access-Control-Allow-Origin") == allowed
 
 
+def test_preflight_of_openais_client(echo_server: Server) -> None:
+    """It sends a key to every server, and headers of its own."""
+    asked = "authorization,content-type,x-stainless-os"
+    for origin, allowed in {"http://localhost:3000": asked, "https://evil.example": "content-type"}.items():
+        headers = {"Origin": origin, "Access-Control-Request-Headers": asked}
+        answer = requests.options(echo_server.url + "/v1/chat/completions", headers=headers, timeout=5)
+        assert answer.headers["Access-Control-Allow-Headers"] == allowed
+
+
 def test_preflight_needs_no_key_and_allows_one(guarded_server: Server) -> None:
     answer = requests.options(guarded_server.url + "/generate", timeout=30)
     assert (answer.status_code, answer.headers["Access-Control-Allow-Headers"]) == (200, "content-type,authorization")
