@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import sys
@@ -142,6 +143,20 @@ def test_what_it_can_serve_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         VLLMBackend.check_options(ServingProperties())
 
 
+def test_offline() -> None:
+    """vLLM then looks for its default model on disk wherever it is told of none."""
+    script = """
+from backends.lmi_dist.on_vllm import LmiDistOnVLLM
+from backends.vllm.backend import VLLMBackend
+from lmi_handlers.properties import ServingProperties
+for backend in VLLMBackend, LmiDistOnVLLM:
+    backend.check_options(ServingProperties())
+"""
+    environ = os.environ | {"HF_HUB_OFFLINE": "1"}
+    ended = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=280)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+
+
 # The second runner
 
 
@@ -190,6 +205,7 @@ def test_requests_to_the_second_runner(tiny_llama: Path) -> None:
         "allowed": {"allowed_token_ids": list(range(1025))},
         "bias": {"logit_bias": dict.fromkeys(range(1025), 1.0)},
         "stops": {"min_tokens": 1, "stop_token_ids": list(range(129))},
+        "stops and the model's own": {"min_tokens": 1, "stop_token_ids": list(range(10, 138))},
         "words": {"bad_words": [f"word and another one {n} with some more tokens in it to count" for n in range(60)]},
         "many stops": {"stop_token_ids": list(range(20_000, 20_129)), "max_tokens": 1, "temperature": 0.0},
     }
@@ -206,6 +222,7 @@ def test_requests_to_the_second_runner(tiny_llama: Path) -> None:
         "allowed": "allowed_token_ids",
         "bias": "logit_bias",
         "stops": "stop_token_ids",
+        "stops and the model's own": "stop_token_ids",
         "words": "bad_words",
     }
     assert "at most 1024 entries, got 1025" in answer["refused"]["allowed"]

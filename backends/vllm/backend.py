@@ -218,7 +218,10 @@ class VLLMBackend(Backend):
         try:
             params = engine_sampling_params(request.sampling_params, self._eos_token_ids, grammar)
             if self._has_buffers:
-                params.update_from_tokenizer(self._engine.get_tokenizer())  # the words' tokens, which are counted
+                # What is counted: the tokens of bad words, and the ends of sequence that vLLM is about to add.
+                params.update_from_tokenizer(self._engine.get_tokenizer())
+                fields = self._engine.input_processor.generation_config_fields
+                params.update_from_generation_config(fields, self._engine.renderer.get_eos_token_id())
                 check_buffers(params)
             self._engine.add_request(
                 request.request_id,

@@ -94,8 +94,10 @@ ALONE: Mapping[str, str] = {
     "max_num_queued_reqs": _QUEUE,
     "max_num_queued_tokens": _QUEUE,
 }
-"""Engine arguments that one engine stepped in this process cannot serve -> why. At any value but vLLM's default most of them
-would have it wait for others for ever."""
+"""Engine arguments that one engine stepped in this process cannot serve -> why.
+
+With any other value, most would make vLLM wait for peers that never start.
+"""
 
 _EXECUTORS = (None, "mp", "uni")
 """Where vLLM's workers may run. Others are on other machines, or started by somebody else."""
@@ -117,8 +119,6 @@ TEXT_LAYER = (
     "revision",
 )
 """Options of LMI's vLLM handler that concern text, which the engine never sees here."""
-
-_DEFAULTS = EngineArgs()
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
@@ -162,7 +162,8 @@ def _check_alone(arguments: EngineArgs) -> None:
     """Refuse what needs more than this one engine. Raises `ConfigError`."""
     for name, reason in ALONE.items():
         value = getattr(arguments, name)
-        if value not in (getattr(_DEFAULTS, name), "generate" if name == "runner" else None):
+        # The class's default: an instance without a model would look for vLLM's own.
+        if value not in (getattr(EngineArgs, name), "generate" if name == "runner" else None):
             raise ConfigError(f"{option_of(name)} has value {value!r}: {reason}")
     executor = arguments.distributed_executor_backend
     if executor not in _EXECUTORS:
