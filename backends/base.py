@@ -112,4 +112,7 @@ class Backend(ABC):
         """Raise `EngineDead` where a process of the engine's has died. Called all the time from another thread, `step` or not."""
 
     def close(self) -> None:
-        """Give back what the process exit would not. An engine process does not call it: its whole group is ended."""
+        """Give back what the process exit would not; for tests and programs that embed a backend.
+
+        An engine process does not call it: its whole group is ended.
+        """

@@ -13,7 +13,8 @@ logger = logging.getLogger(__name__)
 def is_emulated(dtype: torch.dtype) -> bool:
     """Return whether this CPU lacks arithmetic for `dtype`, which then runs several times slower than float32.
 
-    Heeds oneDNN's own limit (`ONEDNN_MAX_CPU_ISA`). Without oneDNN, both 16-bit types are emulated.
+    `ONEDNN_MAX_CPU_ISA` counts where it excludes AVX-512, not where it only excludes AVX-512's bfloat16 instructions. Without
+    oneDNN, both 16-bit types are emulated.
     """
     if dtype not in (torch.bfloat16, torch.float16):
         return False

@@ -13,7 +13,7 @@ import msgspec
 from backends.grammar import Vocabulary
 from backends.grammar_trial import Verdict
 from backends.limited_pool import LimitedPool, Shared
-from backends.limited_process import Ended, Expired, LimitedProcess, Stalled
+from backends.limited_process import Ended, Exhausted, Expired, LimitedProcess, Stalled
 from backends.preparing import give_way
 from lmi_handlers.errors import InvalidRequest, RequestFailed
 from lmi_handlers.sampling_params import StructuredOutputs
@@ -29,9 +29,9 @@ Compiled = TypeVar("Compiled")
 class GrammarCompiler(Generic[Compiled]):
     """Compiles what requests ask for in threads of its own, each new grammar first in a process that may die of it.
 
-    `build` makes of a grammar's text what the backend needs, in a thread that gives way to the loop. A trial may take
-    `time_limit` seconds of a processor, and `cpu_limit` of these to compile. What became of it is remembered, so that equal
-    grammars have equal answers, and those that have compiled wait for no trial.
+    `build` makes of a grammar's text what the backend needs, in a thread that gives way to the loop. A trial may use
+    `time_limit` seconds of processor time, `cpu_limit` of them for compiling. Its verdict is remembered, so that equal
+    grammars have equal answers, and those that have compiled wait for no trial. A trial that fails without a verdict is not.
     """
 
     def __init__(
@@ -131,11 +131,13 @@ class GrammarCompiler(Generic[Compiled]):
         except Expired:
             if seconds < self._time_limit:
                 raise
-            return Verdict(error=f"takes longer than {self._time_limit:g} s of a processor to compile")
+            return Verdict(error=f"takes more than {self._time_limit:g} s of processor time to compile")
+        except Exhausted:
+            return Verdict(error="takes too much memory to compile")
         except Stalled as error:
             raise RequestFailed("the grammar could not be tried in time, as the server is busy") from error
-        except Ended:
-            return Verdict(error="takes too much memory to compile")
+        except Ended as error:
+            raise RequestFailed("the process that compiles grammars has died") from error
         except RuntimeError as error:
             raise RequestFailed("the process that compiles grammars does not start") from error
         verdict = msgspec.json.decode(answer, type=Verdict)

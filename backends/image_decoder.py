@@ -1,4 +1,4 @@
-"""A process that decodes images: a decoder that takes all memory, or for ever, or is broken into, is not in the engine.
+"""Decodes images outside the engine, so that a decoder that hangs, exhausts memory or is exploited cannot harm it.
 
 The time is bounded as well as the pixels because a file says nothing of it: a progressive JPEG of 250 kB can hold thousands of
 scans of a whole image.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 from PIL import Image
 
-from backends.limited_process import Ended, Expired, LimitedProcess, Stalled, serve
+from backends.limited_process import Ended, Exhausted, Expired, LimitedProcess, Stalled, serve
 from lmi_handlers.errors import InvalidRequest, RequestFailed
 from lmi_handlers.media.images import FORMATS
 from lmi_handlers.request import EncodedImage
@@ -51,10 +51,12 @@ def decode_image(image: EncodedImage, process: LimitedProcess, seconds: float) -
         if seconds < limit:
             raise
         raise InvalidRequest("takes too long to decode", field=image.field) from error
+    except Exhausted as error:
+        raise InvalidRequest("takes too much memory to decode", field=image.field) from error
     except Stalled as error:
         raise RequestFailed("the image could not be decoded in time, as the server is busy") from error
     except Ended as error:
-        raise InvalidRequest("takes too much memory to decode", field=image.field) from error
+        raise RequestFailed("the process that decodes images has died") from error
     except RuntimeError as error:
         raise RequestFailed("the process that decodes images does not start") from error
     rgb = msgspec.msgpack.decode(answer, type=Rgb | None)

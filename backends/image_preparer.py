@@ -14,6 +14,9 @@ from backends.limited_pool import LimitedPool, Shared
 from backends.limited_process import LimitedProcess
 from lmi_handlers.request import ImagePrompt, TokenRequest
 
+_REMEMBERED = 4
+"""Prompts whose images are kept for further samples. Each may take hundreds of megabytes."""
+
 Images = TypeVar("Images")
 
 
@@ -25,20 +28,23 @@ class ImagePreparer(Generic[Images]):
         self._process = process
         self._processing = threading.Lock()
         self._pool = LimitedPool("images", MODULE)
-        self._last: tuple[ImagePrompt, Shared[Images]] | None = None
+        self._known: dict[int, tuple[ImagePrompt, Shared[Images]]] = {}  # by identity, the last asked for at the end
 
     def submit(self, request: TokenRequest) -> Future[Images] | None:
         """Return what becomes of the request's images, None where it has none; the samples of one prompt share it."""
         prompt = request.image_prompt
         if prompt is None:
             return None
-        if self._last is not None and self._last[0] is prompt:
-            waiter = self._last[1].wait(_pass_on)
-            if waiter is not None:
-                return waiter
-        shared = Shared(self._pool.submit(lambda process, seconds: self._prepare(request, prompt, process, seconds)))
-        self._last = prompt, shared
-        return shared.wait(_pass_on)
+        known = self._known.pop(id(prompt), None)
+        waiter = None if known is None else known[1].wait(_pass_on)
+        if known is None or waiter is None:
+            prepared = self._pool.submit(lambda process, seconds: self._prepare(request, prompt, process, seconds))
+            known = prompt, Shared(prepared)
+            waiter = known[1].wait(_pass_on)
+        self._known[id(prompt)] = known
+        for key in [key for key, (_, shared) in self._known.items() if shared.done][:-_REMEMBERED]:
+            del self._known[key]
+        return waiter
 
     def close(self) -> None:
         """End the threads and the processes."""

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from backends.limited_process import Expired, LimitedProcess
 from backends.preparing import give_way
 
-SHORT_TURNS = (0.1, 1.0)
-"""Seconds of a processor. What needs more than these starts once more, in the other process, without a limit to its turn."""
+TURNS = (0.1, 1.0, 2.0, math.inf)
+"""Seconds of a processor. What needs more than its turn starts once more, with the next one."""
+
+OVERTAKING = 10
+"""How many shorter turns may pass a longer one that waits for the same process."""
 
 Result = TypeVar("Result")
 Given = TypeVar("Given")
@@ -24,33 +26,27 @@ Job = Callable[[LimitedProcess, float], Result]
 """Asks the process for at most so many seconds of a processor, and passes `Expired` on where more would have helped."""
 
 
-@dataclass(order=True)
+@dataclass(frozen=True, slots=True)
 class _Entry:
-    turn: int
-    number: int
-    job: Job[Any] = field(compare=False)
-    future: Future[Any] = field(compare=False)
+    job: Job[Any]
+    future: Future[Any]
 
 
 class LimitedPool:
-    """Two processes: one for first and second turns, all first ones before any second; one for the last turns.
+    """Two processes, one for the first two turns of each job and one for the last two.
 
-    A job whose future is cancelled gets no further turn.
+    In each of them shorter turns come first, up to a limit, so that nobody waits for ever. A job does not say whose it is: many
+    of one client delay another's as those of many would. A job whose future is cancelled gets no further turn.
     """
 
     def __init__(self, name: str, module: str, setup: bytes = b"") -> None:
-        self._numbers = itertools.count()
         self._changed = threading.Condition()
         self._closed = False
-        self._short: list[_Entry] = []
-        self._long: list[_Entry] = []
+        self._queues: list[deque[_Entry]] = [deque() for _ in TURNS]
         self._processes = (LimitedProcess(module, setup), LimitedProcess(module, setup))
         self._threads = [
             threading.Thread(target=self._work, args=arguments, name=f"{name}-{kind}", daemon=True)
-            for kind, *arguments in (
-                ("short", self._processes[0], self._short),
-                ("long", self._processes[1], self._long),
-            )
+            for kind, *arguments in (("short", self._processes[0], 0), ("long", self._processes[1], 2))
         ]
         for thread in self._threads:
             thread.start()
@@ -58,7 +54,7 @@ class LimitedPool:
     def submit(self, job: Job[Result]) -> Future[Result]:
         """Line up."""
         future: Future[Result] = Future()
-        self._put(_Entry(0, next(self._numbers), job, future))
+        self._put(0, _Entry(job, future))
         return future
 
     def close(self) -> None:
@@ -70,34 +66,41 @@ class LimitedPool:
             process.kill()
         for thread in self._threads:
             thread.join()
-        for entry in (*self._short, *self._long):
-            entry.future.cancel()
+        for queue in self._queues:
+            for entry in queue:
+                entry.future.cancel()
         for process in self._processes:
             process.close()
 
-    def _put(self, entry: _Entry) -> None:
+    def _put(self, turn: int, entry: _Entry) -> None:
         with self._changed:
-            heapq.heappush(self._short if entry.turn < len(SHORT_TURNS) else self._long, entry)
+            self._queues[turn].append(entry)
             self._changed.notify_all()
 
-    def _work(self, process: LimitedProcess, queue: list[_Entry]) -> None:
+    def _work(self, process: LimitedProcess, first: int) -> None:
+        """Give turns `first` and `first` + 1."""
         give_way()
+        shorter, longer = self._queues[first : first + 2]
+        overtaken = 0
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or queue)
+                self._changed.wait_for(lambda: self._closed or shorter or longer)
                 if self._closed:
                     return
-                entry = heapq.heappop(queue)
+                if shorter and not (longer and overtaken == OVERTAKING):
+                    turn, entry = first, shorter.popleft()
+                    overtaken += bool(longer)
+                else:
+                    turn, entry = first + 1, longer.popleft()
+                    overtaken = 0
             if not entry.future.cancelled():
-                self._run(process, entry)
+                self._run(process, turn, entry)
 
-    def _run(self, process: LimitedProcess, entry: _Entry) -> None:
-        seconds = SHORT_TURNS[entry.turn] if entry.turn < len(SHORT_TURNS) else math.inf
+    def _run(self, process: LimitedProcess, turn: int, entry: _Entry) -> None:
         try:
-            result = entry.job(process, seconds)
+            result = entry.job(process, TURNS[turn])
         except Expired:
-            entry.turn += 1
-            self._put(entry)
+            self._put(turn + 1, entry)
         except Exception as error:  # noqa: BLE001  it is whoever waits that has to know
             if entry.future.set_running_or_notify_cancel():
                 entry.future.set_exception(error)
@@ -113,6 +116,11 @@ class Shared(Generic[Given]):
         self._future = future
         self._lock = threading.Lock()
         self._waiting = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more is done for them."""
+        return self._future.done()
 
     def wait(self, deliver: Callable[[Future[Given], Future[Result]], None]) -> Future[Result] | None:
         """Return a future that `deliver` is to complete once this one is; None where it has been cancelled already."""

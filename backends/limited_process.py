@@ -1,8 +1,7 @@
-"""A child process for what may take all memory, run for ever or crash. A library's thread can be neither stopped nor limited.
+"""Runs code that may exhaust memory, hang or crash in a child process with limits.
 
-The child sets itself up once and answers each question in a fork, under limits of memory and of processor time: one that
-comes to an end so costs the next question nothing. Processor time, as how long a thing takes by the clock is also up to
-everything else that runs.
+The child sets itself up once and answers each question in a fork, so a question that reaches a limit costs the next one
+nothing; after any other end the child starts again. The limit is processor time, because wall time also depends on other load.
 
 Both ways go frames, a length of 4 bytes, big-endian, and so many bytes; the first is what the child sets itself up with.
 """
@@ -29,21 +28,34 @@ PATIENCE = 300.0
 """Seconds by the clock for one question: far more than it needs, as it gets little of a core while the engine is busy."""
 
 _LENGTH = struct.Struct(">I")
-_SECONDS = struct.Struct(">d")
-_ANSWERED, _EXPIRED = b"\0", b"\1"
+_LIMITS = struct.Struct(">dd")
 _PR_SET_PDEATHSIG = 1
 
 
 class Ended(Exception):
-    """The child has ended instead of answering, as it has where it runs out of memory."""
+    """There is no answer. This class itself: the child has crashed or was killed, which another attempt may survive."""
 
 
 class Expired(Ended):
     """The question has taken all of its processor time."""
 
 
+class Exhausted(Ended):
+    """The question has taken all of its memory."""
+
+
 class Stalled(Ended):
     """The child has not had its processor time within reason: the machine is too busy."""
+
+
+# The first byte of what comes back.
+_ANSWERED, _EXPIRED, _EXHAUSTED, _STALLED = (bytes([kind]) for kind in range(4))
+_ENDS = {_EXPIRED: Expired, _EXHAUSTED: Exhausted, _STALLED: Stalled}
+_LIMITS_REACHED = {
+    signal.SIGPROF: _EXPIRED,
+    signal.SIGALRM: _STALLED,
+    signal.SIGABRT: _EXHAUSTED,  # libraries in Rust and C++ abort where Python raises `MemoryError`
+}
 
 
 class LimitedProcess:
@@ -61,14 +73,15 @@ class LimitedProcess:
 
         Raises `Ended`, and `RuntimeError` where the child does not even start.
         """
+        if self._process is not None and self._process.poll() is not None:  # has been killed since
+            self.close()
         process = self._process or self._start()
-        with _Deadline(process, self._patience) as deadline:
-            answer = _exchange(process, _SECONDS.pack(seconds), question)
+        answer = _exchange(process, _LIMITS.pack(seconds, self._patience), question)
         if answer is None:
             self.close()
-            raise Stalled("took too long by the clock") if deadline.passed else Ended("died")
-        if answer[:1] == _EXPIRED:
-            raise Expired("took too much processor time")
+            raise Ended
+        if answer[:1] != _ANSWERED:
+            raise _ENDS[answer[:1]]
         return answer[1:]
 
     def kill(self) -> None:
@@ -95,32 +108,14 @@ class LimitedProcess:
         )
         if self._killed:
             process.kill()
-        with _Deadline(process, self._patience):
-            started = _exchange(process, self._setup)
+        deadline = threading.Timer(self._patience, process.kill)
+        deadline.start()
+        started = _exchange(process, self._setup)
+        deadline.cancel()
         if started is None:
             self.close()
             raise RuntimeError(f"{self._module} does not start")
         return process
-
-
-class _Deadline:
-    """Kills a process whose time by the clock is over."""
-
-    def __init__(self, process: subprocess.Popen[bytes], seconds: float) -> None:
-        self.passed = False
-        self._process = process
-        self._timer = threading.Timer(seconds, self._pass)
-
-    def __enter__(self) -> _Deadline:
-        self._timer.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-
-    def _pass(self) -> None:
-        self.passed = True
-        self._process.kill()
 
 
 def serve(prepare: Callable[[bytes], Callable[[bytes], bytes]], *, memory: int) -> None:
@@ -141,19 +136,19 @@ def serve(prepare: Callable[[bytes], Callable[[bytes], bytes]], *, memory: int) 
         limit = pages * resource.getpagesize() + memory
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     _write(answers, b"")
-    while (seconds := _read(questions)) is not None and (question := _read(questions)) is not None:
+    while (limits := _read(questions)) is not None and (question := _read(questions)) is not None:
         server = os.getpid()
         fork = os.fork()
         if fork == 0:
-            _answer(server, lambda: answer(question), _SECONDS.unpack(seconds)[0], answers)
+            _answer(server, lambda: answer(question), _LIMITS.unpack(limits), answers)
         _, status = os.waitpid(fork, 0)
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
-            _write(answers, _EXPIRED)
-        elif status != 0:
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) in _LIMITS_REACHED:
+            _write(answers, _LIMITS_REACHED[signal.Signals(os.WTERMSIG(status))])
+        elif status != 0:  # maybe in the midst of its answer
             return
 
 
-def _answer(server: int, answer: Callable[[], bytes], seconds: float, answers: IO[bytes]) -> None:
+def _answer(server: int, answer: Callable[[], bytes], limits: tuple[float, ...], answers: IO[bytes]) -> None:
     """The fork's whole life. The kernel ends it at its limit, whatever library it is in."""
     status = 1
     try:
@@ -161,11 +156,17 @@ def _answer(server: int, answer: Callable[[], bytes], seconds: float, answers: I
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != server:  # which has died before that
                 return
-        signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        data = answer()
-        signal.setitimer(signal.ITIMER_PROF, 0)  # an answer is whole
-        _write(answers, _ANSWERED, data)
+        timers = (signal.ITIMER_PROF, signal.ITIMER_REAL)
+        for timer, ended_by, seconds in zip(timers, (signal.SIGPROF, signal.SIGALRM), limits, strict=True):
+            signal.signal(ended_by, signal.SIG_DFL)
+            signal.setitimer(timer, seconds)
+        try:
+            parts = _ANSWERED, answer()
+        except MemoryError:
+            parts = _EXHAUSTED, b""
+        for timer in timers:
+            signal.setitimer(timer, 0)  # an answer is whole
+        _write(answers, *parts)
         status = 0
     finally:
         os._exit(status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 
@@ -19,8 +20,10 @@ def prepare(setup: bytes) -> Callable[[bytes], bytes]:
                 pass
         elif what == "sleep":
             time.sleep(float(seconds))
-        elif what == "crash":
+        elif what == "abort":
             os.abort()
+        elif what == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
         elif what == "grow":
             bytes(2**30)
         return setup + b" " + str(os.getppid()).encode()

@@ -22,6 +22,7 @@ from picture_server import PictureServer
 from serving import Server
 
 from backends.base import Backend, ModelFiles
+from backends.image_preparer import ImagePreparer
 from backends.transformers.backend import TransformersBackend
 from backends.transformers.rolling import RollingRunner
 from lmi_handlers.engine.cache_dir import default_cache_dir
@@ -288,6 +289,32 @@ def test_positions_in_three_dimensions(source: Path) -> None:
     together = run(backend, *(request(processor.tokenizer, *case) for case in cases))
     backend.close()
     assert [ids(outputs) for outputs in together] == expected
+
+
+def test_samples_of_prompts_that_overlap() -> None:
+    """Each prompt's images are decoded once, as long as not too many others come in between."""
+    processed: list[str] = []
+    preparer = ImagePreparer(lambda wanted, _: processed.append(wanted.request_id))
+    prompts = [ImagePrompt("<image>", [encoded(picture(seed, (8, 8)))]) for seed in range(9)]
+
+    def prepare(prompt: ImagePrompt, sample: int) -> None:
+        name = f"{prompts.index(prompt)}-{sample}"
+        future = preparer.submit(
+            TokenRequest(request_id=name, prompt_token_ids=[1], sampling_params=SamplingParams(), image_prompt=prompt)
+        )
+        assert future is not None
+        future.result(timeout=60)
+
+    try:
+        for sample in range(3):
+            for prompt in prompts[:2]:
+                prepare(prompt, sample)
+        assert processed == ["0-0", "1-0"]
+        for prompt in (*prompts, prompts[0]):
+            prepare(prompt, 3)
+        assert processed[-1] == "0-3"
+    finally:
+        preparer.close()
 
 
 class Broken(tiny_vision.Qwen2VLImages):

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from backends.limited_pool import LimitedPool, Shared
-from backends.limited_process import Ended, Expired, LimitedProcess, Stalled
+from backends.limited_process import Ended, Exhausted, Expired, LimitedProcess, Stalled
 
 CHILD = "limited_child"
 
@@ -41,19 +41,38 @@ def test_processor_time_is_what_counts(process: LimitedProcess) -> None:
 
 
 def test_what_takes_no_processor_time_ends_too() -> None:
+    """The fork itself: whoever starts the server cannot end it on every system."""
     process = LimitedProcess(CHILD, patience=20)
-    process.ask(b"spin 0", seconds=5)
+    server = process.ask(b"spin 0", seconds=5)
     process._patience = 0.2
     with pytest.raises(Stalled):
         process.ask(b"sleep 60", seconds=5)
+    process._patience = 20
+    assert psutil.Process(int(server)).children() == []
+    assert process.ask(b"spin 0", seconds=5) == server
     process.close()
 
 
-@pytest.mark.parametrize("question", [b"crash", b"grow"])
-def test_what_ends_the_child(process: LimitedProcess, question: bytes) -> None:
-    with pytest.raises(Ended) as caught:
+@pytest.mark.parametrize("question", [b"grow", b"abort"])
+def test_what_takes_all_memory(process: LimitedProcess, question: bytes) -> None:
+    """As Python says so, and as libraries in other languages do. The child lives through it."""
+    first = process.ask(b"spin 0", seconds=5)
+    with pytest.raises(Exhausted):
         process.ask(question, seconds=5)
-    assert not isinstance(caught.value, Expired)
+    assert process.ask(b"spin 0", seconds=5) == first
+
+
+def test_a_crash_is_no_limit(process: LimitedProcess) -> None:
+    with pytest.raises(Ended) as caught:
+        process.ask(b"crash", seconds=5)
+    assert type(caught.value) is Ended
+    assert process.ask(b"spin 0", seconds=5)
+
+
+def test_a_child_that_was_killed_between_questions(process: LimitedProcess) -> None:
+    server = psutil.Process(int(process.ask(b"spin 0", seconds=5).split()[-1]))
+    server.kill()
+    psutil.wait_procs([server], timeout=20)
     assert process.ask(b"spin 0", seconds=5)
 
 
@@ -130,7 +149,38 @@ def test_light_jobs_pass_heavy_ones(pool: LimitedPool) -> None:
     for future in heavy:
         future.result(timeout=60)
     assert jobs.ended[5:] == [f"heavy {number}" for number in range(8)]
-    assert [seconds for name, seconds in jobs.turns if name == "heavy 7"] == [0.1, 1.0, math.inf]
+    assert [seconds for name, seconds in jobs.turns if name == "heavy 7"] == [0.1, 1.0, 2.0, math.inf]
+
+
+def test_whoever_needs_a_little_longer_passes_heavy_jobs(pool: LimitedPool) -> None:
+    """Heavy jobs that came first have no last turn before it, except the one that has begun."""
+    jobs = Jobs(pool)
+    heavy = [jobs.submit(f"heavy {number}", 8.0) for number in range(8)]
+    longer = jobs.submit("longer", 1.5)
+    jobs.begin.set()
+    jobs.submit("light", 0.5).result(timeout=60)  # so that all wait for the second process
+    jobs.end.set()
+    for future in (longer, *heavy):
+        future.result(timeout=60)
+    assert jobs.ended.index("longer") <= 2
+
+
+def test_short_jobs_do_not_keep_others_waiting_for_ever(pool: LimitedPool) -> None:
+    """There is always one that waits for its first turn."""
+    enough = threading.Event()
+
+    def short(process: LimitedProcess, seconds: float) -> None:
+        if not enough.is_set():
+            pool.submit(short)
+
+    jobs = Jobs(pool)
+    middle = jobs.submit("middle", 0.5)
+    pool.submit(short)
+    jobs.begin.set()
+    try:
+        middle.result(timeout=30)
+    finally:
+        enough.set()
 
 
 def test_who_has_given_up_gets_no_further_turn(pool: LimitedPool) -> None:
