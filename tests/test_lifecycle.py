@@ -288,14 +288,17 @@ def open_request(server: Server, body: dict[str, Any]) -> socket.socket:
 def test_full_queue_is_refused_with_retry_after(start_server: StartServer) -> None:
     limits = "option.max_rolling_batch_size=2\njob_queue_size=3\noption.echo_tokens_per_second=20\n"
     server = start_server(ECHO + limits)
-    body = {"inputs": "x" * 30, "parameters": {"max_new_tokens": 30}}
-    with concurrent.futures.ThreadPoolExecutor(10) as pool:
-        answers = list(pool.map(lambda _: server.invoke(body), range(10)))
-    statuses = sorted(answer.status_code for answer in answers)
-    assert statuses == [200] * 5 + [503] * 5
-    refused = next(answer for answer in answers if answer.status_code == 503)
-    assert refused.json() == {"error": "3 requests are waiting already (job_queue_size=3)", "code": 503}
-    assert refused.headers["Retry-After"] == "1"
+    body = {"inputs": "hello"}
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        with open_streams(server, 2):
+            waiting = [pool.submit(server.invoke, body) for _ in range(3)]
+            server.wait_for_sequences(2, 3)
+            refused = [server.invoke(body) for _ in range(5)]
+        assert [answer.result().status_code for answer in waiting] == [200] * 3
+    for answer in refused:
+        assert answer.status_code == 503
+        assert answer.json() == {"error": "3 requests are waiting already (job_queue_size=3)", "code": 503}
+        assert answer.headers["Retry-After"] == "1"
 
 
 def test_free_places_are_no_queue(start_server: StartServer) -> None:
