@@ -42,7 +42,7 @@ class AccessControl:
         self._listed = parse_origins(allowed_origins or "")
         self._loopback_pages = allowed_origins is None
         self._names = {urlsplit(origin).hostname for origin in self._listed} | {socket.gethostname().lower()}
-        self._checks_names = loopback_only and ANY_ORIGIN not in self._listed
+        self.checks_names = loopback_only and ANY_ORIGIN not in self._listed
         self._key = os.fsencode(api_key) if api_key else None
 
     def install(self, app: Flask) -> None:
@@ -54,7 +54,7 @@ class AccessControl:
         """Return the answer to a request that goes no further. Raises `Forbidden`."""
         if ADMITTED in request.environ:
             return None
-        if self._checks_names and not self._is_local(_host_name(request.host)):
+        if self.checks_names and not self._is_local(_host_name(request.host)):
             raise Forbidden(
                 f"this server listens on the loopback interface and does not answer to the host name {request.host[:100]!r}; "
                 f"list an origin of that name in {_OPTION} if it should"

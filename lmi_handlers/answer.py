@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 from formatters.base import Formatter
 from lmi_handlers.beam_generation import BeamGeneration
@@ -48,7 +48,7 @@ class Answer:
         self._metrics = metrics
         self._spelling = spelling
         self._run_beside = run_beside
-        self._is_large = False
+        self._size = 0
         self._token_times: list[float | None] = [None] * len(texts)
         self._chunks = self._run()
 
@@ -69,7 +69,7 @@ class Answer:
                     if chunk:
                         yield chunk
                         begun = True
-                last = self._runner(self._is_large)(self._formatter.finish)
+                last = self._runner(self._size)(self._formatter.finish)
             except GeneratorExit:
                 self.failure = self._generation.failure or ClientDisconnected("the client closed the connection")
                 raise
@@ -94,7 +94,10 @@ class Answer:
             usage.generated_tokens += tokens
             previous, self._token_times[item.index] = self._token_times[item.index], now
             self._metrics.generated(tokens, None if previous is None else now - previous)
-        run = self._runner(_is_large(output))
+        size = _size(output)
+        self._size += size
+        # The last record of a stream may tell again of every token.
+        run = self._runner(size if output.finish_reason is None else self._size)
         delta = run(self._texts[item.index].feed, output)
         if delta.finish_reason is not None:
             usage.finish_reasons.append(delta.finish_reason.value)
@@ -105,18 +108,19 @@ class Answer:
     def _told(self, error: Exception) -> LMIError:
         return respelled(error, self._spelling) if isinstance(error, LMIError) else _unforeseen(error)
 
-    def _runner(self, large: bool) -> RunBeside:
-        """Return who makes text of an output, or a document of an answer, that is large."""
-        self._is_large = self._is_large or large
-        return self._run_beside if large else at_once
+    def _runner(self, size: int) -> RunBeside:
+        """Return who makes text of an output, or a document of an answer, of this size."""
+        return self._run_beside if size > _LARGE else at_once
 
 
-def _is_large(output: TokenOutput) -> bool:
-    """Whether an output has so many log probabilities of the prompt that others would notice."""
-    if output.prompt_logprobs is None:
-        return False
-    top = output.prompt_top_logprobs
-    return len(output.prompt_logprobs) * (1 + len((top[-1] if top else None) or ())) > _LARGE
+def _size(output: TokenOutput) -> int:
+    """How many tokens an output tells of, those of the prompt and alternatives counted."""
+    generated = len(output.token_ids) * (1 + _alternatives(output.top_logprobs))
+    return generated + len(output.prompt_logprobs or ()) * (1 + _alternatives(output.prompt_top_logprobs))
+
+
+def _alternatives(top: Sequence[Sequence[object] | None] | None) -> int:
+    return len(top[-1] or ()) if top else 0
 
 
 def respelled(error: LMIError, spelling: Callable[[str], str]) -> LMIError:
@@ -133,4 +137,4 @@ def _unforeseen(error: Exception) -> RequestFailed:
 
 
 _LARGE = 1024
-"""Log probabilities that take a few milliseconds to write."""
+"""Tokens that take a few milliseconds to write. Nobody else must notice that there are more."""

@@ -63,15 +63,15 @@ def create_app() -> Flask:
         app.add_url_rule(rule, view_func=invocations.invoke, methods=["POST"], endpoint=f"invoke-{number}")
     app.add_url_rule("/metrics", view_func=partial(metrics, model), endpoint="metrics")
     api_key = os.environ.get("API_KEY")  # a secret is read where it is used and goes through no record of settings
-    document = cache(partial(openapi_document, properties, has_api_key=bool(api_key)))
+    access = AccessControl(properties.cors_allowed_origin, api_key, loopback_only=is_loopback(settings.host))
+    document = cache(partial(openapi_document, properties, has_api_key=bool(api_key), checks_names=access.checks_names))
     for rule in ("/openapi.json", "/api-doc/openapi.json"):
         app.add_url_rule(rule, view_func=partial(openapi, document), endpoint=rule)
     workers = settings.workers or properties.web_workers or default_workers()
     app.register_blueprint(TgiRoutes(model, properties, workers).blueprint())
     app.register_blueprint(OpenAIRoutes(model, properties).blueprint())
     app.register_error_handler(HTTPException, front_end_error)
-    loopback_only = is_loopback(settings.host)
-    AccessControl(properties.cors_allowed_origin, api_key, loopback_only=loopback_only).install(app)
+    access.install(app)
     if settings.local_runtime:
         app.register_blueprint(local_runtime(split_payload_parts=settings.split_payload_parts))
     model.start()

@@ -90,6 +90,9 @@ class BatchBodies:
         body, failure = self._outcome(record)
         while isinstance(failure, QueueFull):
             time.sleep(max(min(failure.retry_after, record.deadline - time.monotonic()), 0))
+            if not exchange.connected():
+                return b"", ClientDisconnected("the client closed the connection")
+            record.usage.started = time.monotonic()  # predict_timeout is for each try, batch_timeout for all
             record = self._begin(exchange, record.payload, record.usage, record.deadline)
             body, failure = self._outcome(record)
         return body, failure

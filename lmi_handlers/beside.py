@@ -22,5 +22,5 @@ class RunBeside(Protocol):
 
 
 def at_once(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call it here: right where every request has a thread of its own."""
+    """Call the function directly: for short work, or where each request has its own thread."""
     return function(*args, **kwargs)

@@ -6,7 +6,9 @@ The bounds are options. `openapi/bounds.py` writes the same figures into the Ope
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -187,14 +189,14 @@ def _check_tools(budget: Budget, field: str, value: list[Any]) -> None:
 
 
 def _check_schema(budget: Budget, field: str, value: object) -> None:
-    size = len(value) if isinstance(value, str) else len(msgspec.json.encode(value))
+    size, unit = (len(value), "characters") if isinstance(value, str) else (len(msgspec.json.encode(value)), "bytes")
     if size > budget.max_schema_bytes:
         raise InvalidRequest(
-            f"has {size} bytes; at most {budget.max_schema_bytes} are allowed (option.max_schema_bytes)", field=field
+            f"has {size} {unit}; at most {budget.max_schema_bytes} are allowed (option.max_schema_bytes)", field=field
         )
 
 
-def _check_parts(budget: Budget, field: str, value: msgspec.Struct) -> None:
+def _check_nested(budget: Budget, field: str, value: msgspec.Struct) -> None:
     budget.check_fields(value, prefix=f"{field}.")
 
 
@@ -240,7 +242,7 @@ _CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(("stop_token_ids", "allowed_token_ids", "logit_bias"), _check_token_ids),
     **dict.fromkeys(("messages", "documents"), _check_messages),
     "tools": _check_tools,
-    "structured_outputs": _check_parts,
+    "structured_outputs": _check_nested,
     **dict.fromkeys(
         (
             "response_format",
@@ -266,27 +268,40 @@ def _checks_of(kind: type[msgspec.Struct]) -> tuple[tuple[str, Check], ...]:
 
 
 def _data_url_bytes(data: bytes) -> int:
-    """Return how many bytes of a JSON body are `data:` URLs: plain ASCII without escapes, which cost little to decode."""
+    """Return how many characters of a JSON body are `data:` URLs: plain ASCII, which costs little to decode."""
     total = end = 0
-    for _ in range(_MAX_DATA_URLS):
-        start = data.find(b'"data:', end)
+    for start in islice(_data_urls(data), _MAX_DATA_URLS):
+        if start < end or data[start - 1 : start] == b"\\":
+            continue
         end = data.find(b'"', start + 1)
-        if -1 in (start, end):
+        if end == -1:
             break
-        if data[start - 1 : start] != b"\\" and _is_plain(data, start + 1, end):
-            total += end - start - 1
+        total += _plain_length(data, start + 1, end)
     return total
 
 
-def _is_plain(data: bytes, start: int, end: int) -> bool:
-    for place in range(start, end, _CHUNK):
-        piece = data[place : min(place + _CHUNK, end)]
-        if not piece.isascii() or b"\\" in piece:
-            return False
+def _data_urls(data: bytes) -> Iterator[int]:
+    for start in range(0, len(data), _CHUNK):
+        for match in _DATA_URL.finditer(data, start, start + _CHUNK + len(b"data:")):
+            yield match.start()
         give_way()
-    return True
 
 
-_CHUNK = 1 << 20
+def _plain_length(data: bytes, start: int, end: int) -> int:
+    r"""Return how many characters a string has that is ASCII without escapes but `\/`, which PHP writes; 0 for any other."""
+    slashes = 0
+    for place in range(start, end, _CHUNK):
+        stop = min(place + _CHUNK, end)
+        piece = data[place:stop]
+        escapes = piece.count(b"\\")
+        if not piece.isascii() or escapes != data.count(b"\\/", place, stop + 1):
+            return 0
+        slashes += escapes
+        give_way()
+    return end - start - slashes
+
+
+_DATA_URL = re.compile(rb'"data:', re.IGNORECASE)
+_CHUNK = 1 << 18
 _MAX_DATA_URLS = 1024  # that are looked for
 _URL_HEADS = 1 << 16  # bytes of "data:image/png;base64," and its like

@@ -279,7 +279,7 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     ] = 10_000
     max_tools: Annotated[int, Option("Maximum tools of a chat.", SERVER, ge=1)] = 512
     max_strings: Annotated[
-        int, Option("Maximum stop strings of a request, maximum bad words, and maximum choices.", SERVER, ge=1)
+        int, Option("Maximum number of stop strings; the same bound applies to bad words and to choices.", SERVER, ge=1)
     ] = 1024
     max_string_characters: Annotated[
         int, Option("Maximum characters of all stop strings together; also of bad words, and of choices.", SERVER, ge=1)
@@ -297,7 +297,12 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     ] = 500_000
     max_schema_bytes: Annotated[
         int,
-        Option("Maximum bytes of a schema, grammar or regular expression, and of all tools together.", SERVER, ge=1),
+        Option(
+            "Maximum bytes of a schema, and of all tools together; maximum characters of one that is given as text, of a grammar "
+            "and of a regular expression.",
+            SERVER,
+            ge=1,
+        ),
     ] = 512 * 1024
 
     # Life of the engine process

@@ -32,7 +32,7 @@ def takes_long(parsed: Parsed) -> bool:
 
 
 def prompt_size(prompt: Prompt) -> int:
-    """About how many characters take as long to tokenise as this takes to encode."""
+    """The cost of encoding a prompt, as the number of plain characters that take as long."""
     return _chat_size(prompt) if isinstance(prompt, ChatPrompt) else len(prompt)
 
 
@@ -73,24 +73,26 @@ def encode_prompts(parsed: Parsed, loaded: LoadedText) -> tuple[GenerationReques
 
 def _encode_prompt(parsed: Parsed, position: int, prompt: Prompt, loaded: LoadedText) -> tuple[str, list[int]]:
     request, tokenizer, limit = parsed.request, loaded.tokenizer, loaded.info.max_model_len
+    # A prompt that is cut to more than the model takes is refused as it would be uncut, without encoding all of it.
+    truncate = request.truncate if (request.truncate or 0) <= limit else None
     if isinstance(prompt, tuple):
-        if request.truncate is None:
+        if truncate is None:
             parsed.check_length(request, position, len(prompt), loaded.limits)
         if prompt and not (min(prompt) >= 0 and max(prompt) < loaded.info.vocab_size):
             raise InvalidRequest(
                 f"has token ids outside the model's 0 to {loaded.info.vocab_size - 1}",
                 field=_prompt_field(parsed, position),
             )
-        ids = list(prompt if request.truncate is None else prompt[-request.truncate :])
+        ids = list(prompt if truncate is None else prompt[-truncate:])
         text = tokenizer.decode(ids)
     else:
         text = prompt if isinstance(prompt, str) else render_chat(loaded.bundle, prompt)
-        if request.truncate is None:
+        if truncate is None:
             estimate = tokenizer.estimate_beyond(text, limit)
             if estimate is not None:
                 parsed.check_length(request, position, estimate, loaded.limits)
         # A template has written the special tokens itself.
-        ids = tokenizer.encode(text, add_special_tokens=isinstance(prompt, str), truncate=request.truncate)
+        ids = tokenizer.encode(text, add_special_tokens=isinstance(prompt, str), truncate=truncate)
     return text, ids
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
+import requests
 from hypothesis import given
 from hypothesis import strategies as st
 from serving import Server
@@ -55,3 +58,75 @@ def test_too_many_lines_are_refused(server: Server) -> None:
     answer = server.invoke(data=b"1\n" * 51, headers={"Content-Type": "application/jsonlines"})
     assert answer.status_code == 413
     assert answer.json()["error"] == "the request body has more than 50 lines (option.max_batch_records)"
+
+
+@pytest.fixture(scope="module")
+def busy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One place, and one in the queue. A request may take four seconds, a batch a minute."""
+    properties = (
+        "option.rolling_batch=echo\noption.echo_tokens_per_second=20\noption.max_rolling_batch_size=1\n"
+        "job_queue_size=1\noption.echo_faults=true\noption.predict_timeout=4\noption.batch_timeout=60\n"
+    )
+    server = Server(tmp_path_factory.mktemp("busy") / "m", properties, "--workers", "1")
+    yield server.wait_ready()
+    server.stop()
+
+
+@contextlib.contextmanager
+def full_queue(server: Server) -> Iterator[None]:
+    """More clients than there are places, that never rest."""
+    done = threading.Event()
+
+    def ask() -> None:
+        while not done.is_set():
+            server.invoke({"inputs": "abcdefgh"})
+
+    clients = [threading.Thread(target=ask) for _ in range(12)]
+    for client in clients:
+        client.start()
+    try:
+        yield
+    finally:
+        done.set()
+        for client in clients:
+            client.join()
+
+
+def failures(server: Server, cause: str) -> float:
+    lines = requests.get(f"{server.url}/metrics", timeout=20).text.splitlines()
+    prefix = f'tgi_request_failure{{err="{cause}"'
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(prefix))
+
+
+def test_a_record_may_wait_for_the_queue_longer_than_a_request_may_take(busy_server: Server) -> None:
+    answers: list[str] = []
+
+    def batch() -> None:
+        record = json.dumps({"inputs": "abc"}).encode()
+        headers = {"Content-Type": "application/jsonlines"}
+        answers.append(busy_server.invoke(data=record + b"\n" + record, headers=headers).text)
+
+    thread = threading.Thread(target=batch)
+    with full_queue(busy_server):
+        time.sleep(0.5)
+        thread.start()
+        thread.join(6)
+    thread.join()
+    assert answers == ['{"generated_text": "abc"}\n' * 2]
+
+
+def test_a_batch_that_waits_for_the_queue_ends_when_its_client_has_left(busy_server: Server) -> None:
+    record = json.dumps({"inputs": "abc"}).encode()
+    headers = {"Content-Type": "application/jsonlines"}
+    dropped, timeouts = failures(busy_server, "dropped"), failures(busy_server, "timeout")
+    holders = [threading.Thread(target=lambda: busy_server.invoke({"inputs": "x HANG@1"})) for _ in range(2)]
+    for holder in holders:
+        holder.start()
+    time.sleep(0.5)
+    with pytest.raises(requests.Timeout):
+        busy_server.invoke(data=record + b"\n" + record, headers=headers, timeout=0.5)
+    while failures(busy_server, "dropped") == dropped:
+        time.sleep(0.1)
+    assert failures(busy_server, "timeout") == timeouts, "it went on until there was room"
+    for holder in holders:
+        holder.join()

@@ -91,13 +91,28 @@ def test_lines_are_counted() -> None:
     ("url", "counts"),
     [
         (b'"data:image/png;base64,' + b"A" * 1000 + b'"', False),
+        (b'"DATA:image/png;base64,' + b"A" * 1000 + b'"', False),
+        (b'"data:image\\/png;base64,' + b"A\\/" * 400 + b"A" * 600_000 + b'"', False),
+        (b'"data:' + b"A" * ((1 << 18) - 66) + b"\\/" * 400 + b'"', False),
+        (b'"data:' + b"\\\\/" * 400 + b'"', True),
         (b'"' + b"A" * 1000 + b'"', True),
         (b'"\\"data:' + b"A" * 1000 + b'"', True),
         (b'"data:' + "é".encode() * 500 + b'"', True),
         (b'"data:' + b"\\n" * 500 + b'"', True),
         (b'"data:' + b"A" * 1000, True),
     ],
-    ids=["image", "text", "quoted in a text", "not ASCII", "escapes", "unfinished"],
+    ids=[
+        "image",
+        "capitals",
+        "escaped slashes",
+        "an escape over two chunks",
+        "escaped backslashes",
+        "text",
+        "quoted in a text",
+        "not ASCII",
+        "escapes",
+        "unfinished",
+    ],
 )
 def test_images_are_not_counted_as_text(url: bytes, counts: bool) -> None:
     bounds = budget(max_text_bytes=500)
@@ -132,11 +147,11 @@ def test_images_have_a_bound_of_their_own() -> None:
             "logit_bias: has 3 token ids; at most 2 are allowed",
         ),
         (CompletionBody(prompt="", stop_token_ids=[1, 2, 3]), "stop_token_ids: has 3 token ids; at most 2 are allowed"),
-        (CompletionBody(prompt="", guided_regex="a" * 21), "guided_regex: has 21 bytes; at most 20 are allowed"),
+        (CompletionBody(prompt="", guided_regex="a" * 21), "guided_regex: has 21 characters; at most 20 are allowed"),
         (CompletionBody(prompt="", guided_json={"a": "b" * 20}), "guided_json: has 28 bytes; at most 20 are allowed"),
         (
             CompletionBody(prompt="", structured_outputs=StructuredOutputsBody(grammar="a" * 21)),
-            "structured_outputs.grammar: has 21 bytes; at most 20 are allowed (option.max_schema_bytes)",
+            "structured_outputs.grammar: has 21 characters; at most 20 are allowed (option.max_schema_bytes)",
         ),
         (
             CompletionBody(prompt="", priority=-1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import json
 import math
 import queue
 import resource
@@ -14,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 import psutil
@@ -28,6 +29,7 @@ from backends.echo import EchoBackend
 from formatters.lmi import JsonFormatter
 from lmi_handlers.answer import Answer
 from lmi_handlers.beam_generation import BeamGeneration
+from lmi_handlers.beside import RunBeside, at_once
 from lmi_handlers.engine import channel as channel_module
 from lmi_handlers.engine.admission import RollingBatch
 from lmi_handlers.engine.channel import Channel, MessageTooLong, ProtocolError, engine_end, worker_end
@@ -65,6 +67,9 @@ from lmi_handlers.text.bundle import build_byte_bundle
 from lmi_handlers.text.sequence import SequenceText, TextRules
 from lmi_handlers.text.tokenizer import Tokenizer
 from lmi_handlers.usage import Usage
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 ints = st.integers(0, 2**63 - 1)
 texts = st.text(max_size=20)
@@ -667,19 +672,36 @@ def test_a_generation_that_finished_in_time_may_be_read_late(engine: Pair) -> No
     assert texts_of(generation) == [b"abc"]
 
 
-def answer_of(engine: Pair, tmp_path: Path, prompt: bytes, **options: Any) -> Answer:
+def answer_of(
+    engine: Pair, tmp_path: Path, prompt: bytes, *, n: int = 1, run_beside: RunBeside = at_once, **options: Any
+) -> Answer:
     _, client = engine
     tokenizer = Tokenizer(tmp_path, build_byte_bundle(tmp_path))
-    params = SamplingParams()
+    params = SamplingParams(n=n)
     request = GenerationRequest(request_id="r", prompts=(prompt.decode(),), sampling_params=params)
     return Answer(
-        submit(client, prompt, **options),
+        submit(client, prompt, n=n, **options),
         JsonFormatter(request, (len(prompt),)),
-        [SequenceText(TextRules(tokenizer, params), list(prompt))],
+        [SequenceText(TextRules(tokenizer, params), list(prompt), index=index) for index in range(n)],
         Usage(started=time.monotonic()),
         RequestMetrics(tmp_path, "m"),
         str,
+        run_beside,
     )
+
+
+@pytest.mark.parametrize(("n", "beside"), [(2, False), (20, True)])
+def test_a_long_document_is_written_beside_the_event_loop(n: int, beside: bool, engine: Pair, tmp_path: Path) -> None:
+    """However short each of its sequences is."""
+    ran: list[str] = []
+
+    def run_beside(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        ran.append(function.__name__)
+        return function(*args, **kwargs)
+
+    document = json.loads(b"".join(answer_of(engine, tmp_path, b"x" * 100, n=n, run_beside=run_beside)))
+    assert len(document["details"]["best_of_sequences"]) == n - 1
+    assert ("finish" in ran) == beside
 
 
 @pytest.mark.parametrize(

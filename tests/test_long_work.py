@@ -39,6 +39,12 @@ def chat(messages: int) -> dict[str, Any]:
         pytest.param("/invocations", {"inputs": "a b " * 500_000}, 424, id="far too long"),
         pytest.param("/invocations", {"inputs": "a b " * 260_000, "parameters": {"max_new_tokens": 1}}, 200, id="long"),
         pytest.param("/generate", {"inputs": "a b " * 1_000_000, "parameters": {"truncate": 9}}, 200, id="truncated"),
+        pytest.param(
+            "/invocations",
+            {"inputs": "a b " * 1_000_000, "parameters": {"truncate": 2_000_000_000}},
+            424,
+            id="truncated to more than fits",
+        ),
         pytest.param("/tokenize", {"inputs": "a b " * 150_000}, 200, id="tokenize"),
         pytest.param("/v1/chat/completions", chat(1999), 200, id="chat"),
         pytest.param(

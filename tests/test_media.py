@@ -487,6 +487,18 @@ def test_data_urls_that_are_none(url: str) -> None:
         decode_data_url(url, 1000)
 
 
+@pytest.mark.parametrize("size", [49_151, 49_152, 49_153, 200_000])
+def test_a_long_data_url_is_decoded_in_pieces(size: int) -> None:
+    data = bytes(range(256)) * 1000
+    assert decode_data_url(data_url(data[:size]), size) == data[:size]
+
+
+@pytest.mark.parametrize("end", ["A" * 65_534 + "==", "A" * 65_535 + "="])
+def test_nothing_may_follow_the_padding(end: str) -> None:
+    with pytest.raises(InvalidRequest, match="is not base64"):
+        decode_data_url(f"data:image/png;base64,{end}AAAA", 100_000)
+
+
 @given(st.binary(max_size=100))
 def test_data_urls(data: bytes) -> None:
     assert decode_data_url(data_url(data), 100) == data

@@ -31,9 +31,11 @@ CONFIGURATIONS = {
 """Whose documents differ."""
 
 
-def document(*, has_api_key: bool = False, **options: Any) -> dict[str, Any]:
+def document(*, has_api_key: bool = False, checks_names: bool = False, **options: Any) -> dict[str, Any]:
     properties = ServingProperties(model_name="m", **({"rolling_batch": "echo"} | options))
-    written: dict[str, Any] = json.loads(openapi_document(properties, has_api_key=has_api_key))
+    written: dict[str, Any] = json.loads(
+        openapi_document(properties, has_api_key=has_api_key, checks_names=checks_names)
+    )
     return written
 
 
@@ -41,6 +43,14 @@ def document(*, has_api_key: bool = False, **options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("has_api_key", [False, True])
 def test_it_is_valid(options: dict[str, Any], has_api_key: bool) -> None:
     validate(document(has_api_key=has_api_key, **options))
+
+
+@pytest.mark.parametrize("checks_names", [False, True])
+def test_names_that_are_not_answered_to_are_told_of(checks_names: bool) -> None:
+    """A GET is refused for its host name only, and where the server listens on the loopback interface."""
+    paths = document(checks_names=checks_names)["paths"]
+    assert {"403" in path["get"]["responses"] for path in paths.values() if "get" in path} == {checks_names}
+    assert all("403" in path["post"]["responses"] for path in paths.values() if "post" in path)
 
 
 def test_every_component_is_referred_to_or_one_of_tgis() -> None:
@@ -221,7 +231,7 @@ def test_it_has_every_route_and_no_other(tmp_path: Path) -> None:
 def test_it_is_served_under_both_names(echo_server: Server, path: str) -> None:
     answer = requests.get(echo_server.url + path, timeout=10)
     assert (answer.status_code, answer.headers["Content-Type"]) == (200, "application/json")
-    assert answer.json() == document()
+    assert answer.json() == document(checks_names=True)
 
 
 def test_it_tells_of_the_key_and_needs_none(guarded_server: Server) -> None:

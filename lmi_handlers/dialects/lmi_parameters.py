@@ -134,7 +134,10 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stop_strings(self) -> list[str] | str | None:
-        """By either name. TensorRT-LLM's `stop` is a flag, with which a running request is ended: over HTTP a client leaves."""
+        """The stop strings, under either name.
+
+        TensorRT-LLM's boolean `stop` cancels a running request; it has no effect here, as HTTP clients disconnect instead.
+        """
         stop = None if isinstance(self.stop, bool) else self.stop
         return stop if self.stop_sequences is None else self.stop_sequences
 

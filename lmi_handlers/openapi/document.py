@@ -72,12 +72,15 @@ EXAMPLES: Mapping[Any, object] = {
 API_KEY = "api_key"
 
 
-def openapi_document(properties: ServingProperties, *, has_api_key: bool) -> bytes:
-    """Write the document of a server of this configuration, as JSON. It takes some hundredths of a second."""
+def openapi_document(properties: ServingProperties, *, has_api_key: bool, checks_names: bool = False) -> bytes:
+    """Write the document of a server of this configuration, as JSON. It takes some hundredths of a second.
+
+    `checks_names` says whether only some host names are answered to, as on the loopback interface.
+    """
     every = routes(properties)
     schemas, parts = components(_types(every), NAMES)
     _bind(parts, properties)
-    writer = _Writer(schemas, has_api_key=has_api_key)
+    writer = _Writer(schemas, has_api_key=has_api_key, checks_names=checks_names)
     paths: dict[str, Schema] = {}
     for route in every:
         paths.setdefault(route.path, {})[route.method] = writer.operation(route)
@@ -143,8 +146,9 @@ def _bind(parts: Mapping[str, Schema], properties: ServingProperties) -> None:
 class _Writer:
     """Puts routes into the document's form. `schemas` are those of the types."""
 
-    def __init__(self, schemas: Mapping[Any, Schema], *, has_api_key: bool) -> None:
+    def __init__(self, schemas: Mapping[Any, Schema], *, has_api_key: bool, checks_names: bool) -> None:
         self._schemas = schemas
+        self._checks_names = checks_names
         self._has_api_key = has_api_key
 
     def operation(self, route: Route) -> Schema:
@@ -160,8 +164,10 @@ class _Writer:
         answers = {200: answer} | {failure.status: self._failure(failure) for failure in route.failures}
         if route.method == "post":
             answers[403] = {
-                "description": "A page of a foreign origin has sent this, or the host name is a foreign one."
+                "description": "Sent by a web page whose origin is not allowed, or addressed to a host name that is not allowed."
             }
+        elif self._checks_names:
+            answers[403] = {"description": "Addressed to a host name that is not allowed."}
         if self._has_api_key and route.method == "post":
             operation["security"] = [{API_KEY: []}]
             answers[401] = {"description": "The API key is missing or another one."}

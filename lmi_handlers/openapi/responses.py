@@ -110,8 +110,8 @@ class ChatTokenizeResponse(msgspec.Struct, frozen=True):
 class Info(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of `/info`, in TGI's order, and then what only older versions of it have, which is always sent here.
 
-    `version` is this server's. Nothing that waits holds up what runs, nor the other way round: the ratio and the tokens to wait
-    are 0.
+    `version` is this server's. `waiting_served_ratio` and `max_waiting_tokens` are always 0: waiting requests do not delay
+    running ones.
     """
 
     model_id: str

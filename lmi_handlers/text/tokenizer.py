@@ -21,7 +21,7 @@ _CUT = 16
 """Tokens by which a cut between two chunks may at most inflate the count."""
 
 _TAIL = 65_536
-"""Characters at the end of a text that are read at least where it is to be truncated."""
+"""Minimum number of characters to tokenise from the end of a text that will be truncated."""
 
 _SLACK = 1024
 """Tokens at the start of such a tail that may be others than in the whole text, and are not used."""
