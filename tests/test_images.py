@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import itertools
 import os
@@ -111,6 +112,7 @@ class Reference:
         return ids[length:], length
 
 
+@functools.cache
 def reference(path: Path) -> Reference:
     model = transformers.AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32)
     return Reference(model, transformers.AutoProcessor.from_pretrained(path))  # type: ignore[no-untyped-call]
@@ -278,8 +280,19 @@ def test_a_model_that_is_to_take_no_images_batches_texts(models: Callable[[str],
     made.backend.close()
 
 
-def test_positions_in_three_dimensions(source: Path) -> None:
-    processor = tiny_vision.Qwen2VLImages(source)
+def test_a_model_whose_image_is_a_word_of_its_text(models: Callable[[str], Path], tmp_path: Path) -> None:
+    made = Loaded("transformers", models("llava"), tmp_path)
+    text, images = "USER: What is <image>\n?\nASSISTANT:", PICTURES[:1]
+    assert ids(run(made.backend, request(made.tokenizer, text, images))[0]) == made.reference(text, images)[0]
+    made.backend.close()
+
+
+@pytest.fixture(scope="module")
+def processor(source: Path) -> tiny_vision.Qwen2VLImages:
+    return tiny_vision.Qwen2VLImages(source)
+
+
+def test_positions_in_three_dimensions(processor: tiny_vision.Qwen2VLImages) -> None:
     model = tiny_vision.qwen2_vl(processor)
     mark = "<|vision_start|><|image_pad|><|vision_end|>"
     cases = [(text.replace("<image>", mark), images) for text, images in CASES]
@@ -320,12 +333,14 @@ def test_samples_of_prompts_that_overlap() -> None:
 class Broken(tiny_vision.Qwen2VLImages):
     """A processor that is out of memory."""
 
+    def __init__(self, whole: tiny_vision.Qwen2VLImages) -> None:
+        self.tokenizer, self.image_processor = whole.tokenizer, whole.image_processor
+
     def __call__(self, **_options: Any) -> Any:
         raise torch.OutOfMemoryError("no more")
 
 
-def test_what_goes_wrong_with_one_prompts_images_is_no_others(source: Path) -> None:
-    processor = tiny_vision.Qwen2VLImages(source)
+def test_what_goes_wrong_with_one_prompts_images_is_no_others(processor: tiny_vision.Qwen2VLImages) -> None:
     model = tiny_vision.qwen2_vl(processor)
     mark = "<|vision_start|><|image_pad|><|vision_end|>"
     good: tuple[str, list[PIL.Image.Image]] = (CHAT.format("Just words."), [])
@@ -336,7 +351,7 @@ def test_what_goes_wrong_with_one_prompts_images_is_no_others(source: Path) -> N
     backend.close()
     assert wrong[-1].finish_reason is FinishReason.ERROR
     assert ids(right) == expected
-    backend = TransformersBackend(model, processor=Broken(source))
+    backend = TransformersBackend(model, processor=Broken(processor))
     wrong, right = run(
         backend, request(processor.tokenizer, CHAT.format(mark), PICTURES[:1]), request(processor.tokenizer, *good)
     )
@@ -508,6 +523,7 @@ def test_a_mark_in_the_text_is_no_image(server: Server) -> None:
     assert "which stands for an image" in answer.json()["error"]
 
 
+@pytest.mark.long
 def test_a_template_of_texts(
     models: Callable[[str], Path], start_server: Callable[..., Server], expect: Reference
 ) -> None:
