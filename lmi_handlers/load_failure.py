@@ -1,9 +1,10 @@
-"""Which failures of a load may be gone at the next try: want of memory, a device's error, a file system's."""
+"""Which failures of a load may be gone at the next try: want of memory, a device's error, a file system's or the network's."""
 
 from __future__ import annotations
 
 import errno
 import re
+import socket
 
 from lmi_handlers.errors import ConfigError, LoadFailed
 
@@ -32,7 +33,9 @@ def _may_pass(error: BaseException | None) -> bool:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _ERRNOS):
+        if isinstance(error, MemoryError | TimeoutError | socket.gaierror) or (
+            isinstance(error, OSError) and error.errno in _ERRNOS
+        ):
             return True
         if isinstance(error, RuntimeError) and _WORDS.search(str(error)):
             return True

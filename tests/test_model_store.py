@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import gguf
@@ -213,6 +215,49 @@ def test_a_hub_id_without_a_network_is_one_sentence(tmp_path: Path) -> None:
     assert process.returncode != 0
     assert err.splitlines()[-1].startswith("lmi_handlers.errors.ConfigError: option.model_id: nobody/no-such-model is")
     assert err.splitlines()[-1].endswith("the Hugging Face hub is out of reach")
+
+
+class BrokenHub(BaseHTTPRequestHandler):
+    """Answers everything with one status."""
+
+    status = 200
+
+    def do_GET(self) -> None:
+        self.send_error(self.status)
+
+    def log_message(self, *_args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "words"),
+    [
+        (503, "LoadFailed", "503"),
+        (429, "LoadFailed", "429"),
+        (403, "ConfigError", "403"),
+        (None, "LoadFailed", "Connection refused"),
+    ],
+)
+def test_a_hub_that_fails_for_a_moment_is_tried_again(
+    tmp_path: Path, status: int | None, error: str, words: str
+) -> None:
+    """What it said is in the message; `None` is a hub that nobody can connect to."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Hub", (BrokenHub,), {"status": status})) as hub:
+        endpoint = f"http://127.0.0.1:{hub.server_port}"
+        if status is None:
+            hub.server_close()
+        else:
+            threading.Thread(target=hub.serve_forever, daemon=True).start()
+        process = start_resolving(
+            "nobody/none", tmp_path, HF_ENDPOINT=endpoint, HF_HUB_CACHE=str(tmp_path / "hub"), NO_PROXY="127.0.0.1"
+        )
+        _, err = process.communicate(timeout=120)
+        if status is not None:
+            hub.shutdown()
+    assert err.splitlines()[-1].startswith(
+        f"lmi_handlers.errors.{error}: option.model_id: nobody/none is neither a folder"
+    )
+    assert words in err.splitlines()[-1]
 
 
 def test_an_id_that_the_hub_cannot_have(tmp_path: Path) -> None:

@@ -173,6 +173,38 @@ def test_link_to_nothing(tmp_path: Path, both: Both) -> None:
     ]
 
 
+def test_nothing_but_links_to_nothing_is_no_empty_directory(tmp_path: Path, both: Both) -> None:
+    directory = write(tmp_path / "m", {})
+    (directory / "config.json").symlink_to("../../blobs/1")
+    ended = both(directory)
+    assert ended.errors == [f"model directory {directory} has links to files that are not there: config.json"]
+    assert ended.warnings == []
+
+
+SNAPSHOT = "models--a--b/snapshots/f00"
+
+
+def test_cache_of_the_hub_is_no_empty_directory(tmp_path: Path, both: Both) -> None:
+    directory = write(tmp_path / "m", {f"{SNAPSHOT}/{name}": text for name, text in CHECKPOINT.items()})
+    assert both(directory).errors == [
+        f"model directory {directory} holds no model itself, but one in a folder ({SNAPSHOT}); name one with option.model_id"
+    ]
+    named = both(write(directory, {"serving.properties": f"option.model_id={SNAPSHOT}\n"}))
+    assert (named.status, named.errors) == (0, [])
+
+
+def test_cache_of_the_hub_that_was_copied_without_its_files(tmp_path: Path, both: Both) -> None:
+    directory = write(tmp_path / "m", {"models--a--b/refs/main": "f00"})
+    assert both(directory).errors == [
+        f"model directory {directory} holds a cache of the Hugging Face hub (models--a--b) without a model in it"
+    ]
+    (directory / SNAPSHOT).mkdir(parents=True)
+    (directory / SNAPSHOT / "config.json").symlink_to("../../blobs/1")
+    assert both(directory).errors == [
+        f"model directory {directory} holds no model itself, and {SNAPSHOT} has links to files that are not there: config.json"
+    ]
+
+
 @pytest.mark.parametrize(
     ("model_id", "words"),
     [

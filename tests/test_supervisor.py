@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving import Server, StartServer
 
+from lmi_handlers.engine import supervisor
 from lmi_handlers.engine.settings import EngineSettings
 from lmi_handlers.engine.supervisor import Restarts
 from lmi_handlers.properties import load_properties
@@ -135,6 +137,43 @@ def test_server_gives_up_after_its_restarts(start_server: StartServer) -> None:
 
 
 @pytest.mark.long  # above, `Restarts` is tried with many histories
+def test_server_that_gives_up_on_stalled_engines_says_so(start_server: StartServer) -> None:
+    server = start_server(ECHO + "option.restart_limit=0\noption.stall_timeout=1\n")
+    server.engine().suspend()
+    assert server.process.wait(40) == 1
+    assert "(last: it was stalled and ended: the engine process has not run for" in server.log
+    assert "out of memory" not in server.log
+
+
+TRACER = """
+import ctypes, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+PTRACE_SEIZE = 0x4206
+attached = libc.ptrace(PTRACE_SEIZE, int(sys.argv[1]), None, None) == 0
+print(attached, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="uses ptrace as Linux has it")
+def test_engine_that_sigkill_does_not_end_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a process that is traced is hidden from its parent until the tracer has looked, and this one does not."""
+    monkeypatch.setattr(supervisor, "_KILL_TIMEOUT", 0.5)
+    with (
+        subprocess.Popen(["sleep", "600"], start_new_session=True) as engine,
+        subprocess.Popen([sys.executable, "-c", TRACER, str(engine.pid)], stdout=subprocess.PIPE) as tracer,
+    ):
+        assert tracer.stdout is not None
+        try:
+            if tracer.stdout.readline() != b"True\n":
+                pytest.skip("ptrace is not allowed here")
+            with pytest.raises(supervisor.EngineStays, match="after SIGKILL"):
+                supervisor._kill(engine)
+        finally:
+            tracer.kill()
+            engine.kill()
+
+
 def test_deaths_outside_the_window_do_not_count(start_server: StartServer) -> None:
     server = start_server(ECHO + "option.restart_limit=1\noption.restart_window=1\n")
     for _ in range(3):

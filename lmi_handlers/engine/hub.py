@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lmi_handlers.engine.cache_dir import can_write
-from lmi_handlers.errors import ConfigError
+from lmi_handlers.errors import ConfigError, LoadFailed
+from lmi_handlers.load_failure import load_failure
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 _HUB_IGNORED = ["*.bin", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.ot", "*.pt", "*.pth", "original/*"]
@@ -32,13 +33,18 @@ def _ignore(phase: str) -> None:
 def download(
     repo_id: str, looked_in: str, *, revision: str | None, cache_dir: Path, report: Callable[[str], None]
 ) -> Path:
-    """Download a hub repository into the hub's own cache, or into ours where that cannot be written."""
+    """Download a hub repository into the hub's own cache, or into ours where that cannot be written.
+
+    Raises `ConfigError`, or `LoadFailed` where another try may help.
+    """
     try:
         from huggingface_hub import constants, snapshot_download
         from huggingface_hub.errors import (
             GatedRepoError,
+            HfHubHTTPError,
             HFValidationError,
             LocalEntryNotFoundError,
+            OfflineModeIsEnabled,
             RepositoryNotFoundError,
             RevisionNotFoundError,
         )
@@ -64,9 +70,22 @@ def download(
         raise ConfigError(
             f"option.model_id: {repo_id!r} is neither an existing path nor a hub id{looked_in}"
         ) from error
-    except (LocalEntryNotFoundError, OSError) as error:
-        raise ConfigError(
-            f"option.model_id: {repo_id} is neither a folder{looked_in} nor in {target}, "
-            "and the Hugging Face hub is out of reach"
-        ) from error
+    except OSError as error:
+        cause: BaseException = error
+        absent = f"option.model_id: {repo_id} is neither a folder{looked_in} nor in {target}, and"
+        if isinstance(error, LocalEntryNotFoundError):
+            if error.__cause__ is None or isinstance(error.__cause__, OfflineModeIsEnabled):
+                raise ConfigError(f"{absent} the Hugging Face hub is out of reach") from error
+            cause = error.__cause__
+        verdict = ConfigError(
+            f"{absent} cannot be downloaded: {str(cause).strip().partition(chr(10))[0] or repr(cause)}"
+        )
+        if isinstance(cause, HfHubHTTPError) and _may_pass(cause.response.status_code):
+            raise LoadFailed(str(verdict)) from error
+        raise load_failure(verdict, cause) from error
     return path
+
+
+def _may_pass(status: int) -> bool:
+    """Tell whether the hub may answer something else at the next try."""
+    return status >= 500 or status in (408, 429)

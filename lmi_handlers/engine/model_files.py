@@ -66,8 +66,8 @@ def locate_model(model_id: str | None, *, model_dir: Path | None, revision: str 
 
 
 def has_model_files(model_dir: Path) -> bool:
-    """Tell whether `model_dir`, or a folder in it, holds anything that belongs to a model."""
-    return bool(_matches(model_dir, _MODEL_FILES) or _folders_with_models(model_dir))
+    """Tell whether `model_dir`, or a folder in it, holds anything that belongs to a model, be it a link to nothing."""
+    return bool(_named(model_dir, _MODEL_FILES) or _folders_with_models(model_dir) or _hub_caches(model_dir))
 
 
 def _local_path(model_id: str, model_dir: Path | None) -> Path | None:
@@ -118,8 +118,7 @@ def find_model(path: Path, name: str) -> Path:
 def _what_is_missing(path: Path, weights: Sequence[Path]) -> str:
     """Complete "model directory x ..." for a directory that holds no whole model."""
     missing = "no weights (*.safetensors, pytorch_model*.bin or one .gguf file)"
-    dangling = [file for file in sorted(path.glob("*")) if file.is_symlink() and not file.exists()]
-    if dangling:
+    if dangling := _dangling(path):
         return f"has links to files that are not there: {_names(dangling)}"
     if (path / "adapter_config.json").is_file():
         return "is a LoRA adapter; option.model_id must name the model that it adapts"
@@ -128,8 +127,13 @@ def _what_is_missing(path: Path, weights: Sequence[Path]) -> str:
     if (path / "config.json").is_file():
         return f"has config.json but {missing}"
     if models := _folders_with_models(path):
+        names = [str(model.relative_to(path)) for model in models]
+        if all(lost := [_dangling(model) for model in models]):
+            return f"holds no model itself, and {names[0]} has links to files that are not there: {_names(lost[0])}"
         kind = "several models" if len(models) > 1 else "no model itself, but one in a folder"
-        return f"holds {kind} ({_names(models)}); name one with option.model_id"
+        return f"holds {kind} ({_listed(names)}); name one with option.model_id"
+    if caches := _hub_caches(path):
+        return f"holds a cache of the Hugging Face hub ({_names(caches)}) without a model in it"
     if found := _matches(path, _MODEL_FILES):
         return f"has {_names(found)} but no config.json and {missing}"
     return f"has no config.json and {missing}"
@@ -168,17 +172,37 @@ def _read_json(file: Path, name: str) -> dict[str, Any]:
 
 def _matches(folder: Path, patterns: Sequence[str]) -> list[Path]:
     """Return the files in `folder` with such names; a link whose target is gone is not one."""
-    return sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
+    return [file for file in _named(folder, patterns) if file.is_file()]
+
+
+def _named(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    """Return the files in `folder` with such names, and the links to nothing."""
+    # A glob of a whole name would pass over a link to nothing.
+    found = (file for file in sorted(folder.glob("*")) if any(file.match(pattern) for pattern in patterns))
+    return [file for file in found if file.is_file() or _is_dangling(file)]
+
+
+def _dangling(folder: Path) -> list[Path]:
+    return [file for file in sorted(folder.glob("*")) if _is_dangling(file)]
+
+
+def _is_dangling(file: Path) -> bool:
+    return file.is_symlink() and not file.exists()
+
+
+def _hub_caches(folder: Path) -> list[Path]:
+    """Return the folders in which the hub's own cache keeps a model each, with the files in snapshots/<revision>."""
+    return [child for child in sorted(folder.glob("models--*")) if child.is_dir()]
 
 
 def _folders_with_models(folder: Path) -> list[Path]:
     """Return the folders in `folder` that hold a model, or what is left of one."""
     return [
         child
-        for child in sorted(folder.glob("*"))
+        for child in sorted((*folder.glob("*"), *folder.glob("models--*/snapshots/*")))
         if child.is_dir()
         and not child.name.startswith(".")
-        and _matches(child, ("config.json", "*.safetensors", "*.gguf", "pytorch_model*.bin"))
+        and _named(child, ("config.json", "*.safetensors", "*.gguf", "pytorch_model*.bin"))
     ]
 
 

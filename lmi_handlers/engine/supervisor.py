@@ -23,6 +23,9 @@ _LOOK_INTERVAL = 0.1
 _OWN_GAP = 2.0
 """Where this process was not run for so many seconds, as when the whole container is paused, nor could the engine have been."""
 
+_KILL_TIMEOUT = 30.0
+"""An engine that has not ended so many seconds after SIGKILL is stuck in the kernel, as in a driver."""
+
 logger = logging.getLogger("lmi_handlers.engine.supervisor")  # __name__ is "__main__" here
 
 
@@ -44,6 +47,10 @@ class Restarts:
         return float(_FIRST_BACK_OFF * 2 ** (len(self._deaths) - 1))
 
 
+class EngineStays(Exception):
+    """An engine has been killed, and still does not end."""
+
+
 class Supervisor:
     """Runs engines, one at a time.
 
@@ -57,6 +64,8 @@ class Supervisor:
         self._heartbeat = HeartbeatReader(settings.heartbeat_path)
         self._engine: subprocess.Popen[bytes] | None = None
         self._starting = threading.Lock()
+        self._ended_for: str | None = None
+        """Why this process has ended the latest engine; None where that was not its doing."""
 
     def run(self) -> int:
         """Run engines until no further start makes sense; return the server's exit status.
@@ -68,17 +77,22 @@ class Supervisor:
         restarts = Restarts(properties.restart_limit, properties.restart_window)
         has_loaded = False
         while True:
-            status = self._run_engine()
+            try:
+                status = self._run_engine()
+            except EngineStays as error:
+                tell("error", f"{error}; giving up")
+                return 1
             has_loaded = has_loaded or self._heartbeat.serving
             if status == EXIT_CONFIG and not has_loaded:
                 return status
             delay = restarts.after_death(time.monotonic())
-            logger.error("engine process ended", extra={"status": _describe(status), "restart_in": delay})
+            last = self._ended_for or _describe(status)
+            logger.error("engine process ended", extra={"status": last, "restart_in": delay})
             if delay is None:
                 tell(
                     "error",
                     f"the engine died {properties.restart_limit + 1} times "
-                    f"in {properties.restart_window:g} s (last: {_describe(status)}); giving up",
+                    f"in {properties.restart_window:g} s (last: {last}); giving up",
                 )
                 return 1
             time.sleep(delay)
@@ -90,7 +104,8 @@ class Supervisor:
             _end_group(self._engine.pid)
 
     def _run_engine(self) -> int:
-        """Start an engine and wait for its end, or bring that about. Returns its exit status."""
+        """Start an engine and wait for its end, or bring that about. Returns its exit status. Raises `EngineStays`."""
+        self._ended_for = None
         Heartbeat.create(self._settings.heartbeat_path)  # so that no dead engine's is taken for the new one's
         command = [sys.executable, "-m", "lmi_handlers.engine.process"]
         with self._starting:
@@ -120,19 +135,30 @@ class Supervisor:
             if self._heartbeat.serving:
                 if cause := self._heartbeat.stall(properties.stall_timeout, since=since):
                     logger.critical("engine is stalled and is ended", extra={"cause": cause})
-                    _end_group(engine.pid)
-                    return engine.wait()
+                    self._ended_for = f"it was stalled and ended: {cause}"
+                    return _kill(engine)
             elif now - started > properties.model_loading_timeout:
-                tell(
-                    "error", f"loading took longer than model_loading_timeout ({properties.model_loading_timeout:g} s)"
+                self._ended_for = (
+                    f"loading took longer than model_loading_timeout ({properties.model_loading_timeout:g} s)"
                 )
-                _end_group(engine.pid)
-                engine.wait()
+                tell("error", self._ended_for)
+                _kill(engine)
                 return EXIT_CONFIG
 
 
+def _kill(engine: subprocess.Popen[bytes]) -> int:
+    """End an engine and return its exit status. Raises `EngineStays`."""
+    _end_group(engine.pid)
+    try:
+        return engine.wait(_KILL_TIMEOUT)
+    except subprocess.TimeoutExpired as error:
+        raise EngineStays(
+            f"the engine process (pid {engine.pid}) still exists {_KILL_TIMEOUT:g} s after SIGKILL: it is stuck in the kernel"
+        ) from error
+
+
 def _end_group(leader: int) -> None:
-    """End what a dead engine has left: a worker of its own that waits for another in a tight loop would do so for ever."""
+    """Kill the engine's process group, so that no worker of its own outlives it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter where only zombies are left
         os.killpg(leader, signal.SIGKILL)
 
