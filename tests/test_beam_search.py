@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
+import copy
 import itertools
 import json
 import math
 import os
 import random
+import re
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -147,12 +149,16 @@ def test_parameters_out_of_range_are_named(wrong: dict[str, Any]) -> None:
 
 
 def expand_with(model: Any, prompt: list[int], count: int) -> Expand:
-    """One plain forward of all beams."""
+    """One plain forward of all beams, each from the end of the prompt, which is read once."""
+    with torch.inference_mode():
+        of_prompt = model(torch.tensor([prompt[:-1]]), use_cache=True).past_key_values
 
     def expand(beams: list[Beam]) -> Sequence[Continuations]:
         with torch.inference_mode():
-            token_ids = torch.tensor([[*prompt, *beam.token_ids] for beam in beams])
-            logits = model(token_ids, use_cache=False, logits_to_keep=1).logits[:, -1]
+            token_ids = torch.tensor([[prompt[-1], *beam.token_ids] for beam in beams])
+            cache = copy.deepcopy(of_prompt)
+            cache.batch_repeat_interleave(len(beams))
+            logits = model(token_ids, past_key_values=cache, logits_to_keep=1).logits[:, -1]
         values, ids = logits.float().log_softmax(dim=-1).topk(min(count, logits.shape[-1]), dim=-1)
         return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
 
@@ -161,7 +167,7 @@ def expand_with(model: Any, prompt: list[int], count: int) -> Expand:
 
 def check_against_transformers(
     model: Any, prompt: list[int], params: BeamSearchParams, *, eos: list[int], max_tokens: int, min_tokens: int = 0
-) -> None:
+) -> list[Beam]:
     expected = model.generate(
         torch.tensor([prompt]),
         num_beams=params.num_beams,
@@ -191,6 +197,7 @@ def check_against_transformers(
     )
     for beam in found:
         assert (beam.finish_reason is FinishReason.EOS_TOKEN) == (beam.token_ids[-1] in eos)
+    return found
 
 
 def until_end(token_ids: list[int], eos: list[int]) -> list[int]:
@@ -272,17 +279,31 @@ def real_model() -> RealModel:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize(
-    ("num_beams", "length_penalty", "early_stopping"),
-    [(2, 0.5, False), (3, 1.0, True), (4, 1.0, False), (4, 2.0, False)],
+    ("prompt", "num_beams", "length_penalty", "early_stopping"),
+    [
+        ("ends", 3, 1.0, True),
+        ("goes on", 2, 0.5, False),
+        *(
+            pytest.param(*others, marks=pytest.mark.long)
+            for others in (
+                ("ends", 2, 0.5, False),
+                ("ends", 4, 1.0, False),
+                ("ends", 4, 2.0, False),
+                ("goes on", 3, 1.0, True),
+                ("goes on", 4, 1.0, False),
+                ("goes on", 4, 2.0, False),
+            )
+        ),
+    ],
 )
 def test_the_real_model_like_transformers(
     real_model: RealModel, prompt: str, num_beams: int, length_penalty: float, early_stopping: bool
 ) -> None:
     params = BeamSearchParams(num_beams=num_beams, length_penalty=length_penalty, early_stopping=early_stopping)
     token_ids = real_model.tokenizer.encode(PROMPTS[prompt])
-    check_against_transformers(real_model.model, token_ids, params, eos=real_model.eos, max_tokens=20)
+    found = check_against_transformers(real_model.model, token_ids, params, eos=real_model.eos, max_tokens=12)
+    assert (prompt == "ends") == any(beam.finish_reason is FinishReason.EOS_TOKEN for beam in found)
 
 
 @pytest.mark.model
@@ -426,12 +447,13 @@ def test_a_failure_in_a_later_step(echo_server: Server) -> None:
 
 def test_a_client_that_leaves_in_a_later_step(echo_server: Server) -> None:
     body = json.dumps({"inputs": "1 HANG@", "parameters": {"num_beams": 2}})
-    with socket.create_connection(("127.0.0.1", echo_server.port), timeout=10) as sock:
+    wait_for_running(echo_server, 0)
+    with socket.create_connection(("127.0.0.1", echo_server.port), timeout=30) as sock:
         head = (
             f"POST /invocations HTTP/1.1\r\nHost: x\r\nx-request-id: beams left\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         sock.sendall((head + body).encode())
-        time.sleep(0.3)
+        wait_for_running(echo_server, 1)  # for good: the first step is over at once
     assert log_entry(echo_server, "beams left")["error"].startswith("ClientDisconnected")
 
 
@@ -457,7 +479,7 @@ def test_a_full_queue_does_not_fail_what_has_begun(start_server: StartServer) ->
     )
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         beams = pool.submit(ask, server, "SLEEP@1", max_new_tokens=2)
-        time.sleep(0.3)
+        wait_for_running(server, 1)
         # The first step is asleep. Before the second one comes, one of these takes the only place and one the queue.
         others = [pool.submit(server.invoke, {"inputs": "others"}) for _ in range(2)]
         assert [other.result().status_code for other in others] == [200, 200]
@@ -466,8 +488,19 @@ def test_a_full_queue_does_not_fail_what_has_begun(start_server: StartServer) ->
     assert answer.json()["generated_text"] == "SS"
 
 
+def wait_for_running(server: Server, number: int) -> None:
+    """Wait until the engine says that so many sequences run."""
+    deadline = time.monotonic() + 30
+    while True:
+        page = requests.get(f"{server.url}/metrics", timeout=30).text
+        if re.search(rf"^vllm:num_requests_running{{.*}} {number}(\.0)?$", page, re.MULTILINE):
+            return
+        assert time.monotonic() < deadline, page
+        time.sleep(0.05)
+
+
 def log_entry(server: Server, request_id: str) -> dict[str, Any]:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         for line in server.log.splitlines():
             if request_id in line:
