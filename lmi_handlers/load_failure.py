@@ -33,9 +33,9 @@ def _may_pass(error: BaseException | None) -> bool:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        if isinstance(error, MemoryError | TimeoutError | socket.gaierror) or (
-            isinstance(error, OSError) and error.errno in _ERRNOS
-        ):
+        if isinstance(error, MemoryError | TimeoutError | socket.gaierror):
+            return True
+        if isinstance(error, OSError) and error.errno in _ERRNOS:
             return True
         if isinstance(error, RuntimeError) and _WORDS.search(str(error)):
             return True

@@ -77,9 +77,8 @@ def download(
             if error.__cause__ is None or isinstance(error.__cause__, OfflineModeIsEnabled):
                 raise ConfigError(f"{absent} the Hugging Face hub is out of reach") from error
             cause = error.__cause__
-        verdict = ConfigError(
-            f"{absent} cannot be downloaded: {str(cause).strip().partition(chr(10))[0] or repr(cause)}"
-        )
+        reason = str(cause).strip().partition("\n")[0] or repr(cause)
+        verdict = ConfigError(f"{absent} cannot be downloaded: {reason}")
         if isinstance(cause, HfHubHTTPError) and _may_pass(cause.response.status_code):
             raise LoadFailed(str(verdict)) from error
         raise load_failure(verdict, cause) from error
