@@ -175,7 +175,6 @@ def arguments(tmp_path: Path) -> Callable[..., Any]:
         ({"max_rolling_batch_prefill_tokens": 999}, "max_num_batched_tokens", 999),
         ({"tensor_parallel_degree": 2}, "tensor_parallel_size", 2),
         ({"tensor_parallel_degree": "max"}, "tensor_parallel_size", 1),
-        ({"pipeline_parallel_degree": 3}, "pipeline_parallel_size", 3),
         ({"quantize": "awq"}, "quantization", "awq"),
         ({"cpu_offload_gb_per_gpu": 1.5}, "cpu_offload_gb", 1.5),
         ({"dtype": "fp32"}, "dtype", "float32"),
@@ -209,6 +208,7 @@ def test_seed_is_the_operators_or_a_new_one(arguments: Callable[..., Any]) -> No
         ({"extra": {"async_scheduling": "maybe"}}, "option.async_scheduling has value 'maybe': not true or false"),
         ({"extra": {"model": "other"}}, "option.model: .* use option.model_id"),
         ({"extra": {"served_model_name": "other"}}, "option.served_model_name: .* use option.model_name"),
+        ({"pipeline_parallel_degree": 2}, "option.pipeline_parallel_degree has value 2: must be 1 on a CPU"),
         ({"dtype": "int8"}, "option.dtype: invalid choice: 'int8'"),
     ],
 )

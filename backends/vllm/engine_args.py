@@ -165,6 +165,11 @@ def _check_alone(arguments: EngineArgs) -> None:
         # The class's default: an instance without a model would look for vLLM's own.
         if value not in (getattr(EngineArgs, name), "generate" if name == "runner" else None):
             raise ConfigError(f"{option_of(name)} has value {value!r}: {reason}")
+    stages = arguments.pipeline_parallel_size
+    if stages > 1 and current_platform.is_cpu():  # in vLLM 0.32 its first step is a KeyError
+        raise ConfigError(
+            f"{option_of('pipeline_parallel_size')} has value {stages}: must be 1 on a CPU, where vLLM's pipelines fail"
+        )
     executor = arguments.distributed_executor_backend
     if executor not in _EXECUTORS:
         raise ConfigError(f"option.distributed_executor_backend has value {executor!r}: must be mp or uni")
