@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backends.base import Backend
-from lmi_handlers.plugins import load_class, with_entry_points
+from lmi_handlers.core.plugins import load_class, with_entry_points
 
 BACKENDS: dict[str, str] = {
     "echo": "backends.echo:EchoBackend",

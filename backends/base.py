@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import msgspec
 
-from lmi_handlers.outputs import TokenOutput
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import TokenRequest
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.outputs import TokenOutput
+from lmi_handlers.core.request import TokenRequest
 
 
 class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ class Backend(ABC):
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> Backend:
         """Load the model. `report` takes a short phase such as "loading weights" for `/ping`.
 
-        Raises `ConfigError`, or `LoadFailed` where another try may help (see `lmi_handlers.load_failure`).
+        Raises `ConfigError`, or `LoadFailed` where another try may help (see `lmi_handlers.core.load_failure`).
         """
 
     @classmethod

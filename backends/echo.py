@@ -29,10 +29,10 @@ import time
 from collections.abc import Callable
 
 from backends.base import Backend, Capabilities, ModelFiles
-from lmi_handlers.errors import ConfigError, InvalidRequest, LoadFailed
-from lmi_handlers.outputs import FinishReason, TokenOutput
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import TokenRequest
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError, InvalidRequest, LoadFailed
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.request import TokenRequest
 
 NEEDS_MODEL = False
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from backends import BACKENDS
-from lmi_handlers.errors import ConfigError
-from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.sampling_params import SamplingParams
 
 OF_THE_TEXT_LAYER = ("n", "stop", "include_stop_str_in_output", "skip_special_tokens")
 """Fields of `SamplingParams` that no backend ever sees."""

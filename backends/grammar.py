@@ -15,8 +15,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from, reg
 from tokenizers import Tokenizer
 
 from backends.json_schema import strict_schema
-from lmi_handlers.errors import InvalidRequest
-from lmi_handlers.sampling_params import StructuredOutputs
+from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.core.sampling_params import StructuredOutputs
 
 _ASCII_CLASSES = "dws"
 _LONGEST_CAUSE = 300

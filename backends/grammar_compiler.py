@@ -15,8 +15,8 @@ from backends.grammar_trial import Verdict
 from backends.limited_pool import LimitedPool, Shared
 from backends.limited_process import Ended, Exhausted, Expired, LimitedProcess, Stalled
 from backends.preparing import give_way
-from lmi_handlers.errors import InvalidRequest, RequestFailed
-from lmi_handlers.sampling_params import StructuredOutputs
+from lmi_handlers.core.errors import InvalidRequest, RequestFailed
+from lmi_handlers.core.sampling_params import StructuredOutputs
 
 TIME_LIMIT = 10.0
 _KNOWN = 256

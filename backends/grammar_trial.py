@@ -16,8 +16,8 @@ import numpy as np
 
 from backends.grammar import Grammar, Vocabulary, grammar_text
 from backends.limited_process import serve
-from lmi_handlers.errors import InvalidRequest
-from lmi_handlers.sampling_params import StructuredOutputs
+from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.core.sampling_params import StructuredOutputs
 
 MEMORY_LIMIT = 2**29
 """Bytes that a grammar may take."""

@@ -13,9 +13,9 @@ import msgspec
 from PIL import Image
 
 from backends.limited_process import Ended, Exhausted, Expired, LimitedProcess, Stalled, serve
-from lmi_handlers.errors import InvalidRequest, RequestFailed
+from lmi_handlers.core.errors import InvalidRequest, RequestFailed
+from lmi_handlers.core.request import EncodedImage
 from lmi_handlers.media.images import FORMATS
-from lmi_handlers.request import EncodedImage
 
 MODULE = "backends.image_decoder"
 

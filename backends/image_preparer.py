@@ -12,7 +12,7 @@ from PIL import Image
 from backends.image_decoder import MODULE, decode_image
 from backends.limited_pool import LimitedPool, Shared
 from backends.limited_process import LimitedProcess
-from lmi_handlers.request import ImagePrompt, TokenRequest
+from lmi_handlers.core.request import ImagePrompt, TokenRequest
 
 _REMEMBERED = 4
 """Prompts whose images are kept for further samples. Each may take hundreds of megabytes."""

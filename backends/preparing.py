@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from backends.limited_process import NICENESS
-from lmi_handlers.errors import InvalidRequest, RequestError, RequestFailed
-from lmi_handlers.outputs import FinishReason, TokenOutput
-from lmi_handlers.request import TokenRequest
+from lmi_handlers.core.errors import InvalidRequest, RequestError, RequestFailed
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.request import TokenRequest
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from typing import Literal
 import msgspec
 
 from backends import available_backends
-from lmi_handlers.errors import ConfigError
-from lmi_handlers.options import OPTIONS, ROLLING_BATCH_BACKENDS
-from lmi_handlers.properties import ServingProperties
+from lmi_handlers.config.options import OPTIONS, ROLLING_BATCH_BACKENDS
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError
 
 _GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """How the architectures end that LMI gives to an engine of its own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from formatters.base import Formatter
-from lmi_handlers.plugins import load_class, with_entry_points
+from lmi_handlers.core.plugins import load_class, with_entry_points
 
 FORMATTERS: dict[str, str] = {
     "json": "formatters.lmi:JsonFormatter",

@@ -12,7 +12,7 @@ import msgspec
 
 from formatters.openai import SYSTEM_FINGERPRINT
 from formatters.openai_chat import ChatSseFormatter
-from lmi_handlers.errors import (
+from lmi_handlers.core.errors import (
     DeadlineExceeded,
     EngineNotReady,
     InvalidRequest,

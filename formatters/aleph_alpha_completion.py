@@ -18,9 +18,9 @@ import msgspec
 from formatters.aleph_alpha import error_document
 from formatters.base import Answer, Formatter, json_array
 from formatters.openai import number
-from lmi_handlers.errors import LMIError
-from lmi_handlers.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.request import GenerationRequest
+from lmi_handlers.core.errors import LMIError
+from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
+from lmi_handlers.core.request import GenerationRequest
 
 FINISH_REASONS = {
     FinishReason.EOS_TOKEN: "end_of_text",

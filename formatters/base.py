@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import ClassVar
 
-from lmi_handlers.errors import LMIError
-from lmi_handlers.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.request import GenerationRequest
+from lmi_handlers.core.errors import LMIError
+from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
+from lmi_handlers.core.request import GenerationRequest
 
 
 class Formatter(ABC):

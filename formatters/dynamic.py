@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 
 from formatters.base import Formatter
-from lmi_handlers.errors import LMIError
-from lmi_handlers.outputs import TextDelta
-from lmi_handlers.request import GenerationRequest
+from lmi_handlers.core.errors import LMIError
+from lmi_handlers.core.outputs import TextDelta
+from lmi_handlers.core.request import GenerationRequest
 
 FAILURE = "invoke handler failure"
 

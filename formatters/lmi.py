@@ -13,9 +13,9 @@ import math
 from json.encoder import encode_basestring as quote  # what json.dumps uses with ensure_ascii=False
 
 from formatters.base import Answer, Formatter
-from lmi_handlers.errors import LMIError
-from lmi_handlers.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.request import GenerationRequest
+from lmi_handlers.core.errors import LMIError
+from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
+from lmi_handlers.core.request import GenerationRequest
 
 
 class LmiFormatter(Formatter):

@@ -13,7 +13,7 @@ from json.encoder import encode_basestring as quote  # what json.dumps uses with
 
 from formatters.base import Answer
 from formatters.tgi import TgiJsonFormatter, TgiSseFormatter, float32
-from lmi_handlers.outputs import Token
+from lmi_handlers.core.outputs import Token
 
 
 class MindieJsonFormatter(TgiJsonFormatter):

@@ -11,7 +11,7 @@ from json.encoder import encode_basestring as quote  # what json.dumps uses with
 import msgspec
 
 from lmi_handlers import __version__
-from lmi_handlers.errors import (
+from lmi_handlers.core.errors import (
     ContextLengthExceeded,
     EngineError,
     InvalidRequest,
@@ -20,7 +20,7 @@ from lmi_handlers.errors import (
     QueueFull,
     RequestFailed,
 )
-from lmi_handlers.outputs import FinishReason
+from lmi_handlers.core.outputs import FinishReason
 
 SYSTEM_FINGERPRINT = f"lmi-handlers-{__version__}"
 NO_PROBABILITY = -9999.0

@@ -20,9 +20,9 @@ import msgspec
 
 from formatters.base import Formatter, json_array
 from formatters.openai import DONE, error_document, finish_reason, head, number, usage
-from lmi_handlers.errors import LMIError
-from lmi_handlers.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.request import GenerationRequest
+from lmi_handlers.core.errors import LMIError
+from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
+from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.text.reasoning import ReasoningFormat, ReasoningParser
 from lmi_handlers.text.tool_calls import MessageDelta, MessageParser, PlainParser, ToolCallDelta
 

@@ -14,9 +14,9 @@ import msgspec
 
 from formatters.base import Answer, Formatter
 from formatters.openai import DONE, error_document, finish_reason, head, number, usage
-from lmi_handlers.errors import LMIError
-from lmi_handlers.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.request import GenerationRequest
+from lmi_handlers.core.errors import LMIError
+from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
+from lmi_handlers.core.request import GenerationRequest
 
 
 class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from json.encoder import encode_basestring as quote  # what json.dumps uses with
 import msgspec
 
 from formatters.base import Answer, Formatter, json_array
-from lmi_handlers.errors import (
+from lmi_handlers.core.errors import (
     EngineNotReady,
     InvalidBody,
     InvalidChat,
@@ -27,8 +27,8 @@ from lmi_handlers.errors import (
     QueueFull,
     UnsupportedMediaType,
 )
-from lmi_handlers.outputs import TextDelta, Token
-from lmi_handlers.request import GenerationRequest
+from lmi_handlers.core.outputs import TextDelta, Token
+from lmi_handlers.core.request import GenerationRequest
 
 
 class ErrorKind(msgspec.Struct, frozen=True):

@@ -12,29 +12,29 @@ from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
 
 from backends.features import sampled_defaults
-from lmi_handlers.access_control import AccessControl
-from lmi_handlers.batch_bodies import CONTENT_TYPES, BatchBodies, is_batch
-from lmi_handlers.budget import Budget
-from lmi_handlers.dialects import InvocationsDialects
-from lmi_handlers.dialects.base import Payload
-from lmi_handlers.engine.client import EngineState
-from lmi_handlers.engine.settings import SOCKET_VARIABLE
-from lmi_handlers.errors import (
+from lmi_handlers.apis import InvocationsDialects
+from lmi_handlers.apis.base import Payload
+from lmi_handlers.config.budget import Budget
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.config.server_settings import default_workers, is_loopback
+from lmi_handlers.core.errors import (
     ConfigError,
     LMIError,
     ModelNotFound,
 )
-from lmi_handlers.front_end_errors import front_end_error
-from lmi_handlers.http_exchange import ArrivingBodies, Exchange
-from lmi_handlers.local_runtime import local_runtime
+from lmi_handlers.engine.client import EngineState
+from lmi_handlers.engine.settings import SOCKET_VARIABLE
 from lmi_handlers.metrics.requests import CONTENT_TYPE
-from lmi_handlers.openai_routes import OpenAIRoutes
 from lmi_handlers.openapi.document import openapi_document
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.served_model import ServedModel
-from lmi_handlers.server_settings import default_workers, is_loopback
+from lmi_handlers.sagemaker_runtime.routes import local_runtime
+from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.start_up import read_configuration
-from lmi_handlers.tgi_routes import TgiRoutes
+from lmi_handlers.web.access_control import AccessControl
+from lmi_handlers.web.batch_bodies import CONTENT_TYPES, BatchBodies, is_batch
+from lmi_handlers.web.exchange import ArrivingBodies, Exchange
+from lmi_handlers.web.front_end_errors import front_end_error
+from lmi_handlers.web.openai_routes import OpenAIRoutes
+from lmi_handlers.web.tgi_routes import TgiRoutes
 
 
 def create_app() -> Flask:

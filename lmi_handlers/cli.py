@@ -10,9 +10,9 @@ from typing import NoReturn
 import click
 
 from lmi_handlers import __version__
-from lmi_handlers.errors import ConfigError
+from lmi_handlers.config.properties import render_settings
+from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.log import tell
-from lmi_handlers.properties import render_settings
 from lmi_handlers.start_up import PortTaken, check_engine, check_port, mistakes, read_configuration, warnings
 
 _model_dir = click.option(

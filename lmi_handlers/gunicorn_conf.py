@@ -27,14 +27,14 @@ from gunicorn.glogging import Logger
 from gunicorn.http.body import Body
 from gunicorn.systemd import listen_fds
 
-from lmi_handlers.body_reader import BodyReader
-from lmi_handlers.client_socket import ClientSocket
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.config.server_settings import ALL_INTERFACES, ServerSettings, default_workers, is_loopback, netloc
+from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.engine.settings import SOCKET_VARIABLE, EngineSettings
-from lmi_handlers.errors import ConfigError
 from lmi_handlers.log import configure_logging, tell
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.server_settings import ALL_INTERFACES, ServerSettings, default_workers, is_loopback, netloc
 from lmi_handlers.start_up import check_port, mistakes, read_configuration, warnings
+from lmi_handlers.web.body_reader import BodyReader
+from lmi_handlers.web.client_socket import ClientSocket
 
 
 def _start_up() -> tuple[ServerSettings, ServingProperties]:
@@ -76,7 +76,7 @@ _settings, _properties = _start_up()
 
 bind = netloc(_settings.host, _settings.port)
 workers = _settings.workers or _properties.web_workers or default_workers()
-worker_class = "lmi_handlers.gevent_worker.ClientLimitingWorker"
+worker_class = "lmi_handlers.web.gevent_worker.ClientLimitingWorker"
 worker_connections = max(64, min(4096, _raise_file_limit() - _OTHER_FILES))
 threads = 64  # for those who choose gthread
 timeout = 60  # for a worker whose loop stands still, whatever its requests wait for: it is killed and replaced
@@ -220,7 +220,7 @@ def post_worker_init(worker: Any) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     worker.client_timeout = _properties.client_timeout
     if "gevent" in type(worker).__module__:
-        from lmi_handlers.gevent_threads import threads_beside  # only a worker of gevent's may import it
+        from lmi_handlers.web.gevent_threads import threads_beside  # only a worker of gevent's may import it
 
         worker.wsgi.extensions["lmi_model"].run_beside = threads_beside()
     threading.Thread(target=_drain, args=(worker,), daemon=True).start()

@@ -15,7 +15,7 @@ from typing import TextIO
 
 import msgspec
 
-from lmi_handlers.errors import ConfigError
+from lmi_handlers.core.errors import ConfigError
 
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _FORMATS = ("json", "text")

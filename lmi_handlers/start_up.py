@@ -14,15 +14,15 @@ import msgspec
 from backends import BACKENDS, load_backend_class
 from backends.features import check_installed, needs_model, passes_options, sampled_defaults
 from backends.selection import Selection, check_gpus, count_gpus, select_backend
-from lmi_handlers.dialects import check_dialects
+from lmi_handlers.apis import check_dialects
+from lmi_handlers.config.not_provided import check_scripts
+from lmi_handlers.config.properties import LoadedProperties, ServingProperties, load_properties
+from lmi_handlers.config.server_settings import ServerSettings, netloc, parse_origins
+from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.engine.adapters import find_adapters
 from lmi_handlers.engine.cache_dir import default_cache_dir
 from lmi_handlers.engine.model_files import DEFAULT_MODEL_NAME, has_model_files, locate_model
-from lmi_handlers.errors import ConfigError
 from lmi_handlers.log import log_format
-from lmi_handlers.not_provided import check_scripts
-from lmi_handlers.properties import LoadedProperties, ServingProperties, load_properties
-from lmi_handlers.server_settings import ServerSettings, netloc, parse_origins
 from lmi_handlers.text.bundle import read_chat_template
 from lmi_handlers.text.reasoning import choose_reasoning
 

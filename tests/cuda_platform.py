@@ -11,8 +11,8 @@ import types
 from pathlib import Path
 from typing import Any
 
-from lmi_handlers.errors import ConfigError
-from lmi_handlers.properties import ServingProperties
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError
 
 
 def become_eight_h100() -> None:

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from backends.base import ModelFiles
-from lmi_handlers.errors import InvalidRequest
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import TokenRequest
-from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.sampling_params import SamplingParams
 
 OPTIONS: dict[str, Any] = {
     "dtype": "fp32",

@@ -9,11 +9,11 @@ import pytest
 import requests
 from serving import Server
 
-from lmi_handlers.budget import Budget
-from lmi_handlers.dialects.aleph_alpha import AlephAlphaDialect
-from lmi_handlers.dialects.base import ModelFacts
-from lmi_handlers.errors import DeadlineExceeded, EngineDead, EngineNotReady, InvalidRequest, LMIError, QueueFull
-from lmi_handlers.options import ServingProperties
+from lmi_handlers.apis.aleph_alpha.chat import AlephAlphaDialect
+from lmi_handlers.apis.base import ModelFacts
+from lmi_handlers.config.budget import Budget
+from lmi_handlers.config.options import ServingProperties
+from lmi_handlers.core.errors import DeadlineExceeded, EngineDead, EngineNotReady, InvalidRequest, LMIError, QueueFull
 
 BUDGET = Budget.of(ServingProperties())
 

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from serving import Server
 
 from formatters.aleph_alpha_completion import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
-from lmi_handlers.budget import Budget
-from lmi_handlers.dialects.aleph_alpha_completion import NEUTRAL, AlephAlphaCompletionDialect
-from lmi_handlers.dialects.base import ModelFacts, Parsed, Payload
-from lmi_handlers.errors import InvalidRequest, QueueFull
-from lmi_handlers.options import ServingProperties
-from lmi_handlers.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.request import GenerationRequest
-from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.apis.aleph_alpha.completion import NEUTRAL, AlephAlphaCompletionDialect
+from lmi_handlers.apis.base import ModelFacts, Parsed, Payload
+from lmi_handlers.config.budget import Budget
+from lmi_handlers.config.options import ServingProperties
+from lmi_handlers.core.errors import InvalidRequest, QueueFull
+from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
+from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.sampling_params import SamplingParams
 
 BUDGET = Budget.of(ServingProperties())
 

@@ -17,14 +17,14 @@ from standin import standin
 
 from backends import load_backend_class
 from backends.base import Backend, ModelFiles
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.core.limits import check_sampling_params
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.cache_dir import default_cache_dir
 from lmi_handlers.engine.model_store import resolve_model
-from lmi_handlers.errors import InvalidRequest
-from lmi_handlers.limits import check_sampling_params
-from lmi_handlers.outputs import FinishReason, TokenOutput
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import TokenRequest
-from lmi_handlers.sampling_params import SamplingParams
 from lmi_handlers.text.bundle import build_byte_bundle, build_text_bundle
 
 

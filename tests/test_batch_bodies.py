@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving import Server
 
-from lmi_handlers.batch_bodies import is_batch, records
+from lmi_handlers.web.batch_bodies import is_batch, records
 
 
 @given(st.binary(max_size=30).map(lambda data: data.replace(b"a", b"\n")))

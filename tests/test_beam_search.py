@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 from serving import Server, StartServer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
-from lmi_handlers.beam_search import Beam, BeamSearch, Continuations
+from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.core.outputs import FinishReason
+from lmi_handlers.core.request import BeamSearchParams
 from lmi_handlers.engine.cache_dir import default_cache_dir
 from lmi_handlers.engine.model_store import resolve_model
-from lmi_handlers.errors import InvalidRequest
-from lmi_handlers.outputs import FinishReason
-from lmi_handlers.request import BeamSearchParams
+from lmi_handlers.serving.beam_search import Beam, BeamSearch, Continuations
 
 Expand = Callable[[list[Beam]], Sequence[Continuations]]
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi_handlers.budget import Budget
-from lmi_handlers.dialects.openai_request import ChatCompletionBody, CompletionBody
-from lmi_handlers.dialects.structured_outputs import StructuredOutputsBody
-from lmi_handlers.errors import InvalidRequest, PayloadTooLarge
-from lmi_handlers.json_shape import JsonShape, count_members, json_shape
-from lmi_handlers.options import ServingProperties
+from lmi_handlers.apis.openai.body import ChatCompletionBody, CompletionBody
+from lmi_handlers.apis.structured_outputs import StructuredOutputsBody
+from lmi_handlers.config.budget import Budget
+from lmi_handlers.config.options import ServingProperties
+from lmi_handlers.core.errors import InvalidRequest, PayloadTooLarge
+from lmi_handlers.core.json_shape import JsonShape, count_members, json_shape
 
 TEXTS = st.text(st.sampled_from('ab\\"\n{}[]:,é😀'))
 VALUES = st.recursive(

@@ -27,9 +27,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from backends.base import ModelFiles
 from backends.echo import EchoBackend
 from formatters.lmi import JsonFormatter
-from lmi_handlers.answer import Answer
-from lmi_handlers.beam_generation import BeamGeneration
-from lmi_handlers.beside import RunBeside, at_once
+from lmi_handlers.core.beside import RunBeside, at_once
+from lmi_handlers.core.errors import (
+    ClientDisconnected,
+    DeadlineExceeded,
+    EngineDead,
+    EngineNotReady,
+    InvalidRequest,
+    QueueFull,
+    RequestFailed,
+)
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.request import BeamSearchParams, GenerationRequest
+from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.core.usage import Usage
 from lmi_handlers.engine import channel as channel_module
 from lmi_handlers.engine.admission import RollingBatch
 from lmi_handlers.engine.channel import Channel, MessageTooLong, ProtocolError, engine_end, worker_end
@@ -50,23 +61,12 @@ from lmi_handlers.engine.messages import (
 from lmi_handlers.engine.outbox import Outbox, join_outputs
 from lmi_handlers.engine.process import WorkerServer, start_repeating
 from lmi_handlers.engine.sender import Sender
-from lmi_handlers.errors import (
-    ClientDisconnected,
-    DeadlineExceeded,
-    EngineDead,
-    EngineNotReady,
-    InvalidRequest,
-    QueueFull,
-    RequestFailed,
-)
 from lmi_handlers.metrics.requests import RequestMetrics
-from lmi_handlers.outputs import FinishReason, TokenOutput
-from lmi_handlers.request import BeamSearchParams, GenerationRequest
-from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.serving.answer import Answer
+from lmi_handlers.serving.beam_generation import BeamGeneration
 from lmi_handlers.text.bundle import build_byte_bundle
 from lmi_handlers.text.sequence import SequenceText, TextRules
 from lmi_handlers.text.tokenizer import Tokenizer
-from lmi_handlers.usage import Usage
 
 P = ParamSpec("P")
 T = TypeVar("T")

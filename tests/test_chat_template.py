@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from lmi_handlers.errors import InvalidRequest, UnsupportedFeature
-from lmi_handlers.request import ChatPrompt
+from lmi_handlers.core.errors import InvalidRequest, UnsupportedFeature
+from lmi_handlers.core.request import ChatPrompt
 from lmi_handlers.text.bundle import TextBundle
 from lmi_handlers.text.chat_template import render_chat
 

@@ -15,9 +15,9 @@ from serving import Server, free_port
 
 from backends.selection import select_backend
 from lmi_handlers import __version__
+from lmi_handlers.config.options import as_name
+from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.engine.model_files import DEFAULT_MODEL_NAME
-from lmi_handlers.options import as_name
-from lmi_handlers.properties import ServingProperties
 
 Completed = subprocess.CompletedProcess[str]
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lmi_handlers.client_socket import ClientSocket, Limits, Waiting
-from lmi_handlers.connection import limit_writes
-from lmi_handlers.errors import QueueFull
-from lmi_handlers.http_exchange import ArrivingBodies
+from lmi_handlers.core.errors import QueueFull
+from lmi_handlers.web.client_socket import ClientSocket, Limits, Waiting
+from lmi_handlers.web.connection import limit_writes
+from lmi_handlers.web.exchange import ArrivingBodies
 
 MIB = 1 << 20
 

@@ -15,7 +15,7 @@ import torch
 
 from backends.cpu_dtype import is_emulated
 from backends.transformers.loading import load_model
-from lmi_handlers.properties import ServingProperties
+from lmi_handlers.config.properties import ServingProperties
 
 
 def set_cpu(monkeypatch: pytest.MonkeyPatch, *, onednn: bool, instructions: bool = True) -> None:

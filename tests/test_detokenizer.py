@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-from lmi_handlers.errors import ConfigError, InvalidRequest
+from lmi_handlers.core.errors import ConfigError, InvalidRequest
 from lmi_handlers.text.bundle import TextBundle, build_byte_bundle, build_text_bundle
 from lmi_handlers.text.detokenizer import (
     Detokenizer,

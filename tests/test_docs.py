@@ -13,7 +13,7 @@ from serving import Server
 
 from backends import BACKENDS
 from backends.features import OF_REQUESTS, OF_THE_TEXT_LAYER, features_page, sampled_defaults, unsupported
-from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.text import reasoning as reasoning_formats
 from lmi_handlers.text import tool_formats
 

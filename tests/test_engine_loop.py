@@ -15,12 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from backends.base import ModelFiles
 from backends.echo import EchoBackend
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.admission import Admission, DynamicBatch, RollingBatch
 from lmi_handlers.engine.loop import Disconnected, EngineLoop, Inbox
 from lmi_handlers.engine.messages import Abort, EngineMessage, Failed, Outputs, SequenceOutput, Submit
-from lmi_handlers.outputs import FinishReason, TokenOutput
-from lmi_handlers.request import TokenRequest
-from lmi_handlers.sampling_params import SamplingParams
 
 EOS = 256
 MAX_MODEL_LEN = 32

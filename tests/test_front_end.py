@@ -13,7 +13,7 @@ import pytest
 import requests
 from serving import Server
 
-from lmi_handlers.start_page import start_page
+from lmi_handlers.web.start_page import start_page
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
 

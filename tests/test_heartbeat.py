@@ -17,9 +17,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from lmi_handlers.core.errors import ConfigError, LoadFailed
+from lmi_handlers.core.load_failure import load_failure
 from lmi_handlers.engine.heartbeat import CPU_PATIENCE, Activity, Heartbeat, HeartbeatReader
-from lmi_handlers.errors import ConfigError, LoadFailed
-from lmi_handlers.load_failure import load_failure
 
 LIMIT = 60.0
 

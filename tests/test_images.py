@@ -26,12 +26,12 @@ from backends.base import Backend, ModelFiles
 from backends.image_preparer import ImagePreparer
 from backends.transformers.backend import TransformersBackend
 from backends.transformers.rolling import RollingRunner
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.request import EncodedImage, ImagePrompt, TokenRequest
+from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.engine.cache_dir import default_cache_dir
 from lmi_handlers.engine.model_store import resolve_model
-from lmi_handlers.outputs import FinishReason, TokenOutput
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import EncodedImage, ImagePrompt, TokenRequest
-from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.text.bundle import build_text_bundle
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.model]

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from lmi_handlers.core.errors import QueueFull
+from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.job_queue import MAX_HEAD_START, Job, JobQueue
 from lmi_handlers.engine.messages import Submit
-from lmi_handlers.errors import QueueFull
-from lmi_handlers.sampling_params import SamplingParams
 
 SIZE = 12
 

@@ -22,11 +22,11 @@ from standin import standin
 from backends.base import Backend, ModelFiles
 from backends.lmi_dist.backend import LmiDistBackend
 from backends.lmi_dist.engine_args import engine_arguments
-from lmi_handlers.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedFeature
-from lmi_handlers.outputs import FinishReason, TokenOutput
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import TokenRequest
-from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedFeature
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 
 VOCAB_SIZE = 64
 MAX_MODEL_LEN = 48
@@ -126,7 +126,7 @@ def test_package_needs_no_vllm_of_today(model: ModelFiles) -> None:
         sys.modules["vllm"] = None
         from backends.base import ModelFiles
         from backends.lmi_dist.backend import LmiDistBackend
-        from lmi_handlers.properties import ServingProperties
+        from lmi_handlers.config.properties import ServingProperties
         files = ModelFiles(path=pathlib.Path({str(model.path)!r}), eos_token_ids=(2,), vocab_size=64)
         print(LmiDistBackend.load(files, ServingProperties(), print).capabilities.max_model_len)
     """
@@ -139,8 +139,8 @@ def test_neither_is_there() -> None:
         sys.modules["vllm"] = None
         from backends.base import ModelFiles
         from backends.lmi_dist.backend import LmiDistBackend
-        from lmi_handlers.errors import ConfigError
-        from lmi_handlers.properties import ServingProperties
+        from lmi_handlers.core.errors import ConfigError
+        from lmi_handlers.config.properties import ServingProperties
         try:
             LmiDistBackend.load(ModelFiles(path=None, eos_token_ids=(), vocab_size=1), ServingProperties(), print)
         except ConfigError as error:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from lmi_handlers.dialects.base import Payload
-from lmi_handlers.dialects.lmi import LmiDialect
-from lmi_handlers.errors import InvalidRequest
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import GenerationRequest
-from lmi_handlers.sampling_params import StructuredOutputs
+from lmi_handlers.apis.base import Payload
+from lmi_handlers.apis.lmi.dialect import LmiDialect
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.sampling_params import StructuredOutputs
 
 TENSORRT_LLM = {"temperature": 0.8, "top_k": 5, "top_p": 0.85}
 SCHEMA = {"type": "object", "properties": {"a": {"const": "é"}}}

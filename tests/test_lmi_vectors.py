@@ -17,15 +17,15 @@ from serving import Server
 
 from formatters import load_formatter_class
 from formatters.base import Formatter
-from lmi_handlers.budget import Budget
-from lmi_handlers.dialects.base import Payload
-from lmi_handlers.dialects.lmi import LmiDialect
-from lmi_handlers.dialects.lmi_parameters import parse_body
-from lmi_handlers.errors import RequestFailed
-from lmi_handlers.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import GenerationRequest
-from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.apis.base import Payload
+from lmi_handlers.apis.lmi.body import parse_body
+from lmi_handlers.apis.lmi.dialect import LmiDialect
+from lmi_handlers.config.budget import Budget
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import RequestFailed
+from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
+from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.sampling_params import SamplingParams
 
 BUDGET = Budget.of(ServingProperties())
 

@@ -27,7 +27,7 @@ from flask import Flask, Response, request
 from serving import Server, StartServer, free_port
 from werkzeug.serving import make_server
 
-from lmi_handlers.local_runtime import local_runtime
+from lmi_handlers.sagemaker_runtime.routes import local_runtime
 
 if TYPE_CHECKING:
     from mypy_boto3_sagemaker_runtime import SageMakerRuntimeClient
@@ -226,7 +226,7 @@ def test_leaving_a_stream_frees_the_engine(start_server: StartServer) -> None:
 
 SHORT_LIMITS = """
 from lmi_handlers.app import create_app
-from lmi_handlers.local_runtime import local_runtime
+from lmi_handlers.sagemaker_runtime.routes import local_runtime
 
 app = create_app()
 app.register_blueprint(local_runtime(split_payload_parts=False, invoke_time_limit=0.5, stream_time_limit=0.5))

@@ -128,8 +128,8 @@ BESIDE = """
 import gc, weakref
 from gevent import monkey
 monkey.patch_all()
-from lmi_handlers.errors import InvalidRequest
-from lmi_handlers.gevent_threads import threads_beside
+from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.web.gevent_threads import threads_beside
 
 class Text(str):
     pass

@@ -25,7 +25,10 @@ from picture_server import RED, PictureServer, picture
 from backends.image_decoder import MODULE, Rgb, decode, decode_image
 from backends.image_preparer import ImagePreparer
 from backends.limited_process import Expired, LimitedProcess
-from lmi_handlers.errors import ConfigError, InvalidRequest
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError, InvalidRequest
+from lmi_handlers.core.request import EncodedImage, ImagePrompt, ImageSource, TokenRequest
+from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.media.allowed import AllowedMedia, Location, allowed_media, embedded, is_public
 from lmi_handlers.media.fetcher import fetch
 from lmi_handlers.media.images import (
@@ -36,9 +39,6 @@ from lmi_handlers.media.images import (
     decode_data_url,
     image_loader,
 )
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import EncodedImage, ImagePrompt, ImageSource, TokenRequest
-from lmi_handlers.sampling_params import SamplingParams
 
 LIMITS = ImageLimits(max_images=3, max_bytes=100_000, max_pixels=10_000)
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from serving import Server, StartServer
 
-from lmi_handlers.errors import (
+from lmi_handlers.core.errors import (
     ClientDisconnected,
     DeadlineExceeded,
     EngineDead,
@@ -34,11 +34,11 @@ from lmi_handlers.errors import (
     QueueFull,
     RequestFailed,
 )
+from lmi_handlers.core.usage import Usage
 from lmi_handlers.metrics.catalogue import CATALOGUE, metrics_page
 from lmi_handlers.metrics.cells import Cells, totals
 from lmi_handlers.metrics.requests import RequestMetrics
 from lmi_handlers.metrics.series import Catalogue, exposition
-from lmi_handlers.usage import Usage
 
 ROOT = Path(__file__).parent.parent
 ECHO = "option.rolling_batch=echo\noption.echo_faults=true\n"

@@ -15,16 +15,16 @@ from serving import Server, StartServer
 
 from formatters.mindie import MindieJsonFormatter, MindieSseFormatter
 from formatters.tgi import TgiFormatter
-from lmi_handlers.dialects import invocations_dialect, root_dialect
-from lmi_handlers.dialects.base import Parsed, Payload, TokenLimits
-from lmi_handlers.dialects.mindie import MindieDialect
-from lmi_handlers.dialects.tgi import CompatDialect
-from lmi_handlers.dialects.tgi_request import TgiParameters
-from lmi_handlers.errors import InvalidRequest
-from lmi_handlers.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import GenerationRequest
-from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.apis import invocations_dialect, root_dialect
+from lmi_handlers.apis.base import Parsed, Payload, TokenLimits
+from lmi_handlers.apis.mindie.dialect import MindieDialect
+from lmi_handlers.apis.tgi.body import TgiParameters
+from lmi_handlers.apis.tgi.dialect import CompatDialect
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
+from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.sampling_params import SamplingParams
 
 DATA = Path(__file__).parent / "data" / "mindie"
 REQUEST: dict[str, Any] = json.loads((DATA / "request.json").read_text())

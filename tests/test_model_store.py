@@ -14,9 +14,9 @@ import gguf
 import numpy as np
 import pytest
 
+from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.engine.cache_dir import default_cache_dir
 from lmi_handlers.engine.model_store import resolve_model
-from lmi_handlers.errors import ConfigError
 
 
 def resolve(
@@ -213,7 +213,9 @@ def test_a_hub_id_without_a_network_is_one_sentence(tmp_path: Path) -> None:
     process = start_resolving("nobody/no-such-model", tmp_path, HF_HUB_OFFLINE="1", HF_HUB_CACHE=str(tmp_path / "hub"))
     _, err = process.communicate(timeout=60)
     assert process.returncode != 0
-    assert err.splitlines()[-1].startswith("lmi_handlers.errors.ConfigError: option.model_id: nobody/no-such-model is")
+    assert err.splitlines()[-1].startswith(
+        "lmi_handlers.core.errors.ConfigError: option.model_id: nobody/no-such-model is"
+    )
     assert err.splitlines()[-1].endswith("the Hugging Face hub is out of reach")
 
 
@@ -255,7 +257,7 @@ def test_a_hub_that_fails_for_a_moment_is_tried_again(
         if status is not None:
             hub.shutdown()
     assert err.splitlines()[-1].startswith(
-        f"lmi_handlers.errors.{error}: option.model_id: nobody/none is neither a folder"
+        f"lmi_handlers.core.errors.{error}: option.model_id: nobody/none is neither a folder"
     )
     assert words in err.splitlines()[-1]
 

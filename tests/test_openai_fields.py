@@ -12,17 +12,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from lmi_handlers.budget import Budget
-from lmi_handlers.dialects.aleph_alpha import AlephAlphaBody, AlephAlphaDialect
-from lmi_handlers.dialects.base import Dialect, ModelFacts, Parsed, Payload, TokenLimits
-from lmi_handlers.dialects.lmi import LmiDialect
-from lmi_handlers.dialects.lmi_parameters import LmiParameters
-from lmi_handlers.dialects.openai import ChatDialect, CompletionsDialect
-from lmi_handlers.dialects.openai_request import ChatCompletionBody, CompletionBody
-from lmi_handlers.dialects.tgi import CompatDialect
-from lmi_handlers.dialects.tgi_request import TgiCompatBody, TgiParameters
-from lmi_handlers.errors import InvalidRequest
-from lmi_handlers.properties import ServingProperties
+from lmi_handlers.apis.aleph_alpha.chat import AlephAlphaBody, AlephAlphaDialect
+from lmi_handlers.apis.base import Dialect, ModelFacts, Parsed, Payload, TokenLimits
+from lmi_handlers.apis.lmi.body import LmiParameters
+from lmi_handlers.apis.lmi.dialect import LmiDialect
+from lmi_handlers.apis.openai.body import ChatCompletionBody, CompletionBody
+from lmi_handlers.apis.openai.dialect import ChatDialect, CompletionsDialect
+from lmi_handlers.apis.tgi.body import TgiCompatBody, TgiParameters
+from lmi_handlers.apis.tgi.dialect import CompatDialect
+from lmi_handlers.config.budget import Budget
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import InvalidRequest
 
 BUDGET = Budget.of(ServingProperties())
 

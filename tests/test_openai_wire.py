@@ -18,10 +18,11 @@ from formatters.openai_chat import (
     ChatSseFormatter,
 )
 from formatters.openai_completions import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
-from lmi_handlers.budget import Budget
-from lmi_handlers.dialects.base import ModelFacts, Parsed, Payload, TokenLimits
-from lmi_handlers.dialects.openai import ChatDialect, CompletionsDialect
-from lmi_handlers.errors import (
+from lmi_handlers.apis.base import ModelFacts, Parsed, Payload, TokenLimits
+from lmi_handlers.apis.openai.dialect import ChatDialect, CompletionsDialect
+from lmi_handlers.config.budget import Budget
+from lmi_handlers.config.options import ServingProperties
+from lmi_handlers.core.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
     EngineDead,
@@ -35,10 +36,9 @@ from lmi_handlers.errors import (
     UnsupportedFeature,
     UnsupportedMediaType,
 )
-from lmi_handlers.options import ServingProperties
-from lmi_handlers.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.request import ChatPrompt, GenerationRequest
-from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
+from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
+from lmi_handlers.core.request import ChatPrompt, GenerationRequest
+from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.text.tool_calls import CallListParser, NamedCallParser
 
 BUDGET = Budget.of(ServingProperties())

@@ -16,8 +16,8 @@ from openapi_contract import Contract
 from openapi_spec_validator import validate
 from serving import API_KEY, ENVIRON, Server
 
+from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.openapi.document import openapi_document
-from lmi_handlers.options import ServingProperties
 
 DATA = Path(__file__).parent / "data"
 

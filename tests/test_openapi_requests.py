@@ -20,8 +20,8 @@ from schemathesis.specs.openapi.checks import (
 from serving import Server
 
 from formatters.tgi import to_float32
+from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.openapi.document import openapi_document
-from lmi_handlers.options import ServingProperties
 
 DOCUMENT: dict[str, Any] = json.loads(
     openapi_document(ServingProperties(model_name="m", rolling_batch="echo"), has_api_key=False)

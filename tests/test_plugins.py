@@ -14,7 +14,7 @@ from backends import BACKENDS, available_backends, load_backend_class
 from backends.base import Backend
 from formatters import FORMATTERS, available_formatters, load_formatter_class
 from formatters.base import Formatter
-from lmi_handlers.errors import ConfigError
+from lmi_handlers.core.errors import ConfigError
 
 LIBRARIES = {"tensorrt_llm": "tensorrt_llm", "transformers": "torch", "vllm": "vllm"}
 PLUGIN = Path(__file__).parent / "plugin"

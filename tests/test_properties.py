@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi_handlers.errors import ConfigError
-from lmi_handlers.options import (
+from lmi_handlers.config.options import (
     DEPRECATED_KEYS,
     KEYS,
     NATIVE,
@@ -28,7 +27,7 @@ from lmi_handlers.options import (
     options_page,
     text_of,
 )
-from lmi_handlers.properties import (
+from lmi_handlers.config.properties import (
     LoadedProperties,
     ServingProperties,
     Setting,
@@ -37,6 +36,7 @@ from lmi_handlers.properties import (
     redacted,
     render_settings,
 )
+from lmi_handlers.core.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
 
@@ -733,6 +733,6 @@ def test_shipped_file_leaves_every_default_as_it_is() -> None:
 
 def test_options_page_is_the_generated_one() -> None:
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
-    assert page == options_page(), "run: python -m lmi_handlers.options > docs/options.md"
+    assert page == options_page(), "run: python -m lmi_handlers.config.options > docs/options.md"
     for declared in OPTIONS.values():
         assert f"| `{declared.key}` |" in page

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from backends.transformers.sampler import Sampled, SamplerState, logprobs_and_best, sample
-from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.core.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
 VOCAB_SIZE = 1500  # more than the middle size that the nucleus search tries

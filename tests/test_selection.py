@@ -17,8 +17,8 @@ from backends.selection import (
     find_gpu,
     select_backend,
 )
-from lmi_handlers.errors import ConfigError
-from lmi_handlers.properties import ServingProperties
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError
 
 LLAMA = ("LlamaForCausalLM",)
 

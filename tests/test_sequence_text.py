@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi_handlers.outputs import FinishReason, TextDelta, Token, TokenOutput
-from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.core.outputs import FinishReason, TextDelta, Token, TokenOutput
+from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.text.bundle import build_byte_bundle
 from lmi_handlers.text.sequence import SequenceText, TextRules
 from lmi_handlers.text.tokenizer import Tokenizer

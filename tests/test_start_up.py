@@ -17,15 +17,15 @@ from click.testing import CliRunner
 from gunicorn.util import parse_address
 from serving import Server, free_port
 
+from lmi_handlers.apis import InvocationsDialects
+from lmi_handlers.apis.base import ModelFacts, Payload
 from lmi_handlers.cli import main
-from lmi_handlers.dialects import InvocationsDialects
-from lmi_handlers.dialects.base import ModelFacts, Payload
+from lmi_handlers.config.not_provided import NOT_PROVIDED, NotProvided, Place
+from lmi_handlers.config.properties import load_properties
+from lmi_handlers.config.server_settings import parse_origins
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.engine.model_files import DEFAULT_MODEL_NAME
-from lmi_handlers.errors import ConfigError
-from lmi_handlers.not_provided import NOT_PROVIDED, NotProvided, Place
-from lmi_handlers.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.properties import load_properties
-from lmi_handlers.server_settings import parse_origins
 
 CONFIGURATION = ("LMI_", "OPTION_", "SERVING_", "SAGEMAKER_", "HF_", "MODEL_", "DJL_", "CUDA_")
 ECHO = {"serving.properties": "option.rolling_batch=echo\n"}

@@ -29,14 +29,14 @@ from backends.base import ModelFiles
 from backends.grammar import Grammar, Vocabulary, grammar_text
 from backends.grammar_compiler import GrammarCompiler
 from backends.transformers.backend import TransformersBackend
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import InvalidRequest, RequestFailed, UnsupportedFeature
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.engine.admission import RollingBatch
 from lmi_handlers.engine.loop import EngineLoop, Inbox
 from lmi_handlers.engine.messages import EngineMessage, Failed, Outputs, Submit
-from lmi_handlers.errors import InvalidRequest, RequestFailed, UnsupportedFeature
-from lmi_handlers.outputs import FinishReason, TokenOutput
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import TokenRequest
-from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.text.bundle import TOKENIZER_FILE, build_byte_bundle
 
 VOCAB_SIZE = 300  # more than the tokenizer has, as many models do

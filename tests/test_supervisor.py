@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving import Server, StartServer
 
+from lmi_handlers.config.properties import load_properties
 from lmi_handlers.engine import supervisor
 from lmi_handlers.engine.settings import EngineSettings
 from lmi_handlers.engine.supervisor import Restarts
-from lmi_handlers.properties import load_properties
 
 ECHO = "option.rolling_batch=echo\noption.echo_faults=true\n"
 

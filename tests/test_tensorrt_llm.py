@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from standin import standin
 
 from backends.base import ModelFiles
-from lmi_handlers.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedFeature
-from lmi_handlers.outputs import FinishReason, TokenOutput
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import TokenRequest
-from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedFeature
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 
 with standin("tensorrt_llm"):
     import tensorrt_llm

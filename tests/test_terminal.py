@@ -20,7 +20,7 @@ import pytest
 import requests
 from serving import ENVIRON, free_port
 
-from lmi_handlers.errors import ConfigError
+from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.log import JsonLines, TextLines, log_format
 
 COLOUR = re.compile(r"\x1b\[\d*m")

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
-from lmi_handlers.errors import ConfigError
+from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.text.bundle import TextBundle, build_byte_bundle, build_text_bundle, load_text_bundle
 from lmi_handlers.text.tokenizer import Tokenizer
 
@@ -166,7 +166,7 @@ import sys
 from pathlib import Path
 import lmi_handlers.text.chat_template, lmi_handlers.text.sequence
 assert "transformers" not in sys.modules
-from lmi_handlers.request import ChatPrompt
+from lmi_handlers.core.request import ChatPrompt
 from lmi_handlers.text.bundle import load_text_bundle
 from lmi_handlers.text.tokenizer import Tokenizer
 bundle = load_text_bundle(Path(sys.argv[1]))

@@ -14,8 +14,8 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import GenerationError, ValidationError
 from serving import Server
 
-from lmi_handlers.options import TGI
-from lmi_handlers.properties import load_properties
+from lmi_handlers.config.options import TGI
+from lmi_handlers.config.properties import load_properties
 
 BODIES: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent / "data" / "tgi" / "wire_bodies.json").read_text()

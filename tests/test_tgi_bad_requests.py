@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import Server, StartServer
 
-from lmi_handlers.dialects.tgi_request import TgiParameters
+from lmi_handlers.apis.tgi.body import TgiParameters
 
 HERE = Path(__file__).parent
 CASES: dict[str, dict[str, Any]] = {

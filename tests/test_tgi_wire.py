@@ -13,11 +13,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from formatters.tgi import TgiArrayFormatter, TgiFormatter, TgiJsonFormatter, TgiSseFormatter, error_document, float32
-from lmi_handlers.dialects.tgi import plain
-from lmi_handlers.errors import InvalidRequest, QueueFull, RequestFailed
-from lmi_handlers.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.request import GenerationRequest
-from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.apis.tgi.dialect import plain
+from lmi_handlers.core.errors import InvalidRequest, QueueFull, RequestFailed
+from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
+from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.sampling_params import SamplingParams
 
 DATA = Path(__file__).parent / "data" / "tgi"
 BODIES: dict[str, dict[str, Any]] = json.loads((DATA / "wire_bodies.json").read_text())

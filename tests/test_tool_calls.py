@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi_handlers.errors import ConfigError
+from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.text.tool_calls import (
     CallListParser,
     MessageDelta,

@@ -25,13 +25,13 @@ from backends.transformers.bad_words import BadWords
 from backends.transformers.fallback import SequentialRunner
 from backends.transformers.loading import _window_missing
 from backends.transformers.rolling import RollingRunner, decode_groups
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError, InvalidRequest
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.cache_dir import default_cache_dir
 from lmi_handlers.engine.model_store import resolve_model
-from lmi_handlers.errors import ConfigError, InvalidRequest
-from lmi_handlers.outputs import FinishReason, TokenOutput
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import TokenRequest
-from lmi_handlers.sampling_params import SamplingParams
 from lmi_handlers.text.bundle import TOKENIZER_FILE, build_byte_bundle
 
 VOCAB_SIZE = 128

@@ -17,14 +17,14 @@ import pytest
 import tokenizers
 
 from backends.base import Backend, ModelFiles
+from lmi_handlers.config.options import OPTIONS
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError, InvalidRequest
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.engine.cache_dir import default_cache_dir
 from lmi_handlers.engine.model_store import resolve_model
-from lmi_handlers.errors import ConfigError, InvalidRequest
-from lmi_handlers.options import OPTIONS
-from lmi_handlers.outputs import FinishReason, TokenOutput
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import TokenRequest
-from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.text.bundle import build_text_bundle, load_text_bundle
 from lmi_handlers.text.tokenizer import Tokenizer
 

@@ -18,8 +18,8 @@ import torch
 from packaging.requirements import Requirement
 from transformers import TemperatureLogitsWarper, TypicalLogitsWarper
 
-from lmi_handlers.errors import ConfigError
-from lmi_handlers.properties import ServingProperties
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError
 
 pytestmark = [
     pytest.mark.needs("vllm"),
@@ -148,7 +148,7 @@ def test_offline() -> None:
     script = """
 from backends.lmi_dist.on_vllm import LmiDistOnVLLM
 from backends.vllm.backend import VLLMBackend
-from lmi_handlers.properties import ServingProperties
+from lmi_handlers.config.properties import ServingProperties
 for backend in VLLMBackend, LmiDistOnVLLM:
     backend.check_options(ServingProperties())
 """

@@ -163,7 +163,7 @@ def test_log_has_no_prompt_and_only_json_lines(private_server: Server) -> None:
     # What an operator has to mend is said in plain words.
     records = [json.loads(line) for line in log.splitlines() if not line.startswith("lmi: ")]
     assert all({"time", "level", "logger", "message"} <= record.keys() for record in records)
-    logged = [record for record in records if record["logger"] == "lmi_handlers.access_log"]
+    logged = [record for record in records if record["logger"] == "lmi_handlers.web.access_log"]
     assert len(logged) == len(statuses) + 1
     assert any("crashed, as the prompt asked" in record.get("exception", "") for record in records)
     assert SECRET not in log

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 from backends.base import Backend, Capabilities, ModelFiles
 from backends.lmi_dist.engine_args import engine_arguments, max_num_seqs
 from backends.lmi_dist.sequence import Sequence
-from lmi_handlers.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedFeature
-from lmi_handlers.limits import check_adapter, check_prompt
-from lmi_handlers.load_failure import load_failure
-from lmi_handlers.outputs import TokenOutput
-from lmi_handlers.plugins import load_class
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import TokenRequest
-from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedFeature
+from lmi_handlers.core.limits import check_adapter, check_prompt
+from lmi_handlers.core.load_failure import load_failure
+from lmi_handlers.core.outputs import TokenOutput
+from lmi_handlers.core.plugins import load_class
+from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from backends.lmi_dist.engine import LmiDistEngine

@@ -12,10 +12,10 @@ from lmi_dist.init_engine import engine_from_args
 
 from backends.lmi_dist.engine_args import engine_arguments
 from backends.lmi_dist.interface import Engine, RequestOutput
-from lmi_handlers.errors import ConfigError
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import TokenRequest
-from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.sampling_params import SamplingParams
 
 _SAME_NAME = (
     "min_tokens",

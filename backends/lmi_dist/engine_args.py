@@ -7,8 +7,8 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from lmi_handlers.errors import ConfigError
-from lmi_handlers.properties import ServingProperties
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

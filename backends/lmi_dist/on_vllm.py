@@ -10,8 +10,8 @@ import msgspec
 
 from backends.base import ModelFiles
 from backends.vllm.backend import VLLMBackend
-from lmi_handlers.errors import ConfigError
-from lmi_handlers.properties import ServingProperties
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from typing_extensions import Self

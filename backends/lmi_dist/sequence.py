@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from backends.lmi_dist.interface import CompletionOutput, Logprob, RequestOutput
-from lmi_handlers.outputs import FinishReason, TokenOutput
-from lmi_handlers.request import TokenRequest
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.request import TokenRequest
 
 _FINISH_REASONS = {"length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 

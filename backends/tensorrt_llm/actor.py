@@ -12,8 +12,8 @@ from tensorrt_llm.executor.utils import RequestError
 from tensorrt_llm.llmapi import RequestOutput
 
 from backends.tensorrt_llm.sequence import Sequence
-from lmi_handlers.errors import EngineDead, RequestFailed
-from lmi_handlers.outputs import TokenOutput
+from lmi_handlers.core.errors import EngineDead, RequestFailed
+from lmi_handlers.core.outputs import TokenOutput
 
 _JOIN_SECONDS = 5.0
 

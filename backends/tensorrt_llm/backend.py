@@ -17,12 +17,12 @@ from backends.tensorrt_llm.llm_args import choose_max_model_len, llm_arguments, 
 from backends.tensorrt_llm.lora import lora_requests
 from backends.tensorrt_llm.sampling import engine_sampling_params
 from backends.tensorrt_llm.sequence import Sequence
-from lmi_handlers.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedFeature
-from lmi_handlers.limits import check_adapter, check_prompt, check_sampling_params
-from lmi_handlers.load_failure import load_failure
-from lmi_handlers.outputs import TokenOutput
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import TokenRequest
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedFeature
+from lmi_handlers.core.limits import check_adapter, check_prompt, check_sampling_params
+from lmi_handlers.core.load_failure import load_failure
+from lmi_handlers.core.outputs import TokenOutput
+from lmi_handlers.core.request import TokenRequest
 
 MAX_LOGPROBS = 0
 """The sampler gives the log probability of the sampled token, and of no other."""

@@ -12,8 +12,8 @@ import torch
 from tensorrt_llm.llmapi import CapacitySchedulerPolicy, KvCacheConfig, SchedulerConfig
 
 from backends.tensorrt_llm.lora import lora_config
-from lmi_handlers.errors import ConfigError
-from lmi_handlers.properties import ServingProperties
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from typing import Any
 from tensorrt_llm.executor.request import LoRARequest
 from tensorrt_llm.lora_helper import LoraConfig
 
-from lmi_handlers.errors import ConfigError
-from lmi_handlers.properties import ServingProperties
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError
 
 _MODULES = {
     "q_proj": "attn_q",

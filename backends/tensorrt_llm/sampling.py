@@ -10,7 +10,7 @@ import tensorrt_llm
 import torch
 from tensorrt_llm.llmapi import GuidedDecodingParams
 
-from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
+from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 
 NO_END_ID = -1
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from tensorrt_llm.llmapi import CompletionOutput, RequestOutput
 
-from lmi_handlers.errors import RequestFailed
-from lmi_handlers.outputs import FinishReason, TokenOutput
-from lmi_handlers.request import TokenRequest
+from lmi_handlers.core.errors import RequestFailed
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.request import TokenRequest
 
 _ROWS = 256  # of logits turned into log probabilities at a time, each as wide as the vocabulary
 

@@ -23,12 +23,12 @@ from backends.transformers.loading import choose_max_model_len, choose_runner, l
 from backends.transformers.runner import Runner
 from backends.transformers.sampler import Sampled, logprobs_and_best, sample
 from backends.transformers.sequence import Chunk, Sequence, next_chunk
-from lmi_handlers.errors import ConfigError, InvalidRequest
-from lmi_handlers.limits import check_adapter, check_prompt, check_sampling_params
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError, InvalidRequest
+from lmi_handlers.core.limits import check_adapter, check_prompt, check_sampling_params
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.request import TokenRequest
 from lmi_handlers.media.images import max_images
-from lmi_handlers.outputs import FinishReason, TokenOutput
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import TokenRequest
 from lmi_handlers.text.bundle import load_processor
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from lmi_handlers.errors import InvalidRequest
+from lmi_handlers.core.errors import InvalidRequest
 
 MAX_BAD_WORDS = 1000
 MAX_CHARACTERS = 50_000

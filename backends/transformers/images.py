@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lmi_handlers.errors import InvalidRequest
-from lmi_handlers.request import TokenRequest
+from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.core.request import TokenRequest
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -22,11 +22,11 @@ from backends.transformers.packing import LinearInputs, can_pack, pack, unpack
 from backends.transformers.rolling import RollingRunner
 from backends.transformers.runner import Runner
 from backends.transformers.sequence import Chunk, Sequence
-from lmi_handlers.errors import ConfigError
-from lmi_handlers.load_failure import load_failure
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import TokenRequest
-from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.load_failure import load_failure
+from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from transformers import WatermarkLogitsProcessor
 
 from backends.grammar import Grammar
 from backends.nucleus import nucleus_threshold, outside_typical_p
-from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.core.sampling_params import SamplingParams
 
 # Below this a temperature only overflows; the most probable token is all that is left of the distribution.
 MIN_TEMPERATURE = 1e-5

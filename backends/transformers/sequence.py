@@ -11,8 +11,8 @@ from transformers import WatermarkLogitsProcessor
 
 from backends.transformers.images import ImageInputs
 from backends.transformers.sampler import SamplerState
-from lmi_handlers.outputs import FinishReason
-from lmi_handlers.request import TokenRequest
+from lmi_handlers.core.outputs import FinishReason
+from lmi_handlers.core.request import TokenRequest
 
 
 class Sequence:

@@ -42,12 +42,12 @@ from backends.vllm.engine_args import GRAMMAR_LIBRARY, TOKENIZER_FILE, engine_ar
 from backends.vllm.engine_config import engine_config
 from backends.vllm.model_runner import check_buffers, typical_processor
 from backends.vllm.sampling import engine_sampling_params, token_output
-from lmi_handlers.errors import ConfigError, EngineDead, InvalidRequest
-from lmi_handlers.limits import check_adapter
-from lmi_handlers.load_failure import load_failure
-from lmi_handlers.outputs import TokenOutput
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import TokenRequest
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest
+from lmi_handlers.core.limits import check_adapter
+from lmi_handlers.core.load_failure import load_failure
+from lmi_handlers.core.outputs import TokenOutput
+from lmi_handlers.core.request import TokenRequest
 
 if TYPE_CHECKING:
     from typing_extensions import Self

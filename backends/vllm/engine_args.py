@@ -21,9 +21,9 @@ from vllm import EngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from lmi_handlers.errors import ConfigError
-from lmi_handlers.options import OPTIONS, text_of
-from lmi_handlers.properties import NEAR, ServingProperties
+from lmi_handlers.config.options import OPTIONS, text_of
+from lmi_handlers.config.properties import NEAR, ServingProperties
+from lmi_handlers.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

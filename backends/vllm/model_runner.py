@@ -16,7 +16,7 @@ from vllm.v1.worker.gpu.sample.logit_bias import (
     MAX_NUM_STOP_TOKEN_IDS,
 )
 
-from lmi_handlers.errors import InvalidRequest
+from lmi_handlers.core.errors import InvalidRequest
 
 _TYPICAL_V1 = "backends.vllm.typical:TypicalV1"
 _TYPICAL_V2 = "backends.vllm.typical:TypicalV2"

@@ -10,9 +10,9 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from backends.vllm.typical import TYPICAL_P
-from lmi_handlers.outputs import FinishReason, TokenOutput
-from lmi_handlers.request import TokenRequest
-from lmi_handlers.sampling_params import SamplingParams, StructuredOutputs
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 
 _SAME_NAME = (
     "max_tokens",

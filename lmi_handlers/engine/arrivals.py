@@ -5,9 +5,9 @@ from __future__ import annotations
 import queue
 import threading
 
+from lmi_handlers.core.errors import LMIError
 from lmi_handlers.engine.messages import SequenceOutput
 from lmi_handlers.engine.outbox import join
-from lmi_handlers.errors import LMIError
 
 _UNREAD = 256
 """Outputs per sequence that may wait one by one."""

@@ -16,7 +16,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from lmi_handlers import errors
+from lmi_handlers.core import errors
+from lmi_handlers.core.errors import (
+    ClientDisconnected,
+    DeadlineExceeded,
+    EngineDead,
+    EngineNotReady,
+    InvalidRequest,
+    LMIError,
+)
+from lmi_handlers.core.request import ImagePrompt
+from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.arrivals import Arrivals
 from lmi_handlers.engine.channel import Channel, worker_end
 from lmi_handlers.engine.heartbeat import HeartbeatReader
@@ -33,16 +43,6 @@ from lmi_handlers.engine.messages import (
 )
 from lmi_handlers.engine.sender import Sender
 from lmi_handlers.engine.settings import heartbeat_path
-from lmi_handlers.errors import (
-    ClientDisconnected,
-    DeadlineExceeded,
-    EngineDead,
-    EngineNotReady,
-    InvalidRequest,
-    LMIError,
-)
-from lmi_handlers.request import ImagePrompt
-from lmi_handlers.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from lmi_handlers.core.errors import ConfigError, LoadFailed
+from lmi_handlers.core.load_failure import load_failure
 from lmi_handlers.engine.cache_dir import can_write
-from lmi_handlers.errors import ConfigError, LoadFailed
-from lmi_handlers.load_failure import load_failure
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 _HUB_IGNORED = ["*.bin", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.ot", "*.pt", "*.pth", "original/*"]

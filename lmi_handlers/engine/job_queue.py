@@ -6,9 +6,9 @@ import bisect
 from collections import deque
 from typing import Generic, TypeVar
 
+from lmi_handlers.core.errors import QueueFull
+from lmi_handlers.core.request import TokenRequest
 from lmi_handlers.engine.messages import Submit
-from lmi_handlers.errors import QueueFull
-from lmi_handlers.request import TokenRequest
 
 SECONDS_PER_PRIORITY = 5.0
 """One step of `priority` is worth as much as having waited this much longer."""

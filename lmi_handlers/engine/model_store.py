@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.load_failure import load_failure
 from lmi_handlers.engine.cache_dir import converted_dir
 from lmi_handlers.engine.hub import download
 from lmi_handlers.engine.model_files import find_model, locate_model, looked_in, no_conversion
-from lmi_handlers.errors import ConfigError
-from lmi_handlers.load_failure import load_failure
 
 
 def resolve_model(

@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import TypeVar
 
+from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.engine.messages import EngineMessage, Outputs, SequenceOutput
-from lmi_handlers.outputs import TokenOutput
 
 T = TypeVar("T")
 

@@ -18,6 +18,8 @@ import msgspec
 from backends import load_backend_class
 from backends.base import Backend, ModelFiles
 from backends.selection import select_backend
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError, EngineDead, LoadFailed
 from lmi_handlers.engine.adapters import find_adapters
 from lmi_handlers.engine.admission import Admission, DynamicBatch, RollingBatch
 from lmi_handlers.engine.cache_dir import default_cache_dir
@@ -28,10 +30,8 @@ from lmi_handlers.engine.messages import Abort, EngineInfo, EngineMessage, Faile
 from lmi_handlers.engine.model_store import resolve_model
 from lmi_handlers.engine.outbox import Outbox
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings, read_line
-from lmi_handlers.errors import ConfigError, EngineDead, LoadFailed
 from lmi_handlers.log import configure_logging, tell
 from lmi_handlers.metrics.engine import EngineMetrics
-from lmi_handlers.properties import ServingProperties
 from lmi_handlers.text.bundle import build_byte_bundle, build_text_bundle, read_chat_template
 from lmi_handlers.text.reasoning import choose_reasoning
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
+from lmi_handlers.core.errors import EngineNotReady, InvalidRequest
 from lmi_handlers.engine.channel import Channel, MessageTooLong
 from lmi_handlers.engine.messages import Abort, EngineMessage, Submit, WorkerMessage
-from lmi_handlers.errors import EngineNotReady, InvalidRequest
 
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 """What may wait for an engine that does not read, beside the one message that is being sent."""

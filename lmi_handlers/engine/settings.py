@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from lmi_handlers.properties import ServingProperties
+from lmi_handlers.config.properties import ServingProperties
 
 SOCKET_VARIABLE = "LMI_ENGINE_SOCKET"
 """Environment variable with the path of the engine's Unix socket; whoever finds it set does not start an engine."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from lmi_handlers.errors import ConfigError, InvalidRequest
+from lmi_handlers.core.errors import ConfigError, InvalidRequest
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 
 from lmi_handlers import __version__
-from lmi_handlers.errors import InvalidRequest
+from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.media.allowed import HTTPS_PORT, Location
 
 _CONNECT_TIMEOUT = 3.0

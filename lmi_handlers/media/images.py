@@ -11,12 +11,12 @@ from typing import Annotated
 
 import msgspec
 
-from lmi_handlers.errors import ConfigError, InvalidRequest, UnsupportedFeature
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError, InvalidRequest, UnsupportedFeature
+from lmi_handlers.core.request import EncodedImage, ImageSource
+from lmi_handlers.core.turns import give_way
 from lmi_handlers.media.allowed import AllowedMedia, allowed_media
 from lmi_handlers.media.fetcher import fetch
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import EncodedImage, ImageSource
-from lmi_handlers.turns import give_way
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 """What OpenAI takes. Fewer decoders are fewer mistakes of theirs."""

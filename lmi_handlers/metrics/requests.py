@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from lmi_handlers.errors import (
+from lmi_handlers.core.errors import (
     ClientDisconnected,
     DeadlineExceeded,
     EngineNotReady,
@@ -16,12 +16,12 @@ from lmi_handlers.errors import (
     ModelNotFound,
     QueueFull,
 )
+from lmi_handlers.core.outputs import FinishReason
+from lmi_handlers.core.usage import Usage
 from lmi_handlers.metrics import catalogue
 from lmi_handlers.metrics.catalogue import CATALOGUE
 from lmi_handlers.metrics.cells import Cells, totals
 from lmi_handlers.metrics.series import Metric, exposition
-from lmi_handlers.outputs import FinishReason
-from lmi_handlers.usage import Usage
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lmi_handlers.budget import Budget
-from lmi_handlers.dialects.aleph_alpha_completion import NEUTRAL
-from lmi_handlers.dialects.lmi_parameters import SPELLINGS
-from lmi_handlers.dialects.mindie_request import MAX_INPUT_CHARACTERS
-from lmi_handlers.dialects.openai_request import MAX_LOGPROBS
-from lmi_handlers.openapi.schemas import Schema
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import MAX_PRIORITY
-from lmi_handlers.sampling_params import ABOVE_ZERO, RANGES, StructuredOutputs
+from lmi_handlers.apis.aleph_alpha.completion import NEUTRAL
+from lmi_handlers.apis.lmi.body import SPELLINGS
+from lmi_handlers.apis.mindie.body import MAX_INPUT_CHARACTERS
+from lmi_handlers.apis.openai.body import MAX_LOGPROBS
+from lmi_handlers.config.budget import Budget
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.json_types import Schema
+from lmi_handlers.core.request import MAX_PRIORITY
+from lmi_handlers.core.sampling_params import ABOVE_ZERO, RANGES, StructuredOutputs
 
 Bounds = Mapping[str, Mapping[str, Any]]
 """JSON schema keywords by field."""
@@ -49,7 +49,7 @@ def _of_sampling_params() -> dict[str, dict[str, Any]]:
 
 
 def of_tgi_parameters(properties: ServingProperties) -> Bounds:
-    """Return what TGI's validation, in `dialects/tgi_request.py`, lets pass."""
+    """Return what TGI's validation, in `apis/tgi/body.py`, lets pass."""
     fraction = {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
     stop = {"maxItems": properties.max_stop_sequences, "items": _TEXT}
     return {

@@ -8,46 +8,47 @@ from typing import Any
 import msgspec
 
 from lmi_handlers import __version__
-from lmi_handlers.budget import Budget
-from lmi_handlers.dialects import chat_messages, openai_request, openai_tools
-from lmi_handlers.dialects.aleph_alpha import AlephAlphaBody
-from lmi_handlers.dialects.aleph_alpha_completion import AlephAlphaCompletionBody
-from lmi_handlers.dialects.structured_outputs import StructuredOutputsBody
-from lmi_handlers.dialects.tgi_chat import ChatBody
-from lmi_handlers.dialects.tgi_request import Grammar, TgiBody, TgiCompatBody, TgiParameters, TokenizeBody
-from lmi_handlers.openapi import bounds, openai_responses, requests
+from lmi_handlers.apis.aleph_alpha.chat import AlephAlphaBody
+from lmi_handlers.apis.aleph_alpha.completion import AlephAlphaCompletionBody
+from lmi_handlers.apis.openai import body, messages, responses, tools
+from lmi_handlers.apis.structured_outputs import Grammar, StructuredOutputsBody
+from lmi_handlers.apis.tgi.body import TgiBody, TgiCompatBody, TgiParameters, TokenizeBody
+from lmi_handlers.apis.tgi.chat import ChatBody
+from lmi_handlers.config.budget import Budget
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.json_types import Schema
+from lmi_handlers.openapi import bounds, requests
 from lmi_handlers.openapi.routes import Contents, Failure, Parameter, Route, Types, routes
-from lmi_handlers.openapi.schemas import Schema, bind, components
-from lmi_handlers.properties import ServingProperties
+from lmi_handlers.openapi.schemas import bind, components
 from lmi_handlers.text.spans import TokenSpan
 
 NAMES: Mapping[str, Any] = {
     "AlephAlphaCompletionRequest": AlephAlphaCompletionBody,
     "AlephAlphaRequest": AlephAlphaBody,
-    "ChatRequest": openai_request.ChatCompletionBody,
-    "Completion": openai_responses.Completion,
-    "CompletionRequest": openai_request.CompletionBody,
+    "ChatRequest": body.ChatCompletionBody,
+    "Completion": responses.Completion,
+    "CompletionRequest": body.CompletionBody,
     "CompatGenerateRequest": TgiCompatBody,
-    "Function": openai_responses.Function,
-    "FunctionDefinition": openai_tools.Function,
+    "Function": responses.Function,
+    "FunctionDefinition": tools.Function,
     "GenerateParameters": TgiParameters,
     "GenerateRequest": TgiBody,
     "TokenizeRequest": TokenizeBody,
     "GrammarType": Grammar,
-    "MessageChunk": chat_messages.Part,
-    "MessageContent": str | list[chat_messages.Part],
-    "NamedToolChoice": openai_tools.ToolChoice,
-    "OutputMessage": openai_responses.OutputMessage,
+    "MessageChunk": messages.Part,
+    "MessageContent": str | list[messages.Part],
+    "NamedToolChoice": tools.ToolChoice,
+    "OutputMessage": responses.OutputMessage,
     "Prompt": str | list[int | str | list[int]],
-    "ResponseFormat": openai_request.ResponseFormat,
+    "ResponseFormat": body.ResponseFormat,
     "SimpleToken": TokenSpan,
     "StructuredOutputs": StructuredOutputsBody,
-    "TextMessage": openai_responses.TextMessage,
+    "TextMessage": responses.TextMessage,
     "TokenizeResponse": list[TokenSpan],
-    "ToolCallMessage": openai_responses.ToolCallMessage,
-    "ToolChoice": str | openai_tools.ToolChoice | None,
-    "ToolType": str | openai_tools.ToolChoice,
-    "Url": chat_messages.ImageUrl,
+    "ToolCallMessage": responses.ToolCallMessage,
+    "ToolChoice": str | tools.ToolChoice | None,
+    "ToolType": str | tools.ToolChoice,
+    "Url": messages.ImageUrl,
 }
 """What TGI's document calls types, where it is not the class's name, so that clients generated from that one find theirs here."""
 
@@ -62,10 +63,10 @@ EXAMPLES: Mapping[Any, object] = {
     requests.LmiRequest: _PROMPT,
     requests.MindieRequest: _PROMPT,
     ChatBody: _CHAT,
-    openai_request.ChatCompletionBody: _CHAT | {"max_tokens": 20},
+    body.ChatCompletionBody: _CHAT | {"max_tokens": 20},
     AlephAlphaBody: _CHAT | {"model": "any", "max_tokens": 20},
     AlephAlphaCompletionBody: {"model": "any", "prompt": _QUESTION, "maximum_tokens": 20},
-    openai_request.CompletionBody: {"prompt": _QUESTION, "max_tokens": 20},
+    body.CompletionBody: {"prompt": _QUESTION, "max_tokens": 20},
 }
 """A body of each type."""
 

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import msgspec
 
-from lmi_handlers.dialects.lmi_parameters import LmiParameters
-from lmi_handlers.dialects.mindie_request import DOCUMENTED, MindieBody
-from lmi_handlers.dialects.mindie_request import MindieParameters as DecodedParameters
+from lmi_handlers.apis.lmi.body import LmiParameters
+from lmi_handlers.apis.mindie.body import DOCUMENTED, MindieBody
+from lmi_handlers.apis.mindie.body import MindieParameters as DecodedParameters
 
 PlainPrompt = Annotated[str, msgspec.Meta(min_length=1)]
 """A body of `text/plain`."""

@@ -8,16 +8,22 @@ from typing import Any
 import msgspec
 
 from formatters import load_formatter_class
-from lmi_handlers.budget import Budget
-from lmi_handlers.dialects import InvocationsDialects, root_dialect
-from lmi_handlers.dialects.aleph_alpha import AlephAlphaBody, AlephAlphaDialect
-from lmi_handlers.dialects.aleph_alpha_completion import AlephAlphaCompletionBody
-from lmi_handlers.dialects.base import Dialect, ModelFacts
-from lmi_handlers.dialects.openai import ChatDialect
-from lmi_handlers.dialects.openai_request import ChatCompletionBody, CompletionBody
-from lmi_handlers.dialects.tgi_chat import ChatBody
-from lmi_handlers.dialects.tgi_request import TgiBody, TgiCompatBody, TokenizeBody
-from lmi_handlers.errors import (
+from lmi_handlers.apis import InvocationsDialects, root_dialect
+from lmi_handlers.apis.aleph_alpha import responses as aleph
+from lmi_handlers.apis.aleph_alpha.chat import AlephAlphaBody, AlephAlphaDialect
+from lmi_handlers.apis.aleph_alpha.completion import AlephAlphaCompletionBody
+from lmi_handlers.apis.base import Dialect, ModelFacts
+from lmi_handlers.apis.lmi import responses as lmi
+from lmi_handlers.apis.mindie import responses as mindie
+from lmi_handlers.apis.openai import responses as openai
+from lmi_handlers.apis.openai.body import ChatCompletionBody, CompletionBody
+from lmi_handlers.apis.openai.dialect import ChatDialect
+from lmi_handlers.apis.tgi import responses as tgi
+from lmi_handlers.apis.tgi.body import TgiBody, TgiCompatBody, TokenizeBody
+from lmi_handlers.apis.tgi.chat import ChatBody
+from lmi_handlers.config.budget import Budget
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import (
     DeadlineExceeded,
     EngineDead,
     EngineNotReady,
@@ -33,9 +39,8 @@ from lmi_handlers.errors import (
     RequestTimeout,
     UnsupportedMediaType,
 )
-from lmi_handlers.openapi import openai_responses as openai
-from lmi_handlers.openapi import requests, responses
-from lmi_handlers.properties import ServingProperties
+from lmi_handlers.openapi import requests
+from lmi_handlers.openapi.front_end import FrontEndError, Health
 from lmi_handlers.text.spans import TokenSpan
 
 JSON = "application/json"
@@ -143,7 +148,7 @@ class _Shape(msgspec.Struct):
 def _invoke_routes(properties: ServingProperties) -> list[Route]:
     native = _native_shape(properties)
     dialects = (InvocationsDialects(properties, _no_model).native, ChatDialect(_no_model, budget=Budget.of(properties)))
-    unknown = Failure(status=404, reason=str(ModelNotFound.__doc__), content=(responses.FrontEndError,))
+    unknown = Failure(status=404, reason=str(ModelNotFound.__doc__), content=(FrontEndError,))
     failures = (*_failures(_GENERATING, *zip(dialects, (native.error, openai.OpenAIError), strict=True)), unknown)
     whole = (*native.answer[JSON], openai.ChatCompletion, openai.CompletionFinal)
     events = (*native.answer.get(EVENTS, ()), openai.ChatCompletionChunk, openai.Chunk)
@@ -176,15 +181,15 @@ def _native_shape(properties: ServingProperties) -> _Shape:
         return _root_shape(properties)
     if not properties.rolling:
         answer: dict[str, Types] = {
-            JSON: (list[responses.DynamicBatchText],),
-            JSON_LINES: (responses.DynamicBatchOutputs,),
+            JSON: (list[lmi.DynamicBatchText],),
+            JSON_LINES: (lmi.DynamicBatchOutputs,),
         }
-        return _Shape(requests.LmiRequest, answer, responses.DynamicBatchError)
-    record = (responses.LmiRecord,)
-    answer = {JSON: (responses.LmiResponse, list[responses.LmiResponse]), JSON_LINES: record, EVENTS: record}
+        return _Shape(requests.LmiRequest, answer, lmi.DynamicBatchError)
+    record = (lmi.LmiRecord,)
+    answer = {JSON: (lmi.LmiResponse, list[lmi.LmiResponse]), JSON_LINES: record, EVENTS: record}
     if properties.output_formatter is not None:  # maybe of another distribution, which does not say what it writes
         answer.setdefault(load_formatter_class(properties.output_formatter).content_type, (object,))
-    return _Shape(requests.LmiRequest, answer, responses.LmiError)
+    return _Shape(requests.LmiRequest, answer, lmi.LmiError)
 
 
 # OpenAI and Aleph Alpha
@@ -195,25 +200,23 @@ def _openai_routes(properties: ServingProperties) -> list[Route]:
     shape = (ChatDialect(_no_model, budget=budget), openai.OpenAIError)
     failures, not_ready = _failures(_GENERATING, shape), _failures([EngineNotReady], shape)
     # The second where the name is none that a path can have.
-    unknown = Failure(
-        status=404, reason=str(ModelNotFound.__doc__), content=(openai.OpenAIError, responses.FrontEndError)
-    )
+    unknown = Failure(status=404, reason=str(ModelNotFound.__doc__), content=(openai.OpenAIError, FrontEndError))
     chat: Contents = {JSON: (openai.ChatCompletion,), EVENTS: (openai.ChatCompletionChunk,)}
     text: Contents = {JSON: (openai.CompletionFinal,), EVENTS: (openai.Chunk,)}
     chat_body: Contents = {JSON: (ChatCompletionBody,)}
     text_body: Contents = {JSON: (CompletionBody,)}
-    aleph_alpha: Contents = {JSON: (openai.ChatCompletion,), EVENTS: (openai.AlephAlphaChunk,)}
+    aleph_alpha: Contents = {JSON: (openai.ChatCompletion,), EVENTS: (aleph.AlephAlphaChunk,)}
     aleph_alpha_body: Contents = {JSON: (AlephAlphaBody,)}
     aleph_alpha_text: Contents = {
-        JSON: (openai.AlephAlphaCompletions,),
+        JSON: (aleph.AlephAlphaCompletions,),
         EVENTS: (
-            openai.AlephAlphaStreamChunk,
-            openai.AlephAlphaStreamSummary,
-            openai.AlephAlphaCompletionSummary,
+            aleph.AlephAlphaStreamChunk,
+            aleph.AlephAlphaStreamSummary,
+            aleph.AlephAlphaCompletionSummary,
         ),
     }
     aleph_alpha_text_body: Contents = {JSON: (AlephAlphaCompletionBody,)}
-    aleph_alpha_failures = _failures(_GENERATING, (AlephAlphaDialect(_no_model, budget=budget), openai.AlephAlphaError))
+    aleph_alpha_failures = _failures(_GENERATING, (AlephAlphaDialect(_no_model, budget=budget), aleph.AlephAlphaError))
     models: Contents = {JSON: (openai.ModelList,)}
     return [
         Route(
@@ -270,14 +273,14 @@ def _openai_routes(properties: ServingProperties) -> list[Route]:
 
 def _root_shape(properties: ServingProperties) -> _Shape:
     if properties.dialect == "mindie":
-        answer: Contents = {JSON: (responses.MindieResponse,), EVENTS: (responses.MindieStreamResponse,)}
-        return _Shape(requests.MindieRequest, answer, responses.ErrorResponse)
-    answer = {JSON: (list[responses.GenerateResponse],), EVENTS: (responses.StreamResponse,)}
-    return _Shape(TgiCompatBody, answer, responses.ErrorResponse)
+        answer: Contents = {JSON: (mindie.MindieResponse,), EVENTS: (mindie.MindieStreamResponse,)}
+        return _Shape(requests.MindieRequest, answer, tgi.ErrorResponse)
+    answer = {JSON: (list[tgi.GenerateResponse],), EVENTS: (tgi.StreamResponse,)}
+    return _Shape(TgiCompatBody, answer, tgi.ErrorResponse)
 
 
 def _tgi_routes(properties: ServingProperties) -> list[Route]:
-    shape = (root_dialect(properties), responses.ErrorResponse)
+    shape = (root_dialect(properties), tgi.ErrorResponse)
     failed, unread = _failures(_GENERATING, shape), _failures(_READING, shape)
     unchatted, not_ready = _failures((*_READING, InvalidChat), shape), _failures([EngineNotReady], shape)
     root = _root_shape(properties)
@@ -285,11 +288,11 @@ def _tgi_routes(properties: ServingProperties) -> list[Route]:
     body: Contents = {JSON: (TgiBody,)}
     tokenize: Contents = {JSON: (TokenizeBody,)}
     chat: Contents = {JSON: (ChatBody,)}
-    whole: Contents = {JSON: (responses.GenerateResponse,)}
-    event: Contents = {EVENTS: (responses.StreamResponse,)}
+    whole: Contents = {JSON: (tgi.GenerateResponse,)}
+    event: Contents = {EVENTS: (tgi.StreamResponse,)}
     tokens: Contents = {JSON: (list[TokenSpan],)}
-    chat_tokens: Contents = {JSON: (responses.ChatTokenizeResponse,)}
-    info: Contents = {JSON: (responses.Info,)}
+    chat_tokens: Contents = {JSON: (tgi.ChatTokenizeResponse,)}
+    info: Contents = {JSON: (tgi.Info,)}
     health = "Tell whether requests are taken."
     page: Contents = {HTML: (str,)}  # for who accepts that
     return [
@@ -320,7 +323,7 @@ def _tgi_routes(properties: ServingProperties) -> list[Route]:
 
 
 def _server_routes() -> list[Route]:
-    states = (dict[str, responses.Health],)
+    states = (dict[str, Health],)
     ping: Contents = {JSON: states}
     unhealthy = (Failure(status=503, reason=str(EngineNotReady.__doc__), content=states),)
     health = "Tell whether requests are taken, and if not, why."

@@ -11,19 +11,7 @@ from typing import Any
 
 import msgspec
 
-Schema = dict[str, Any]
-
-PREFIX = "#/components/schemas/"
-
-
-def reference(name: str) -> Schema:
-    """Return the schema that says "see there"."""
-    return {"$ref": PREFIX + name}
-
-
-def one_of(description: str, *names: str) -> msgspec.Meta:
-    """What a field is annotated with that holds one of these components: msgspec itself tells objects by tags only."""
-    return msgspec.Meta(extra_json_schema={"anyOf": [reference(name) for name in names], "description": description})
+from lmi_handlers.core.json_types import PREFIX, Schema, reference
 
 
 def components(types: Iterable[Any], names: Mapping[str, Any]) -> tuple[dict[Any, Schema], dict[str, Schema]]:

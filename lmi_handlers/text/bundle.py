@@ -14,8 +14,8 @@ from typing import Any, Literal
 import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from lmi_handlers.errors import ConfigError
-from lmi_handlers.load_failure import load_failure
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.load_failure import load_failure
 
 ContentFormat = Literal["auto", "string", "openai"]
 

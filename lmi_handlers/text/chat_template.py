@@ -19,8 +19,8 @@ import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from lmi_handlers.errors import InvalidRequest, UnsupportedFeature
-from lmi_handlers.request import ChatPrompt
+from lmi_handlers.core.errors import InvalidRequest, UnsupportedFeature
+from lmi_handlers.core.request import ChatPrompt
 from lmi_handlers.text.bundle import TextBundle
 
 

@@ -9,7 +9,7 @@ import re
 
 import msgspec
 
-from lmi_handlers.errors import ConfigError
+from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.text.cursor import SPACE, Cursor, Reading
 from lmi_handlers.text.tool_calls import MessageDelta, MessageParser
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lmi_handlers.outputs import FinishReason, TextDelta, Token, TokenOutput
-from lmi_handlers.sampling_params import SamplingParams
+from lmi_handlers.core.outputs import FinishReason, TextDelta, Token, TokenOutput
+from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.text.detokenizer import make_detokenizer
 from lmi_handlers.text.stop import StopAutomaton, StopMatcher
 from lmi_handlers.text.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import msgspec
 
-from lmi_handlers.errors import InvalidRequest
+from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.text.tokenizer import Tokenizer
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import tokenizers
 
-from lmi_handlers.errors import ConfigError, InvalidRequest
+from lmi_handlers.core.errors import ConfigError, InvalidRequest
 from lmi_handlers.text.bundle import TOKENIZER_FILE, TextBundle, byte_characters
 
 _SHORT = 1024

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import msgspec
 
-from lmi_handlers.errors import ConfigError
+from lmi_handlers.core.errors import ConfigError
 
 
 class Tag(msgspec.Struct, frozen=True):

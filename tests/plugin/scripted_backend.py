@@ -12,9 +12,9 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from backends.base import Backend, Capabilities, ModelFiles
-from lmi_handlers.outputs import FinishReason, TokenOutput
-from lmi_handlers.properties import ServingProperties
-from lmi_handlers.request import TokenRequest
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.request import TokenRequest
 
 SCRIPT = [
     (21784, "Deep", -0.052432529628276825),

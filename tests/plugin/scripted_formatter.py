@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from formatters.base import Formatter
-from lmi_handlers.outputs import TextDelta
+from lmi_handlers.core.outputs import TextDelta
 
 
 class CsvFormatter(Formatter):

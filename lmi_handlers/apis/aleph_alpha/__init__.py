@@ -1,0 +1,1 @@
+"""Aleph Alpha's API: chat completions and completions."""

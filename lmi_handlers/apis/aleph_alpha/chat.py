@@ -1,0 +1,107 @@
+"""Aleph Alpha's chat: `POST /chat/completions`, a stricter kin of OpenAI's.
+
+Source: Aleph Alpha's API reference, "Chat"; `maximum_tokens` and `top_k` are what its own client sends. That client tries again
+after 408, 429 and 503.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import msgspec
+
+from formatters.aleph_alpha import AlephAlphaSseFormatter, error_document
+from lmi_handlers.apis.base import ErrorResponse, ModelFacts, Parsed, Payload
+from lmi_handlers.apis.openai.body import ChatCompletionBody, StreamOptions
+from lmi_handlers.apis.openai.dialect import ChatDialect, decode_body, status_of
+from lmi_handlers.apis.openai.messages import Message
+from lmi_handlers.config.budget import Budget
+from lmi_handlers.core.errors import DeadlineExceeded, InvalidRequest, LMIError, QueueFull, UnsupportedFeature
+
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+REJECTED = ("response_format", "tools", "tool_choice", "parallel_tool_calls")
+"""Fields that the reference refuses. All others that it does not know are ignored, as it does with some."""
+
+
+class AlephAlphaMessage(msgspec.Struct, frozen=True):
+    """One turn; a `name` is ignored."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class AlephAlphaBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `/chat/completions`."""
+
+    messages: list[AlephAlphaMessage]
+    model: str
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: dict[int, float] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    max_tokens: Positive | None = None
+    maximum_tokens: Positive | None = None
+    n: Positive | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+    def chat(self) -> ChatCompletionBody:
+        """Return the same in OpenAI's words."""
+        given = {name: getattr(self, name) for name in _SAME_NAME}
+        return ChatCompletionBody(
+            **given,
+            messages=[Message(message.role, message.content) for message in self.messages],
+            max_tokens=self.maximum_tokens if self.max_tokens is None else self.max_tokens,
+        )
+
+
+class AlephAlphaDialect(ChatDialect):
+    """A system message or none, then user and assistant in turn, the user first and last."""
+
+    def __init__(self, facts: Callable[[], ModelFacts], *, budget: Budget) -> None:
+        super().__init__(facts, budget=budget, stream_formatter=AlephAlphaSseFormatter)
+
+    def parse(self, payload: Payload) -> Parsed:
+        """Validate a body. Raises `InvalidRequest`."""
+        body, ignored = decode_body(payload, AlephAlphaBody)
+        for name in REJECTED:
+            if name in ignored:
+                raise UnsupportedFeature("is not supported by this route", field=name)
+        self._budget.check_fields(body)
+        _check_order([message.role for message in body.messages])
+        return self.parsed(payload, body.chat(), ignored)
+
+    def error(self, error: LMIError) -> ErrorResponse:
+        """`{"error":"<cause>","code":"<kind>"}`."""
+        return error_response(error)
+
+
+def error_response(error: LMIError) -> ErrorResponse:
+    """Render an error as all of Aleph Alpha's routes do."""
+    status = next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), status_of(error))
+    return ErrorResponse(status, error_document(error))
+
+
+def _check_order(roles: list[str]) -> None:
+    turns = roles[1:] if roles[:1] == ["system"] else roles
+    expected = ["assistant" if place % 2 else "user" for place in range(len(turns))]
+    if turns != expected or len(turns) % 2 == 0:
+        raise InvalidRequest(
+            "must be a system message or none, then user and assistant in turn, the user first and last; "
+            f"got {', '.join(roles[:20]) or 'none'}",
+            field="messages",
+        )
+
+
+_SAME_NAME = tuple(
+    name for name in AlephAlphaBody.__struct_fields__ if name not in ("messages", "max_tokens", "maximum_tokens")
+)
+_STATUS: dict[type[LMIError], int] = {DeadlineExceeded: 408, QueueFull: 503}

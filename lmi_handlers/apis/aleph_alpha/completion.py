@@ -1,0 +1,212 @@
+"""Aleph Alpha's text completions: `POST /complete`.
+
+Source: Aleph Alpha's API reference, "Completion". null means absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+
+from formatters.aleph_alpha_completion import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
+from lmi_handlers.apis.aleph_alpha.chat import Penalty, error_response
+from lmi_handlers.apis.base import ErrorResponse, Parsed, Payload
+from lmi_handlers.apis.openai.body import MAX_LOGPROBS
+from lmi_handlers.apis.openai.dialect import OpenAIDialect, check_length, decode_body
+from lmi_handlers.core.errors import InvalidRequest, LMIError, UnsupportedFeature
+from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.sampling_params import SamplingParams
+
+NEUTRAL: Mapping[str, object] = {
+    "sequence_penalty": 0,
+    "repetition_penalties_include_prompt": False,
+    "repetition_penalties_include_completion": True,
+    "use_multiplicative_presence_penalty": False,
+    "use_multiplicative_frequency_penalty": False,
+    "penalty_bias": "",
+    "penalty_exceptions": [],
+    "completion_bias_inclusion": [],
+    "completion_bias_exclusion_first_token_only": False,
+    "steering_concepts": [],
+}
+"""Fields that change the text in a way that no engine here can, and the only value that is taken: that which changes nothing."""
+
+
+class TextPromptItem(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    """A text. `controls` would change how much attention the model pays to parts of it."""
+
+    data: str
+    controls: list[object] | None = None
+
+
+class TokenIdsPromptItem(msgspec.Struct, frozen=True, tag_field="type", tag="token_ids"):
+    """Tokens. `controls` as for a text."""
+
+    data: list[int]
+    controls: list[object] | None = None
+
+
+class AlephAlphaCompletionBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `/complete`. The fields from `disable_optimizations` on are taken, and mean nothing here."""
+
+    model: str
+    prompt: str | list[TextPromptItem | TokenIdsPromptItem]
+    maximum_tokens: int | None = None
+    minimum_tokens: int | None = None
+    echo: bool | None = None
+    temperature: float | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    top_p: float | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    n: int | None = None
+    best_of: int | None = None
+    logit_bias: dict[int, float] | None = None
+    log_probs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    stop_sequences: list[str] | None = None
+    tokens: bool | None = None
+    raw_completion: bool | None = None
+    completion_bias_exclusion: list[str] | None = None
+    stream: bool | None = None
+
+    sequence_penalty: float | None = None
+    repetition_penalties_include_prompt: bool | None = None
+    repetition_penalties_include_completion: bool | None = None
+    use_multiplicative_presence_penalty: bool | None = None
+    use_multiplicative_frequency_penalty: bool | None = None
+    penalty_bias: str | None = None
+    penalty_exceptions: list[str] | None = None
+    completion_bias_inclusion: list[str] | None = None
+    completion_bias_exclusion_first_token_only: bool | None = None
+    steering_concepts: list[str] | None = None
+
+    disable_optimizations: bool | None = None
+    penalty_exceptions_include_stop_sequences: bool | None = None
+    sequence_penalty_min_length: int | None = None
+    use_multiplicative_sequence_penalty: bool | None = None
+    completion_bias_inclusion_first_token_only: bool | None = None
+    contextual_control_threshold: float | None = None
+    control_log_additive: bool | None = None
+
+    @property
+    def shown(self) -> int:
+        """How many completions the client gets."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def candidates(self) -> int:
+        """How many are generated. Raises `InvalidRequest`."""
+        if self.best_of is None:
+            return self.shown
+        if self.best_of < self.shown:
+            raise InvalidRequest(f"must be at least n ({self.shown}), got {self.best_of}", field="best_of")
+        if self.best_of > self.shown and self.stream:
+            raise InvalidRequest("must be n in a stream: the best are known at the end", field="best_of")
+        return self.best_of
+
+    @property
+    def prompt_only(self) -> bool:
+        """Whether the prompt itself is all that is wanted, which is how clients ask for its probabilities."""
+        return self.maximum_tokens == 0 and bool(self.echo)
+
+    def joined_prompt(self) -> str | tuple[int, ...]:
+        """Return the items as one text, or as token ids. Raises `InvalidRequest`."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        for place, item in enumerate(self.prompt):
+            if item.controls:
+                raise UnsupportedFeature("attention cannot be controlled", field=f"prompt[{place}].controls")
+        texts = [item.data for item in self.prompt if isinstance(item, TextPromptItem)]
+        if len(texts) == len(self.prompt):
+            return "".join(texts)
+        if texts:
+            raise InvalidRequest("must be texts or token ids, not both", field="prompt")
+        return tuple(token_id for item in self.prompt if isinstance(item, TokenIdsPromptItem) for token_id in item.data)
+
+    def sampling_params(self) -> SamplingParams:
+        """Translate. Raises `InvalidRequest` with Aleph Alpha's name of the field."""
+        for name, neutral in NEUTRAL.items():
+            if getattr(self, name) not in (None, neutral):
+                raise UnsupportedFeature(f"only {msgspec.json.encode(neutral).decode()} can be honoured", field=name)
+        count = self.log_probs
+        values: dict[str, Any] = {
+            "n": self.candidates,
+            "max_tokens": 1 if self.prompt_only else self.maximum_tokens,
+            "min_tokens": self.minimum_tokens,
+            "temperature": self._temperature(),
+            "top_k": self.top_k,
+            "top_p": self.top_p or None,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "logit_bias": self.logit_bias,
+            "logprobs": 0 if count is None and self.candidates > self.shown else count,
+            "prompt_logprobs": (count or 0) if self.echo and (count is not None or self.tokens) else None,
+            "stop": tuple(self.stop_sequences or ()),
+            "bad_words": tuple(self.completion_bias_exclusion or ()),
+        }
+        try:
+            return SamplingParams(**{name: value for name, value in values.items() if value is not None})
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, field=self.spelling(error.field or "")) from error
+
+    def spelling(self, field: str) -> str:
+        """Where in the body the client set what `SamplingParams` calls `field`."""
+        if field == "n" and self.best_of is not None:
+            return "best_of"
+        return _SPELLINGS.get(field, field)
+
+    def _temperature(self) -> float:
+        """A `temperature` of 0 is greedy unless `top_k` or `top_p` asks for chance: then it leaves the distribution as it is."""
+        return self.temperature or (1.0 if self.top_k or self.top_p else 0.0)
+
+
+class AlephAlphaCompletionDialect(OpenAIDialect):
+    """One prompt, `n` completions."""
+
+    def parse(self, payload: Payload) -> Parsed:
+        """Validate a body. Raises `InvalidRequest`."""
+        body, ignored = decode_body(payload, AlephAlphaCompletionBody)
+        self._budget.check_fields(body)
+        if not isinstance(body.prompt, str):
+            self._budget.check_parts("prompt", body.prompt)
+        facts = self._facts()
+        adapter = body.model if body.model in facts.adapters else payload.adapter
+        request = GenerationRequest(
+            request_id=payload.request_id,
+            prompts=(),
+            sampling_params=body.sampling_params(),
+            adapters=() if adapter is None else (adapter,),
+            stream=bool(body.stream),
+            ignored_parameters=ignored,
+        )
+        log_probs, tokens = body.log_probs is not None, bool(body.tokens)
+        options = CompletionOptions(
+            model_version=adapter or facts.model_id,
+            n=body.shown,
+            echo=bool(body.echo),
+            prompt_only=body.prompt_only,
+            log_probs=log_probs,
+            tokens=tokens,
+            raw=bool(body.raw_completion) or log_probs or tokens,
+        )
+        formatter = partial(CompletionSseFormatter if body.stream else CompletionJsonFormatter, options=options)
+        fits = partial(check_length, "prompt")
+        return Parsed(request, formatter, body.spelling, fits, (body.joined_prompt(),), "prompt")
+
+    def error(self, error: LMIError) -> ErrorResponse:
+        """As a chat's."""
+        return error_response(error)
+
+
+_SPELLINGS = {
+    "max_tokens": "maximum_tokens",
+    "min_tokens": "minimum_tokens",
+    "logprobs": "log_probs",
+    "prompt_logprobs": "echo",
+    "stop": "stop_sequences",
+    "bad_words": "completion_bias_exclusion",
+    "adapters": "model",
+}

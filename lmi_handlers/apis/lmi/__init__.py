@@ -1,0 +1,1 @@
+"""LMI's API: the rolling-batch and the dynamic-batch schema."""

@@ -1,0 +1,328 @@
+"""LMI's request body, and its generation parameters with all their spellings as `SamplingParams`.
+
+Source: the LMI input/output schema document, "GenerationParameters" and the additional ones of vLLM, lmi-dist and
+TensorRT-LLM; `structured_outputs` and `guided_*` are vLLM's, to which LMI passes what it does not know.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from lmi_handlers.apis.base import Payload, decode_json, decode_typed, unknown_names
+from lmi_handlers.apis.structured_outputs import StructuredOutputsBody, constraint_of
+from lmi_handlers.config.budget import Budget
+from lmi_handlers.core.errors import InvalidBody, InvalidRequest
+from lmi_handlers.core.request import BeamSearchParams
+from lmi_handlers.core.sampling_params import RANGES, SamplingParams
+
+DEFAULT_MAX_NEW_TOKENS = 30
+
+T = TypeVar("T")
+
+
+class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """The `parameters` object. null means absent, as it does for every JSON client that writes out all its fields."""
+
+    do_sample: bool | None = None
+    seed: int | str | None = None
+    random_seed: int | str | None = None
+    temperature: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    top_k: int | None = None
+    runtime_top_k: int | None = None
+    top_p: float | None = None
+    runtime_top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    logit_bias: dict[int, float] | None = None
+    bad_words: list[str] | str | None = None
+    bad_sequences: list[str] | str | None = None
+    allowed_token_ids: list[int] | None = None
+    structured_outputs: StructuredOutputsBody | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    priority: int | None = None
+    max_new_tokens: int | None = None
+    max_tokens: int | None = None
+    request_output_len: int | None = None
+    min_new_tokens: int | None = None
+    min_tokens: int | None = None
+    min_length: int | None = None
+    stop_sequences: list[str] | str | None = None
+    stop: list[str] | str | bool | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos_token: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    num_beams: int | None = None
+    length_penalty: float | None = None
+    len_penalty: float | None = None
+    early_stopping: bool | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    top_n_tokens: int | None = None
+    details: bool | None = None
+    decoder_input_details: bool | None = None
+    return_full_text: bool | None = None
+    output_formatter: str | None = None
+
+    def sampling_params(
+        self, *, stream: bool, needs_logprobs: bool, sampled_defaults: Mapping[str, float]
+    ) -> SamplingParams:
+        """Translate. Raises `InvalidRequest` with LMI's name of the field.
+
+        Without `do_sample` and `temperature` decoding is greedy; a temperature alone samples, as LMI does since 0.32.
+        `sampled_defaults` are what LMI sets for the backend in use where `do_sample` is true. In a stream only the first
+        sequence can be shown, so only one is made.
+        """
+        defaults = sampled_defaults if self.do_sample else {}
+        values: dict[str, object] = {
+            "n": 1 if stream else self.sequences,
+            "max_tokens": _first(self.request_output_len, self.max_new_tokens, self.max_tokens, DEFAULT_MAX_NEW_TOKENS),
+            "min_tokens": _first(self.min_new_tokens, self.min_tokens, self.min_length),
+            "temperature": self._temperature(defaults),
+            "top_k": _first(self.runtime_top_k, self.top_k, defaults.get("top_k")),
+            "top_p": _first(self.runtime_top_p, self.top_p, defaults.get("top_p")),
+            "seed": _integer("seed", self.seed)
+            if self.random_seed is None
+            else _integer("random_seed", self.random_seed),
+            "bad_words": _strings(self.bad_sequences if self.bad_words is None else self.bad_words),
+            "allowed_token_ids": None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
+            "stop": _strings(self.stop_strings),
+            "stop_token_ids": None if self.stop_token_ids is None else tuple(self.stop_token_ids),
+            "ignore_eos": _first(self.ignore_eos_token, self.ignore_eos),
+            "logprobs": self.top_tokens if needs_logprobs else None,
+            "prompt_logprobs": self.prefill_logprobs,
+        }
+        for name in _SAME_NAME:
+            values[name] = getattr(self, name)
+        given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+        try:
+            return SamplingParams(**given, structured_outputs=constraint_of(self))
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, field=self.spelling(error.field or "")) from error
+
+    def beam_search_params(self) -> BeamSearchParams | None:
+        """Translate what concerns beam search; None for fewer than two beams. Raises `InvalidRequest`."""
+        if _at_least("num_beams", self.num_beams, 1) == 1:
+            return None
+        values: dict[str, Any] = {name: getattr(self, name) for name in BeamSearchParams.__struct_fields__}
+        values["length_penalty"] = _first(self.len_penalty, self.length_penalty)
+        try:
+            return BeamSearchParams(**{name: value for name, value in values.items() if value is not None})
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, field=self.spelling(error.field or "")) from error
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences to make: LMI shows all that `best_of` makes, and without either of them all beams."""
+        sequences = max(_at_least("n", self.n, 1), _at_least("best_of", self.best_of, 1))
+        return sequences if sequences > 1 else _at_least("num_beams", self.num_beams, 1)
+
+    @property
+    def stop_strings(self) -> list[str] | str | None:
+        """The stop strings, under either name.
+
+        TensorRT-LLM's boolean `stop` cancels a running request; it has no effect here, as HTTP clients disconnect instead.
+        """
+        stop = None if isinstance(self.stop, bool) else self.stop
+        return stop if self.stop_sequences is None else self.stop_sequences
+
+    @property
+    def top_tokens(self) -> int:
+        """How many alternatives to show for each token. LMI's own default, `logprobs` 1, shows none."""
+        if self.top_n_tokens is not None:
+            return self.top_n_tokens
+        return self.logprobs if self.logprobs is not None and self.logprobs != 1 else 0
+
+    @property
+    def prefill_logprobs(self) -> int | None:
+        """What `prefill` takes: LMI shows the prompt's tokens without alternatives, however many of these it is asked for."""
+        asked = _first(self.prompt_logprobs, 0 if self.decoder_input_details else None)
+        return None if asked is None else min(asked, 0)  # a negative number is refused as such
+
+    @property
+    def truncate_to(self) -> int | None:
+        """How many prompt tokens to keep, the last ones."""
+        return None if self.truncate is None else _at_least("truncate", self.truncate, 1)
+
+    def spelling(self, field: str) -> str:
+        """Where in the body the client set what `SamplingParams` calls `field`."""
+        if field == "adapters":
+            return field  # it stands beside `parameters`
+        names = SPELLINGS.get(field, ())
+        return f"parameters.{next((name for name in names if getattr(self, name) is not None), field)}"
+
+    def _temperature(self, defaults: Mapping[str, float]) -> float:
+        if self.do_sample is False or (self.do_sample is None and self.temperature is None):
+            return 0.0
+        return defaults.get("temperature", 1.0) if self.temperature is None else self.temperature
+
+
+_SAME_NAME = (
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_p",
+    "typical_p",
+    "logit_bias",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+)
+SPELLINGS = {
+    "n": ("n", "best_of"),
+    "max_tokens": ("request_output_len", "max_new_tokens", "max_tokens"),
+    "min_tokens": ("min_new_tokens", "min_tokens", "min_length"),
+    "bad_words": ("bad_words", "bad_sequences"),
+    "temperature": ("temperature", "do_sample"),
+    "top_k": ("runtime_top_k", "top_k", "do_sample"),
+    "top_p": ("runtime_top_p", "top_p", "do_sample"),
+    "length_penalty": ("len_penalty", "length_penalty"),
+    "seed": ("random_seed", "seed"),
+    "structured_outputs": ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    "stop": ("stop_sequences", "stop"),
+    "logprobs": ("top_n_tokens", "logprobs"),
+}
+"""What LMI calls a field of `SamplingParams`, where it has other names for it than that."""
+
+# What has no effect, unless it says the default: the other ways of joining special tokens than the one that fast
+# tokenizers have, and beam search's own parameters in a request without it.
+_WITHOUT_EFFECT: dict[str, object] = {"spaces_between_special_tokens": True}
+_WITHOUT_EFFECT_WITHOUT_BEAMS: dict[str, object] = {"length_penalty": 1.0, "len_penalty": 1.0, "early_stopping": False}
+
+
+class LmiBody(msgspec.Struct, frozen=True):
+    """A body taken apart. `ignored` names what has no effect here, for the client to be told; `stream` None: not said.
+
+    `adapters` has a name, or None for the model itself, for each prompt; it is empty where the body names none.
+    """
+
+    prompts: tuple[str, ...]
+    adapters: tuple[str | None, ...]
+    parameters: LmiParameters
+    ignored: tuple[str, ...]
+    stream: bool | None
+
+
+def parse_body(payload: Payload, budget: Budget) -> LmiBody:
+    """Validate a body; `text/plain` is a prompt as it is. Raises `InvalidRequest` naming the field."""
+    body = _decode(payload)
+    prompts = _prompts(body.inputs, budget)
+    parameters, ignored = _parameters(body.parameters)
+    if payload.content_type != "text/plain":
+        ignored = unknown_names(payload.data, _Fields, nulls=False) + ignored
+    budget.check_fields(parameters, prefix="parameters.")
+    if not isinstance(body.stream, bool | None):
+        raise InvalidRequest(f"must be true or false, got {body.stream!r:.40}", field="stream")
+    adapters = _adapters(body.adapters, len(prompts))
+    return LmiBody(prompts, adapters, parameters, ignored, body.stream)
+
+
+class _Fields(msgspec.Struct, frozen=True):
+    inputs: object = msgspec.UNSET
+    parameters: msgspec.Raw = msgspec.Raw(b"{}")
+    stream: object = None
+    adapters: object = None
+
+
+def _decode(payload: Payload) -> _Fields:
+    if payload.content_type == "text/plain":
+        try:
+            return _Fields(inputs=payload.data.decode())
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"the body is not UTF-8: {error}") from error
+    try:
+        return decode_typed(payload.data, _Fields)
+    except InvalidBody as error:
+        kind = type(decode_json(payload.data)).__name__
+        raise InvalidRequest(f"the body must be a JSON object with the field 'inputs', got {kind}") from error
+
+
+def _prompts(value: object, budget: Budget) -> tuple[str, ...]:
+    if value is msgspec.UNSET:
+        raise InvalidRequest("is missing; it must be the prompt, a string", field="inputs")
+    if isinstance(value, str):
+        if not value:
+            raise InvalidRequest("must not be empty", field="inputs")
+        return (value,)
+    if not isinstance(value, list):
+        raise InvalidRequest(f"must be a string or a list of strings, got {type(value).__name__}", field="inputs")
+    if not value:
+        raise InvalidRequest("must not be an empty list", field="inputs")
+    budget.check_sequences("inputs", len(value), 1)
+    for position, prompt in enumerate(value):
+        if not isinstance(prompt, str) or not prompt:
+            raise InvalidRequest("must be a string that is not empty", field=f"inputs[{position}]")
+    return tuple(value)
+
+
+def _adapters(value: object, prompts: int) -> tuple[str | None, ...]:
+    """One name for all prompts, or a list with one for each; "" is the model itself."""
+    if value is None:
+        return ()
+    values: list[object] = value if isinstance(value, list) else [value] * prompts
+    if len(values) != prompts:
+        raise InvalidRequest(f"must have a name for each of the {prompts} prompts, got {len(values)}", field="adapters")
+    names = tuple(name or None for name in values if isinstance(name, str | None))
+    if len(names) != len(values):
+        raise InvalidRequest("must be the name of an adapter, or a list of names", field="adapters")
+    return names
+
+
+def _parameters(value: msgspec.Raw) -> tuple[LmiParameters, tuple[str, ...]]:
+    try:
+        ignored = [*unknown_names(value, LmiParameters, nulls=True)]
+    except InvalidBody as error:
+        kind = type(decode_json(bytes(value))).__name__
+        raise InvalidRequest(f"must be an object, got {kind}", field="parameters") from error
+    parameters = decode_typed(value, LmiParameters, prefix="parameters")
+    without_effect = _WITHOUT_EFFECT
+    if (parameters.num_beams or 1) == 1:
+        without_effect = without_effect | _WITHOUT_EFFECT_WITHOUT_BEAMS
+    if parameters.stop is True:
+        ignored.append("stop")
+    ignored += [name for name, default in without_effect.items() if getattr(parameters, name) not in (None, default)]
+    return parameters, tuple(ignored)
+
+
+def _first(*values: T | None) -> T | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _strings(value: list[str] | str | None) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _integer(field: str, value: int | str | None) -> int | None:
+    """DJL's front end writes a seed of its own as a string, so clients have learnt to."""
+    if not isinstance(value, str):
+        return value
+    # A bounded number of digits: int() refuses thousands of them with an error of its own.
+    if not re.fullmatch(r"[0-9]{1,20}", value):
+        raise InvalidRequest(
+            f"must be an integer from 0 to {RANGES['seed'][1]}, got {value[:32]!r}", field=f"parameters.{field}"
+        )
+    return int(value)
+
+
+def _at_least(field: str, value: int | None, low: int) -> int:
+    if value is None:
+        return low
+    if value < low:
+        raise InvalidRequest(f"must be at least {low}, got {value}", field=f"parameters.{field}")
+    return value

@@ -1,0 +1,151 @@
+"""LMI's rolling-batch dialect: `{"inputs": "..", "parameters": {..}, "stream": false}`.
+
+Source: the LMI input/output schema document. Deviations, all on the side of the client: `inputs` may be a list, answered
+in order; every error says its cause first and names the field, where DJL has one fixed sentence.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import msgspec
+
+from formatters import FORMATTERS, available_formatters, load_formatter_class
+from formatters.base import Formatter
+from lmi_handlers.apis.base import Dialect, ErrorResponse, Parsed, Payload
+from lmi_handlers.apis.lmi.body import LmiBody, parse_body
+from lmi_handlers.config.budget import Budget
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import (
+    ClientDisconnected,
+    ConfigError,
+    DeadlineExceeded,
+    EngineDead,
+    EngineNotReady,
+    InvalidRequest,
+    LMIError,
+    MalformedRequest,
+    ModelNotFound,
+    PayloadTooLarge,
+    QueueFull,
+    RequestTimeout,
+)
+from lmi_handlers.core.request import GenerationRequest
+
+STATUS: dict[type[LMIError], int] = {
+    MalformedRequest: 400,
+    RequestTimeout: 408,
+    PayloadTooLarge: 413,
+    ModelNotFound: 404,
+    QueueFull: 503,
+    DeadlineExceeded: 504,
+    ClientDisconnected: 499,  # nobody will see it but the log
+    EngineNotReady: 503,
+    EngineDead: 500,
+}
+"""HTTP status by error, looked up along the class's ancestors; whatever is not here is LMI's 424."""
+
+FIXED_HEADERS = {
+    "Pragma": "no-cache",
+    "Cache-Control": "no-cache; no-store, must-revalidate, private",
+    "Expires": "Thu, 01 Jan 1970 00:00:00 UTC",
+}
+"""What DJL's front end sends with every response."""
+
+REQUEST_FORMATTERS = ("json", "jsonlines", "sse")
+"""What `parameters.output_formatter` of a request may name."""
+
+logger = logging.getLogger(__name__)
+
+
+def status_of(error: LMIError) -> int:
+    """LMI's HTTP status for an error."""
+    return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 424)
+
+
+class LmiDialect(Dialect):
+    """The schema that LMI documents for continuous batching."""
+
+    fixed_headers = FIXED_HEADERS
+
+    def __init__(self, properties: ServingProperties, sampled_defaults: Mapping[str, float]) -> None:
+        """`sampled_defaults` are LMI's for the backend. Raises `ConfigError` where `option.output_formatter` is wrong."""
+        self._sampled_defaults = sampled_defaults
+        self._formatter = properties.output_formatter
+        self._budget = Budget.of(properties)
+        self._logged: set[str] = set()
+        names = [*REQUEST_FORMATTERS]
+        if self._formatter is not None and self._formatter not in names:
+            if (
+                self._formatter not in available_formatters() or self._formatter in FORMATTERS
+            ):  # those are other dialects'
+                known = ", ".join(sorted(REQUEST_FORMATTERS))
+                raise ConfigError(f"option.output_formatter has value {self._formatter!r}: not one of {known}")
+            names.append(self._formatter)
+        self._formatters = {name: load_formatter_class(name) for name in names}
+
+    def parse(self, payload: Payload) -> Parsed:
+        """Validate a body and choose how to answer it."""
+        body = parse_body(payload, self._budget)
+        stream = payload.stream if body.stream is None else body.stream
+        formatter, unknown = self._choose(body.parameters.output_formatter, payload.accept, stream=stream)
+        if formatter.streams and len(body.prompts) > 1:
+            raise InvalidRequest("a list of prompts cannot be streamed; send them one by one", field="inputs")
+        ignored = body.ignored + unknown
+        self._log_ignored(ignored)
+        request = self._request(payload, body, ignored, formatter)
+        return Parsed(request, formatter, body.parameters.spelling)
+
+    def error(self, error: LMIError) -> ErrorResponse:
+        """`{"error":"<cause>","code":424}`, compact as DJL's front end writes it."""
+        status = status_of(error)
+        return ErrorResponse(status, msgspec.json.encode({"error": str(error), "code": status}))
+
+    def _choose(self, requested: str | None, accept: str, *, stream: bool) -> tuple[type[Formatter], tuple[str, ...]]:
+        """The formatter: the request's own, then the option's, then by `stream`. With it what of the request was no name."""
+        if requested in self._formatters:
+            return self._formatters[requested], ()
+        if self._formatter is not None:
+            name = self._formatter
+        elif not stream:
+            name = "json"
+        elif "text/event-stream" in accept:
+            name = "sse"
+        else:
+            name = "jsonlines"
+        return self._formatters[name], () if requested is None else ("output_formatter",)
+
+    def _request(
+        self, payload: Payload, body: LmiBody, ignored: tuple[str, ...], formatter: type[Formatter]
+    ) -> GenerationRequest:
+        parameters = body.parameters
+        beam_search = parameters.beam_search_params()
+        details = bool(parameters.details)
+        needs_logprobs = formatter.streams or details or parameters.sequences > 1
+        return GenerationRequest(
+            request_id=payload.request_id,
+            prompts=body.prompts,
+            sampling_params=parameters.sampling_params(
+                stream=formatter.streams, needs_logprobs=needs_logprobs, sampled_defaults=self._sampled_defaults
+            ),
+            adapters=body.adapters or (payload.adapter,) * len(body.prompts),
+            priority=parameters.priority or 0,
+            beam_search=beam_search,
+            truncate=parameters.truncate_to,
+            stream=formatter.streams,
+            details=details,
+            decoder_input_details=bool(parameters.decoder_input_details),
+            return_full_text=bool(parameters.return_full_text),
+            top_n_tokens=parameters.top_tokens,
+            ignored_parameters=ignored,
+        )
+
+    def _log_ignored(self, ignored: tuple[str, ...]) -> None:
+        for name in ignored[:_LOGGED_AT_ONCE]:
+            if name not in self._logged and len(self._logged) < 1000:  # names are the clients' to choose
+                self._logged.add(name)
+                logger.warning("unknown parameter ignored", extra={"parameter": name[:100]})
+
+
+_LOGGED_AT_ONCE = 100  # names of one request

@@ -1,0 +1,1 @@
+"""MindIE's TGI interface."""

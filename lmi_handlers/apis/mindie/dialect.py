@@ -1,0 +1,34 @@
+"""MindIE's dialect: its TGI interface, `{"inputs": "..", "parameters": {..}, "stream": false}`, on `/`.
+
+Source: MindIE's description of its text and streaming inference interface; docs/mindie.md says where this differs from it, and
+both from MindIE's program.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from formatters.mindie import MindieJsonFormatter, MindieSseFormatter
+from lmi_handlers.apis.base import Parsed, Payload, TokenLimits
+from lmi_handlers.apis.mindie.body import check_bounds, check_model_bounds, decode_mindie
+from lmi_handlers.apis.tgi.dialect import TgiDialect
+from lmi_handlers.core.request import GenerationRequest
+
+
+class MindieDialect(TgiDialect):
+    """`/`, and `/invocations` with `option.tgi_compat`, where `option.dialect` says so. Errors and headers are TGI's."""
+
+    def parse(self, payload: Payload) -> Parsed:
+        """Validate a body. Where it does not speak of a stream, SageMaker's streaming API asks for one."""
+        body, ignored = decode_mindie(payload)
+        check_bounds(body)
+        stream = body.stream if isinstance(body.stream, bool) else payload.stream
+        formatter = MindieSseFormatter if stream else MindieJsonFormatter
+        parsed = self._parsed(payload, body, ignored, formatter, full_text=False)
+
+        def check_length(request: GenerationRequest, position: int, tokens: int, limits: TokenLimits) -> None:  # noqa: ARG001  one prompt
+            # What of the model's length is for answers, an operator says by limiting prompts; else each prompt does.
+            reserved = limits.max_input_tokens if self._properties.max_input_tokens else tokens
+            check_model_bounds(body.parameters, tokens, limits, max_iter_times=limits.max_total_tokens - reserved)
+
+        return msgspec.structs.replace(parsed, check_length=check_length)

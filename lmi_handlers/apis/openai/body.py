@@ -1,0 +1,272 @@
+"""OpenAI's request bodies for chat and text completions, and how they read as `SamplingParams`.
+
+Sources: OpenAI's API reference; the further parameters are vLLM's, and the looser forms of `logit_bias`, `response_format` and
+`tool_choice` TGI's. null means absent, as it does for every client that writes out all its fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from lmi_handlers.apis.openai.messages import Message
+from lmi_handlers.apis.openai.tools import Tool, ToolChoice
+from lmi_handlers.apis.structured_outputs import (
+    JsonGrammar,
+    JsonObjectGrammar,
+    NamedSchema,
+    RegexGrammar,
+    StructuredOutputsBody,
+    constraint_of,
+)
+from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
+
+MAX_LOGPROBS = 20
+DEFAULT_COMPLETION_TOKENS = 16
+
+
+class TextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    """No constraint."""
+
+    def structured_outputs(self) -> None:
+        """Nothing to hold the text to."""
+
+
+class JsonSchemaFormat(msgspec.Struct, frozen=True, tag_field="type", tag="json_schema"):
+    """A JSON schema: OpenAI's `json_schema`, or TGI's `value`."""
+
+    json_schema: NamedSchema | None = None
+    value: NamedSchema | None = None
+
+    def structured_outputs(self) -> StructuredOutputs:
+        """Raises `InvalidRequest`."""
+        named = self.json_schema or self.value
+        if named is None:
+            raise InvalidRequest("needs `json_schema`", field="response_format")
+        return StructuredOutputs(json=msgspec.json.encode(named.schema).decode())
+
+
+class JsonObjectFormat(JsonObjectGrammar, frozen=True, tag_field="type", tag="json_object"):
+    """Any JSON object; of a schema where it has one in `value`, as huggingface_hub writes it, or in `schema`."""
+
+    schema: object = None
+
+    def structured_outputs(self) -> StructuredOutputs:
+        """Raises `InvalidRequest`."""
+        schema = self.schema if self.value is None else self.value
+        if schema is None:
+            return StructuredOutputs(json_object=True)
+        return StructuredOutputs(json=schema if isinstance(schema, str) else msgspec.json.encode(schema).decode())
+
+
+ResponseFormat = TextFormat | JsonSchemaFormat | JsonObjectFormat | JsonGrammar | RegexGrammar
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """Whether a stream ends with a chunk that has the usage, and whether (vLLM's) every chunk has it so far."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+_SPELLINGS: dict[str, tuple[str, ...]] = {
+    "adapters": ("model",),
+    "structured_outputs": (
+        "response_format",
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+    ),
+}
+
+
+class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What chat and text completions have in common. `user`, `metadata` and their like are taken, and mean nothing here."""
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | list[float] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    structured_outputs: StructuredOutputsBody | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    priority: int | None = None
+
+    spellings: ClassVar[Mapping[str, tuple[str, ...]]]
+    """Names that a client may have set for a field of `SamplingParams` called otherwise."""
+
+    def constraint(self) -> StructuredOutputs | None:
+        """What the text is held to. Raises `InvalidRequest`."""
+        asked = None if self.response_format is None else self.response_format.structured_outputs()
+        try:
+            vllms = constraint_of(self)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, field=self.spelling("structured_outputs")) from error
+        if asked is not None and vllms is not None:
+            raise InvalidRequest("cannot be combined with response_format", field="structured_outputs")
+        return vllms if asked is None else asked
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream's last chunk has the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each of its chunks has it."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+    def spelling(self, field: str) -> str:
+        """Where in the body the client set what `SamplingParams` calls `field`."""
+        names = self.spellings.get(field, ())
+        return next((name for name in names if getattr(self, name) is not None), field)
+
+    def sampling_params(self, **values: Any) -> SamplingParams:
+        """Translate; `values` are what the two kinds of request express in their own ways. Raises `InvalidRequest`."""
+        taken: dict[str, Any] = {name: getattr(self, name) for name in _SAME_NAME}
+        taken["seed"] = None if self.seed is None else self.seed % 2**64  # OpenAI's may be negative
+        taken["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        taken["logit_bias"] = _logit_bias(self.logit_bias)
+        for name in ("stop_token_ids", "bad_words", "allowed_token_ids"):
+            given = getattr(self, name)
+            taken[name] = None if given is None else tuple(given)
+        if self.top_p == 0:  # OpenAI's way to say: the most probable token alone
+            taken["top_p"], taken["top_k"] = None, 1
+        taken |= values
+        return SamplingParams(**{name: value for name, value in taken.items() if value is not None})
+
+
+class ChatCompletionBody(OpenAIBody, frozen=True, kw_only=True):
+    """The body of `/v1/chat/completions`."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | ToolChoice | None = None
+    tool_prompt: str | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    guideline: str | None = None
+    include_reasoning: bool | None = None
+    reasoning_effort: str | None = None
+
+    spellings = _SPELLINGS | {
+        "max_tokens": ("max_completion_tokens",),
+        "logprobs": ("top_logprobs",),
+        "structured_outputs": (*_SPELLINGS["structured_outputs"], "tools"),
+    }
+
+    @property
+    def most_tokens(self) -> int | None:
+        """How many tokens to generate at most, by either of its names; None for as many as fit."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives to show for each token, None where no logprobs are wanted. Raises `InvalidRequest`."""
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("needs `logprobs`: true", field="top_logprobs")
+        return _at_most_20("top_logprobs", self.top_logprobs or 0) if self.logprobs else None
+
+
+class CompletionBody(OpenAIBody, frozen=True, kw_only=True):
+    """The body of `/v1/completions`."""
+
+    prompt: str | list[int | str | list[int]]
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    suffix: str | None = None
+
+    spellings = _SPELLINGS | {"n": ("best_of",), "prompt_logprobs": ("logprobs",)}
+
+    @property
+    def num_prompts(self) -> int:
+        """How many prompts there are, of which none is looked at: a list that begins with a token id is one."""
+        return 1 if isinstance(self.prompt, str) or isinstance(next(iter(self.prompt), 0), int) else len(self.prompt)
+
+    @property
+    def prompts(self) -> tuple[str | tuple[int, ...], ...]:
+        """The prompts, each a text or token ids. Raises `InvalidRequest` for an empty list."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return (prompt,)
+        if not prompt:
+            raise InvalidRequest("must not be empty", field="prompt")
+        token_ids = tuple(item for item in prompt if isinstance(item, int))
+        if len(token_ids) == len(prompt):
+            return (token_ids,)
+        if token_ids:
+            raise InvalidRequest("must be token ids or a list of prompts, not both", field="prompt")
+        return tuple(item if isinstance(item, str) else tuple(item) for item in prompt if not isinstance(item, int))
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives to show for each token, None where no logprobs are wanted. Raises `InvalidRequest`."""
+        return None if self.logprobs is None else _at_most_20("logprobs", self.logprobs)
+
+
+_SAME_NAME = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "skip_special_tokens",
+)
+
+
+def _logit_bias(given: dict[int, float] | list[float] | None) -> dict[int, float] | None:
+    """TGI's list has a bias for each token of the vocabulary, in order."""
+    return {token: bias for token, bias in enumerate(given) if bias} if isinstance(given, list) else given
+
+
+def _at_most_20(field: str, value: int) -> int:
+    if not 0 <= value <= MAX_LOGPROBS:
+        raise InvalidRequest(f"must be from 0 to {MAX_LOGPROBS}, got {value}", field=field)
+    return value

@@ -1,0 +1,335 @@
+"""OpenAI's dialects: chat completions and text completions, and their errors.
+
+Source: OpenAI's API reference. Where TGI's routes of these names differ from it, OpenAI is followed, and TGI's looser forms are
+taken as well: a model called "tgi", a tool's bare name as the choice, its forms of `response_format`.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from formatters.openai import error_document
+from formatters.openai_chat import ChatJsonFormatter, ChatOptions, ChatSseFormatter
+from formatters.openai_completions import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
+from lmi_handlers.apis.base import (
+    Dialect,
+    ErrorResponse,
+    ModelFacts,
+    Parsed,
+    Payload,
+    TokenLimits,
+    decode_typed,
+    unknown_names,
+)
+from lmi_handlers.apis.openai.body import (
+    DEFAULT_COMPLETION_TOKENS,
+    ChatCompletionBody,
+    CompletionBody,
+    OpenAIBody,
+)
+from lmi_handlers.apis.openai.messages import Message
+from lmi_handlers.apis.openai.tools import call_of, calls_of, check_tools, chosen_tool
+from lmi_handlers.config.budget import Budget
+from lmi_handlers.core.errors import (
+    ClientDisconnected,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EngineNotReady,
+    InvalidRequest,
+    LMIError,
+    ModelNotFound,
+    PayloadTooLarge,
+    QueueFull,
+    RequestTimeout,
+    UnsupportedFeature,
+    UnsupportedMediaType,
+)
+from lmi_handlers.core.request import ChatPrompt, GenerationRequest, Prompt
+from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
+from lmi_handlers.core.usage import Usage
+from lmi_handlers.text.reasoning import ReasoningFormat, choose_reasoning
+from lmi_handlers.text.tool_calls import (
+    CallListParser,
+    MessageParser,
+    NamedCallParser,
+    PlainParser,
+    TaggedCallParser,
+)
+from lmi_handlers.text.tool_formats import choose_format
+
+STATUS: dict[type[LMIError], int] = {
+    RequestTimeout: 408,
+    PayloadTooLarge: 413,
+    UnsupportedMediaType: 415,
+    InvalidRequest: 400,
+    ModelNotFound: 404,
+    QueueFull: 429,
+    ClientDisconnected: 499,  # nobody will see it but the log
+    EngineNotReady: 503,
+    DeadlineExceeded: 504,
+}
+"""HTTP status by error, looked up along the class's ancestors; whatever is not here is 500."""
+
+NOBODYS_MODEL = (None, "", "tgi")
+"""What clients send as `model` that ask for whatever is served."""
+
+TOOL_PROMPT = 'To use a function, answer with nothing but its call as JSON: {"name": "<function>", "arguments": {...}}.'
+"""For models whose template knows no tools; a request's own `tool_prompt` replaces it."""
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+def status_of(error: LMIError) -> int:
+    """OpenAI's HTTP status for an error."""
+    return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
+
+
+class OpenAIDialect(Dialect):
+    """What chat and text completions have in common. `facts` tells of the model, once it has loaded."""
+
+    def __init__(self, facts: Callable[[], ModelFacts], *, budget: Budget) -> None:
+        self._facts = facts
+        self._budget = budget
+
+    @abstractmethod
+    def parse(self, payload: Payload) -> Parsed:
+        """Validate a body. Raises `InvalidRequest`, and `EngineNotReady` where no model has loaded."""
+
+    def error(self, error: LMIError) -> ErrorResponse:
+        """`{"error":{"message":"..","type":"..","param":null,"code":null}}`."""
+        return ErrorResponse(status_of(error), error_document(error))
+
+    def answer_headers(self, request: GenerationRequest, usage: Usage) -> Mapping[str, str]:  # noqa: ARG002  the base's
+        """Keep proxies from holding a stream back."""
+        return {"Cache-Control": "no-cache", "x-accel-buffering": "no"} if request.stream else {}
+
+    def _request(
+        self,
+        payload: Payload,
+        body: OpenAIBody,
+        ignored: tuple[str, ...],
+        sampling_params: SamplingParams,
+        prompts: tuple[Prompt, ...],
+    ) -> GenerationRequest:
+        adapter = body.model if body.model in self._facts().adapters else payload.adapter
+        return GenerationRequest(
+            request_id=payload.request_id,
+            prompts=(),
+            sampling_params=sampling_params,
+            adapters=() if adapter is None else (adapter,) * len(prompts),
+            priority=body.priority or 0,
+            truncate=body.truncate_prompt_tokens,
+            stream=_streams(payload, body),
+            ignored_parameters=ignored,
+        )
+
+    def _model_name(self, body: OpenAIBody) -> str:
+        """What the answer calls the model: what the request did, if it did."""
+        return self._facts().model_id if body.model in NOBODYS_MODEL else str(body.model)
+
+
+class ChatDialect(OpenAIDialect):
+    """`/v1/chat/completions`, and a body with `messages` on the invoke routes. `stream_formatter` frames a stream."""
+
+    def __init__(
+        self,
+        facts: Callable[[], ModelFacts],
+        *,
+        budget: Budget,
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
+        enable_reasoning: bool | None = None,
+        stream_formatter: type[ChatSseFormatter] = ChatSseFormatter,
+    ) -> None:
+        """`tool_call_parser` names a family of models; None finds out by the chat template.
+
+        `reasoning_parser` and `enable_reasoning` are the options' values, as `choose_reasoning` takes them.
+        """
+        super().__init__(facts, budget=budget)
+        self._tool_call_parser = tool_call_parser
+        self._reasoning_parser = reasoning_parser
+        self._enable_reasoning = enable_reasoning
+        self._stream_formatter = stream_formatter
+
+    def parse(self, payload: Payload) -> Parsed:
+        """Validate a body."""
+        return self.parsed(payload, *decode_body(payload, ChatCompletionBody))
+
+    def parsed(self, payload: Payload, body: ChatCompletionBody, ignored: tuple[str, ...]) -> Parsed:
+        """Check and translate. Raises `InvalidRequest`."""
+        self._budget.check_fields(body)
+        tools = body.tools or []
+        check_tools(tools)
+        choice = chosen_tool(tools, body.tool_choice)
+        constraint, parser = self._tool_calls(body, choice)
+        reasoning = self._reasoning() if constraint is None else None
+        marked = constraint is None and (choice == "auto" or reasoning is not None)
+        values = {
+            "max_tokens": body.most_tokens,
+            "logprobs": body.num_logprobs,
+            "structured_outputs": constraint,
+            # What marks a call, or thoughts, is a special token of some models.
+            "skip_special_tokens": False if marked else None,
+        }
+        params = sampling_params(body, values)
+        prompts = (self._prompt(body, [] if choice == "none" else [tool.plain() for tool in tools]),)
+        request = self._request(payload, body, ignored, params, prompts)
+        options = ChatOptions(
+            model=self._model_name(body),
+            created=int(time.time()),
+            parser=parser,
+            reasoning=reasoning,
+            include_reasoning=body.include_reasoning is not False,
+            logprobs=body.num_logprobs is not None,
+            include_usage=body.include_usage,
+            continuous_usage=body.continuous_usage,
+        )
+        formatter = partial(self._stream_formatter if _streams(payload, body) else ChatJsonFormatter, options=options)
+        return Parsed(request, formatter, body.spelling, partial(check_length, "messages"), prompts, "messages")
+
+    def _tool_calls(
+        self, body: ChatCompletionBody, choice: str
+    ) -> tuple[StructuredOutputs | None, Callable[[], MessageParser]]:
+        """What the text is held to, and how it reads."""
+        tools = body.tools or []
+        asked = body.constraint()
+        if choice == "none" or (choice == "auto" and asked is not None):  # what a grammar holds is no call
+            return asked, PlainParser
+        if choice == "auto":
+            schemas = {tool.function.name: tool.function.schema for tool in tools}
+            form = choose_format(self._facts().chat_template, self._tool_call_parser)
+            return asked, partial(TaggedCallParser, form, schemas)
+        if asked is not None:
+            raise InvalidRequest("cannot be combined with a tool that must be called", field="response_format")
+        if choice == "required":
+            parallel = body.parallel_tool_calls is not False
+            return calls_of(tools, parallel=parallel), CallListParser
+        return call_of(tools, choice), partial(NamedCallParser, choice)
+
+    def _reasoning(self) -> ReasoningFormat | None:
+        """How thoughts are marked. A grammar leaves no room for any: it holds from the first token on."""
+        template = self._facts().chat_template
+        return choose_reasoning(template, self._reasoning_parser, enabled=self._enable_reasoning)
+
+    def _prompt(self, body: ChatCompletionBody, tools: list[dict[str, Any]]) -> ChatPrompt:
+        """The conversation. An assistant's last message is continued, unless the request says otherwise."""
+        if not body.messages:
+            raise InvalidRequest("must not be empty", field="messages")
+        last = body.messages[-1]
+        continues = body.continue_final_message
+        if continues is None:
+            continues = last.role == "assistant" and not last.tool_calls and not body.add_generation_prompt
+        opens = body.add_generation_prompt
+        plain = Message.with_images if self._facts().takes_images else Message.text_only
+        placed = [(f"messages[{place}]", message) for place, message in enumerate(body.messages)]
+        return ChatPrompt(
+            messages=[plain(message, field) for field, message in placed],
+            images=tuple(image for field, message in placed for image in message.images(field)),
+            tools=tools or None,
+            tool_prompt=TOOL_PROMPT if body.tool_prompt is None else body.tool_prompt,
+            documents=body.documents,
+            add_generation_prompt=not continues if opens is None else opens,
+            continue_final_message=continues,
+            template_kwargs=_template_kwargs(body),
+        )
+
+
+class CompletionsDialect(OpenAIDialect):
+    """`/v1/completions`, and a body with `prompt` on the invoke routes."""
+
+    def __init__(
+        self,
+        facts: Callable[[], ModelFacts],
+        *,
+        budget: Budget,
+        default_max_tokens: int | None = DEFAULT_COMPLETION_TOKENS,
+        stream_formatter: type[CompletionSseFormatter] = CompletionSseFormatter,
+    ) -> None:
+        """`default_max_tokens` holds where a request sets none; None stands for as many as fit, TGI's default."""
+        super().__init__(facts, budget=budget)
+        self._default_max_tokens = default_max_tokens
+        self._stream_formatter = stream_formatter
+
+    def parse(self, payload: Payload) -> Parsed:
+        """Validate a body."""
+        body, ignored = decode_body(payload, CompletionBody)
+        if body.suffix:
+            raise UnsupportedFeature("no model here fills in text before a suffix", field="suffix")
+        self._budget.check_fields(body)
+        self._budget.check_sequences("prompt", body.num_prompts, 1)
+        prompts, count = body.prompts, body.num_logprobs
+        shown = 1 if body.n is None else body.n
+        best_of = shown if body.best_of is None else body.best_of
+        if best_of < shown:
+            raise InvalidRequest(f"must be at least n ({shown}), got {best_of}", field="best_of")
+        stream = _streams(payload, body)
+        if best_of > shown and stream:
+            raise InvalidRequest("must be n in a stream: the best are known at the end", field="best_of")
+        most = self._default_max_tokens if body.max_tokens is None else body.max_tokens
+        prompt_only = most == 0 and bool(body.echo)
+        values = {
+            "n": best_of,
+            "max_tokens": 1 if prompt_only else most,
+            "logprobs": 0 if count is None and best_of > shown else count,
+            "prompt_logprobs": count if body.echo else None,
+            "structured_outputs": body.constraint(),
+        }
+        params = sampling_params(body, values)
+        request = self._request(payload, body, ignored, params, prompts)
+        options = CompletionOptions(
+            model=self._model_name(body),
+            created=int(time.time()),
+            n=shown,
+            echo=bool(body.echo),
+            prompt_only=prompt_only,
+            logprobs=count,
+            include_usage=body.include_usage,
+            continuous_usage=body.continuous_usage,
+        )
+        formatter = partial(self._stream_formatter if stream else CompletionJsonFormatter, options=options)
+        return Parsed(request, formatter, body.spelling, partial(check_length, "prompt"), prompts, "prompt")
+
+
+def decode_body(payload: Payload, kind: type[Body]) -> tuple[Body, tuple[str, ...]]:
+    """Return the body, and the names in it that mean nothing here. Raises `InvalidJson` or `InvalidBody`."""
+    ignored = unknown_names(payload.data, kind, nulls=False)
+    body = decode_typed(payload.data, kind)
+    if "chat_template" in ignored:
+        raise UnsupportedFeature("is the server's to choose, not a request's", field="chat_template")
+    return body, ignored
+
+
+def sampling_params(body: OpenAIBody, values: dict[str, Any]) -> SamplingParams:
+    """Translate. Raises `InvalidRequest` with OpenAI's name of the field."""
+    try:
+        return body.sampling_params(**{name: value for name, value in values.items() if value is not None})
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, field=body.spelling(error.field or "")) from error
+
+
+def check_length(field: str, request: GenerationRequest, position: int, tokens: int, limits: TokenLimits) -> None:  # noqa: ARG001  `LengthCheck`'s
+    """Refuse a prompt that the model has no room for. Raises `ContextLengthExceeded` with `field`."""
+    most = min(limits.max_input_tokens, limits.max_total_tokens - 1)
+    if tokens > most:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {limits.max_total_tokens} tokens, and its prompts may have {most}; "
+            f"prompt {position + 1} has {tokens}",
+            field=field,
+        )
+
+
+def _template_kwargs(body: ChatCompletionBody) -> dict[str, Any]:
+    """The template's further variables: OpenAI's, TGI's, and those that the request names itself."""
+    given = {"reasoning_effort": body.reasoning_effort, "guideline": body.guideline}
+    return {name: value for name, value in given.items() if value is not None} | (body.chat_template_kwargs or {})
+
+
+def _streams(payload: Payload, body: OpenAIBody) -> bool:
+    """What the body says, and where it does not, whether SageMaker's streaming API was called."""
+    return payload.stream if body.stream is None else body.stream

@@ -1,0 +1,127 @@
+"""Messages of a conversation in OpenAI's words, and what templates make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from lmi_handlers.core.errors import InvalidRequest, UnsupportedFeature
+from lmi_handlers.core.request import ImageSource
+
+
+class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    """A piece of text in a message."""
+
+    text: str
+
+
+class RefusalPart(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):
+    """What an assistant refused with, in a history."""
+
+    refusal: str
+
+
+class ImageUrl(msgspec.Struct, frozen=True):
+    """Where an image is."""
+
+    url: str
+
+
+class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image_url"):
+    """An image in a message."""
+
+    image_url: ImageUrl
+
+
+Part = TextPart | RefusalPart | ImagePart
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One turn of a conversation."""
+
+    role: str
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+
+    def with_links(self, field: str) -> dict[str, Any]:
+        """Return the message for a template, its images as Markdown, which is how TGI has them tokenised.
+
+        `field` is its place in the body. Raises `InvalidRequest` where it says nothing.
+        """
+        return self._plain(field, _joined)
+
+    def text_only(self, field: str) -> dict[str, Any]:
+        """The same. Raises `UnsupportedFeature` where it has an image."""
+        if self.images(field):
+            raise UnsupportedFeature("has an image, and this model takes text only", field=f"{field}.content")
+        return self._plain(field, _joined)
+
+    def with_images(self, field: str) -> dict[str, Any]:
+        """The same, where it has images with its content in parts, as `ChatPrompt` has it."""
+        return self._plain(field, _in_parts if self.images(field) else _joined)
+
+    def images(self, field: str) -> tuple[ImageSource, ...]:
+        """Its images, in their order."""
+        parts = self.content if isinstance(self.content, list) else ()
+        return tuple(
+            ImageSource(part.image_url.url, f"{field}.content[{place}].image_url")
+            for place, part in enumerate(parts)
+            if isinstance(part, ImagePart)
+        )
+
+    def _plain(self, field: str, render: Callable[[list[Part]], str | list[dict[str, str]]]) -> dict[str, Any]:
+        """Templates know a call's arguments as an object, and no `developer`."""
+        message: dict[str, Any] = msgspec.to_builtins(self)
+        if self.reasoning is not None:  # vLLM's newer name, which templates do not read
+            message.setdefault("reasoning_content", self.reasoning)
+        refusal = message.pop("refusal", None)
+        if self.content is None and refusal is not None:
+            message["content"] = refusal
+        elif self.content is None and not self.tool_calls and not message.get("reasoning_content"):
+            raise InvalidRequest("has neither content nor tool_calls", field=field)
+        elif not isinstance(self.content, str):
+            message["content"] = render(self.content or [])
+        if self.role == "developer":
+            message["role"] = "system"
+        if self.tool_calls is not None:
+            message["tool_calls"] = [_with_arguments(call) for call in self.tool_calls]
+        return message
+
+
+def _joined(parts: list[Part]) -> str:
+    return "".join(map(_text, parts))
+
+
+def _in_parts(parts: list[Part]) -> list[dict[str, str]]:
+    return [
+        {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": _text(part)} for part in parts
+    ]
+
+
+def _text(part: Part) -> str:
+    match part:
+        case TextPart():
+            return part.text
+        case RefusalPart():
+            return part.refusal
+        case ImagePart():
+            return f"![]({part.image_url.url})"
+
+
+def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """Read the arguments, which OpenAI sends as JSON text and models were trained on as objects."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = msgspec.json.decode(function["arguments"] or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        return call  # what a model wrote is not always JSON
+    return call | {"function": function | {"arguments": arguments}}

@@ -1,0 +1,135 @@
+"""How several APIs write what an answer is held to: vLLM's `structured_outputs` and `guided_*`, and TGI's grammars."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.core.sampling_params import StructuredOutputs
+
+
+class StructuredOutputsBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The object; null means absent. A schema may also be JSON text."""
+
+    json: dict[str, Any] | bool | str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+    def structured_outputs(self) -> StructuredOutputs:
+        """Translate. Raises `InvalidRequest` where not exactly one of them is there."""
+        return StructuredOutputs(
+            json=self.json if isinstance(self.json, str | None) else msgspec.json.encode(self.json).decode(),
+            json_object=bool(self.json_object),
+            regex=self.regex,
+            choice=None if self.choice is None else tuple(self.choice),
+            grammar=self.grammar,
+        )
+
+
+class Constrained(Protocol):
+    """A body that has them."""
+
+    @property
+    def structured_outputs(self) -> StructuredOutputsBody | None:
+        """Today's form, stronger than the others."""
+
+    @property
+    def guided_json(self) -> dict[str, Any] | bool | str | None:
+        """Its `json`."""
+
+    @property
+    def guided_regex(self) -> str | None:
+        """Its `regex`."""
+
+    @property
+    def guided_choice(self) -> list[str] | None:
+        """Its `choice`."""
+
+    @property
+    def guided_grammar(self) -> str | None:
+        """Its `grammar`."""
+
+
+def constraint_of(body: Constrained) -> StructuredOutputs | None:
+    """Return what both forms ask for together, None where neither asks for anything. Raises `InvalidRequest`."""
+    asked = body.structured_outputs or StructuredOutputsBody()
+    older = {
+        "json": body.guided_json,
+        "regex": body.guided_regex,
+        "choice": body.guided_choice,
+        "grammar": body.guided_grammar,
+    }
+    given = {name: value for name, value in older.items() if value is not None and getattr(asked, name) is None}
+    if not given and body.structured_outputs is None:
+        return None
+    return msgspec.structs.replace(asked, **given).structured_outputs()
+
+
+# TGI's grammars, which OpenAI's `response_format` takes as well
+
+
+class JsonGrammar(msgspec.Struct, frozen=True, tag_field="type", tag="json"):
+    """A JSON schema, as an object or as JSON text."""
+
+    value: object
+
+    def structured_outputs(self) -> StructuredOutputs:
+        """Raises `InvalidRequest`."""
+        return _schema(self.value)
+
+
+class JsonObjectGrammar(msgspec.Struct, frozen=True, tag_field="type", tag="json_object"):
+    """The same by its newer name; without a schema, as OpenAI's clients send it, any JSON object."""
+
+    value: object = None
+
+    def structured_outputs(self) -> StructuredOutputs:
+        """Raises `InvalidRequest`."""
+        return StructuredOutputs(json_object=True) if self.value is None else _schema(self.value)
+
+
+class NamedSchema(msgspec.Struct, frozen=True):
+    """OpenAI's wrapping of a schema, of which the name means nothing here."""
+
+    schema: object
+
+
+class JsonSchemaGrammar(msgspec.Struct, frozen=True, tag_field="type", tag="json_schema"):
+    """A JSON schema with a name."""
+
+    value: NamedSchema
+
+    def structured_outputs(self) -> StructuredOutputs:
+        """Raises `InvalidRequest`."""
+        return _schema(self.value.schema)
+
+
+class RegexGrammar(msgspec.Struct, frozen=True, tag_field="type", tag="regex"):
+    """A regular expression for the whole text."""
+
+    value: str
+
+    def structured_outputs(self) -> StructuredOutputs:
+        """Raises `InvalidRequest`."""
+        return StructuredOutputs(regex=self.value)
+
+
+Grammar = JsonGrammar | JsonObjectGrammar | JsonSchemaGrammar | RegexGrammar
+
+
+def _schema(value: object) -> StructuredOutputs:
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise InvalidRequest(f"grammar is not valid: {error}") from error
+    text = msgspec.json.encode(value).decode()
+    if not isinstance(value, dict):
+        raise InvalidRequest(f'grammar is not valid: {text:.100} is not of types "boolean", "object"')
+    if "properties" not in value:
+        raise InvalidRequest("grammar is not valid: Grammar must have a 'properties' field")
+    return StructuredOutputs(json=text)

@@ -1,0 +1,35 @@
+"""The part of TGI's chat body that makes a prompt: messages and tools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from lmi_handlers.apis.base import Payload, decode_typed, unknown_names
+from lmi_handlers.apis.openai.body import ChatCompletionBody
+from lmi_handlers.apis.openai.messages import Message
+from lmi_handlers.config.budget import Budget
+from lmi_handlers.core.request import ChatPrompt
+
+
+class ChatBody(msgspec.Struct, frozen=True):
+    """The body of `/chat_tokenize`: a chat request, of which only these fields make the prompt."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    guideline: str | None = None
+
+    def prompt(self) -> ChatPrompt:
+        """Return what the template is to make a prompt of."""
+        messages = [message.with_links(f"messages[{place}]") for place, message in enumerate(self.messages)]
+        variables = {} if self.guideline is None else {"guideline": self.guideline}
+        return ChatPrompt(messages=messages, tools=self.tools, template_kwargs=variables)
+
+
+def decode_chat(payload: Payload, budget: Budget) -> tuple[ChatBody, tuple[str, ...]]:
+    """Return the body, and the names in it that no chat request has. Raises `InvalidRequest`."""
+    ignored = unknown_names(payload.data, ChatCompletionBody, nulls=False)
+    body = decode_typed(payload.data, ChatBody)
+    budget.check_fields(body)
+    return body, ignored

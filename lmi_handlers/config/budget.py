@@ -1,0 +1,307 @@
+"""What one request may ask for: bounds on its body, checked before anything is built from it.
+
+The bounds are options. `openapi/bounds.py` writes the same figures into the OpenAPI document.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from lmi_handlers.config.options import ServingProperties
+from lmi_handlers.core.errors import InvalidRequest, PayloadTooLarge
+from lmi_handlers.core.json_shape import json_shape
+from lmi_handlers.core.turns import give_way
+
+MAX_NAME_CHARACTERS = 1024
+"""Of a model's name, a user's and their like, which answers repeat."""
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """The bounds of a request, each named after its option.
+
+    The checks raise `InvalidRequest` with the field, its value and the bound, or `PayloadTooLarge` for a whole body.
+    """
+
+    max_text_bytes: int
+    max_json_values: int
+    max_json_containers: int
+    max_batch_records: int
+    max_sequences: int
+    max_messages: int
+    max_content_parts: int
+    max_tools: int
+    max_strings: int
+    max_string_characters: int
+    max_token_ids: int
+    max_schema_bytes: int
+    min_priority: int
+    max_image_bytes: int
+    max_prompt_logprobs: int
+
+    @classmethod
+    def of(cls, properties: ServingProperties) -> Budget:
+        """Return the bounds that the options set."""
+        return cls(**{name: getattr(properties, name) for name in cls.__struct_fields__})
+
+    def check_text(self, data: bytes) -> None:
+        """Check the size of a body. Images in `data:` URLs have a bound of their own."""
+        if len(data) <= self.max_text_bytes:
+            return
+        images = _data_url_bytes(data)
+        if images > self.max_image_bytes // 3 * 4 + _URL_HEADS:
+            raise PayloadTooLarge(
+                f"the request body has {images} bytes of images in data: URLs; images may have at most "
+                f"{self.max_image_bytes} as files (option.max_image_bytes)"
+            )
+        size = len(data) - images
+        if size > self.max_text_bytes:
+            raise PayloadTooLarge(
+                f"the request body has {size} bytes besides images; at most {self.max_text_bytes} are allowed "
+                "(option.max_text_bytes)"
+            )
+
+    def check_json(self, data: bytes) -> None:
+        """Check a JSON body before it is decoded: its size, and how much it would become."""
+        self.check_text(data)
+        self.check_shape([data])
+
+    def check_shape(self, texts: Sequence[bytes]) -> None:
+        """Check how much several JSON texts of a body would become together."""
+        if sum(map(len, texts)) < min(2 * self.max_json_containers, self.max_json_values):
+            return  # a container takes two bytes
+        containers = values = 0
+        for text in texts:
+            shape = json_shape(text, enough=self.max_json_values)
+            containers += shape.containers
+            values += shape.values
+            if containers > self.max_json_containers:
+                raise PayloadTooLarge(
+                    f"the request body has more than {self.max_json_containers} JSON objects and arrays "
+                    "(option.max_json_containers)"
+                )
+            if values > self.max_json_values:
+                raise PayloadTooLarge(
+                    f"the request body has more than {self.max_json_values} JSON values and names "
+                    "(option.max_json_values)"
+                )
+            give_way()
+
+    def check_lines(self, data: bytes) -> None:
+        """Check how many lines a JSON-lines body has."""
+        lines = 0
+        for start in range(0, len(data), _CHUNK):
+            lines += data.count(b"\n", start, start + _CHUNK)
+            if lines > self.max_batch_records:
+                raise PayloadTooLarge(
+                    f"the request body has more than {self.max_batch_records} lines (option.max_batch_records)"
+                )
+            give_way()
+
+    def check_fields(self, body: msgspec.Struct, *, prefix: str = "") -> None:
+        """Check every list, text and object of a decoded body. `prefix` is where in the request `body` stands."""
+        for name, check in _checks_of(type(body)):
+            value = getattr(body, name)
+            if value is not None:
+                check(self, prefix + name, value)
+
+    def check_sequences(self, field: str, prompts: int, samples: int) -> None:
+        """Check how many sequences are to be generated."""
+        if prompts * samples > self.max_sequences:
+            asked = f"{prompts} prompts" if samples == 1 else f"{prompts} x {samples} sequences"
+            raise InvalidRequest(
+                f"asks for {asked}; at most {self.max_sequences} are allowed (option.max_sequences)", field=field
+            )
+
+    def check_prompt_logprobs(self, tokens: int, alternatives: int) -> None:
+        """Check how many log probabilities of prompt tokens an answer would have."""
+        values = tokens * (1 + alternatives)
+        if values > self.max_prompt_logprobs:
+            raise InvalidRequest(
+                f"would be {values} log probabilities of {tokens} prompt tokens; at most {self.max_prompt_logprobs} are "
+                "allowed (option.max_prompt_logprobs)",
+                field="prompt_logprobs",
+            )
+
+    def check_parts(self, field: str, parts: Sequence[object]) -> None:
+        """Check how many parts a prompt has."""
+        _check_count(field, parts, self.max_content_parts, "parts", "max_content_parts")
+
+    def keywords(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the JSON schema keywords of the fields that `check_fields` checks, by field."""
+        text = {"maxLength": self.max_string_characters}
+        strings = {"maxItems": self.max_strings, "items": {"type": "string"} | text} | text
+        token_ids = {"maxItems": self.max_token_ids, "maxProperties": self.max_token_ids}
+        of_kind: Mapping[Check, Mapping[str, Any]] = {
+            _check_strings: strings,
+            _check_token_ids: token_ids,
+            _check_messages: {"maxItems": self.max_messages},
+            _check_tools: {"maxItems": self.max_tools},
+            _check_schema: {"maxLength": self.max_schema_bytes},
+            _check_name: {"maxLength": MAX_NAME_CHARACTERS},
+            _check_priority: {"minimum": self.min_priority},
+        }
+        return {name: of_kind[check] for name, check in _CHECKS.items() if check in of_kind}
+
+
+Check = Callable[[Budget, str, Any], None]
+"""`(budget, field, value)`; raises `InvalidRequest`."""
+
+
+def _check_strings(budget: Budget, field: str, value: str | list[str] | bool) -> None:
+    if isinstance(value, bool):  # TensorRT-LLM's `stop`
+        return
+    strings = [value] if isinstance(value, str) else value
+    _check_count(field, strings, budget.max_strings, "strings", "max_strings")
+    characters = sum(map(len, strings))
+    if characters > budget.max_string_characters:
+        raise InvalidRequest(
+            f"has {characters} characters in all; at most {budget.max_string_characters} are allowed "
+            "(option.max_string_characters)",
+            field=field,
+        )
+
+
+def _check_token_ids(budget: Budget, field: str, value: list[int] | dict[int, float]) -> None:
+    _check_count(field, value, budget.max_token_ids, "token ids", "max_token_ids")
+
+
+def _check_messages(budget: Budget, field: str, value: list[Any]) -> None:
+    _check_count(field, value, budget.max_messages, "items", "max_messages")
+    parts = sum(len(item.content) for item in value if isinstance(getattr(item, "content", None), list))
+    if parts > budget.max_content_parts:
+        raise InvalidRequest(
+            f"has {parts} content parts in all; at most {budget.max_content_parts} are allowed "
+            "(option.max_content_parts)",
+            field=field,
+        )
+    budget.check_shape(_call_arguments(value))
+
+
+def _check_tools(budget: Budget, field: str, value: list[Any]) -> None:
+    _check_count(field, value, budget.max_tools, "tools", "max_tools")
+    _check_schema(budget, field, value)
+
+
+def _check_schema(budget: Budget, field: str, value: object) -> None:
+    size, unit = (len(value), "characters") if isinstance(value, str) else (len(msgspec.json.encode(value)), "bytes")
+    if size > budget.max_schema_bytes:
+        raise InvalidRequest(
+            f"has {size} {unit}; at most {budget.max_schema_bytes} are allowed (option.max_schema_bytes)", field=field
+        )
+
+
+def _check_nested(budget: Budget, field: str, value: msgspec.Struct) -> None:
+    budget.check_fields(value, prefix=f"{field}.")
+
+
+def _check_name(budget: Budget, field: str, value: str) -> None:  # noqa: ARG001  a `Check`
+    if len(value) > MAX_NAME_CHARACTERS:
+        raise InvalidRequest(f"has {len(value)} characters; at most {MAX_NAME_CHARACTERS} are allowed", field=field)
+
+
+def _check_priority(budget: Budget, field: str, value: int) -> None:
+    if value < budget.min_priority:
+        raise InvalidRequest(
+            f"must be at least {budget.min_priority}, got {value}: the operator decides how urgent a request may be "
+            "(option.min_priority)",
+            field=field,
+        )
+
+
+def _call_arguments(messages: list[Any]) -> list[bytes]:
+    """Return the arguments of all calls in a conversation, which are JSON texts within JSON."""
+    calls = [call for message in messages for call in getattr(message, "tool_calls", None) or ()]
+    functions = [function for call in calls if isinstance(function := call.get("function"), dict)]
+    return [text.encode() for function in functions if isinstance(text := function.get("arguments"), str)]
+
+
+def _check_count(field: str, value: Any, most: int, noun: str, option: str) -> None:
+    if len(value) > most:
+        raise InvalidRequest(f"has {len(value)} {noun}; at most {most} are allowed (option.{option})", field=field)
+
+
+_CHECKS: Mapping[str, Check] = {
+    **dict.fromkeys(
+        (
+            "stop",
+            "stop_sequences",
+            "bad_words",
+            "bad_sequences",
+            "completion_bias_exclusion",
+            "guided_choice",
+            "choice",
+        ),
+        _check_strings,
+    ),
+    **dict.fromkeys(("stop_token_ids", "allowed_token_ids", "logit_bias"), _check_token_ids),
+    **dict.fromkeys(("messages", "documents"), _check_messages),
+    "tools": _check_tools,
+    "structured_outputs": _check_nested,
+    **dict.fromkeys(
+        (
+            "response_format",
+            "grammar",
+            "guided_grammar",
+            "json",
+            "guided_json",
+            "regex",
+            "guided_regex",
+            "chat_template_kwargs",
+        ),
+        _check_schema,
+    ),
+    "priority": _check_priority,
+    **dict.fromkeys(("model", "user", "adapter_id", "output_formatter", "reasoning_effort"), _check_name),
+}
+"""What the fields of bodies are checked for, by their names in any dialect."""
+
+
+@functools.cache
+def _checks_of(kind: type[msgspec.Struct]) -> tuple[tuple[str, Check], ...]:
+    return tuple((name, _CHECKS[name]) for name in kind.__struct_fields__ if name in _CHECKS)
+
+
+def _data_url_bytes(data: bytes) -> int:
+    """Return how many characters of a JSON body are `data:` URLs: plain ASCII, which costs little to decode."""
+    total = end = 0
+    for start in islice(_data_urls(data), _MAX_DATA_URLS):
+        if start < end or data[start - 1 : start] == b"\\":
+            continue
+        end = data.find(b'"', start + 1)
+        if end == -1:
+            break
+        total += _plain_length(data, start + 1, end)
+    return total
+
+
+def _data_urls(data: bytes) -> Iterator[int]:
+    for start in range(0, len(data), _CHUNK):
+        for match in _DATA_URL.finditer(data, start, start + _CHUNK + len(b"data:")):
+            yield match.start()
+        give_way()
+
+
+def _plain_length(data: bytes, start: int, end: int) -> int:
+    r"""Return how many characters a string has that is ASCII without escapes but `\/`, which PHP writes; 0 for any other."""
+    slashes = 0
+    for place in range(start, end, _CHUNK):
+        stop = min(place + _CHUNK, end)
+        piece = data[place:stop]
+        escapes = piece.count(b"\\")
+        if not piece.isascii() or escapes != data.count(b"\\/", place, stop + 1):
+            return 0
+        slashes += escapes
+        give_way()
+    return end - start - slashes
+
+
+_DATA_URL = re.compile(rb'"data:', re.IGNORECASE)
+_CHUNK = 1 << 18
+_MAX_DATA_URLS = 1024  # that are looked for
+_URL_HEADS = 1 << 16  # bytes of "data:image/png;base64," and its like

@@ -1,0 +1,445 @@
+"""serving.properties and the environment -> one frozen `ServingProperties`, with the source of every value."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import javaproperties
+import msgspec
+
+from lmi_handlers.config.not_provided import OPTIONS_NOT_PROVIDED, refused_option, refused_variables
+from lmi_handlers.config.options import (
+    DEPRECATED_KEYS,
+    HANDLERS,
+    KEYS,
+    NATIVE,
+    NO_EFFECT,
+    OPTIONS,
+    OVERRIDES,
+    TGI,
+    DeclaredOption,
+    InvalidValue,
+    ServingProperties,
+    Variable,
+    as_name,
+    text_of,
+)
+from lmi_handlers.core.errors import ConfigError
+
+__all__ = ["LoadedProperties", "ServingProperties", "Setting", "load_properties", "read_properties", "render_settings"]
+
+FILE_NAME = "serving.properties"
+DEFAULT = "default"
+REDACTED = "******"
+NEAR = 0.85
+"""How alike two names must be for the one to be a misspelling of the other: max_tokns is, my_threshold is not."""
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """One name with its value in effect and where that came from: serving.properties, a variable, or "default".
+
+    `read_by` is empty for an unknown name and for one without effect; `note` then says why.
+    """
+
+    key: str
+    value: Any
+    source: str
+    read_by: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def text(self) -> str:
+        """The value as the file would have it, secrets blotted out."""
+        return redacted(self.key, text_of(self.value))
+
+
+class UnknownName(msgspec.Struct, frozen=True):
+    """A name that no declaration knows, and a sentence about it; `kept` if a backend may know it (`properties.extra`)."""
+
+    warning: str
+    kept: bool
+
+
+class LoadedProperties(msgspec.Struct, frozen=True, kw_only=True):
+    """The properties with what an operator wants to know of them.
+
+    `explicit` holds what somebody has set, `defaults` every other option. `deprecated` has a sentence for each old name.
+    """
+
+    properties: ServingProperties
+    explicit: tuple[Setting, ...]
+    defaults: tuple[Setting, ...]
+    deprecated: tuple[str, ...]
+    unknown: tuple[UnknownName, ...]
+
+    def redacted(self) -> dict[str, str]:
+        """Return what somebody has set as text that may be logged."""
+        return {setting.key: setting.text for setting in self.explicit}
+
+    def warnings(self, backend: str, *, passes_options: bool) -> tuple[str, ...]:
+        """Return the sentences for the log. A backend that `passes_options` to its engine has these checked there."""
+        return (*self.deprecated, *self.unknown_names(passes_options=passes_options), *self.unread(backend))
+
+    def unknown_names(self, *, passes_options: bool) -> tuple[str, ...]:
+        """Return a sentence for each name that nobody knows, nor ever will."""
+        return tuple(name.warning for name in self.unknown if not (passes_options and name.kept))
+
+    def unread(self, backend: str) -> tuple[str, ...]:
+        """Return a warning for each option that somebody has set and `backend` does not read.
+
+        None for a backend that no declaration names: what a plug-in reads is not known here.
+        """
+        if not any(backend in declared.option.read_by for declared in OPTIONS.values()):
+            return ()
+        return tuple(
+            f"{setting.key} has no effect on backend {backend}: only {', '.join(setting.read_by)} "
+            f"{'reads' if len(setting.read_by) == 1 else 'read'} it (from {setting.source})"
+            for setting in self.explicit
+            if setting.read_by and backend not in setting.read_by and "server" not in setting.read_by
+        )
+
+
+def load_properties(model_dir: Path | None, environ: Mapping[str, str]) -> LoadedProperties:
+    """Read serving.properties in `model_dir`, where there is one, and the variables of `environ`.
+
+    Raises `ConfigError` naming every mistake at once; a name that nobody knows is a warning.
+    """
+    if model_dir is not None and not model_dir.is_dir():
+        raise ConfigError(f"model directory {model_dir} does not exist")
+    return _Loading(model_dir).load(environ)
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """Return the names and values of a .properties file, as Java reads it but in UTF-8; the last of equal names counts.
+
+    Raises `ConfigError` naming the file.
+    """
+    try:
+        properties: dict[str, str] = javaproperties.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is not UTF-8 text: byte {error.object[error.start]:#04x} at {error.start}"
+        ) from error
+    except javaproperties.InvalidUEscapeError as error:
+        raise ConfigError(f"{path} is no properties file: {error}") from error
+    return properties
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """A name and its text as they were found, not yet understood."""
+
+    key: str
+    text: str
+    source: str
+
+
+class _Loading:
+    """One run of `load_properties`: collects settings, warnings and mistakes until all of them are known."""
+
+    def __init__(self, model_dir: Path | None) -> None:
+        self.model_dir = model_dir
+        self.values: dict[str, Any] = {}
+        self.explicit: dict[str, Setting] = {}
+        self.extra: dict[str, str] = {}
+        self.deprecated: list[str] = []
+        self.unknown: list[UnknownName] = []
+        self.mistakes: list[str] = []
+
+    def load(self, environ: Mapping[str, str]) -> LoadedProperties:
+        for entries in self._layers(environ):
+            self._take(entries)
+        self.mistakes += refused_variables(environ)
+        self._check_batching()
+        self._follow_handler()
+        self._check_backend()
+        if self.mistakes:
+            raise ConfigError("\n".join(self.mistakes))
+        self._name_model()
+        return LoadedProperties(
+            properties=ServingProperties(
+                **self.values, extra=self.extra, model_dir=None if self.model_dir is None else str(self.model_dir)
+            ),
+            explicit=tuple(self.explicit.values()),
+            defaults=tuple(
+                Setting(key=declared.key, value=declared.default, source=DEFAULT, read_by=declared.option.read_by)
+                for declared in OPTIONS.values()
+                if declared.key not in self.explicit
+            ),
+            deprecated=tuple(self.deprecated),
+            unknown=tuple(self.unknown),
+        )
+
+    def _layers(self, environ: Mapping[str, str]) -> Iterable[list[_Entry]]:
+        """Yield what each place holds, the strongest place first."""
+        yield _variables(OVERRIDES, environ)
+        yield self._file()
+        yield _option_variables(environ)
+        yield _variables(NATIVE, environ)
+        yield _variables(TGI, environ)
+        yield _server_variables(environ)
+
+    def _file(self) -> list[_Entry]:
+        path = None if self.model_dir is None else self.model_dir / FILE_NAME
+        if path is None or not path.exists():
+            return []
+        return _entries((key, text, FILE_NAME) for key, text in read_properties(path).items())
+
+    def _take(self, entries: list[_Entry]) -> None:
+        """Settle what no stronger layer has; two names for one option must agree."""
+        found: dict[str, _Entry] = {}
+        for entry in entries:
+            # A lone \ud800 in the file, or stray bytes in a variable: text that nothing can send or store.
+            if _SURROGATE.search(entry.key + entry.text):
+                self.mistakes.append(f"{entry.key!a} has text that is not Unicode (from {entry.source})")
+                continue
+            declared = KEYS.get(entry.key)
+            if declared is None:
+                self._take_other(entry)
+                continue
+            first = found.setdefault(declared.key, entry)
+            if first.text != entry.text:
+                self.mistakes.append(
+                    f"{first.key}={redacted(first.key, first.text)} and {entry.key}={redacted(entry.key, entry.text)} "
+                    f"are the same option with different values (from {_sources(first.source, entry.source)})"
+                )
+        for entry in found.values():
+            declared = KEYS[entry.key]
+            if declared.key not in self.explicit:
+                self._take_option(declared, entry)
+
+    def _take_option(self, declared: DeclaredOption, entry: _Entry) -> None:
+        deprecated = DEPRECATED_KEYS.get(entry.key, declared.option.deprecated)
+        if deprecated:
+            self.deprecated.append(f"{entry.key} is deprecated: {deprecated} (from {entry.source})")
+        value: Any = entry.text
+        try:
+            value = self.values[declared.name] = declared.parse(entry.text)
+        except InvalidValue as error:
+            shown = redacted(entry.key, entry.text)
+            self.mistakes.append(f"{entry.key} has value {shown!r}: {error} (from {entry.source})")
+        self._refuse(declared.key, entry)
+        self.explicit[declared.key] = Setting(
+            key=declared.key, value=value, source=entry.source, read_by=declared.option.read_by
+        )
+
+    def _take_other(self, entry: _Entry) -> None:
+        if entry.key in self.explicit:
+            return
+        self._refuse(entry.key, entry)
+        if entry.key in NO_EFFECT:
+            note = NO_EFFECT[entry.key]
+        elif entry.key in OPTIONS_NOT_PROVIDED:
+            note = "this is how the server works anyway"
+        else:
+            note = self._unknown(entry)
+        self.explicit[entry.key] = Setting(
+            key=entry.key, value=redacted(entry.key, entry.text), source=entry.source, note=note
+        )
+
+    def _refuse(self, key: str, entry: _Entry) -> None:
+        if reason := refused_option(key, entry.text):
+            self.mistakes.append(f"{redacted(key, reason)} (from {entry.source})")
+
+    def _unknown(self, entry: _Entry) -> str:
+        """Warn, and keep the text for a backend that may know the name. Returns the note for `lmi check`."""
+        nearest = _nearest(entry.key)
+        hint = f"; did you mean {nearest}?" if nearest else ""
+        name = entry.key.removeprefix("option.")
+        secret = _is_secret(entry.key, entry.text)
+        if secret:
+            hint = "; it looks like a secret and is not passed on, secrets belong in the environment"
+        elif name != entry.key:
+            self.extra[name] = entry.text
+        warning = f"unknown option {entry.key}{hint} (from {entry.source})"
+        self.unknown.append(UnknownName(warning, kept=not secret and name != entry.key))
+        return f"unknown{hint}"
+
+    def _check_batching(self) -> None:
+        if self.values.get("batch_size", 1) == 1:
+            return
+        batch_size = self.explicit["batch_size"]
+        if self.values.get("enable_streaming", "false") != "false":
+            self._conflict(self.explicit["option.enable_streaming"], batch_size, "a dynamic batch cannot be streamed")
+        if self.values.get("rolling_batch", "auto") == "auto":
+            self._imply("rolling_batch", "disable", batch_size)
+        elif self.values["rolling_batch"] != "disable":
+            rolling_batch = self.explicit["option.rolling_batch"]
+            self._conflict(rolling_batch, batch_size, "dynamic batching turns rolling batch off")
+
+    def _follow_handler(self) -> None:
+        """Let `option.entryPoint` choose the engine, and how it batches where that is an asynchronous handler's business."""
+        entry_point = self.explicit.get("option.entryPoint")
+        if entry_point is None:
+            return
+        handler = HANDLERS.get(entry_point.text)
+        if handler is None:
+            self.mistakes.append(
+                f"option.entryPoint={entry_point.text} is not supported: not one of {', '.join(HANDLERS)}, and Python code "
+                f"that comes with a model is not run (from {entry_point.source})"
+            )
+            return
+        rolling_batch = self.values.get("rolling_batch", "auto")
+        if rolling_batch == "auto" or (rolling_batch == "disable" and handler.asynchronous):
+            if handler.asynchronous and self.values.get("batch_size", 1) > 1:
+                self._conflict(entry_point, self.explicit["batch_size"], "an asynchronous handler batches continuously")
+            self._imply("rolling_batch", handler.rolling_batch, entry_point)
+        elif rolling_batch == "disable":
+            if self.values.get("backend", "auto") not in ("auto", handler.backend):
+                self._conflict(self.explicit["option.backend"], entry_point, "they name different engines")
+            self._imply("backend", handler.backend, entry_point)
+        elif handler.rolling_batch not in ("auto", rolling_batch):
+            self._conflict(self.explicit["option.rolling_batch"], entry_point, "they name different engines")
+
+    def _imply(self, name: str, value: str, cause: Setting) -> None:
+        """Set an option that `cause` decides, unless somebody has said it in so many words."""
+        declared = OPTIONS[name]
+        if value == "auto" or (name == "backend" and self.values.get("backend", "auto") != "auto"):
+            return
+        self.values[name] = value
+        self.explicit[declared.key] = Setting(
+            key=declared.key,
+            value=value,
+            source=f"{cause.key}={cause.text} in {cause.source}",
+            read_by=declared.option.read_by,
+        )
+
+    def _check_backend(self) -> None:
+        rolling_batch, backend = self.explicit.get("option.rolling_batch"), self.explicit.get("option.backend")
+        if rolling_batch is None or backend is None or backend.value == "auto":
+            return
+        chosen = ServingProperties(rolling_batch=rolling_batch.value).backend_name
+        if chosen not in ("auto", backend.value):
+            self._conflict(rolling_batch, backend, "they name different backends")
+
+    def _conflict(self, one: Setting, other: Setting, why: str) -> None:
+        self.mistakes.append(
+            f"{one.key}={one.text} conflicts with {other.key}={other.text}: {why} "
+            f"(from {_sources(one.source, other.source)})"
+        )
+
+    def _name_model(self) -> None:
+        """As in LMI, a model directory lends its name, unless the model is HF_MODEL_ID's."""
+        if self.model_dir is None or "model_name" in self.values:
+            return
+        model_id = self.explicit.get("option.model_id")
+        if model_id is None or model_id.source != _source("HF_MODEL_ID"):
+            self.values["model_name"] = as_name(self.model_dir.resolve().name) or "model"
+
+
+def _variables(table: Mapping[str, Variable], environ: Mapping[str, str]) -> list[_Entry]:
+    """Return the table's variables that are set; the first one for an option counts."""
+    entries: dict[str, _Entry] = {}
+    for name, variable in table.items():
+        text = variable.convert(environ.get(name, "").strip())
+        if text:
+            key = OPTIONS[variable.option].key
+            entries.setdefault(key, _Entry(key, text, _source(name)))
+    return list(entries.values())
+
+
+def _option_variables(environ: Mapping[str, str]) -> list[_Entry]:
+    """`OPTION_FOO_BAR` is `option.foo_bar`; a name with small letters in it keeps its case."""
+    pairs = []
+    for name, text in sorted(environ.items()):
+        if not name.startswith("OPTION_"):
+            continue
+        suffix = name.removeprefix("OPTION_")
+        suffix = suffix.lower() if re.fullmatch(r"[A-Z\d_]+", suffix) else suffix
+        key = {"entrypoint": "option.entryPoint", "engine": "engine"}.get(suffix, f"option.{suffix}")
+        pairs.append((key, text, _source(name)))
+    return _entries(pairs)
+
+
+def _server_variables(environ: Mapping[str, str]) -> list[_Entry]:
+    """`SERVING_FOO` is `foo`, where that is a name of LMI's without an option here."""
+    names = {key: "SERVING_" + re.sub("([A-Z])", r"_\1", key).upper() for key in (*NO_EFFECT, *OPTIONS_NOT_PROVIDED)}
+    return _entries((key, environ.get(name, ""), _source(name)) for key, name in names.items())
+
+
+def _entries(found: Iterable[tuple[str, str, str]]) -> list[_Entry]:
+    """Trimmed, without the empty ones, as LMI does."""
+    trimmed = (_Entry(key.strip(), text.strip(), source) for key, text, source in found)
+    return [entry for entry in trimmed if entry.key and entry.text]
+
+
+def _source(variable: str) -> str:
+    return f"environment variable {variable}"
+
+
+def _sources(one: str, other: str) -> str:
+    return one if one == other else f"{one} and {other}"
+
+
+def _nearest(key: str) -> str:
+    """Return the known name closest to `key`, with or without the prefix `option.`; "" where none is close."""
+    known = {
+        name.removeprefix("option.").lower(): name for name in (*NO_EFFECT, *OPTIONS_NOT_PROVIDED, *reversed(KEYS))
+    }
+    close = difflib.get_close_matches(key.removeprefix("option.").lower(), known, n=1, cutoff=NEAR)
+    return known[close[0]] if close else ""
+
+
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_SECRET_NAME = re.compile(r"TOKEN(?!IZER)|SECRET|KEY|PASSW|CREDENTIAL", re.IGNORECASE)
+_PLAIN_VALUE = re.compile(r"[+-]?[\d.]+|true|false|", re.IGNORECASE)
+_URL_CREDENTIALS = re.compile(r"(?<=://)[^/\s]*@")
+_SECRET_PAIR = re.compile(
+    r"([\w.-]*(?:TOKEN(?!IZER)|SECRET|KEY|PASSW|CREDENTIAL|SIGNATURE)[\w.-]*=)[^&\s,;]+", re.IGNORECASE
+)
+
+
+def _is_secret(key: str, text: str) -> bool:
+    """Tell by the name, unless the text is a mere number. No option declared here is a secret."""
+    return key not in KEYS and bool(_SECRET_NAME.search(key)) and not _PLAIN_VALUE.fullmatch(text)
+
+
+def redacted(key: str, text: str) -> str:
+    """Blot out all of `text` where `key` names a secret, else credentials in URLs and in `NAME=value` pairs."""
+    if _is_secret(key, text):
+        return REDACTED
+    return _SECRET_PAIR.sub(rf"\1{REDACTED}", _URL_CREDENTIALS.sub(f"{REDACTED}@", text))
+
+
+def render_settings(loaded: LoadedProperties, backend: str, *, passes_options: bool, show_all: bool) -> str:
+    """Return the tables of `lmi check`: what somebody has set and where; with `show_all` every default too."""
+    passed_on = frozenset(f"option.{name}" for name in loaded.properties.extra) if passes_options else frozenset()
+    parts = []
+    if loaded.explicit:
+        parts.append("\n".join(["Set", *_table(loaded.explicit, backend, passed_on)]))
+    if show_all:
+        parts.append("\n".join(["Defaults", *_table(loaded.defaults, backend, passed_on)]))
+    else:
+        parts.append(f"{len(loaded.defaults)} options have their defaults; `lmi check --all` shows them.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(settings: Iterable[Setting], backend: str, passed_on: frozenset[str]) -> list[str]:
+    rows = [
+        (
+            item.key,
+            item.text or "-",
+            item.source,
+            f"passed on to {backend}" if item.key in passed_on else _effect(item, backend),
+        )
+        for item in settings
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return [
+        "  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)), row[3]])
+        for row in rows
+    ]
+
+
+def _effect(setting: Setting, backend: str) -> str:
+    if not setting.read_by:
+        return setting.note if setting.note.startswith("unknown") else f"accepted, no effect here: {setting.note}"
+    readers = ", ".join(setting.read_by)
+    if backend in setting.read_by or "server" in setting.read_by:
+        return f"read by {readers}"
+    return f"no effect on backend {backend}, read by {readers}"

@@ -1,0 +1,1 @@
+"""What every other part speaks of: requests, outputs, sampling parameters, limits, errors. Imports nothing but these."""

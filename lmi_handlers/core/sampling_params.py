@@ -1,0 +1,135 @@
+"""How to choose tokens: vLLM's field names and meanings, for every dialect and every backend."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from lmi_handlers.core.errors import InvalidRequest
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the generated text must match; exactly one is set. Validated on construction; raises `InvalidRequest`.
+
+    `json` is a JSON schema as JSON text, `json_object` any JSON object, `choice` one of these texts. `grammar` is in the language
+    of the engine's library: GBNF or Lark for llguidance (transformers, vLLM), EBNF for xgrammar (vLLM where it is told so).
+    """
+
+    json: str | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in self.__struct_fields__ if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            raise InvalidRequest(
+                f"must have exactly one of {', '.join(self.__struct_fields__)}, got {' and '.join(given) or 'none'}",
+                field="structured_outputs",
+            )
+        if getattr(self, given[0]) in ("", ()):
+            raise InvalidRequest(f"{given[0]} must not be empty", field="structured_outputs")
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a request asks of the sampler. Validated on construction; raises `InvalidRequest` naming the field.
+
+    `temperature` 0 is greedy. `top_k` 0 and -1 both mean off. `max_tokens` None means up to the model's length.
+    `logprobs` k asks for the sampled token and the k best of each position (0: the sampled one alone), None for none;
+    `prompt_logprobs` likewise for the prompt. `stop` is matched by the text layer and never reaches a backend.
+    `bad_words` are texts that must not appear; with `allowed_token_ids` nothing but these tokens does. `watermark` marks the
+    text by a slight preference for tokens that the ones before them choose (Kirchenbauer et al., left hash).
+    """
+
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    watermark: bool = False
+
+    def __post_init__(self) -> None:
+        for name in _FLOATS:
+            if not math.isfinite(getattr(self, name)):
+                raise InvalidRequest("must be a finite number", field=name)
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise InvalidRequest(f"must be {_interval(value, low, high)}, got {value}", field=name)
+        for name in ABOVE_ZERO:
+            if getattr(self, name) <= 0:
+                raise InvalidRequest(f"must be greater than 0, got {getattr(self, name)}", field=name)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}", field="min_tokens"
+            )
+        for name in ("stop", "bad_words"):
+            if "" in getattr(self, name):
+                raise InvalidRequest("must not contain an empty string", field=name)
+        if self.allowed_token_ids == ():
+            raise InvalidRequest("must not be empty", field="allowed_token_ids")
+        biases = (self.logit_bias or {0: 0}).values()
+        for bias in (min(biases), max(biases)):
+            if not -100 <= bias <= 100:
+                raise InvalidRequest(f"must map token ids to numbers from -100 to 100, got {bias}", field="logit_bias")
+
+    @property
+    def greedy(self) -> bool:
+        """True where the most probable token is always taken."""
+        return self.temperature == 0.0
+
+    def for_sample(self, sample: int) -> SamplingParams:
+        """The parameters of the `sample`-th of `n` sequences: a single one, with a seed of its own where one is set."""
+        if self.n == 1 and not self.stop:
+            return self
+        seed = None if self.seed is None else (self.seed + sample) % 2**64
+        return msgspec.structs.replace(self, n=1, seed=seed, stop=())
+
+
+_FLOATS = ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_INT64 = 2**63 - 1
+RANGES: dict[str, tuple[float, float]] = {
+    "n": (1, 128),
+    "max_tokens": (1, _INT64),
+    "min_tokens": (0, _INT64),
+    "temperature": (0, 100),
+    "top_p": (0, 1),
+    "top_k": (-1, _INT64),
+    "min_p": (0, 1),
+    "typical_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "seed": (0, 2**64 - 1),
+    "logprobs": (0, 128),
+    "prompt_logprobs": (0, 128),
+}
+"""Lowest and highest value of a field, both allowed."""
+
+ABOVE_ZERO = ("top_p", "typical_p", "repetition_penalty")
+"""Fields that 0 is too low for."""
+
+
+def _interval(value: float, low: float, high: float) -> str:
+    if high == _INT64:
+        return f"at least {low}" if value < low else f"at most {high}"
+    return f"from {low} to {high}"

@@ -1,0 +1,1 @@
+"""SageMaker's runtime API on the container's own port, for boto3 on a laptop."""

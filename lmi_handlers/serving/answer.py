@@ -1,0 +1,140 @@
+"""An answer on its way back: tokens from the engine become text, and the text the bytes of a format."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+
+from formatters.base import Formatter
+from lmi_handlers.core.beside import RunBeside, at_once
+from lmi_handlers.core.errors import ClientDisconnected, InvalidRequest, LMIError, RequestFailed
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.usage import Usage
+from lmi_handlers.engine.client import Generation
+from lmi_handlers.engine.messages import SequenceOutput
+from lmi_handlers.metrics.requests import RequestMetrics
+from lmi_handlers.serving.beam_generation import BeamGeneration
+from lmi_handlers.text.sequence import SequenceText
+
+logger = logging.getLogger(__name__)
+
+
+class Answer:
+    """An answer in the making. Iterating yields response bytes, each of them whole records; `close` aborts it.
+
+    The engine's and the client's errors are raised until the first bytes have been yielded, and from then on written as
+    a record where the format has one; `failure` is the error then. Either way that is the end.
+    """
+
+    def __init__(
+        self,
+        generation: Generation | BeamGeneration,
+        formatter: Formatter,
+        texts: list[SequenceText],
+        usage: Usage,
+        metrics: RequestMetrics,
+        spelling: Callable[[str], str],
+        run_beside: RunBeside = at_once,
+    ) -> None:
+        self.content_type = formatter.content_type
+        self.streams = formatter.streams
+        self.failure: LMIError | None = None
+        self.deadline = generation.deadline
+        self._formatter = formatter
+        self._generation = generation
+        self._texts = texts
+        self.usage = usage
+        self._metrics = metrics
+        self._spelling = spelling
+        self._run_beside = run_beside
+        self._size = 0
+        self._token_times: list[float | None] = [None] * len(texts)
+        self._chunks = self._run()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._chunks
+
+    def close(self) -> None:
+        """Stop generating what nobody will read."""
+        self._chunks.close()
+        self._generation.close()
+
+    def _run(self) -> Generator[bytes, None, None]:
+        begun = False
+        with self._generation as generation:
+            try:
+                for batch in generation:
+                    chunk = b"".join([self._feed(item) for item in batch])
+                    if chunk:
+                        yield chunk
+                        begun = True
+                last = self._runner(self._size)(self._formatter.finish)
+            except GeneratorExit:
+                self.failure = self._generation.failure or ClientDisconnected("the client closed the connection")
+                raise
+            except Exception as error:  # noqa: BLE001  whatever it is, the client is told
+                if not begun:
+                    raise self._told(error) from None
+                self.failure = self._told(error).without_frames()
+                last = self._formatter.error(self.failure)
+        if last:
+            yield last
+
+    def _feed(self, item: SequenceOutput) -> bytes:
+        usage, output = self.usage, item.output
+        now = time.monotonic()
+        if usage.first_token_time is None:
+            usage.first_token_time = now - usage.started
+            usage.queue_time = item.queue_time
+        if output.num_prompt_tokens is not None:
+            usage.prompt_tokens = output.num_prompt_tokens
+            self._formatter.prompt_tokens = (output.num_prompt_tokens,)
+        if tokens := len(output.token_ids):
+            usage.generated_tokens += tokens
+            previous, self._token_times[item.index] = self._token_times[item.index], now
+            self._metrics.generated(tokens, None if previous is None else now - previous)
+        size = _size(output)
+        self._size += size
+        # The last record of a stream may tell again of every token.
+        run = self._runner(size if output.finish_reason is None else self._size)
+        delta = run(self._texts[item.index].feed, output)
+        if delta.finish_reason is not None:
+            usage.finish_reasons.append(delta.finish_reason.value)
+            if delta.finish_reason is FinishReason.STOP_SEQUENCE:
+                self._generation.abort(item.index)
+        return run(self._formatter.feed, delta)
+
+    def _told(self, error: Exception) -> LMIError:
+        return respelled(error, self._spelling) if isinstance(error, LMIError) else _unforeseen(error)
+
+    def _runner(self, size: int) -> RunBeside:
+        """Return who makes text of an output, or a document of an answer, of this size."""
+        return self._run_beside if size > _LARGE else at_once
+
+
+def _size(output: TokenOutput) -> int:
+    """How many tokens an output tells of, those of the prompt and alternatives counted."""
+    generated = len(output.token_ids) * (1 + _alternatives(output.top_logprobs))
+    return generated + len(output.prompt_logprobs or ()) * (1 + _alternatives(output.prompt_top_logprobs))
+
+
+def _alternatives(top: Sequence[Sequence[object] | None] | None) -> int:
+    return len(top[-1] or ()) if top else 0
+
+
+def respelled(error: LMIError, spelling: Callable[[str], str]) -> LMIError:
+    """Return the error with the client's name of the field that it is about."""
+    if isinstance(error, InvalidRequest) and error.field is not None:
+        return type(error)(error.message, field=spelling(error.field))
+    return error
+
+
+def _unforeseen(error: Exception) -> RequestFailed:
+    """Log a mistake of ours, or of a plug-in's formatter, which must not cost the client its well-formed end."""
+    logger.exception("internal error", exc_info=error)
+    return RequestFailed(f"internal error ({type(error).__name__}); the server's log says more")
+
+
+_LARGE = 1024
+"""Tokens that take a few milliseconds to write. Nobody else must notice that there are more."""

@@ -1,0 +1,289 @@
+"""Beam search on any engine: each step is a request of one token for every live beam.
+
+No engine learns of it. A step submits the live beams as prompts and asks for the most probable next tokens, so it costs
+what reading these prompts costs: little where an engine caches prefixes, all of it where it does not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+
+import msgspec
+
+from lmi_handlers.core.errors import (
+    ClientDisconnected,
+    DeadlineExceeded,
+    EngineDead,
+    EngineNotReady,
+    InvalidRequest,
+    LMIError,
+    QueueFull,
+    RequestFailed,
+    UnsupportedFeature,
+)
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.request import BeamSearchParams, GenerationRequest
+from lmi_handlers.core.sampling_params import RANGES, SamplingParams
+from lmi_handlers.engine.client import EngineClient, EngineState, Generation
+from lmi_handlers.engine.messages import EngineInfo, SequenceOutput
+from lmi_handlers.serving.beam_search import BeamSearch, Continuations
+from lmi_handlers.text.sequence import SequenceText, TextRules
+from lmi_handlers.text.tokenizer import Tokenizer
+
+_QUEUE_RETRY = 0.1
+
+_HONOURED = frozenset(
+    {
+        "n",
+        "max_tokens",
+        "min_tokens",
+        "stop",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+        "ignore_eos",
+        "skip_special_tokens",
+        "logprobs",
+        "prompt_logprobs",
+        # These change nothing where the most probable tokens are taken, here as in a request without beams.
+        "temperature",
+        "seed",
+        "top_k",
+        "top_p",
+        "min_p",
+        "typical_p",
+    }
+)
+"""Fields of `SamplingParams` that beam search is right with. The others edit logits by what was generated, or change the
+probabilities that it sees; a field that is new is refused until somebody has thought about it.
+"""
+
+
+class BeamGeneration:
+    """Beam search in the place of a `Generation`: iterating yields one list, the whole sequences of every prompt.
+
+    The `sampling_params.n` best beams of prompt i are the sequences from i * n, best first. Raises what a `Generation`
+    does; the request has one deadline for all of its steps. The first step is submitted at once.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        prompts: list[list[int]],
+        request: GenerationRequest,
+        params: BeamSearchParams,
+        *,
+        info: EngineInfo,
+        tokenizer: Tokenizer,
+        timeout: float,
+        connected: Callable[[], bool],
+    ) -> None:
+        """Raises `EngineNotReady`. The request has passed `check_beam_search`."""
+        self._client = client
+        self._prompts = prompts
+        self._request = request
+        self._step_params = step_params(request.sampling_params, params, tokenizer)
+        self.deadline = time.monotonic() + timeout
+        self._connected = connected
+        rules = TextRules(tokenizer, request.sampling_params)
+        self._searches = [
+            begin_search(prompt, request.sampling_params, params, info.max_model_len, rules) for prompt in prompts
+        ]
+        self._first: list[TokenOutput] = []  # one for each prompt, with the prompt's logprobs
+        self._queue_time = 0.0
+        self._step = self._submit(self._step_params)
+
+    def __enter__(self) -> BeamGeneration:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[list[SequenceOutput]]:
+        first = self._outputs()
+        self._first = [item.output for item in first]
+        self._queue_time = max(item.queue_time for item in first)
+        self._advance(first)
+        later_params = msgspec.structs.replace(self._step_params, prompt_logprobs=None)
+        while any(search.running for search in self._searches):
+            self._advance(self._next_outputs(later_params))
+        yield list(self._answer())
+
+    @property
+    def failure(self) -> LMIError | None:
+        """What has ended the step under way from outside."""
+        return self._step.failure
+
+    def close(self) -> None:
+        """Abort the step under way."""
+        self._step.close()
+
+    def abort(self, index: int) -> None:
+        """Nothing: by the time there is a sequence `index`, the engine has finished."""
+
+    def _submit(self, sampling_params: SamplingParams) -> Generation:
+        """Submit every live beam as a prompt."""
+        beams = [
+            [*prompt, *beam.token_ids]
+            for prompt, search in zip(self._prompts, self._searches, strict=True)
+            for beam in search.running
+        ]
+        return self._client.submit(
+            beams,
+            sampling_params,
+            request_id=self._request.request_id,
+            timeout=self.deadline - time.monotonic(),
+            connected=self._connected,
+            adapters=self._adapters(),
+            priority=self._request.priority,
+        )
+
+    def _adapters(self) -> list[str | None]:
+        """The adapter of each live beam."""
+        return [
+            adapter
+            for adapter, search in zip(self._request.adapters, self._searches, strict=False)  # one each, or none at all
+            for _ in search.running
+        ]
+
+    def _outputs(self) -> list[SequenceOutput]:
+        """The token of each beam of the step under way, in their order."""
+        with self._step as step:
+            items = [item for batch in step for item in batch if item.output.token_ids]
+        if len(items) != sum(len(search.running) for search in self._searches):
+            raise RequestFailed("the engine did not give one token for each beam")
+        return sorted(items, key=lambda item: item.index)
+
+    def _next_outputs(self, sampling_params: SamplingParams) -> list[SequenceOutput]:
+        """Run a later step. What would refuse a new request must not fail one that the engine has begun."""
+        while True:
+            # A step can be over before the client's watch has looked at it once.
+            if not self._connected():
+                raise ClientDisconnected("the client closed the connection")
+            if time.monotonic() >= self.deadline:
+                raise DeadlineExceeded("the request was not done within predict_timeout")
+            try:
+                self._step = self._submit(sampling_params)
+                return self._outputs()
+            except QueueFull:
+                time.sleep(_QUEUE_RETRY)
+            except EngineNotReady as error:
+                if self._client.state is EngineState.STALLED:
+                    time.sleep(_QUEUE_RETRY)
+                    continue
+                raise EngineDead("the engine process ended while it worked on this request") from error
+
+    def _advance(self, items: list[SequenceOutput]) -> None:
+        """Hand each search the outputs of its own beams."""
+        outputs = iter(items)
+        for search in self._searches:
+            if search.running:
+                search.advance([self._continuations(next(outputs).output) for _ in search.running])
+
+    def _continuations(self, output: TokenOutput) -> Continuations:
+        top = output.top_logprobs[0] if output.top_logprobs else []
+        if len(top) < (self._step_params.logprobs or 0):
+            raise RequestFailed(
+                f"the engine gave {len(top)} continuations of a beam; {self._step_params.logprobs} were asked for"
+            )
+        return top
+
+    def _answer(self) -> Iterator[SequenceOutput]:
+        params = self._request.sampling_params
+        for position, search in enumerate(self._searches):
+            for rank, beam in enumerate(search.finished[: params.n]):
+                output = TokenOutput(
+                    request_id=self._request.request_id,
+                    token_ids=list(beam.token_ids),
+                    logprobs=None if params.logprobs is None else list(beam.logprobs),
+                    top_logprobs=[list(top[: params.logprobs]) for top in beam.top_logprobs]
+                    if params.logprobs
+                    else None,
+                    prompt_logprobs=self._first[position].prompt_logprobs,
+                    prompt_top_logprobs=self._first[position].prompt_top_logprobs,
+                    finish_reason=beam.finish_reason,
+                )
+                yield SequenceOutput(0, position * params.n + rank, output, self._queue_time)
+
+
+def check_beam_search(
+    request: GenerationRequest,
+    params: BeamSearchParams,
+    info: EngineInfo,
+    tokenizer: Tokenizer,
+    spelling: Callable[[str], str],
+) -> None:
+    """Refuse what cannot be right. Raises `InvalidRequest` or `UnsupportedFeature` on `num_beams`, with its `spelling`."""
+    field, asked = spelling("num_beams"), request.sampling_params
+    if request.stream:
+        raise InvalidRequest("beam search cannot be streamed: no token is certain before the last one", field=field)
+    if not asked.greedy:
+        raise InvalidRequest(
+            f"beam search takes the most probable tokens; it excludes sampling ({spelling('temperature')})", field=field
+        )
+    for name in asked.__struct_fields__:
+        if name not in _HONOURED and getattr(asked, name) != getattr(_DEFAULTS, name):
+            raise InvalidRequest(f"beam search cannot be combined with {spelling(name)}", field=field)
+    if asked.n > params.num_beams:
+        raise InvalidRequest(f"must be at least {spelling('n')} ({asked.n}), got {params.num_beams}", field=field)
+    endings = len(_endings(asked, tokenizer))
+    limit = min(info.max_logprobs, info.vocab_size, int(RANGES["logprobs"][1])) - endings
+    if params.num_beams > limit:
+        raise InvalidRequest(
+            f"must be at most {limit}, got {params.num_beams}: a step takes one candidate for each beam and for each of "
+            f"the {endings} tokens that end an answer, and the {info.backend} backend gives {limit + endings}",
+            field=field,
+        )
+    step = step_params(asked, params, tokenizer)
+    for name in info.unsupported:
+        if getattr(step, name, None) != getattr(_DEFAULTS, name, None):
+            raise UnsupportedFeature(
+                f"beam search needs {name}, which the {info.backend} backend does not support", field=field
+            )
+
+
+def step_params(asked: SamplingParams, params: BeamSearchParams, tokenizer: Tokenizer) -> SamplingParams:
+    """The parameters of the first step; the later ones have no `prompt_logprobs`.
+
+    `ignore_eos`, since an engine may keep the token that ended a sequence, and so its rivals, to itself.
+    """
+    return SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        ignore_eos=True,
+        logprobs=max(params.num_beams + len(_endings(asked, tokenizer)), asked.logprobs or 0),
+        prompt_logprobs=asked.prompt_logprobs,
+    )
+
+
+def begin_search(
+    prompt: list[int], asked: SamplingParams, params: BeamSearchParams, max_model_len: int, rules: TextRules
+) -> BeamSearch:
+    """The search for the answers to one prompt, given as token ids."""
+
+    def contains_stop(token_ids: Sequence[int]) -> bool:
+        # From the start each time: beams fork, and matching is cheap beside a step that reads all of the beam again.
+        text = SequenceText(rules, prompt)
+        return text.feed(TokenOutput(request_id="", token_ids=list(token_ids))).finish_reason is not None
+
+    room = max_model_len - len(prompt)
+    return BeamSearch(
+        params,
+        max_tokens=room if asked.max_tokens is None else min(asked.max_tokens, room),
+        min_tokens=asked.min_tokens,
+        endings=_endings(asked, rules.tokenizer),
+        contains_stop=contains_stop if asked.stop else None,
+    )
+
+
+def _endings(asked: SamplingParams, tokenizer: Tokenizer) -> dict[int, FinishReason]:
+    endings = dict.fromkeys(asked.stop_token_ids, FinishReason.STOP_SEQUENCE)
+    if not asked.ignore_eos:
+        endings |= dict.fromkeys(tokenizer.eos_token_ids, FinishReason.EOS_TOKEN)
+    return endings
+
+
+_DEFAULTS = SamplingParams()

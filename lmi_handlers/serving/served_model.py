@@ -1,0 +1,197 @@
+"""The one way of a request through a web worker: checked, encoded, submitted to the engine, answered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from lmi_handlers.apis.base import ModelFacts, Parsed, TokenLimits
+from lmi_handlers.config.budget import Budget
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.beside import RunBeside, at_once
+from lmi_handlers.core.errors import DeadlineExceeded, EngineNotReady, InvalidRequest
+from lmi_handlers.core.limits import check_adapter, check_sampling_params
+from lmi_handlers.core.request import GenerationRequest, ImagePrompt
+from lmi_handlers.core.usage import Usage
+from lmi_handlers.engine.client import EngineClient, EngineState, Generation
+from lmi_handlers.engine.messages import EngineInfo
+from lmi_handlers.engine.settings import metrics_dir
+from lmi_handlers.media.images import image_loader
+from lmi_handlers.metrics.requests import RequestMetrics
+from lmi_handlers.serving.answer import Answer, respelled
+from lmi_handlers.serving.beam_generation import BeamGeneration, check_beam_search
+from lmi_handlers.serving.prompts import LoadedText, encode_prompts, load_images, takes_long
+from lmi_handlers.text.bundle import load_text_bundle
+from lmi_handlers.text.sequence import SequenceText, TextRules
+from lmi_handlers.text.tokenizer import Tokenizer
+
+
+class ServedModel:
+    """The model that this worker serves, wherever its engine is. Thread-safe.
+
+    `run_beside` is what keeps long work off the event loop; a worker that has one sets it.
+    """
+
+    def __init__(self, properties: ServingProperties, socket_path: Path) -> None:
+        self.name = properties.name
+        self.metrics = RequestMetrics(metrics_dir(socket_path), self.name)
+        self._model_id = properties.model_id or self.name
+        self._max_input_tokens = properties.max_input_tokens
+        self.predict_timeout = properties.predict_timeout
+        self.run_beside: RunBeside = at_once
+        self._images = image_loader(properties)
+        self._budget = Budget.of(properties)
+        self._loaded: LoadedText | None = None
+        self._client = EngineClient(socket_path, self._on_ready, properties.stall_timeout)
+
+    def start(self) -> None:
+        """Connect to the engine, in the background."""
+        self._client.start()
+
+    @property
+    def state(self) -> EngineState:
+        """For `/ping`; never blocks."""
+        return self._client.state
+
+    @property
+    def phase(self) -> str:
+        """What the engine is doing, in a few words."""
+        return self._client.phase
+
+    @property
+    def loaded(self) -> LoadedText:
+        """What is known of the model. Raises `EngineNotReady` where none has loaded yet, nor does within a second."""
+        if self._loaded is None:
+            self._client.wait_ready(_PATIENCE)
+        if self._loaded is None:
+            raise EngineNotReady(f"the engine is not ready: {self.phase}")
+        return self._loaded
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What dialects may want to know of it. Raises `EngineNotReady` before it has loaded."""
+        loaded = self.loaded
+        return ModelFacts(
+            self._model_id, loaded.info.adapters, loaded.bundle.tool_template, takes_images=loaded.info.takes_images
+        )
+
+    def start_draining(self) -> None:
+        """The worker is shutting down: `/ping` says so."""
+        self._client.start_draining()
+
+    def end_draining(self) -> None:
+        """The time to finish is over: what is still in flight fails."""
+        self._client.end_draining()
+
+    def start_generation(self, parsed: Parsed, usage: Usage, connected: Callable[[], bool]) -> Answer:
+        """Validate against the engine's limits, tokenise and submit.
+
+        Raises `InvalidRequest` where the prompt or a parameter is out of the model's reach, `EngineNotReady`.
+        """
+        _check_sequences(parsed, self._budget)
+        self._client.wait_ready(_PATIENCE)
+        loaded = self.loaded
+        _check_limits(parsed, loaded.info)
+        run = self.run_beside if takes_long(parsed) else at_once
+        deadline = usage.started + self.predict_timeout
+        request, prompts, rules = run(_prepare, parsed, loaded, self._budget, deadline)
+        if request.beam_search is not None:
+            check_beam_search(request, request.beam_search, loaded.info, loaded.tokenizer, parsed.spelling)
+        usage.prompt_tokens = sum(map(len, prompts))
+        images = load_images(parsed, request, self._images)
+        usage.validation_time = time.monotonic() - usage.started
+        timeout = deadline - time.monotonic()  # images may have been fetched
+        generation = self._generate(loaded, request, prompts, images, timeout, connected)
+        formatter = parsed.formatter(request, tuple(map(len, prompts)))
+        n = request.sampling_params.n
+        texts = [
+            SequenceText(rules, prompt, index=position * n + sample)
+            for position, prompt in enumerate(prompts)
+            for sample in range(n)
+        ]
+        usage.sequences = len(texts)
+        usage.max_tokens = request.sampling_params.max_tokens or loaded.info.max_model_len - max(map(len, prompts))
+        return Answer(generation, formatter, texts, usage, self.metrics, parsed.spelling, self.run_beside)
+
+    def _generate(
+        self,
+        loaded: LoadedText,
+        request: GenerationRequest,
+        prompts: list[list[int]],
+        image_prompts: list[ImagePrompt | None],
+        timeout: float,
+        connected: Callable[[], bool],
+    ) -> Generation | BeamGeneration:
+        if request.beam_search is None:
+            return self._client.submit(
+                prompts,
+                request.sampling_params,
+                request_id=request.request_id,
+                timeout=timeout,
+                connected=connected,
+                adapters=request.adapters,
+                priority=request.priority,
+                image_prompts=image_prompts,
+            )
+        return BeamGeneration(
+            self._client,
+            prompts,
+            request,
+            request.beam_search,
+            info=loaded.info,
+            tokenizer=loaded.tokenizer,
+            timeout=timeout,
+            connected=connected,
+        )
+
+    def _on_ready(self, info: EngineInfo) -> None:
+        directory = Path(info.bundle)
+        bundle = load_text_bundle(directory)
+        tokenizer = Tokenizer(directory, bundle)
+        tokenizer.encode("warm up")
+        most = info.max_model_len - 1
+        limits = TokenLimits(min(most, self._max_input_tokens or most), info.max_model_len, info.vocab_size)
+        self._loaded = LoadedText(info, limits, bundle, tokenizer)
+
+
+def _prepare(
+    parsed: Parsed, loaded: LoadedText, budget: Budget, deadline: float
+) -> tuple[GenerationRequest, list[list[int]], TextRules]:
+    """Return the request with its prompts' texts, their token ids, and what its sequences have in common.
+
+    What `takes_long` measures is all in here.
+    """
+    if time.monotonic() >= deadline:  # others were before it
+        raise DeadlineExceeded("the request was not done within predict_timeout")
+    request, prompts = encode_prompts(parsed, loaded)
+    params = request.sampling_params
+    if params.prompt_logprobs is not None:
+        try:
+            budget.check_prompt_logprobs(sum(map(len, prompts)) * params.n, params.prompt_logprobs)
+        except InvalidRequest as error:
+            raise respelled(error, parsed.spelling) from None
+    return request, prompts, TextRules(loaded.tokenizer, params)
+
+
+def _check_sequences(parsed: Parsed, budget: Budget) -> None:
+    request = parsed.request
+    prompts, n = len(parsed.prompts or request.prompts), request.sampling_params.n
+    if request.beam_search is not None:
+        n = max(n, request.beam_search.num_beams)
+    budget.check_sequences(parsed.prompt_field if prompts > 1 else parsed.spelling("n"), prompts, n)
+
+
+def _check_limits(parsed: Parsed, info: EngineInfo) -> None:
+    """Refuse what this engine cannot do, before it hears of it. Raises `InvalidRequest` with the client's name of the field."""
+    try:
+        check_sampling_params(parsed.request.sampling_params, info)
+        for adapter in parsed.request.adapters:
+            check_adapter(adapter, info)
+    except InvalidRequest as error:
+        raise respelled(error, parsed.spelling) from None
+
+
+_PATIENCE = 1.0
+"""Seconds that a request waits for an engine that is not ready. `/ping` may have said 200 through another worker, which heard
+of it a moment sooner; and a web worker that has just been replaced has not heard at all."""

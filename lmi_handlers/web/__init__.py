@@ -1,0 +1,1 @@
+"""HTTP: connections, bodies, access, the log of requests. Knows no API."""

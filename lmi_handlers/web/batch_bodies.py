@@ -1,0 +1,133 @@
+"""JSON-lines bodies: one record per line, one answer line per record. SageMaker's batch transform sends them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import msgspec
+
+from lmi_handlers.apis import InvocationsDialects
+from lmi_handlers.apis.base import Payload
+from lmi_handlers.config.budget import Budget
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ClientDisconnected, DeadlineExceeded, InvalidRequest, LMIError, QueueFull
+from lmi_handlers.core.turns import give_way
+from lmi_handlers.core.usage import Usage
+from lmi_handlers.serving.answer import Answer
+from lmi_handlers.serving.served_model import ServedModel
+from lmi_handlers.web.exchange import Exchange
+
+CONTENT_TYPES = ("application/jsonlines", "application/jsonl", "application/x-jsonlines", "application/x-ndjson")
+
+WINDOW = 32
+"""Records of one body that are in the engine at a time."""
+
+
+class BatchBodies:
+    """Answers such bodies, over one model."""
+
+    def __init__(self, model: ServedModel, dialects: InvocationsDialects, properties: ServingProperties) -> None:
+        self._model = model
+        self._dialects = dialects
+        self._budget = Budget.of(properties)
+        self._timeout = properties.batch_timeout
+
+    def lines(self, exchange: Exchange, payload: Payload) -> Iterator[bytes]:
+        """Yield the answer to each record, a line, in order; an error takes the place of its record's answer."""
+        exchange.counts = False  # its records do
+        deadline = time.monotonic() + self._timeout
+        begun: deque[_Record] = deque()
+        try:
+            for position, data in enumerate(records(payload.data)):
+                if len(begun) == WINDOW:
+                    yield self._line(exchange, begun.popleft())
+                request_id = f"{payload.request_id}-{position}"
+                of_record = msgspec.structs.replace(payload, data=data, stream=False, request_id=request_id)
+                begun.append(self._begin(exchange, of_record, Usage(started=time.monotonic()), deadline))
+                give_way()
+            while begun:
+                yield self._line(exchange, begun.popleft())
+        finally:
+            for record in begun:
+                outcome: LMIError | None = record.answer if isinstance(record.answer, LMIError) else None
+                if isinstance(record.answer, Answer):
+                    record.answer.close()
+                    outcome = ClientDisconnected("the client closed the connection")
+                self._model.metrics.ended(record.usage, outcome)
+
+    def _begin(self, exchange: Exchange, payload: Payload, usage: Usage, deadline: float) -> _Record:
+        answer: Answer | LMIError
+        try:
+            answer = self._start(exchange, payload, usage, deadline)
+        except LMIError as error:
+            answer = error.without_frames()
+        return _Record(payload, usage, deadline, answer)
+
+    def _start(self, exchange: Exchange, payload: Payload, usage: Usage, deadline: float) -> Answer:
+        if time.monotonic() >= deadline:
+            raise DeadlineExceeded(f"the batch was not done within {self._timeout} s (option.batch_timeout)")
+        self._budget.check_json(payload.data)
+        parsed = self._dialects.of(payload).parse(payload)
+        if parsed.request.stream:
+            raise InvalidRequest("a record of a batch is answered on one line and cannot be streamed", field="stream")
+        return self._model.start_generation(parsed, usage, exchange.connected)
+
+    def _line(self, exchange: Exchange, record: _Record) -> bytes:
+        body, failure = self._finish(exchange, record)
+        exchange.usage.generated_tokens += record.usage.generated_tokens
+        exchange.usage.prompt_tokens += record.usage.prompt_tokens
+        self._model.metrics.ended(record.usage, failure)
+        if isinstance(failure, ClientDisconnected):
+            raise ClientDisconnected(str(failure))
+        return msgspec.json.format(body, indent=0) + b"\n" if b"\n" in body.strip() else body.strip() + b"\n"
+
+    def _finish(self, exchange: Exchange, record: _Record) -> tuple[bytes, LMIError | None]:
+        """Wait for a record's answer. Where the queue is full it is tried again: the batch's other records make room."""
+        body, failure = self._outcome(record)
+        while isinstance(failure, QueueFull):
+            time.sleep(max(min(failure.retry_after, record.deadline - time.monotonic()), 0))
+            if not exchange.connected():
+                return b"", ClientDisconnected("the client closed the connection")
+            record.usage.started = time.monotonic()  # predict_timeout is for each try, batch_timeout for all
+            record = self._begin(exchange, record.payload, record.usage, record.deadline)
+            body, failure = self._outcome(record)
+        return body, failure
+
+    def _outcome(self, record: _Record) -> tuple[bytes, LMIError | None]:
+        try:
+            if isinstance(record.answer, LMIError):
+                raise record.answer
+            return b"".join(record.answer), record.answer.failure
+        except LMIError as error:
+            return self._dialects.of(record.payload).error(error).body, error.without_frames()
+
+
+@dataclass(frozen=True)
+class _Record:
+    """One record that has been begun, or could not be: then its `answer` is the error."""
+
+    payload: Payload
+    usage: Usage
+    deadline: float
+    answer: Answer | LMIError
+
+
+def records(data: bytes) -> Iterator[bytes]:
+    """Yield each line that is not blank."""
+    start = 0
+    while start < len(data):
+        end = data.find(b"\n", start)
+        end = len(data) if end == -1 else end
+        line = data[start:end].strip()
+        if line:
+            yield line
+        start = end + 1
+
+
+def is_batch(data: bytes) -> bool:
+    """Return whether there are several records. A single one is answered as any other body is."""
+    return len(list(islice(records(data), 2))) > 1

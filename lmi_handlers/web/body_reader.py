@@ -1,0 +1,52 @@
+"""A request's body as gunicorn reads it, with our errors for all that can be wrong with the way it comes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gunicorn.http.body import LengthReader
+from gunicorn.http.errors import NoMoreData, ParseException
+
+from lmi_handlers.core.errors import ClientDisconnected, MalformedRequest, RequestTimeout
+
+
+class BodyReader:
+    """Stands before gunicorn's reader of `request`. After an error the connection closes: the next request's start is unknown.
+
+    `complete` says whether the body has been read to its end.
+    """
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+        self._reader = request.body.reader
+        self._left: int | None = self._reader.length if isinstance(self._reader, LengthReader) else None
+        self.complete = self._left == 0
+        request.body.reader = self
+
+    def read(self, size: int) -> bytes:
+        """As gunicorn's. Raises `MalformedRequest`, `RequestTimeout` and `ClientDisconnected`."""
+        try:
+            return self._read(size)
+        except Exception:
+            self._request.force_close()
+            raise
+
+    def _read(self, size: int) -> bytes:
+        try:
+            data: bytes = self._reader.read(size)
+        except ParseException as error:
+            raise MalformedRequest(f"the chunked body is malformed: {error}") from error
+        except NoMoreData as error:
+            raise MalformedRequest("the connection ended before the body did") from error
+        except TimeoutError as error:
+            raise RequestTimeout("the body did not arrive in time (option.client_timeout)") from error
+        except OSError as error:
+            raise ClientDisconnected("the client closed the connection") from error
+        if self._left is None:
+            self.complete = not data
+        else:
+            if len(data) < min(size, self._left):
+                raise MalformedRequest(f"the connection ended with {self._left - len(data)} bytes of the body missing")
+            self._left -= len(data)
+            self.complete = self._left == 0
+        return data

@@ -1,0 +1,232 @@
+"""One HTTP request on its way to its response: what every route that generates does, whatever its dialect."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import re
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import IO
+
+from flask import Response, current_app, request
+from werkzeug.exceptions import RequestEntityTooLarge
+
+from lmi_handlers.apis.base import Dialect, Payload
+from lmi_handlers.config.not_provided import check_headers
+from lmi_handlers.core.errors import (
+    ClientDisconnected,
+    EngineNotReady,
+    LMIError,
+    PayloadTooLarge,
+    QueueFull,
+    UnsupportedMediaType,
+)
+from lmi_handlers.core.turns import give_way
+from lmi_handlers.core.usage import Usage
+from lmi_handlers.serving.answer import Answer
+from lmi_handlers.serving.served_model import ServedModel
+from lmi_handlers.web.access_log import log_request
+from lmi_handlers.web.connection import client_connected, limit_writes
+
+_INFERENCE_ID = "X-Amzn-SageMaker-Inference-Id"
+_RECORD = re.compile(rb"[^\n]*\n+|[^\n]+")
+_PIECE = 1 << 16
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
+
+
+class Exchange:
+    """The request that Flask is handling: its id, its `dialect`, the headers to send, and the line to log at the end.
+
+    `counts` says whether it is a request in the sense of the metrics, which one that generates nothing is not.
+    """
+
+    def __init__(self, dialect: Dialect, *, counts: bool = True) -> None:
+        model: ServedModel = current_app.extensions["lmi_model"]
+        self.usage = Usage(started=time.monotonic())
+        self.counts = counts
+        self._model = model
+        self._arriving: ArrivingBodies = current_app.extensions["lmi_bodies"]
+        self.connected = partial(client_connected, request.environ)
+        self.limit_writes = partial(limit_writes, request.environ)
+        self.headers = dict(dialect.fixed_headers)
+        self.dialect = dialect
+        self._path = request.path
+        inference_id = request.headers.get(_INFERENCE_ID)
+        given = inference_id or request.headers.get("x-request-id")
+        self.request_id = _header_value(given) if given else str(uuid.uuid4())
+        self.headers["x-request-id"] = self.request_id
+        if inference_id:
+            self.headers[_INFERENCE_ID] = self.request_id
+
+    def body(self, max_request_size: int) -> bytes:
+        """Read the request's body. Raises `PayloadTooLarge` where it has more than `max_request_size` bytes.
+
+        `UnsupportedMediaType` where it is compressed, `UnsupportedFeature` where a header asks for what is not there,
+        `QueueFull` where too many large bodies are arriving.
+        """
+        check_headers(request.headers.get)
+        coding = request.headers.get("Content-Encoding", "identity")
+        if coding.lower() not in ("", "identity"):
+            raise UnsupportedMediaType(f"Content-Encoding {coding[:20]!r} is not supported: send the body as it is")
+        try:
+            data = self._arriving.read(request.stream)
+        except RequestEntityTooLarge:
+            data = None
+        if data is None or len(data) > max_request_size:
+            raise PayloadTooLarge(f"the request body is larger than max_request_size ({max_request_size} bytes)")
+        self.usage.started = time.monotonic()  # predict_timeout does not include the upload
+        return data
+
+    def name_ignored(self, names: tuple[str, ...]) -> None:
+        """Tell the client which fields of its body have no effect."""
+        if names:
+            self.headers["x-lmi-ignored-parameters"] = _header_value(", ".join(names))
+
+    def generate(self, model: ServedModel, payload: Payload) -> Response:
+        """Generate the answer. No status line is sent before the first output, so earlier failures get their own status."""
+        parsed = self.dialect.parse(payload)
+        self.name_ignored(parsed.request.ignored_parameters)
+        answer = model.start_generation(parsed, self.usage, self.connected)
+        self.usage.device = model.loaded.info.device
+        chunks = iter(answer)
+        try:
+            if not answer.streams:
+                body = b"".join(chunks)
+                self.headers.update(self.dialect.answer_headers(parsed.request, self.usage))
+                return self.document(body, answer.content_type)
+            if payload.stream:
+                chunks = records(chunks)
+            first = next(chunks, b"")
+        except BaseException:
+            answer.close()
+            raise
+        self.headers.update(self.dialect.answer_headers(parsed.request, self.usage))
+        return self.stream(first, chunks, answer.content_type, answer)
+
+    def document(self, body: bytes, content_type: str) -> Response:
+        """Send a whole body. The client has `predict_timeout` seconds to take it."""
+        self.limit_writes(time.monotonic() + self._model.predict_timeout)
+        response = Response(body, headers=self.headers, content_type=content_type)
+        self.log(200)
+        return response
+
+    def stream(self, first: bytes, rest: Iterator[bytes], content_type: str, answer: Answer | None = None) -> Response:
+        """Send `first` and then `rest`, a chunk for each of its items."""
+        body = StreamBody(self, first, rest, answer)
+        return Response(body, headers=self.headers, content_type=content_type, direct_passthrough=True)
+
+    def refuse(self, error: LMIError) -> Response:
+        """Send an error in the dialect's shape."""
+        rendered = self.dialect.error(error)
+        response = Response(rendered.body, status=rendered.status, content_type=rendered.content_type)
+        if isinstance(error, QueueFull | EngineNotReady):
+            response.headers["Retry-After"] = str(error.retry_after)
+        return self.close(response, error)
+
+    def close(self, response: Response, error: LMIError) -> Response:
+        """Complete the response to a request that failed."""
+        response.headers.extend(self.headers)
+        self.log(response.status_code, error)
+        return response
+
+    def log(self, status: int, error: LMIError | None = None) -> None:
+        """Write the request's line, and count it."""
+        if self.counts:
+            self._model.metrics.ended(self.usage, error)
+        cause = None if error is None else f"{type(error).__name__}: {error}"
+        log_request(request_id=self.request_id, path=self._path, status=status, usage=self.usage, error=cause)
+
+
+def records(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield each record by itself: SageMaker makes a part of each write, and some of its clients take a part for a record."""
+    for chunk in chunks:
+        yield from _RECORD.findall(chunk)
+
+
+_LAST_RECORD = 1.0
+"""Seconds after its deadline within which a stream may still write how it has ended."""
+
+
+class StreamBody:
+    """A response body that aborts its generation, and logs, when the server closes it: at its end or when the client has left."""
+
+    def __init__(self, exchange: Exchange, first: bytes, rest: Iterator[bytes], answer: Answer | None) -> None:
+        self._exchange = exchange
+        self._first = first
+        self._rest = rest
+        self._answer = answer
+        self._failure: LMIError | None = ClientDisconnected("the client closed the connection")
+
+    def __iter__(self) -> Iterator[bytes]:
+        with contextlib.suppress(ClientDisconnected):  # of a batch; nobody is left to tell
+            for chunk in itertools.chain([self._first], self._rest):
+                if self._answer is not None:
+                    self._exchange.limit_writes(self._answer.deadline + _LAST_RECORD)
+                yield chunk
+            self._failure = None
+
+    def close(self) -> None:
+        """Called by the WSGI server exactly once."""
+        if self._answer is not None:
+            self._answer.close()
+            self._failure = self._answer.failure
+        elif hasattr(self._rest, "close"):
+            self._rest.close()
+        self._exchange.log(200, self._failure)
+
+
+class ArrivingBodies:
+    """Reads bodies, and bounds what a web worker holds of those that are not complete yet: to twice `limit` bytes.
+
+    Above `limit`, a body must be smaller than its share of what is left. So a large one may be refused, while small ones
+    find room even beside clients that keep large ones incomplete on purpose.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held = 0
+        self._bodies = 0
+        self._lock = threading.Lock()  # with gthread, requests are threads
+
+    @classmethod
+    def of(cls, max_request_size: int) -> ArrivingBodies:
+        """Room for four bodies of the largest size, and for 256 MiB of any."""
+        return cls(max(256 << 20, 4 * max_request_size))
+
+    def read(self, stream: IO[bytes]) -> bytes:
+        """Read a body to its end. Raises `QueueFull`.
+
+        In pieces: one that comes fast would otherwise hold the event loop until it is complete.
+        """
+        body = io.BytesIO()  # which hands over what it holds without copying it
+        self._count(bodies=1)
+        try:
+            while piece := stream.read(_PIECE):
+                body.write(piece)
+                self._count(size=len(piece))
+                self._check(body.tell())
+                give_way()
+            return body.getvalue()
+        finally:
+            self._count(bodies=-1, size=-body.tell())
+
+    def _count(self, bodies: int = 0, size: int = 0) -> None:
+        with self._lock:
+            self._bodies += bodies
+            self._held += size
+
+    def _check(self, size: int) -> None:
+        if self._held > self._limit and size > (2 * self._limit - self._held) / self._bodies:
+            raise QueueFull(
+                f"{self._bodies} request bodies of {self._held >> 20} MiB are arriving: no room for a large one"
+            )
+
+
+def _header_value(text: str) -> str:
+    """Printable ASCII only, and short: the text came from a client."""
+    return _UNPRINTABLE.sub("?", text)[:256]

@@ -1,0 +1,82 @@
+"""gunicorn's gevent worker with limits on its clients; named by gunicorn's configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+# Before whatever has log handlers, whose locks gevent's become: at exit, modules go in the reverse order of their import.
+import gevent.thread  # type: ignore[import-not-found]  # noqa: F401  the stubs leave it out
+from gunicorn import util
+from gunicorn.workers.ggevent import GeventWorker
+
+from lmi_handlers.core.errors import LMIError
+from lmi_handlers.web.client_socket import ClientSocket, HeadTimeout, Limits, Waiting
+
+_MARGIN = 512
+"""Places above `worker_connections` for connections that have been told to end, until they have."""
+
+
+class ClientLimitingWorker(GeventWorker):  # type: ignore[misc]  # gunicorn has no types
+    """Every connection has the limits of `ClientSocket`, and a new one always finds a place.
+
+    With `worker_connections` open, the connection whose client has done nothing for longest makes room: one that is idle,
+    half-way through sending its request, or not reading its answer. Requests that wait for the engine stay.
+    """
+
+    client_timeout: float
+    """Set by gunicorn's configuration."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._waiting: Waiting = {}
+        self._open = 0
+        self.worker_connections = self.cfg.worker_connections + _MARGIN
+
+    def handle(self, listener: Any, client: Any, addr: Any) -> None:
+        """Serve a connection."""
+        limits = Limits(self.client_timeout, self.cfg.keepalive)
+        self._open += 1
+        if self._open > self.cfg.worker_connections:
+            self._make_room()
+        try:
+            super().handle(listener, ClientSocket(client, limits, self._waiting), addr)
+        finally:
+            self._open -= 1
+
+    def timeout_ctx(self) -> contextlib.AbstractContextManager[None]:
+        """No further limit on reading a head: the socket has some."""
+        return contextlib.nullcontext()
+
+    def handle_request(self, listener_name: Any, req: Any, sock: ClientSocket, addr: Any) -> Any:
+        """Answer a request whose head has been read."""
+        sock.begin_request()
+        try:
+            return super().handle_request(listener_name, req, sock, addr)
+        finally:
+            sock.end_request(complete=req.body.reader.complete)
+
+    def handle_error(self, req: Any, client: ClientSocket, addr: Any, exc: BaseException) -> None:
+        """Answer a connection that sent no valid request."""
+        if isinstance(exc, LMIError):
+            return  # a body of which nobody wanted the rest; its request has been answered
+        client.expect_rest()
+        if isinstance(exc, HeadTimeout):
+            with contextlib.suppress(OSError):
+                util.write_error(client, 408, "Request Timeout", "The request's head did not arrive in time.")
+            return
+        super().handle_error(req, client, addr, exc)
+
+    def cut_silent(self, seconds: float) -> None:
+        """Cut off clients that have neither sent of their request nor taken of its answer for so long."""
+        now = time.monotonic()
+        for sock, since in list(self._waiting.items()):
+            if sock.in_request and now - since >= seconds:
+                sock.cut()
+
+    def _make_room(self) -> None:
+        oldest = next(iter(self._waiting), None)
+        if oldest is not None:
+            del self._waiting[oldest]  # it may take a moment to notice
+            oldest.hang_up()
