@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from backends.limited_process import Expired, LimitedProcess
 from backends.preparing import give_way
+from lmi_handlers.core.errors import RequestFailed
 
 TURNS = (0.1, 1.0, 2.0, math.inf)
 """Seconds of a processor. What needs more than its turn starts once more, with the next one."""
@@ -68,7 +69,8 @@ class LimitedPool:
             thread.join()
         for queue in self._queues:
             for entry in queue:
-                entry.future.cancel()
+                if entry.future.set_running_or_notify_cancel():
+                    entry.future.set_exception(RequestFailed("the engine has been closed"))
         for process in self._processes:
             process.close()
 

@@ -56,7 +56,10 @@ def test_rounds_on_the_model(start_server: StartServer, pytestconfig: pytest.Con
         return undisturbed[api, prompt].text
 
     rounds = Rounds(server, answer, prompts, max_tokens=8, predict_timeout=20, max_request_size=MAX_REQUEST_SIZE)
-    report = rounds.run(*planned([*ENGINE_FAULTS, *CLIENT_FAULTS], pytestconfig))
+    # Most misbehaviour of clients ends in the web worker, where the engine makes no difference: see the rounds on echo.
+    few = [fault for fault in CLIENT_FAULTS if fault.name in ("leave", "pause")]
+    clients = CLIENT_FAULTS if pytestconfig.getoption("--fault-rounds") else few
+    report = rounds.run(*planned([*ENGINE_FAULTS, *clients], pytestconfig))
     print(f"\nmodel: {report}")
     assert report.complete > 0
     assert report.longest_outage > 0

@@ -290,6 +290,8 @@ class Judged(RuleBasedStateMachine):
             worked = min(self.worked, 2.0 * (self.beats + 1))
             self.given_up += worked if worked >= 1 else 0.0
             self.worked, self.beats = 0.0, 0
+        else:
+            self.writer.enter(Activity.STEP, self.sequences)
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 20.0]), beats=st.booleans())
     def pass_time(self, seconds: float, beats: bool) -> None:

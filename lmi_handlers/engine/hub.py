@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable
@@ -23,7 +24,7 @@ def check_hub_id(repo_id: str, looked_in: str, *, revision: str | None, cache_di
     if not _HUB_ID.fullmatch(repo_id):
         raise ConfigError(f"option.model_id: {repo_id!r} is neither an existing path nor a hub id{looked_in}")
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        download(repo_id, looked_in, revision=revision, cache_dir=cache_dir, report=_ignore)
+        download(repo_id, looked_in, revision=revision, cache_dir=cache_dir, report=_ignore, local_files_only=True)
 
 
 def _ignore(phase: str) -> None:
@@ -31,11 +32,17 @@ def _ignore(phase: str) -> None:
 
 
 def download(
-    repo_id: str, looked_in: str, *, revision: str | None, cache_dir: Path, report: Callable[[str], None]
+    repo_id: str,
+    looked_in: str,
+    *,
+    revision: str | None,
+    cache_dir: Path,
+    report: Callable[[str], None],
+    local_files_only: bool = False,
 ) -> Path:
     """Download a hub repository into the hub's own cache, or into ours where that cannot be written.
 
-    Raises `ConfigError`, or `LoadFailed` where another try may help.
+    With `local_files_only` it must be there already. Raises `ConfigError`, or `LoadFailed` where another try may help.
     """
     try:
         from huggingface_hub import constants, snapshot_download
@@ -53,11 +60,13 @@ def download(
     hub_cache = Path(constants.HF_HUB_CACHE)
     target = hub_cache if can_write(hub_cache) else cache_dir / "hub"
     report(f"downloading {repo_id}")
+    fetch = functools.partial(
+        snapshot_download, repo_id, revision=revision, cache_dir=target, local_files_only=local_files_only
+    )
     try:
-        path = Path(snapshot_download(repo_id, revision=revision, cache_dir=target, ignore_patterns=_HUB_IGNORED))
+        path = Path(fetch(ignore_patterns=_HUB_IGNORED))
         if not any(path.glob("*.safetensors")):
-            patterns = [pattern for pattern in _HUB_IGNORED if pattern != "*.bin"]
-            path = Path(snapshot_download(repo_id, revision=revision, cache_dir=target, ignore_patterns=patterns))
+            path = Path(fetch(ignore_patterns=[pattern for pattern in _HUB_IGNORED if pattern != "*.bin"]))
     except GatedRepoError as error:
         raise ConfigError(f"option.model_id: {repo_id} is gated; set HF_TOKEN to a token that may read it") from error
     except RevisionNotFoundError as error:
