@@ -68,7 +68,8 @@ class LimitedPool:
         for thread in self._threads:
             thread.join()
         for queue in self._queues:
-            for entry in queue:
+            while queue:
+                entry = queue.popleft()
                 if entry.future.set_running_or_notify_cancel():
                     entry.future.set_exception(RequestFailed("the engine has been closed"))
         for process in self._processes:

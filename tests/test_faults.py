@@ -22,9 +22,9 @@ option.restart_window=1
 """
 
 
-def planned(faults: list[Fault], config: pytest.Config) -> tuple[list[list[Fault]], int]:
+def planned(faults: list[Fault], config: pytest.Config, rounds: int | None = None) -> tuple[list[list[Fault]], int]:
     seed = config.getoption("--fault-seed")
-    return plan(faults, seed, config.getoption("--fault-rounds")), seed
+    return plan(faults, seed, config.getoption("--fault-rounds") or rounds), seed
 
 
 def test_rounds_on_echo(start_server: StartServer, pytestconfig: pytest.Config) -> None:
@@ -59,7 +59,7 @@ def test_rounds_on_the_model(start_server: StartServer, pytestconfig: pytest.Con
     # Most misbehaviour of clients ends in the web worker, where the engine makes no difference: see the rounds on echo.
     few = [fault for fault in CLIENT_FAULTS if fault.name in ("leave", "pause")]
     clients = CLIENT_FAULTS if pytestconfig.getoption("--fault-rounds") else few
-    report = rounds.run(*planned([*ENGINE_FAULTS, *clients], pytestconfig))
+    report = rounds.run(*planned([*ENGINE_FAULTS, *clients], pytestconfig, rounds=3))
     print(f"\nmodel: {report}")
     assert report.complete > 0
     assert report.longest_outage > 0
