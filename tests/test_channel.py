@@ -941,9 +941,12 @@ def test_worker_that_reads_nothing_loses_its_places(engine: Pair) -> None:
         wait_until(lambda: any(connection.sending_since for connection in running.server._connections))
         running.server.hang_up_on_stuck(60)
         before = len(running.server._connections)
-        time.sleep(0.5)
-        running.server.hang_up_on_stuck(0.4)
-        wait_until(lambda: len(running.server._connections) < before)
+
+        def is_disconnected() -> bool:
+            running.server.hang_up_on_stuck(0.4)
+            return len(running.server._connections) < before
+
+        wait_until(is_disconnected, timeout=60)
         assert len([message for message in channel.receive() if isinstance(message, Outputs)]) > 0
     engine_is_free(client)
 
