@@ -45,7 +45,9 @@ def test_rounds_on_echo(start_server: StartServer, pytestconfig: pytest.Config) 
     assert report.complete > report.failed > 0
 
 
+@pytest.mark.long
 @pytest.mark.model
+@pytest.mark.timeout(900)  # each engine that is ended loads the model again
 def test_rounds_on_the_model(start_server: StartServer, pytestconfig: pytest.Config) -> None:
     server = start_server(f"option.rolling_batch=scheduler\noption.dtype=fp32\n{limits(20, 10)}")
     prompts = ["The three primary colours are", "Once upon a time", "Paris is"]
