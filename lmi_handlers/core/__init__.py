@@ -1,1 +1,1 @@
-"""What every other part speaks of: requests, outputs, sampling parameters, limits, errors. Imports nothing but these."""
+"""Shared types: requests, outputs, sampling parameters, limits and errors. Imports no other folder of this package."""

@@ -1,4 +1,4 @@
-"""Long work beside the event loop, which serves every client of a web worker and must not stand still for one of them."""
+"""Runs long work outside the event loop, which serves all clients of a web worker and must not block for one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ T = TypeVar("T")
 
 
 class RunBeside(Protocol):
-    """Calls a function where it does not hold up the event loop, and returns its result or raises its exception.
+    """Calls a function without blocking the event loop, and returns its result or raises its exception.
 
-    Only the caller waits. The function may run on a thread of the operating system's that knows nothing of the event loop, so it
-    must not touch sockets, queues or locks that gevent has patched. Python code takes turns there; a call into a library
-    only helps if that releases the interpreter's lock.
+    Only the caller waits. The function may run on an operating system thread that knows nothing of the event loop. It
+    must therefore not touch sockets, queues or locks that gevent has patched. Python code still takes turns with the
+    event loop; a library call only runs in parallel if it releases the GIL.
     """
 
     def __call__(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -22,5 +22,5 @@ class RunBeside(Protocol):
 
 
 def at_once(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call the function directly: for short work, or where each request has its own thread."""
+    """Call the function directly. For short work, or if each request has its own thread."""
     return function(*args, **kwargs)

@@ -1,56 +1,57 @@
-"""Everything that can go wrong, as one tree.
+"""All errors that this package raises, as one tree.
 
     LMIError
-    ├── ConfigError              an option or model the operator must mend; the process does not start
-    ├── RequestError             this request dies, every other one lives
+    ├── ConfigError              the operator must fix an option or the model; the process does not start
+    ├── RequestError             this request fails; no other request is affected
     │   ├── InvalidRequest           the client must change its request
-    │   │   ├── UnsupportedFeature       the backend in use cannot do what was asked
-    │   │   ├── PayloadTooLarge          the body is too large, in bytes or in what it holds
-    │   │   ├── UnsupportedMediaType     the body's content type is none that this route takes
+    │   │   ├── UnsupportedFeature       the backend in use does not support what was requested
+    │   │   ├── PayloadTooLarge          the body has too many bytes, or too many values or lines
+    │   │   ├── UnsupportedMediaType     the route does not accept the body's content type
     │   │   ├── MalformedRequest         the body is cut off, or its chunks are malformed
     │   │   ├── RequestTimeout           the body did not arrive in time
     │   │   ├── InvalidJson              the body is not JSON
-    │   │   ├── InvalidBody              the body's JSON has not the types of a request
-    │   │   ├── ContextLengthExceeded    the prompt is longer than the model takes
+    │   │   ├── InvalidBody              the body is JSON, but a field is missing or has the wrong type
+    │   │   ├── ContextLengthExceeded    the prompt is too long for the model
     │   │   └── InvalidChat              the model's chat template cannot render the messages
-    │   ├── ModelNotFound            no model of that name is served here
-    │   ├── QueueFull                `job_queue_size` requests wait already, or too many large bodies are on their way
+    │   ├── ModelNotFound            no model with that name is served here
+    │   ├── QueueFull                the job queue is full, or too many large bodies are arriving
     │   ├── DeadlineExceeded         `predict_timeout` seconds have passed
-    │   ├── RequestFailed            the engine could not go on with this request
-    │   └── ClientDisconnected       nobody is left to answer
-    └── EngineError              every request of the engine dies
-        ├── EngineNotReady           it is still loading, or restarting
-        ├── LoadFailed               it did not load, but may when it is tried again
-        └── EngineDead               it ended while it worked on the request
+    │   ├── RequestFailed            the engine could not continue this request
+    │   └── ClientDisconnected       nobody is waiting for the answer any more
+    └── EngineError              all requests of the engine fail
+        ├── EngineNotReady           the engine is loading or restarting
+        ├── LoadFailed               loading failed, but another try may succeed
+        └── EngineDead               the engine died while it worked on the request
 
-Each dialect maps these classes to its own HTTP status and body in one table; the classes themselves know no HTTP.
+Each dialect has one table that maps these classes to HTTP statuses and bodies. The classes know nothing of HTTP.
 """
 
 from __future__ import annotations
 
 
 class LMIError(Exception):
-    """Base of every error that this package raises on purpose. `str(error)` is one sentence, the cause first."""
+    """Base class of all errors that this package raises on purpose. `str(error)` is one sentence, cause first."""
 
     def without_frames(self) -> LMIError:
-        """Drop the traceback and the causes, and return the error: for whoever keeps it.
+        """Drop the traceback and the causes, and return the error. For callers that keep the error.
 
-        Their frames hold what the request has in memory, and often the error itself: a cycle, which is collected late if ever.
+        A traceback's frames hold the request's memory, and often the error itself. That is a reference cycle, which is
+        freed late or never.
         """
         self.__cause__ = self.__context__ = None
         return self.with_traceback(None)
 
 
 class ConfigError(LMIError):
-    """An option or a model that the operator must mend before anything can start."""
+    """The operator must fix an option or the model before anything can start."""
 
 
 class RequestError(LMIError):
-    """The request at hand cannot be answered; no other request notices."""
+    """The request cannot be answered. No other request is affected."""
 
 
 class InvalidRequest(RequestError):
-    """The client sent something that can never be answered as it stands; `field` names the culprit where there is one."""
+    """The request can never be answered as it is. `field` names the field at fault, if there is one."""
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(f"{field}: {message}" if field else message)
@@ -59,7 +60,7 @@ class InvalidRequest(RequestError):
 
 
 class UnsupportedFeature(InvalidRequest):
-    """A field is fine in itself, but the backend in use cannot honour it."""
+    """The request is valid, but the backend in use does not support one of its fields."""
 
 
 class PayloadTooLarge(InvalidRequest):
@@ -67,7 +68,7 @@ class PayloadTooLarge(InvalidRequest):
 
 
 class UnsupportedMediaType(InvalidRequest):
-    """The body's content type is none that this route takes."""
+    """The route does not accept the content type of the body."""
 
 
 class MalformedRequest(InvalidRequest):
@@ -79,11 +80,11 @@ class RequestTimeout(InvalidRequest):
 
 
 class InvalidJson(InvalidRequest):
-    """The body is not one JSON value."""
+    """The body is not a single JSON value."""
 
 
 class InvalidBody(InvalidRequest):
-    """The body is JSON, but a field of it is missing or has a wrong type."""
+    """The body is JSON, but a field is missing or has the wrong type."""
 
 
 class InvalidChat(InvalidRequest):
@@ -91,7 +92,7 @@ class InvalidChat(InvalidRequest):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """The prompt is longer than the model, or the operator, takes."""
+    """The prompt is longer than the model or `option.max_input_tokens` allows."""
 
 
 class ModelNotFound(RequestError):
@@ -99,17 +100,17 @@ class ModelNotFound(RequestError):
 
 
 class QueueFull(RequestError):
-    """`job_queue_size` requests are waiting, or too many large bodies are arriving. Try again after `retry_after` seconds."""
+    """The job queue is full, or too many large bodies are arriving. Retry after `retry_after` seconds."""
 
     retry_after = 1
 
 
 class DeadlineExceeded(RequestError):
-    """The request was not done `predict_timeout` seconds after it came in."""
+    """The request did not finish within `predict_timeout` seconds."""
 
 
 class RequestFailed(RequestError):
-    """The engine accepted the request and then failed it alone."""
+    """The engine accepted the request, but failed while it worked on it. Other requests are not affected."""
 
 
 class ClientDisconnected(RequestError):
@@ -117,18 +118,18 @@ class ClientDisconnected(RequestError):
 
 
 class EngineError(LMIError):
-    """The engine as a whole cannot serve."""
+    """The engine as a whole cannot serve requests."""
 
 
 class EngineNotReady(EngineError):
-    """The engine is starting, restarting or draining; trying again later makes sense."""
+    """The engine is starting, restarting, stalled or shutting down. Retry later."""
 
     retry_after = 5
 
 
 class LoadFailed(EngineError):
-    """The engine did not load for want of memory, of its device or of a file system; the next try may find them."""
+    """Loading failed for lack of memory, or with a device, file system or network error. Another try may succeed."""
 
 
 class EngineDead(EngineError):
-    """The engine ended with requests in flight, or cannot go on."""
+    """The engine died with requests in flight, or cannot continue."""

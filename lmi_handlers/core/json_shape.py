@@ -1,7 +1,7 @@
-"""How much a JSON text would become if it were decoded, counted from its bytes.
+"""Counts from its bytes how many values a JSON text would become if it were decoded.
 
-Decoding holds the event loop, and a text of `{}` takes 20 times its size in memory. Counting allocates nothing that grows
-with the text, and gives way to other requests while it works.
+Decoding blocks the event loop, and text made of `{}` takes 20 times its size in memory. Counting needs no memory that
+grows with the text, and it regularly lets other requests run.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from lmi_handlers.core.turns import give_way
 
 
 class JsonShape(msgspec.Struct, frozen=True):
-    """What a JSON text holds: objects and arrays; members of objects; and the commas between members and between items.
+    """What a JSON text holds: objects and arrays, object members, and the commas between members and between items.
 
-    For a text that is not JSON the figures are those of what a decoder would read before it stopped, or higher.
+    For text that is not valid JSON, each figure is at least what a decoder would have read before it stopped.
     """
 
     containers: int
@@ -25,20 +25,20 @@ class JsonShape(msgspec.Struct, frozen=True):
 
     @property
     def values(self) -> int:
-        """How many values and names there are, the outermost value not counted."""
+        """The number of values and names, without the outermost value. An empty object or array counts one more."""
         return self.containers + self.members + self.commas
 
 
 def json_shape(data: bytes, *, enough: float = math.inf, chunk: int = 1 << 16) -> JsonShape:
-    """Count, until there are more than `enough` values. Takes 3 ms per MB, a millisecond at a time.
+    """Count until there are more than `enough` values. Takes 3 ms per MB, in steps of about a millisecond.
 
-    `chunk` is how many bytes are looked at together: an even number.
+    `chunk` is the number of bytes to process at once; it must be even.
     """
     containers = members = commas = start = chunks = 0
     in_string = False
     while start < len(data) and containers + members + commas <= enough:
         end = _chunk_end(data, start, chunk)
-        # Without escaped backslashes and quotes, every quote that is left begins or ends a string.
+        # Once escaped backslashes and quotes are removed, every remaining quote starts or ends a string.
         parts = data[start:end].replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
         outside = b"".join(parts[1 if in_string else 0 :: 2]).translate(None, _NOT_STRUCTURAL)
         in_string ^= len(parts) % 2 == 0
@@ -53,7 +53,7 @@ def json_shape(data: bytes, *, enough: float = math.inf, chunk: int = 1 << 16) -
 
 
 def count_members(value: object) -> int:
-    """Return how many members the objects in a decoded value have, all together."""
+    """Return the total number of members of all objects in a decoded value."""
     members = 0
     waiting = [value]
     while waiting:
@@ -67,7 +67,7 @@ def count_members(value: object) -> int:
 
 
 def _chunk_end(data: bytes, start: int, chunk: int) -> int:
-    """Return where a chunk from `start` on can end without cutting an escape in two."""
+    """Return where a chunk that begins at `start` can end without splitting an escape sequence."""
     end = start + chunk
     if end >= len(data):
         return len(data)

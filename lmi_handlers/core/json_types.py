@@ -1,4 +1,4 @@
-"""Types of JSON values that several APIs use, and their schemas."""
+"""JSON types that several APIs use, and their schemas."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ PREFIX = "#/components/schemas/"
 
 
 def reference(name: str) -> Schema:
-    """Return the schema that says "see there"."""
+    """Return a schema that refers to the component `name`."""
     return {"$ref": PREFIX + name}
 
 
 def one_of(description: str, *names: str) -> msgspec.Meta:
-    """What a field is annotated with that holds one of these components: msgspec itself tells objects by tags only."""
+    """Annotate a field that holds one of these components. msgspec itself can only tell tagged objects apart."""
     return msgspec.Meta(extra_json_schema={"anyOf": [reference(name) for name in names], "description": description})

@@ -1,6 +1,7 @@
-"""What a loaded model and its engine can take: asked by the web worker for the client's sake, and by adapters for the engine's.
+"""Checks requests against the limits of a loaded model and its engine.
 
-Errors name fields as `SamplingParams` does.
+Web workers call these checks to answer clients early, adapters call them to protect their engine. Errors use the
+field names of `SamplingParams`.
 """
 
 from __future__ import annotations
@@ -13,41 +14,41 @@ from lmi_handlers.core.sampling_params import SamplingParams
 
 
 class Limits(Protocol):
-    """What `Capabilities` tells in the engine process and `EngineInfo` in a web worker."""
+    """Implemented by `Capabilities` in the engine process and by `EngineInfo` in web workers."""
 
     @property
     def backend(self) -> str:
-        """Whose limits these are."""
+        """Name of the backend."""
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of a prompt and its answer together."""
+        """Maximum number of tokens of a prompt and its answer together."""
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below it."""
+        """All token ids are below this."""
 
     @property
     def max_logprobs(self) -> int:
-        """Bound of `logprobs`."""
+        """Maximum of `logprobs`."""
 
     @property
     def max_prompt_logprobs(self) -> int | None:
-        """Bound of `prompt_logprobs`; None where it is that of `logprobs`."""
+        """Maximum of `prompt_logprobs`. Defaults to that of `logprobs`."""
 
     @property
     def unsupported(self) -> tuple[str, ...]:
-        """Fields of `SamplingParams` that cannot be honoured, or "adapters"."""
+        """Fields of `SamplingParams` that the backend does not support, or "adapters"."""
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names of the LoRA adapters that are loaded."""
+        """Names of the loaded LoRA adapters."""
 
 
 def check_prompt(prompt_token_ids: Sequence[int], limits: Limits, *, max_input_len: int | None = None) -> None:
-    """Refuse a prompt that is empty, longer than `max_input_len` or than leaves room for one token, or no text of this model.
+    """Reject a prompt that is empty, too long, or has token ids outside the vocabulary. Raises `InvalidRequest`.
 
-    Raises `InvalidRequest`.
+    A prompt is too long if it exceeds `max_input_len`, or leaves no room for at least one generated token.
     """
     most = limits.max_model_len - 1 if max_input_len is None else min(max_input_len, limits.max_model_len - 1)
     if not prompt_token_ids:
@@ -63,7 +64,7 @@ def check_prompt(prompt_token_ids: Sequence[int], limits: Limits, *, max_input_l
 
 
 def check_sampling_params(params: SamplingParams, limits: Limits) -> None:
-    """Refuse what this engine cannot do. Raises `InvalidRequest` or `UnsupportedFeature` with the field."""
+    """Reject what this engine does not support. Raises `InvalidRequest` or `UnsupportedFeature` with the field."""
     for name in limits.unsupported:
         if getattr(params, name, None) != getattr(_DEFAULTS, name, None):
             raise UnsupportedFeature(f"the {limits.backend} backend does not support it", field=name)
@@ -82,7 +83,7 @@ def check_sampling_params(params: SamplingParams, limits: Limits) -> None:
 
 
 def check_adapter(name: str | None, limits: Limits) -> None:
-    """Refuse an adapter that is not loaded. Raises `InvalidRequest`, or `UnsupportedFeature` where none can be."""
+    """Raise `InvalidRequest` if an adapter is not loaded, `UnsupportedFeature` if the backend supports none."""
     if name is None or name in limits.adapters:
         return
     if "adapters" in limits.unsupported:

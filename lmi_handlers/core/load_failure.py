@@ -1,4 +1,4 @@
-"""Which failures of a load may be gone at the next try: want of memory, a device's error, a file system's or the network's."""
+"""Tells which load failures may go away by themselves: lack of memory, and device, file system or network errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ERRNOS = {
     )
 } - {None}
 
-# PyTorch raises plain RuntimeErrors for most of these; engines put them into words of their own.
+# PyTorch raises a plain RuntimeError for most of these, and engines reword the message.
 _WORDS = re.compile(
     r"out of memory|can't allocate memory|cannot allocate memory|(CUDA|HIP|NCCL|RCCL|XPU) error|CUDNN_STATUS|CUBLAS_STATUS",
     re.IGNORECASE,
@@ -25,7 +25,7 @@ _WORDS = re.compile(
 
 
 def load_failure(verdict: ConfigError, cause: BaseException) -> ConfigError | LoadFailed:
-    """Return `verdict`, as a `LoadFailed` where its cause says that nothing needs to be mended for another try."""
+    """Return `verdict`, as a `LoadFailed` if its cause suggests that another try may succeed without any change."""
     return LoadFailed(str(verdict)) if _may_pass(cause) else verdict
 
 

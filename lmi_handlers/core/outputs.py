@@ -1,6 +1,7 @@
-"""What comes back: token ids from a backend, then text from the text layer. All of it immutable deltas.
+"""What comes back: token ids from a backend, then text from the text layer, both as immutable deltas.
 
-There are a hundred thousand of these a second and none can be part of a cycle, so the garbage collector leaves them out.
+About 100,000 of these objects are created per second. They cannot be part of a reference cycle, so the garbage
+collector does not track them.
 """
 
 from __future__ import annotations
@@ -11,25 +12,30 @@ import msgspec
 
 
 class FinishReason(str, enum.Enum):
-    """Why a sequence ended; each dialect has its own words for these."""
+    """Why a sequence ended. Each dialect has its own words for these."""
 
     LENGTH = "length"
-    EOS_TOKEN = "eos_token"  # noqa: S105  a token of text, not of access
+    EOS_TOKEN = "eos_token"  # noqa: S105  a text token, not an access token
     STOP_SEQUENCE = "stop_sequence"
     ABORT = "abort"
     ERROR = "error"
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """What one sequence produced since the last step.
+    """What one sequence has produced since the last step.
 
-    `token_ids` are new ids only, the end-of-sequence id included. With logprobs asked for, `logprobs` has one natural
-    logarithm for each of them and, where k best were asked for, `top_logprobs` has k pairs (id, logprob) for each, best first.
-    `prompt_logprobs` comes once, with the first output: one entry for each prompt token, the first None. So does
-    `prompt_top_logprobs` where k best were asked for: k pairs for each prompt token, as above, and None for the first.
-    `num_prompt_tokens` comes where the prompt has images: so many tokens it has become.
-    `error` is the cause where `finish_reason` is ERROR; this sequence alone has failed, because of what its client asked
-    for where `invalid_request` is set, in the field `invalid_field` of `SamplingParams` where that is known.
+    `token_ids` are only the new ids, including the end-of-sequence id. If logprobs were requested, `logprobs` has the
+    natural log probability of each id. If the k best were requested, `top_logprobs` has k pairs (id, logprob) per id,
+    best first.
+
+    `prompt_logprobs` is sent once, with the first output. It has one entry per prompt token; the first one is None.
+    `prompt_top_logprobs` is sent with it if the k best were requested: k pairs per prompt token, as above, and None
+    for the first token.
+
+    `num_prompt_tokens` is set if the prompt has images: its length in tokens, including those of the images.
+
+    `error` is the cause if `finish_reason` is ERROR. Only this sequence has failed, not the engine. `invalid_request`
+    is set if the client's request is to blame, and `invalid_field` is the field of `SamplingParams` at fault, if known.
     """
 
     request_id: str
@@ -46,10 +52,10 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):
-    """A generated (or prompt) token with its text; `special` marks control tokens such as the end of a sequence.
+    """A generated (or prompt) token with its text. `special` marks control tokens such as the end of a sequence.
 
-    `text` is this token's share of the answer's: nothing where a character is incomplete yet, shortened by a stop string.
-    `data` is the token itself, which may be half a character: always all of it, whatever becomes of the text.
+    `text` is this token's share of the answer's text. It is empty while a character is incomplete, and a stop string
+    may cut it short. `data` is all bytes of the token, which may be half a character; it does not depend on the text.
     """
 
     id: int
@@ -63,8 +69,9 @@ class Token(msgspec.Struct, frozen=True, gc=False):
 class TextDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """New text of sequence `index` and the tokens that it came from.
 
-    `text` is what a reader should see: special tokens left out unless asked for, stop strings cut. The last delta of a
-    sequence carries `finish_reason`. `prompt_tokens` comes with the first delta where prompt logprobs were asked for.
+    `text` is what a reader should see: without special tokens, unless they were requested, and without stop strings
+    that are to be cut off. The last delta of a sequence carries `finish_reason`. `prompt_tokens` is sent with the
+    first delta if prompt logprobs were requested.
     """
 
     index: int = 0

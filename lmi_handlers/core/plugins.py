@@ -1,4 +1,4 @@
-"""Classes found by name: ours in a table, other distributions' by their entry points. Nothing is imported until asked for."""
+"""Finds classes by name: our own in a table, those of other distributions by entry point. Imports only what is used."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ T = TypeVar("T")
 
 
 def with_entry_points(table: Mapping[str, str], group: str) -> dict[str, str]:
-    """Return `table`, name to "module:Class", and what other distributions register under the entry point `group`."""
+    """Return `table` (name to "module:Class") plus what other distributions register under the entry point `group`."""
     return dict(table) | {point.name: point.value for point in _entry_points(tuple(sys.path)) if point.group == group}
 
 
 @functools.lru_cache(maxsize=1)
-def _entry_points(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:  # noqa: ARG001  what is installed depends on it
-    """Return all there are. It takes a file of each installed distribution to know, 50 ms or more in all."""
+def _entry_points(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:  # noqa: ARG001  the cache depends on it
+    """Return all entry points. This reads a file of each installed distribution, which takes 50 ms or more in total."""
     installed = entry_points()
     return tuple(point for group in installed.groups for point in installed.select(group=group))
 
 
 def load_class(kind: str, locations: Mapping[str, str], name: str, base: type[T]) -> type[T]:
-    """Import the class called `name`, a subclass of `base`. `kind` is what to call it in an error.
+    """Import the class called `name`, a subclass of `base`. `kind` is what error messages call it.
 
-    Raises `ConfigError` for a name that is not there, an import that fails, or something of another kind.
+    Raises `ConfigError` if the name is unknown, the import fails, or the result is not a subclass of `base`.
     """
     if name not in locations:
         raise ConfigError(f"unknown {kind} {name!r}; known: {', '.join(sorted(locations))}")
     module_name, _, class_name = locations[name].partition(":")
     try:
         loaded: object = getattr(importlib.import_module(module_name), class_name)
-    except Exception as error:  # a third party's module may fail in any way
+    except Exception as error:  # third-party modules may raise anything
         raise ConfigError(f"{kind} {name!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not (isinstance(loaded, type) and issubclass(loaded, base)):
         raise ConfigError(f"{kind} {name!r} is not a {base.__module__}.{base.__name__}: {locations[name]}")

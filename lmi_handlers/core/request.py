@@ -1,4 +1,4 @@
-"""What every dialect's body is parsed into, and what an engine is handed."""
+"""What every dialect parses its bodies into, and what the engine receives."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from lmi_handlers.core.sampling_params import SamplingParams
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How to search with beams, in transformers' words. Validated on construction; raises `InvalidRequest`.
+    """Beam search settings, with transformers' names and meanings. Validated on construction; raises `InvalidRequest`.
 
-    An answer's score is its logprob divided by its length to the power of `length_penalty`: above 0 favours long ones.
-    `early_stopping` ends the search once `num_beams` answers are complete, though a better one may be under way.
+    An answer's score is its log probability divided by its length to the power of `length_penalty`. Values above 0
+    favour long answers. `early_stopping` ends the search once `num_beams` answers are complete, even if a better one
+    may still be in progress.
     """
 
     num_beams: int
@@ -32,14 +33,14 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImageSource(msgspec.Struct, frozen=True):
-    """An image as a client gives it: its URL, and where in the body that stands."""
+    """An image as the client sends it: its URL, and the field of the body that holds it."""
 
     url: str
     field: str
 
 
 class EncodedImage(msgspec.Struct, frozen=True, array_like=True):
-    """An image as the file that it came in; its header tells of so many `pixels`. `field` is where in the body it was."""
+    """An encoded image file. `pixels` is what its header states, `field` is the field of the body that held it."""
 
     data: bytes
     pixels: int
@@ -47,9 +48,9 @@ class EncodedImage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ImagePrompt(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt with images: `text` has the model's mark for an image once for each of `images`, in their order.
+    """A prompt with images. `text` has the model's image placeholder once for each item of `images`, in the same order.
 
-    How many tokens each of them becomes, only the model's processor knows.
+    Only the model's processor knows how many tokens each image becomes.
     """
 
     text: str
@@ -57,12 +58,12 @@ class ImagePrompt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation, of which the model's chat template makes the prompt's text.
+    """A conversation. The model's chat template renders it to the prompt's text.
 
-    `messages` and `tools` are what templates know: OpenAI's objects, a call's arguments an object, each message's content one
-    text, or where it has images a list of `{"type": "text", "text": ".."}` and `{"type": "image"}`. `images` are those of all
-    messages in their order. `tool_prompt` tells a model whose template knows no tools how to call one. `template_kwargs` are
-    further variables of the template.
+    `messages` and `tools` are what chat templates expect: OpenAI's objects, but with a call's arguments as an object. A
+    message's content is a string, or with images a list of `{"type": "text", "text": ".."}` and `{"type": "image"}`.
+    `images` are the images of all messages, in order. If the template does not support tools, `tool_prompt` tells the
+    model how to call one. `template_kwargs` are additional variables for the template.
     """
 
     messages: list[dict[str, Any]]
@@ -76,16 +77,17 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Prompt = str | tuple[int, ...] | ChatPrompt
-"""What a client may send as a prompt: a text, its tokens' ids, or a conversation."""
+"""What a client may send as a prompt: text, token ids or a conversation."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One client request, typed and validated: no dict of parameters lives past this point.
+    """One client request, typed and validated. From here on, no parameters are passed as a dict.
 
-    `prompts` holds one text for a plain request and several for a list; each of them is sampled `sampling_params.n` times,
-    or with `beam_search` the `n` best beams are its answers. `adapters` names the LoRA adapter of each prompt, None for the
-    model itself; empty where no prompt has one. Of those that wait, the lowest `priority` starts first.
-    The remaining fields say how the answer is to look; only formatters read them.
+    `prompts` has one text for a single prompt and several for a list. Each prompt is sampled `sampling_params.n` times;
+    with `beam_search`, its answers are the `n` best beams. `adapters` has the LoRA adapter of each prompt, None for the
+    model itself; it is empty if no prompt has one. A request with a lower `priority` starts sooner. `truncate`
+    keeps only that many tokens, the last ones, of each prompt. `ignored_parameters` are named in a response header. The
+    other fields describe the format of the answer and are for formatters.
     """
 
     request_id: str
@@ -103,7 +105,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     ignored_parameters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise `InvalidRequest` for a priority that not every engine could hold."""
+        """Raise `InvalidRequest` for a priority that some engine could not store."""
         if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
             raise InvalidRequest(
                 f"must be from -{MAX_PRIORITY} to {MAX_PRIORITY}, got {self.priority}", field="priority"
@@ -111,9 +113,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One sequence to generate, as a backend sees it: token ids in, one sampling configuration, `n` always 1.
+    """One sequence to generate, as a backend receives it. The prompt is token ids, and `n` is always 1.
 
-    Where there is an `image_prompt`, `prompt_token_ids` are its text's, with one token for each image.
+    With an `image_prompt`, `prompt_token_ids` are the ids of its text, with one token per image.
     """
 
     request_id: str
@@ -125,5 +127,5 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 MAX_PRIORITY = 2**31 - 1
-_MAX_BEAMS = 128  # as `SamplingParams.n`
-_MAX_PENALTY = 10  # keeps every length to that power a number
+_MAX_BEAMS = 128  # the same as for `SamplingParams.n`
+_MAX_PENALTY = 10  # so that raising any length to this power gives a finite number

@@ -1,4 +1,4 @@
-"""How to choose tokens: vLLM's field names and meanings, for every dialect and every backend."""
+"""How to choose tokens, with vLLM's field names and meanings, for all dialects and backends."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from lmi_handlers.core.errors import InvalidRequest
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the generated text must match; exactly one is set. Validated on construction; raises `InvalidRequest`.
+    """What the generated text must match. Exactly one field is set. Validated on construction; raises `InvalidRequest`.
 
-    `json` is a JSON schema as JSON text, `json_object` any JSON object, `choice` one of these texts. `grammar` is in the language
-    of the engine's library: GBNF or Lark for llguidance (transformers, vLLM), EBNF for xgrammar (vLLM where it is told so).
+    `json` is a JSON schema as JSON text. `json_object` asks for any JSON object, `choice` for one of the given texts.
+    `grammar` uses the syntax of the engine's library: GBNF or Lark for llguidance (transformers, vLLM), EBNF for
+    xgrammar (vLLM, if configured).
     """
 
     json: str | None = None
@@ -34,13 +35,13 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a request asks of the sampler. Validated on construction; raises `InvalidRequest` naming the field.
+    """What a request asks of the sampler. Validated on construction; raises `InvalidRequest` that names the field.
 
-    `temperature` 0 is greedy. `top_k` 0 and -1 both mean off. `max_tokens` None means up to the model's length.
-    `logprobs` k asks for the sampled token and the k best of each position (0: the sampled one alone), None for none;
-    `prompt_logprobs` likewise for the prompt. `stop` is matched by the text layer and never reaches a backend.
-    `bad_words` are texts that must not appear; with `allowed_token_ids` nothing but these tokens does. `watermark` marks the
-    text by a slight preference for tokens that the ones before them choose (Kirchenbauer et al., left hash).
+    A `temperature` of 0 is greedy. A `top_k` of 0 or -1 means off. If `max_tokens` is None, the model's length is the
+    limit. `logprobs=k` returns the sampled token and the k best per position (0: only the sampled one, None: nothing);
+    `prompt_logprobs` does the same for the prompt. `stop` is matched by the text layer and never sent to a backend.
+    `bad_words` must not appear in the text. If `allowed_token_ids` is set, only these tokens are generated. `watermark`
+    marks the text by a slight preference for tokens that depend on the preceding ones (Kirchenbauer et al., left hash).
     """
 
     n: int = 1
@@ -95,11 +96,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def greedy(self) -> bool:
-        """True where the most probable token is always taken."""
+        """Whether the most probable token is always taken."""
         return self.temperature == 0.0
 
     def for_sample(self, sample: int) -> SamplingParams:
-        """The parameters of the `sample`-th of `n` sequences: a single one, with a seed of its own where one is set."""
+        """Return the parameters of sequence `sample` alone: `n` is 1, `stop` is empty, and seeds differ per sequence."""
         if self.n == 1 and not self.stop:
             return self
         seed = None if self.seed is None else (self.seed + sample) % 2**64
@@ -123,10 +124,10 @@ RANGES: dict[str, tuple[float, float]] = {
     "logprobs": (0, 128),
     "prompt_logprobs": (0, 128),
 }
-"""Lowest and highest value of a field, both allowed."""
+"""Minimum and maximum of a field, both inclusive."""
 
 ABOVE_ZERO = ("top_p", "typical_p", "repetition_penalty")
-"""Fields that 0 is too low for."""
+"""Fields that must be greater than 0."""
 
 
 def _interval(value: float, low: float, high: float) -> str:

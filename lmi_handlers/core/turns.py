@@ -1,4 +1,4 @@
-"""Taking turns: a web worker serves every client on one event loop, so long work lets the others go on in between."""
+"""Lets long work yield: a web worker serves all its clients on one event loop."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import time
 
 
 def give_way() -> None:
-    """Let every other request of this worker that is ready to go on do so. Call it about every millisecond of work."""
-    time.sleep(0)  # gevent's once gunicorn has patched it; with threads, a moment without the GIL
+    """Let every other request of this worker that is ready run. Call it after about each millisecond of work."""
+    time.sleep(0)  # gevent's version once gunicorn has patched it; with threads, it releases the GIL

@@ -1,4 +1,4 @@
-"""What a request costs, noted down as it goes through a web worker; for the log and for response headers."""
+"""What a request costs, recorded on its way through a web worker. For the log and for response headers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import msgspec
 
 
 class Usage(msgspec.Struct):
-    """What one request has cost so far. Times are seconds, None until they are known.
+    """What one request has cost so far. Times are in seconds, and None until they are known.
 
-    `started` is the monotonic time at which its body had arrived; `validation_time` is how long parsing and tokenising took,
-    `queue_time` how long it then waited for the engine, `first_token_time` the time from `started` to its first token. It went
-    to the engine as `sequences` sequences of at most `max_tokens` tokens; `finish_reasons` has one for each that has finished.
-    `device` is what the engine runs on, as it says itself.
+    `started` is the monotonic time at which the body had arrived. `validation_time` is how long parsing and tokenising
+    took. `queue_time` is how long the request waited in the engine's queue. `first_token_time` is the time from
+    `started` to the first token. The request was sent to the engine as `sequences` sequences of at most `max_tokens`
+    tokens each. `finish_reasons` has one entry per finished sequence. `device` is what the engine says it runs on.
     """
 
     started: float
