@@ -100,7 +100,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.temperature == 0.0
 
     def for_sample(self, sample: int) -> SamplingParams:
-        """Return the parameters of sequence `sample` alone: `n` is 1, `stop` is empty, and seeds differ per sequence."""
+        """Return the parameters of sequence `sample` alone: `n` is 1, `stop` is empty, and its seed is its own."""
         if self.n == 1 and not self.stop:
             return self
         seed = None if self.seed is None else (self.seed + sample) % 2**64

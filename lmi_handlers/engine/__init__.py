@@ -1,1 +1,1 @@
-"""The process boundary: the protocol, the engine process behind it, and the web worker's client of it."""
+"""The process boundary: the protocol, the engine process, and the web workers' client for it."""

@@ -1,4 +1,4 @@
-"""The LoRA adapters that come with a model: LMI's folder `adapters/`, a folder in it for each of them."""
+"""Finds the LoRA adapters of a model. As in LMI, each is a folder in `adapters/`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ CONFIG_NAME = "adapter_config.json"
 
 
 def find_adapters(properties: ServingProperties, model_path: Path | None) -> dict[str, Path]:
-    """Return name -> folder of what lies in `adapters/` beside serving.properties or in the model's own folder.
+    """Return name -> folder of all adapters in `adapters/`, in the model's folder and beside serving.properties.
 
-    Empty where `option.enable_lora` is off. Raises `ConfigError` for a folder that holds no adapter.
+    Empty if `option.enable_lora` is off. Raises `ConfigError` if a folder does not contain an adapter.
     """
     if not properties.enable_lora:
         return {}

@@ -1,4 +1,4 @@
-"""What the engine has produced for one request and nobody has taken yet."""
+"""What the engine has produced for one request and nobody has read yet."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from lmi_handlers.engine.messages import SequenceOutput
 from lmi_handlers.engine.outbox import join
 
 _UNREAD = 256
-"""Outputs per sequence that may wait one by one."""
+"""Maximum number of outputs per sequence that are queued individually."""
 
 
 class Arrivals:
-    """A queue of a request's outputs, with an error as its last item. One thread takes, the client's threads put.
+    """A queue of one request's outputs, with an error as its last item. One thread reads, the client's threads write.
 
-    A reader that falls behind (a client that takes no bytes blocks it) gets later outputs joined, so that what waits
-    for it costs little more than the tokens themselves.
+    If the reader falls behind (because its client reads no bytes), later outputs are joined. They then take little more
+    memory than the tokens themselves.
     """
 
     def __init__(self, sequences: int) -> None:
@@ -41,17 +41,17 @@ class Arrivals:
             else:
                 self._unjoined.append(item)
                 if len(self._unjoined) > self._most:
-                    # All but one: none left would say that the reader has caught up.
+                    # Keep one: an empty list would mean that the reader has caught up.
                     self._joined += join(self._unjoined[:-1])
                     del self._unjoined[:-1]
 
     def take(self) -> list[SequenceOutput | LMIError]:
-        """Wait for an item and return all there are, in order."""
+        """Wait for an item, then return all items in order."""
         items = [self._queue.get()]
         with self._behind:
             while not self._queue.empty():
                 items.append(self._queue.get())
-            # The queue was full when these came, so they follow what was in it.
+            # These arrived while the queue was full, so they come after its contents.
             items += [*self._joined, *self._unjoined]
             if self._error is not None:
                 items.append(self._error)

@@ -1,4 +1,4 @@
-"""The directory for what is made of a model once: converted checkpoints, and downloads where the hub's own cannot be written."""
+"""The cache directory. It holds converted checkpoints, and downloads if the hub's own cache is not writable."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-# Part of every cache key; raise it when a conversion starts to write something else.
+# Part of every cache key. Increase it when the output of a conversion changes.
 CONVERSION_VERSION = 1
 
 
 def default_cache_dir(environ: Mapping[str, str]) -> Path:
     """Return `$LMI_CACHE_DIR`, else `$XDG_CACHE_HOME/lmi-handlers`, else `~/.cache/lmi-handlers`.
 
-    Where the last two cannot be written it is a folder under /tmp: SageMaker mounts
-    /opt/ml/model read-only and may run the container without a home that can be written.
+    Instead of the last two it returns a folder in the temporary directory if they are not writable: SageMaker mounts
+    /opt/ml/model read-only, and may run the container without a writable home directory.
     """
     if named := environ.get("LMI_CACHE_DIR"):
         return Path(named)
@@ -28,19 +28,19 @@ def default_cache_dir(environ: Mapping[str, str]) -> Path:
 
 
 def can_write(folder: Path) -> bool:
-    """Tell whether `folder` can be written, or made."""
+    """Tell whether `folder` is writable, or can be created."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
 def converted_dir(gguf_file: Path, cache_dir: Path) -> Path:
-    """Where the converted form of `gguf_file` is, once it has been converted."""
+    """Return the folder for the converted form of `gguf_file`. It exists once the file has been converted."""
     return cache_dir / f"{gguf_file.stem}-{_fingerprint(gguf_file)}"
 
 
 def _fingerprint(file: Path) -> str:
-    # Not the content: a start must not read a file of many gigabytes only to learn that it is known already.
+    # Not a hash of the content: a start must not read many gigabytes just to find the file in the cache.
     status = file.stat()
     key = f"{CONVERSION_VERSION}\0{file.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
     return hashlib.sha256(key.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Framing: one message is a 4-byte big-endian length and that many bytes of MessagePack, over a Unix stream socket."""
+"""Message framing over a Unix stream socket: a 4-byte big-endian length, then that many bytes of MessagePack."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Sent = TypeVar("Sent", bound=msgspec.Struct)
 Received = TypeVar("Received", bound=msgspec.Struct)
 
 MAX_MESSAGE_SIZE = 256 * 1024 * 1024
-"""Bytes of the longest message, either way."""
+"""Maximum size of a message in bytes, in either direction."""
 
 _LENGTH = struct.Struct(">I")
 _READ_BUFFER = 1 << 16
 
 
 class MessageTooLong(Exception):
-    """The message is over `MAX_MESSAGE_SIZE`; nothing of it has been sent."""
+    """The message is larger than `MAX_MESSAGE_SIZE`. No part of it has been sent."""
 
 
 class ProtocolError(Exception):
-    """The other end sent what is no message. There is no going on: close the connection."""
+    """The other end sent something that is not a message. The connection cannot be used any more: close it."""
 
 
 class Channel(Generic[Sent, Received]):
-    """One end of a connection. One thread sends; one thread iterates over `receive`."""
+    """One end of a connection. One thread sends, and one thread iterates over `receive`."""
 
     def __init__(self, sock: socket.socket, decoder: msgspec.msgpack.Decoder[Received]) -> None:
         self._socket = sock
@@ -40,22 +40,22 @@ class Channel(Generic[Sent, Received]):
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, message: Sent) -> None:
-        """Write one message, which may take for ever. Raises `OSError` where the other end is gone, `MessageTooLong`."""
+        """Write one message, which may block forever. Raises `OSError` if the other end is gone, or `MessageTooLong`."""
         self.send_frame(self.frame(message))
 
     def frame(self, message: Sent) -> bytes:
-        """Return the message as it is sent. Raises `MessageTooLong`."""
+        """Return the message as bytes to send. Raises `MessageTooLong`."""
         payload = self._encoder.encode(message)
         if len(payload) > MAX_MESSAGE_SIZE:
             raise MessageTooLong(f"the message has {len(payload)} bytes, at most {MAX_MESSAGE_SIZE} are possible")
         return _LENGTH.pack(len(payload)) + payload
 
     def send_frame(self, frame: bytes) -> None:
-        """Write what `frame` returned; otherwise as `send`."""
+        """Write what `frame` returned. Blocks and raises as `send` does."""
         self._socket.sendall(frame)
 
     def receive(self) -> Generator[Received]:
-        """Messages until the other end closes, however that comes about. Raises `ProtocolError`. To be called once."""
+        """Yield messages until the connection ends for any reason. Raises `ProtocolError`. Call it only once."""
         with self._reader:
             while True:
                 try:
@@ -72,22 +72,22 @@ class Channel(Generic[Sent, Received]):
                     return
                 try:
                     message = self._decoder.decode(payload)
-                except Exception as error:  # the types' own checks raise other things than `DecodeError`
+                except Exception as error:  # the types' own checks raise more than `DecodeError`
                     raise ProtocolError(f"a message that cannot be decoded: {error}") from error
                 yield message
 
     def close(self) -> None:
-        """End the connection; a `receive` in another thread ends too."""
-        with contextlib.suppress(OSError):  # the other end may have been first
+        """Close the connection. A `receive` in another thread ends too."""
+        with contextlib.suppress(OSError):  # the other end may have closed it already
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()  # which takes effect once the reader, of another thread, is gone too
+        self._socket.close()  # takes effect once the reader, in another thread, is gone too
 
 
 def worker_end(sock: socket.socket) -> Channel[WorkerMessage, EngineMessage]:
-    """The web worker's end: sends `Submit` and `Abort`."""
+    """Return the web worker's end, which sends `Submit` and `Abort`."""
     return Channel(sock, msgspec.msgpack.Decoder(EngineMessage))
 
 
 def engine_end(sock: socket.socket) -> Channel[EngineMessage, WorkerMessage]:
-    """The engine process's end: sends states, `Outputs` and `Failed`."""
+    """Return the engine process's end, which sends its state, `Outputs` and `Failed`."""
     return Channel(sock, msgspec.msgpack.Decoder(WorkerMessage))

@@ -1,6 +1,6 @@
-"""The web worker's view of the engine: its state, and one `Generation` for each request in flight.
+"""The web worker's view of the engine: its state, and one `Generation` per request in flight.
 
-Plain threads, queues and sockets, which gevent replaces by its own where the worker is a gevent worker.
+It uses plain threads, queues and sockets. In a gevent worker, gevent replaces them with its own.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ _WATCH_INTERVAL = 0.1
 
 
 class EngineState(enum.Enum):
-    """STARTING also covers a restart; DRAINING is this worker's own shutdown.
+    """STARTING also covers restarts. DRAINING means that this worker is shutting down.
 
-    STALLED is an engine that shows no sign of life at the moment: it may come back, or is ended by its supervisor.
+    STALLED means that the engine shows no sign of life. It may resume, or its supervisor kills it.
     """
 
     STARTING = "starting"
@@ -64,12 +64,14 @@ class EngineState(enum.Enum):
 
 
 class Generation:
-    """The outputs of one submitted request, as they come.
+    """The outputs of one submitted request, as they arrive.
 
-    Iterating yields lists of outputs, everything that has arrived since the last time, and ends when each of the
-    request's sequences has finished or was aborted. Raises the error that ended the request: the engine's,
-    `DeadlineExceeded` or `ClientDisconnected`. Leaving the `with` block before the end aborts what still runs.
-    `failure` is what the client's watch has ended it with, even if nobody iterates, until that is raised.
+    Each iteration yields a list of all outputs that have arrived since the last one. The iterator ends when every
+    sequence of the request has finished or has been aborted. It raises the error that ended the request: the engine's,
+    `DeadlineExceeded` or `ClientDisconnected`. Leaving the `with` block early aborts the sequences still running.
+
+    `failure` is the error with which the watcher thread has ended the request. It is set even if nobody iterates, and
+    cleared when the iterator raises it.
     """
 
     def __init__(
@@ -102,44 +104,44 @@ class Generation:
         while self._running:
             batch, failure = self._collect(self._arrivals.take())
             if batch:
-                yield batch  # what came before an error is still good
-            if failure is not None and self._running:  # else it came too late to matter
+                yield batch  # outputs that arrived before an error are still valid
+            if failure is not None and self._running:  # otherwise it came too late to matter
                 try:
                     self.failure = None
                     raise failure
                 finally:
-                    del failure  # its traceback holds this frame
+                    del failure  # its traceback refers to this frame
 
     def close(self) -> None:
-        """Abort what still runs; nothing is delivered from here on."""
+        """Abort the sequences that are still running. Nothing is delivered after that."""
         if self._client.forget(self) and self._running:
             self._sender.abort(Abort(self.number))
 
     def put(self, item: SequenceOutput | LMIError) -> None:
-        """Hand over what has arrived; called by the client's threads."""
+        """Add what has arrived. Called by the client's threads."""
         self._arrivals.put(item)
 
     def end(self, failure: LMIError) -> None:
-        """End the request in the engine at once, even if nobody iterates; called by the client's watch."""
+        """End the request at once, in the engine too, even if nobody iterates. Called by the watcher thread."""
         self.failure = failure
         if self._client.forget(self):
             self._sender.abort(Abort(self.number))
         self._arrivals.put(failure)
 
     def abort(self, index: int) -> None:
-        """Stop sequence `index`, whose text is complete; the others go on."""
+        """Stop sequence `index` because its text is complete. The other sequences continue."""
         if index in self._running:
             self._running.discard(index)
             self._sender.abort(Abort(self.number, index))
 
     def _collect(self, items: list[SequenceOutput | LMIError]) -> tuple[list[SequenceOutput], LMIError | None]:
-        """Return the outputs of sequences that run, and the first error."""
+        """Return the outputs of running sequences, and the first error."""
         batch: list[SequenceOutput] = []
         failure: LMIError | None = None
         for item in items:
             if isinstance(item, LMIError):
                 failure = failure or item
-            elif item.index in self._running:  # else it was under way when its sequence was aborted
+            elif item.index in self._running:  # otherwise it arrived after its sequence was aborted
                 batch.append(item)
                 if item.output.finish_reason is not None:
                     self._running.discard(item.index)
@@ -147,10 +149,10 @@ class Generation:
 
 
 class EngineClient:
-    """Connects to the engine, again and again, and multiplexes this worker's requests over the connection.
+    """Connects to the engine, reconnects when needed, and multiplexes this worker's requests over the connection.
 
-    `on_ready` is called, before the state turns READY, with what the engine says of itself each time one has loaded.
-    Nothing here waits for the engine to do anything: a hanging one takes its requests' time, and no more.
+    Each time an engine has loaded, `on_ready` is called with the engine's info before the state becomes READY. Nothing
+    here waits for the engine: if it hangs, only its own requests are delayed.
     """
 
     def __init__(self, socket_path: Path, on_ready: Callable[[EngineInfo], None], stall_timeout: float = 60.0) -> None:
@@ -173,7 +175,7 @@ class EngineClient:
 
     @property
     def state(self) -> EngineState:
-        """Known without asking anybody, so `/ping` can answer at any time."""
+        """The current state. It is known without asking the engine, so `/ping` can always answer."""
         if self._draining:
             return EngineState.DRAINING
         return EngineState.STALLED if self._stall() is not None else self._state
@@ -187,7 +189,7 @@ class EngineClient:
         return self._heartbeat.suspicion(self._stall_timeout) if self._state is EngineState.READY else None
 
     def wait_ready(self, timeout: float) -> None:
-        """Return as soon as requests are taken, after `timeout` seconds at the latest."""
+        """Return as soon as the engine accepts requests, or after `timeout` seconds."""
         self._ready.wait(timeout)
 
     def submit(
@@ -202,9 +204,9 @@ class EngineClient:
         priority: int = 0,
         image_prompts: Sequence[ImagePrompt | None] = (),
     ) -> Generation:
-        """Start a request. `timeout` seconds from now it fails; as soon as `connected()` is false it is aborted.
+        """Start a request. It fails after `timeout` seconds, and is aborted as soon as `connected()` returns false.
 
-        Raises `EngineNotReady` where no engine takes requests, `InvalidRequest` where this one is too long to be sent.
+        Raises `EngineNotReady` if no engine accepts requests, `InvalidRequest` if the request is too large to send.
         """
         sender = self._sender
         if sender is None or self._state is not EngineState.READY:
@@ -224,15 +226,15 @@ class EngineClient:
         return generation
 
     def forget(self, generation: Generation) -> bool:
-        """Stop delivering to a request; False where that had happened already."""
+        """Stop delivering to a request. Returns False if that had already happened."""
         return self._generations.pop(generation.number, None) is not None
 
     def start_draining(self) -> None:
-        """The worker is shutting down; what is in flight goes on."""
+        """Note that the worker is shutting down. Requests in flight continue."""
         self._draining = True
 
     def end_draining(self) -> None:
-        """The time to finish is over: what is still in flight fails."""
+        """Fail the requests that are still in flight: the time to finish is over."""
         self._fail_all(EngineNotReady("the server is shutting down and the time to finish is over"))
 
     def _connect_forever(self) -> None:
@@ -242,18 +244,18 @@ class EngineClient:
                 try:
                     sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
                     sock.connect(str(self._socket_path))
-                except OSError:  # there is no engine, or no file descriptor left
+                except OSError:  # no engine is listening, or no file descriptor is left
                     time.sleep(_RECONNECT_INTERVAL)
                     continue
                 served = self._serve(worker_end(sock))
             if served:
                 interval = _RECONNECT_INTERVAL
                 continue
-            time.sleep(interval)  # what fails for good must not take all the time there is
+            time.sleep(interval)  # a permanent failure must not keep the worker busy
             interval = min(2 * interval, _LONGEST_RECONNECT_INTERVAL)
 
     def _serve(self, channel: Channel[WorkerMessage, EngineMessage]) -> bool:
-        """Handle what the engine says until it hangs up; False where it says what cannot be handled."""
+        """Handle the engine's messages until the connection ends. Returns False if a message could not be handled."""
         self._sender = sender = Sender(channel)
         handled = True
         phase, cause = "the engine process has ended and is restarted", "the engine process ended"
@@ -300,7 +302,7 @@ class EngineClient:
             generation.put(error)
 
     def _watch(self) -> None:
-        """End requests whose client has left or whose time is over, also while the engine says nothing."""
+        """End requests whose client has disconnected or whose time is up, even if the engine sends nothing."""
         while True:
             time.sleep(_WATCH_INTERVAL)
             now = time.monotonic()
@@ -312,7 +314,7 @@ class EngineClient:
 
 
 def _error_of(message: Failed) -> LMIError:
-    kind: type[LMIError] = getattr(errors, message.error)  # both ends are the same version of this package
+    kind: type[LMIError] = getattr(errors, message.error)  # both ends run the same version of this package
     if issubclass(kind, InvalidRequest):
         return kind(message.message, field=message.field)
     return kind(message.message)

@@ -1,7 +1,7 @@
-"""Whether an engine lives, for others to see: a few numbers in a file that each process maps into its memory.
+"""Shows other processes whether the engine is alive: a few numbers in a file that each process maps into its memory.
 
-The engine process writes them, the supervisor and the web workers read them. Nothing is sent and nobody has to answer, so an
-engine that is stopped, or in which native code holds Python's lock, is seen as what it is.
+The engine process writes the numbers, the supervisor and the web workers read them. Nothing is sent and nobody has to
+answer. A stopped engine is therefore recognised, and so is one in which native code holds the GIL.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from pathlib import Path
 
 PULSE_INTERVAL = 0.5
 SUSPECT_SECONDS = 5.0
-"""After so many seconds without a sign of life `/ping` is 503, until there is one again."""
+"""After this many seconds without a sign of life, `/ping` answers 503 until there is one again."""
 
 CPU_PATIENCE = 10.0
-"""An engine on the CPU that is computing may be silent for so many times `option.stall_timeout`."""
+"""An engine that is computing on the CPU may be silent for this many times `option.stall_timeout`."""
 
 _CALL_UNDER_WAY = 1.0
-"""A backend call that has run this long is treated as work, not polling. So is a request that was given up."""
+"""Seconds. A backend call that lasts this long is work, not polling. Less time on a given-up request is ignored."""
 
 _BEAT_COUNTS = 2.0
-"""Seconds of given-up work for which one pulse is evidence: time in which this process was paused has no pulse."""
+"""Each pulse vouches for this many seconds of given-up work. There are no pulses while this process is paused."""
 
 _COMPUTING_FOR = 3.0
-"""Seconds for which the processor's use counts as evidence that something is computed."""
+"""Seconds for which observed CPU use counts as proof that something is being computed."""
 
 _LEAST_USE = 0.01
-"""Share of a core below which a thread only waits."""
+"""Share of a core below which a thread is only waiting."""
 
 
 class Activity(enum.IntEnum):
@@ -44,7 +44,7 @@ class Activity(enum.IntEnum):
     ABORT = 3
 
 
-# Plain integers: an enum's member costs more to index with or to compare than all else that a step does here.
+# Plain integers: indexing or comparing with enum members costs more than everything else that a step does here.
 _IDLE, _STEP = Activity.IDLE.value, Activity.STEP.value
 _CELLS = 8
 _PULSE, _PROGRESS, _COMPUTING, _GIVEN_UP, _ACTIVITY, _SINCE, _RUNNING, _PATIENCE = range(_CELLS)
@@ -52,23 +52,23 @@ _SIZE = 8 * _CELLS
 
 
 def _map(descriptor: int) -> memoryview[float]:
-    """Aligned doubles: nobody sees half of one."""
+    """Map the file as aligned doubles: nobody can read a half-written value."""
     return memoryview(mmap.mmap(descriptor, _SIZE)).cast("d")
 
 
 class Heartbeat:
-    """The engine's side. The loop's thread calls these methods; `beat`, `compare` and `progress` may be called from others.
+    """The engine's side. The loop's thread calls its methods; other threads may call `beat`, `compare` and `progress`.
 
-    Progress is an output, or a part of a prompt that has been computed; being idle needs none, and a call that starts or aborts
-    a sequence has made progress if it returns. Work that led to nothing before its clients gave up adds up, so that an engine
-    whose every request times out does not look new to each.
+    Progress is an output, or a part of a prompt that has been computed. An idle engine needs no progress. A call that
+    starts or aborts a sequence counts as progress once it returns. Time spent on requests that were given up without
+    progress adds up. Otherwise, an engine whose requests all time out would get a fresh start with each of them.
     """
 
     def __init__(self, descriptor: int = -1, clock: Callable[[], float] = time.monotonic) -> None:
-        """Without a file the numbers are this process's own."""
+        """Without a file, the numbers are private to this process."""
         self._cells = _map(descriptor)
         self._clock = clock
-        self._lock = threading.Lock()  # for what `progress` changes
+        self._lock = threading.Lock()  # guards what `progress` changes
         self._beats = 0
         self._work = 0
         self._cpu_seconds: Callable[[], float] = time.process_time
@@ -76,7 +76,7 @@ class Heartbeat:
 
     @classmethod
     def create(cls, path: Path, clock: Callable[[], float] = time.monotonic) -> Heartbeat:
-        """Take over the file, or make one; what a dead engine has left in it is gone."""
+        """Open or create the file, and erase what a dead engine has left in it."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             os.pwrite(descriptor, bytes(_SIZE), 0)
@@ -85,7 +85,7 @@ class Heartbeat:
             os.close(descriptor)
 
     def start(self, *, patience: float) -> None:
-        """Say that requests are taken, and begin to be judged. Called by the thread that will run the loop."""
+        """Record that the engine accepts requests: from now on it is judged. The thread that runs the loop calls it."""
         if hasattr(time, "pthread_getcpuclockid"):  # not on macOS
             clock = time.pthread_getcpuclockid(threading.get_ident())
             self._cpu_seconds = lambda: time.clock_gettime(clock)
@@ -95,7 +95,7 @@ class Heartbeat:
         cells[_PATIENCE] = patience
 
     def enter(self, activity: Activity, running: int) -> None:
-        """The loop calls into the backend, which has so many sequences."""
+        """Record that the loop calls into the backend, which has `running` sequences."""
         now = self._clock()
         cells = self._cells
         if cells[_ACTIVITY] != _STEP:
@@ -105,20 +105,20 @@ class Heartbeat:
         cells[_ACTIVITY] = activity
 
     def progress(self) -> None:
-        """Something has come of the work."""
+        """Record progress."""
         with self._lock:
             self._cells[_PROGRESS] = self._clock()
             self._cells[_GIVEN_UP] = 0.0
             self._beats = 0
 
     def compare(self, work: int) -> None:
-        """Take `work`, the backend's own count, for progress where it has changed since the last call."""
+        """Record progress if `work`, the backend's own counter, has changed since the last call."""
         if work != self._work:
             self._work = work
             self.progress()
 
     def rest(self) -> None:
-        """The backend has no sequences."""
+        """Record that the backend has no sequences."""
         now = self._clock()
         cells = self._cells
         self._settle(now)
@@ -132,7 +132,7 @@ class Heartbeat:
             self._beats = 0
 
     def _settle(self, now: float) -> None:
-        """Time that was idle, or went into calls that started or aborted sequences, is none in which nothing came of steps."""
+        """Exclude time that was idle, or was spent starting or aborting sequences, from the time without progress."""
         cells = self._cells
         with self._lock:
             if cells[_ACTIVITY] == _IDLE:
@@ -142,14 +142,14 @@ class Heartbeat:
                 cells[_PROGRESS] = min(now, cells[_PROGRESS] + now - cells[_SINCE])
 
     def beat(self) -> None:
-        """Show that threads of this process run, and whether the call under way uses the processor."""
+        """Record that the threads of this process run, and whether the current call uses the CPU."""
         cells = self._cells
         self._beats += 1
         now = self._clock()
         cells[_PULSE] = now
         before, own, others = self._cpu
         if cells[_ACTIVITY] == _IDLE or now - cells[_PROGRESS] < _CALL_UNDER_WAY:
-            self._cpu = now, math.inf, math.inf  # nothing to compare with next time
+            self._cpu = now, math.inf, math.inf  # no baseline for the next call
             return
         self._cpu = now, self._cpu_seconds(), _group_cpu_seconds()
         least = _LEAST_USE * (now - before)
@@ -159,7 +159,7 @@ class Heartbeat:
 
 
 class HeartbeatReader:
-    """The others' side. An engine that has not loaded is never judged."""
+    """The side of the supervisor and the web workers. An engine that has not loaded is never judged."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
@@ -173,14 +173,14 @@ class HeartbeatReader:
         return cells is not None and cells[_PATIENCE] > 0
 
     def suspicion(self, stall_timeout: float) -> str | None:
-        """Say what is wrong with an engine that should take no further requests for now; None where nothing is."""
+        """Return why the engine should get no new requests for now, or None if all is well."""
         return self._stall(min(SUSPECT_SECONDS, stall_timeout / 2), stall_timeout)
 
     def stall(self, stall_timeout: float, *, since: float) -> str | None:
-        """Say why an engine must be ended, None where it must not. What was before `since` does not count."""
+        """Return why the engine must be killed, or None. Silence before `since` does not count."""
         if (cause := self._stall(stall_timeout, stall_timeout, since=since)) is not None:
             return cause
-        # Judged when a request was given up, not when the next one comes: that one may be the first to be answered.
+        # The total grows only when requests are given up, not when a new one starts: that one may be answered at last.
         given_up = 0.0 if self._cells is None else self._cells[_GIVEN_UP]
         if given_up > stall_timeout:
             return f"the engine has worked {given_up:.0f} s on requests that were given up, and made no progress"
@@ -212,7 +212,7 @@ class HeartbeatReader:
             try:
                 descriptor = os.open(self._path, os.O_RDWR)
             except FileNotFoundError:
-                return None  # the supervisor is about to make it
+                return None  # the supervisor has not created it yet
             try:
                 if os.fstat(descriptor).st_size >= _SIZE:
                     self._cells = _map(descriptor)
@@ -222,14 +222,14 @@ class HeartbeatReader:
 
 
 def _group_cpu_seconds() -> float:
-    """What the processes that the engine has started have used of the processor; 0 where there is no /proc, NaN if unknown."""
+    """Return the CPU time of the other processes in the engine's group. 0 without a group or /proc, NaN if unknown."""
     own, group, ticks = os.getpid(), os.getpgrp(), 0
     if group != own or not os.path.isdir("/proc/self"):  # noqa: PTH112
         return 0.0
     try:
         names = os.listdir("/proc")  # noqa: PTH208
-    except OSError:  # as where there is no file descriptor left
-        return math.nan  # which is not more than anything
+    except OSError:  # for example because no file descriptor is left
+        return math.nan  # any comparison with it is false
     for name in names:
         if not name.isdigit() or int(name) == own:
             continue
@@ -237,7 +237,7 @@ def _group_cpu_seconds() -> float:
             with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
-            continue  # it has just ended
+            continue  # the process has just ended
         if int(fields[2]) == group:
             ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub."""
+"""Downloads models from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _HUB_IGNORED = ["*.bin", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.o
 
 
 def check_hub_id(repo_id: str, looked_in: str, *, revision: str | None, cache_dir: Path) -> None:
-    """Raise `ConfigError` for what cannot be on the hub; where the hub may not be asked, also for what is not here.
+    """Raise `ConfigError` if `repo_id` is not a valid hub id, or in offline mode if it has not been downloaded yet.
 
-    `looked_in` says, in parentheses, where no folder of that name was found.
+    `looked_in` says, in parentheses, which folders were searched before.
     """
     if not _HUB_ID.fullmatch(repo_id):
         raise ConfigError(f"option.model_id: {repo_id!r} is neither an existing path nor a hub id{looked_in}")
@@ -40,9 +40,10 @@ def download(
     report: Callable[[str], None],
     local_files_only: bool = False,
 ) -> Path:
-    """Download a hub repository into the hub's own cache, or into ours where that cannot be written.
+    """Download a repository into the hub's own cache, or into ours if that is not writable.
 
-    With `local_files_only` it must be there already. Raises `ConfigError`, or `LoadFailed` where another try may help.
+    With `local_files_only`, it must have been downloaded already. Raises `ConfigError`, or `LoadFailed` if another try
+    may help.
     """
     try:
         from huggingface_hub import constants, snapshot_download
@@ -95,5 +96,5 @@ def download(
 
 
 def _may_pass(status: int) -> bool:
-    """Tell whether the hub may answer something else at the next try."""
+    """Tell whether the hub may answer differently at the next try."""
     return status >= 500 or status in (408, 429)
