@@ -32,11 +32,11 @@ class RollingBatch(Admission):
     def __init__(self, max_num_seqs: int) -> None:
         self._max_num_seqs = max_num_seqs
 
-    def room(self, *, waiting: int, oldest_wait: float, running: int) -> int:  # noqa: ARG002  waiting time is irrelevant
+    def room(self, *, waiting: int, oldest_wait: float, running: int) -> int:  # noqa: ARG002  only places matter
         """Return the number of free places in the batch, at most `waiting`."""
         return min(waiting, self._max_num_seqs - running)
 
-    def wait(self, oldest_wait: float) -> float | None:  # noqa: ARG002  waiting time is irrelevant here too
+    def wait(self, oldest_wait: float) -> float | None:  # noqa: ARG002  only places matter here too
         """Return None: only arrivals and finished sequences change the answer."""
         return None
 

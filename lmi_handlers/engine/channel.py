@@ -40,7 +40,7 @@ class Channel(Generic[Sent, Received]):
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, message: Sent) -> None:
-        """Write one message, which may block forever. Raises `OSError` if the other end is gone, or `MessageTooLong`."""
+        """Write one message, which may block forever. Raises `OSError` if the other end is gone, `MessageTooLong`."""
         self.send_frame(self.frame(message))
 
     def frame(self, message: Sent) -> bytes:

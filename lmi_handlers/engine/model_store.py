@@ -1,7 +1,7 @@
-"""From the files of a model to a folder that is ready to load: downloads, and converts GGUF once.
+"""Turns a model's files into a folder that is ready to load: downloads them, and converts GGUF once.
 
-Only the standard library is imported here: a model that is ready costs a few `stat` calls, and neither torch nor
-transformers is loaded before there is something to convert.
+Only the standard library is imported here. A model that is ready costs a few `stat` calls, and torch and transformers
+are only loaded if there is something to convert.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ def resolve_model(
     cache_dir: Path,
     report: Callable[[str], None],
 ) -> Path:
-    """Find or make a folder with `config.json`, a tokenizer and weights, ready for `from_pretrained`.
+    """Return a folder with `config.json`, a tokenizer and weights, ready for `from_pretrained`.
 
-    Takes what `locate_model` takes. `report` receives short phases such as "converting x.gguf". Raises `ConfigError`.
+    The arguments are those of `locate_model`. `report` is called with short phases such as "converting x.gguf". Raises
+    `ConfigError`, or `LoadFailed` if another try may help.
     """
     path = locate_model(model_id, model_dir=model_dir, revision=revision, cache_dir=cache_dir)
     if path is None:
@@ -46,7 +47,7 @@ def resolve_model(
 
 
 def _convert_once(gguf_file: Path, cache_dir: Path, report: Callable[[str], None]) -> Path:
-    """Return the converted form of `gguf_file`; of several processes one converts and the others wait for it."""
+    """Return the converted form of `gguf_file`. Only one process converts it; the others wait."""
     folder = converted_dir(gguf_file, cache_dir)
     if folder.is_dir():
         return folder
@@ -56,7 +57,7 @@ def _convert_once(gguf_file: Path, cache_dir: Path, report: Callable[[str], None
             if folder.is_dir():
                 return folder
             partial = folder.with_name(f"{folder.name}.partial")
-            shutil.rmtree(partial, ignore_errors=True)  # what a killed process left
+            shutil.rmtree(partial, ignore_errors=True)  # left over from a killed process
             partial.mkdir()
             try:
                 _convert(gguf_file, partial, report)
@@ -71,7 +72,7 @@ def _convert_once(gguf_file: Path, cache_dir: Path, report: Callable[[str], None
 
 @contextmanager
 def _locked(lock_file: Path, report: Callable[[str], None]) -> Iterator[None]:
-    """Hold an exclusive lock on `lock_file`; the system releases it with the process, however that ends."""
+    """Hold an exclusive lock on `lock_file`. The system releases it however the process ends."""
     with lock_file.open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,10 +83,10 @@ def _locked(lock_file: Path, report: Callable[[str], None]) -> Iterator[None]:
 
 
 def _convert(gguf_file: Path, folder: Path, report: Callable[[str], None]) -> None:
-    """Write `gguf_file` to `folder`: bfloat16 safetensors, tokenizer, chat template and generation defaults."""
+    """Convert `gguf_file` into `folder`: bfloat16 safetensors, tokenizer, chat template and generation defaults."""
     report(f"converting {gguf_file.name}")
     try:
-        import gguf  # noqa: F401 (transformers' own message for its absence names no option)
+        import gguf  # noqa: F401 (without it, transformers' own error names no option)
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     except ImportError as error:
@@ -108,8 +109,8 @@ def _convert(gguf_file: Path, folder: Path, report: Callable[[str], None]) -> No
 
 @contextmanager
 def _progress_reported(name: str, report: Callable[[str], None]) -> Iterator[None]:
-    """Send the progress of a conversion to `report` instead of to transformers' bars, some of which have no switch."""
-    # By name: both are without types, and the bar is no part of what its module exports.
+    """Report progress to `report` instead of in transformers' progress bars, some of which cannot be turned off."""
+    # Imported by name: both modules are untyped, and one does not export its bar.
     reader: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
     logging = importlib.import_module("transformers.utils.logging")
 

@@ -1,4 +1,4 @@
-"""What waits to be sent to one web worker; steps that it is behind are joined, so that it catches up at little cost."""
+"""Messages that wait to be sent to one web worker. Outputs of several steps are joined if the worker falls behind."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ T = TypeVar("T")
 
 
 class Outbox:
-    """A queue of messages. Any thread puts, one takes.
+    """A queue of messages. Any thread writes, one thread reads.
 
-    A worker that keeps up gets one message a step. For one that does not, the tokens of several steps become one output
-    for each sequence: rendering and sending them together costs a fraction of doing so one by one.
+    A worker that keeps up gets one message per step. For a worker that falls behind, the tokens of several steps are
+    joined into one output per sequence, which costs a fraction of rendering and sending them one by one.
     """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[EngineMessage | None] = queue.SimpleQueue()
 
     def put(self, message: EngineMessage | None) -> None:
-        """Add a message; None is the end. Never blocks."""
+        """Add a message; None marks the end. Never blocks."""
         self._queue.put(message)
 
     def take(self) -> list[EngineMessage | None]:
-        """Wait for a message and return all there are, in order, each run of `Outputs` as one."""
+        """Wait for a message, then return all messages in order, with each run of `Outputs` joined into one."""
         waiting = [self._queue.get()]
         while not self._queue.empty():
             waiting.append(self._queue.get())
@@ -43,14 +43,14 @@ class Outbox:
 
 
 def join_outputs(steps: list[Outputs]) -> Outputs:
-    """Return a message with one output for each sequence: all that `steps`, which follow each other, have of it."""
+    """Join the outputs of consecutive `steps` into one output per sequence."""
     if len(steps) == 1:
         return steps[0]
     return Outputs(join([output for step in steps for output in step.outputs]))
 
 
 def join(outputs: Iterable[SequenceOutput]) -> list[SequenceOutput]:
-    """Return one output for each sequence: all that `outputs`, in the order they were made, have of it."""
+    """Join `outputs`, in the order in which they were generated, into one output per sequence."""
     parts: defaultdict[tuple[int, int], list[SequenceOutput]] = defaultdict(list)
     for output in outputs:
         parts[output.number, output.index].append(output)
@@ -78,7 +78,7 @@ def _join(parts: list[SequenceOutput]) -> SequenceOutput:
 
 
 def _chain(lists: list[list[T] | None]) -> list[T] | None:
-    """One list of them all; None where none of them is there."""
+    """Return one list of all items, or None if every list is None."""
     if all(values is None for values in lists):
         return None
     return [value for values in lists for value in values or ()]

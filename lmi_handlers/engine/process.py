@@ -1,4 +1,4 @@
-"""The engine process: loads one model, then serves web workers over a Unix socket until its parent goes away."""
+"""The engine process: loads one model, then serves web workers over a Unix socket until its parent is gone."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ logger = logging.getLogger("lmi_handlers.engine.process")  # __name__ is "__main
 
 
 class WorkerConnection:
-    """One connected web worker. Messages leave through a thread of their own, so that a slow worker stops nobody.
+    """One connected web worker. A separate thread sends its messages, so a slow worker delays nobody else.
 
-    `sending_since` is the monotonic time since which that thread has been writing one message, None between messages.
+    `sending_since` is the monotonic time at which the current message was started, None between messages.
     """
 
     def __init__(self, sock: socket.socket, inbox: Inbox, on_gone: Callable[[WorkerConnection], None]) -> None:
@@ -61,19 +61,19 @@ class WorkerConnection:
         threading.Thread(target=self._read, daemon=True).start()
 
     def send(self, message: EngineMessage) -> None:
-        """Queue a message; never blocks, and does nothing once the worker has gone."""
+        """Queue a message. Never blocks, and does nothing if the worker is gone."""
         self._outbox.put(message)
 
     def finish(self) -> None:
-        """Take no more messages; for the process's end."""
+        """Accept no more messages, because the process ends."""
         self._outbox.put(None)
 
     def flush(self, timeout: float) -> None:
-        """Wait until what was queued before `finish` is written."""
+        """Wait until everything queued before `finish` has been written."""
         self._writer.join(timeout)
 
     def close(self) -> None:
-        """Hang up; the loop hears of it from the reader."""
+        """Close the connection. The reader tells the loop."""
         self._channel.close()
 
     def _write(self) -> None:
@@ -86,13 +86,13 @@ class WorkerConnection:
                     self._send(message)
                     self.sending_since = None
         except OSError:
-            pass  # the worker has gone, as the reader will notice
-        except Exception:  # whatever a backend has put into its outputs, its requests must not wait for ever
+            pass  # the worker is gone; the reader notices that too
+        except Exception:  # whatever a backend puts into its outputs, requests must not hang
             logger.exception("messages cannot be sent to a web worker; it is disconnected")
         self._channel.close()
 
     def _send(self, message: EngineMessage) -> None:
-        """Send a message, or what it is about one by one; the request of an output that is too long by itself fails."""
+        """Send a message, or its outputs one by one if it is too long. If an output is too long, its request fails."""
         try:
             self._channel.send(message)
         except MessageTooLong as error:
@@ -110,7 +110,7 @@ class WorkerConnection:
         try:
             for message in self._channel.receive():
                 self._inbox.put((self, message))
-        except Exception:  # most likely a ProtocolError; whatever it is, the loop must hear that the worker has gone
+        except Exception:  # usually a ProtocolError; in any case the loop must learn that the worker is gone
             logger.exception("a web worker cannot be understood; it is disconnected")
         self._inbox.put((self, Disconnected()))
         self._on_gone(self)
@@ -119,7 +119,7 @@ class WorkerConnection:
 
 
 class WorkerServer:
-    """Accepts web workers and tells each of them, now and on every change, how far the engine has come."""
+    """Accepts web workers and tells them the state of the engine, when they connect and on every change."""
 
     def __init__(self, path: Path, inbox: Inbox) -> None:
         self._inbox = inbox
@@ -133,16 +133,16 @@ class WorkerServer:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def announce(self, state: Loading | Ready) -> None:
-        """Tell every worker, and those still to come."""
+        """Tell every worker, including those that connect later."""
         with self._lock:
             self._state = state
             for connection in self._connections:
                 connection.send(state)
 
     def hang_up_on_stuck(self, limit: float) -> None:
-        """Disconnect each worker that has not read one message in `limit` seconds.
+        """Disconnect each worker that has left a message unread for `limit` seconds.
 
-        Its requests occupy places that others need.
+        Its requests occupy places in the batch that others need.
         """
         with self._lock:
             for connection in self._connections:
@@ -152,7 +152,7 @@ class WorkerServer:
                     connection.close()
 
     def flush(self) -> None:
-        """Deliver what is queued for the workers, within a second."""
+        """Send what is queued for the workers. Takes at most a second."""
         deadline = time.monotonic() + _FLUSH_TIMEOUT
         with self._lock:
             connections = list(self._connections)
@@ -165,7 +165,7 @@ class WorkerServer:
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:  # as where there is no file descriptor left
+            except OSError:  # for example because no file descriptor is left
                 logger.exception("a web worker cannot connect")
                 time.sleep(_ACCEPT_PAUSE)
                 continue
@@ -180,9 +180,9 @@ class WorkerServer:
 
 
 def serve(settings: EngineSettings) -> None:
-    """Load the model and run the loop until this process is ended.
+    """Load the model and run the loop until this process is killed.
 
-    Raises `ConfigError` where the model or an option is wrong, `LoadFailed` where another try may help.
+    Raises `ConfigError` if the model or an option is wrong, `LoadFailed` if another try may help.
     """
     heartbeat = Heartbeat.create(settings.heartbeat_path)
     inbox: Inbox = queue.SimpleQueue()
@@ -196,7 +196,7 @@ def serve(settings: EngineSettings) -> None:
     backend, info = _load(settings, report)
     admission = _admission(settings.properties, backend.capabilities.max_num_seqs)
 
-    def say_so() -> None:  # `/ping` knows before any client does
+    def say_so() -> None:  # so that `/ping` fails before any request does
         server.announce(Loading("the engine has died and is restarted"))
 
     loop = EngineLoop(backend, admission, settings.properties.job_queue_size, inbox, say_so, heartbeat)
@@ -249,7 +249,7 @@ def _load(settings: EngineSettings, report: Callable[[str], None]) -> tuple[Back
             chat_template=template,
             content_format=properties.chat_template_content_format,
         )
-    # Only the template can tell whether option.enable_reasoning alone is enough: say so before the weights are read.
+    # Only the template tells whether option.enable_reasoning alone is enough. Check it before loading the weights.
     choose_reasoning(bundle.tool_template, properties.reasoning_parser, enabled=properties.enable_reasoning)
     report("loading the model")
     files = ModelFiles(
@@ -284,7 +284,7 @@ def _admission(properties: ServingProperties, max_num_seqs: int) -> Admission:
 
 
 def start_repeating(interval: float, action: Callable[[], None]) -> None:
-    """Call `action` again and again on a thread of its own, whatever it raises: nobody would notice that it has ended."""
+    """Call `action` repeatedly on its own thread. Exceptions do not end it, because nobody would notice."""
 
     def repeat() -> None:
         told = ""
@@ -292,7 +292,7 @@ def start_repeating(interval: float, action: Callable[[], None]) -> None:
             try:
                 action()
             except Exception as error:
-                if repr(error) != told:  # once, however often it comes
+                if repr(error) != told:  # log a repeated error only once
                     told = repr(error)
                     logger.exception("a thread of the engine process fails and goes on")
             time.sleep(interval)
@@ -301,9 +301,9 @@ def start_repeating(interval: float, action: Callable[[], None]) -> None:
 
 
 def _watch(loop: EngineLoop, backend: Backend, server: WorkerServer, stall_timeout: float) -> None:
-    """End the process, once everyone has been told, where the engine has lost a process: it may not notice itself.
+    """If the engine has lost one of its processes, fail all requests and exit: the engine may not notice it itself.
 
-    Web workers that hang are disconnected.
+    Also disconnects web workers that hang.
     """
     server.hang_up_on_stuck(stall_timeout)
     try:
@@ -316,25 +316,25 @@ def _watch(loop: EngineLoop, backend: Backend, server: WorkerServer, stall_timeo
 
 
 def _publish_load(loop: EngineLoop, backend: Backend, metrics: EngineMetrics) -> None:
-    """Say how much there is to do: not from within the loop, whose steps may take their time."""
+    """Publish the load. Not done in the loop, because its steps may take long."""
     metrics.set_load(running=loop.running, waiting=loop.waiting, kv_cache_usage=backend.kv_cache_usage)
 
 
 def _end_with_parent() -> None:
-    """Have this process and all that it starts end with its parent, which holds the other end of standard input until then.
+    """Make this process and everything it starts end with its parent, which holds the other end of standard input.
 
-    A process of its own sees to that: this one may be stopped by then, or native code hold Python's lock.
+    A separate process watches for that: by then this one may be stopped, or native code may hold the GIL.
     """
-    if os.getpgrp() != os.getpid():  # as where somebody starts it by hand
+    if os.getpgrp() != os.getpid():  # for example when started by hand
         os.setpgid(0, 0)
     watch = "import os, signal\nwhile os.read(0, 1024): pass\nos.killpg(0, signal.SIGKILL)"
     os.posix_spawn(sys.executable, [sys.executable, "-I", "-S", "-c", watch], os.environ)
 
 
 def main() -> int:
-    """Entry of `python -m lmi_handlers.engine.process`; settings come on standard input."""
+    """Entry point of `python -m lmi_handlers.engine.process`. Reads its settings on standard input."""
     configure_logging()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to the whole group; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal goes to the whole group; the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     settings = msgspec.json.decode(read_line(sys.stdin.fileno()), type=EngineSettings)
     _end_with_parent()
@@ -353,7 +353,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # Daemon threads may sit in native code; ending without interpreter shutdown cannot hang on them.
+    # Daemon threads may be in native code. Exiting without interpreter shutdown cannot hang on them.
     code = main()
     sys.stderr.flush()
     os._exit(code)

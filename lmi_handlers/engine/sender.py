@@ -1,4 +1,4 @@
-"""A web worker's way to the engine: messages leave through a thread of their own, so that no request waits for it to read."""
+"""Sends a web worker's messages to the engine from a separate thread, so no request waits for the engine to read."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from lmi_handlers.engine.channel import Channel, MessageTooLong
 from lmi_handlers.engine.messages import Abort, EngineMessage, Submit, WorkerMessage
 
 MAX_WAITING_BYTES = 64 * 1024 * 1024
-"""What may wait for an engine that does not read, beside the one message that is being sent."""
+"""Maximum size of the messages that wait for an engine that does not read, without the one being sent."""
 
 
 class Sender:
-    """Sends over `channel`, in order. Any thread may call, and none is blocked."""
+    """Sends messages over `channel` in order. Any thread may call it; none is blocked."""
 
     def __init__(self, channel: Channel[WorkerMessage, EngineMessage], max_bytes: int = MAX_WAITING_BYTES) -> None:
         self._channel = channel
@@ -26,7 +26,7 @@ class Sender:
         threading.Thread(target=self._run, name="engine-writer", daemon=True).start()
 
     def submit(self, submit: Submit) -> None:
-        """Send a request. Raises `EngineNotReady` where too much waits or the engine is gone, `InvalidRequest` if too long."""
+        """Send a request. Raises `InvalidRequest` if it is too large, `EngineNotReady` if it cannot be queued."""
         try:
             frame = self._channel.frame(submit)
         except MessageTooLong as error:
@@ -41,7 +41,7 @@ class Sender:
             self._put((submit.number, None, True), frame)
 
     def abort(self, abort: Abort) -> None:
-        """Send an abort, unless the whole request it is about still waits here: then that is never sent."""
+        """Send an abort. If it is for a whole request that has not been sent yet, drop that request instead."""
         with self._changed:
             if self._closed:
                 return
@@ -52,7 +52,7 @@ class Sender:
             self._put((abort.number, abort.index, False), self._channel.frame(abort))
 
     def close(self) -> None:
-        """Drop what waits, and end the thread."""
+        """Drop the waiting messages and end the thread."""
         with self._changed:
             self._closed = True
             self._frames.clear()
@@ -76,5 +76,5 @@ class Sender:
             try:
                 self._channel.send_frame(frame)
             except OSError:
-                self._channel.close()  # its reader tells everyone
+                self._channel.close()  # the reader notices and fails the requests
                 return

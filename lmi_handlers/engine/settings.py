@@ -1,4 +1,4 @@
-"""What a new engine process is told, and the directory that it shares with the web workers."""
+"""The settings of a new engine process, and the directory that it shares with the web workers."""
 
 from __future__ import annotations
 
@@ -10,59 +10,59 @@ import msgspec
 from lmi_handlers.config.properties import ServingProperties
 
 SOCKET_VARIABLE = "LMI_ENGINE_SOCKET"
-"""Environment variable with the path of the engine's Unix socket; whoever finds it set does not start an engine."""
+"""Environment variable with the path of the engine's Unix socket. If it is set, the server does not start an engine."""
 
 EXIT_CONFIG = 78
-"""Exit status of an engine process whose model or options are wrong (sysexits' EX_CONFIG)."""
+"""Exit status of an engine process if the model or an option is wrong (EX_CONFIG in sysexits)."""
 
 EXIT_LOAD_FAILED = 75
-"""Exit status of an engine process that did not load, but may at the next try (sysexits' EX_TEMPFAIL)."""
+"""Exit status of an engine process if loading failed but another try may succeed (EX_TEMPFAIL in sysexits)."""
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line on an engine process's standard input, as JSON. `runtime_dir` is private to one server."""
+    """The first line on the engine process's standard input, as JSON. Each server has its own `runtime_dir`."""
 
     runtime_dir: str
     properties: ServingProperties
 
     @property
     def socket_path(self) -> Path:
-        """Where workers connect."""
+        """The socket that workers connect to."""
         return Path(self.runtime_dir) / "engine.sock"
 
     @property
     def bundle_dir(self) -> Path:
-        """Where the text bundle goes."""
+        """Directory of the text bundle."""
         return Path(self.runtime_dir) / "text"
 
     @property
     def metrics_dir(self) -> Path:
-        """Where each process keeps its numbers."""
+        """Directory of the files in which each process keeps its metrics."""
         return metrics_dir(self.socket_path)
 
     @property
     def heartbeat_path(self) -> Path:
-        """Where the engine shows that it lives."""
+        """File in which the engine shows that it is alive."""
         return heartbeat_path(self.socket_path)
 
     @property
     def failure_path(self) -> Path:
-        """Exists once the supervisor has given up; holds the exit status for the whole server."""
+        """Exists once the server has given up on the engine. The server then exits with status 1."""
         return Path(self.runtime_dir) / "failed"
 
 
 def metrics_dir(socket_path: Path) -> Path:
-    """Where the processes around the engine that listens on `socket_path` keep their numbers."""
+    """Return the metrics directory for the engine that listens on `socket_path`."""
     return socket_path.with_name("metrics")
 
 
 def heartbeat_path(socket_path: Path) -> Path:
-    """Where the engine that listens on `socket_path` shows that it lives."""
+    """Return the heartbeat file of the engine that listens on `socket_path`."""
     return socket_path.with_name("heartbeat")
 
 
 def read_line(descriptor: int) -> bytes:
-    """Return the settings' line, and leave what follows it unread: nothing but the end, which tells that the parent is gone."""
+    """Return the line with the settings. The end-of-file that follows once the parent is gone is left unread."""
     line = b""
     while not line.endswith(b"\n"):
         chunk = os.read(descriptor, 1 << 16)

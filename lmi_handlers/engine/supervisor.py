@@ -1,4 +1,4 @@
-"""Keeps one engine process running: starts it, ends it when it hangs, starts it again with back-off, gives up in the end."""
+"""Keeps one engine process running: starts it, kills it if it hangs, restarts it with back-off, gives up in the end."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from lmi_handlers.log import configure_logging, tell
 _FIRST_BACK_OFF = 0.5
 _LOOK_INTERVAL = 0.1
 _OWN_GAP = 2.0
-"""Where this process was not run for so many seconds, as when the whole container is paused, nor could the engine have been."""
+"""If this process did not run for this many seconds (in a paused container, say), neither could the engine."""
 
 _KILL_TIMEOUT = 30.0
-"""An engine that has not ended so many seconds after SIGKILL is stuck in the kernel, as in a driver."""
+"""If an engine still exists this many seconds after SIGKILL, it is stuck in the kernel (in a driver, for example)."""
 
 logger = logging.getLogger("lmi_handlers.engine.supervisor")  # __name__ is "__main__" here
 
 
 class Restarts:
-    """Decides whether, and after how many seconds, an engine that died may start again: `limit` times in `window` seconds."""
+    """Decides whether and when a dead engine may be restarted: at most `limit` times within `window` seconds."""
 
     def __init__(self, limit: int, window: float) -> None:
         self._limit = limit
@@ -38,7 +38,7 @@ class Restarts:
         self._deaths: deque[float] = deque()
 
     def after_death(self, now: float) -> float | None:
-        """Return the seconds to wait before the next start, or None to give up."""
+        """Return the number of seconds to wait before the next start, or None to give up."""
         while self._deaths and now - self._deaths[0] > self._window:
             self._deaths.popleft()
         if len(self._deaths) >= self._limit:
@@ -48,14 +48,14 @@ class Restarts:
 
 
 class EngineStays(Exception):
-    """An engine has been killed, and still does not end."""
+    """An engine still exists after it was killed."""
 
 
 class Supervisor:
     """Runs engines, one at a time.
 
-    The engine's standard input is its lifeline: it ends when this process does, however that comes about. It leads a process
-    group of its own, which ends with it.
+    The engine reads from a pipe that this process holds open, and ends when the pipe closes, however this process ends.
+    The engine leads its own process group, which is killed with it.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -65,13 +65,13 @@ class Supervisor:
         self._engine: subprocess.Popen[bytes] | None = None
         self._starting = threading.Lock()
         self._ended_for: str | None = None
-        """Why this process has ended the latest engine; None where that was not its doing."""
+        """Why this process has killed the latest engine. None if it has not."""
 
     def run(self) -> int:
-        """Run engines until no further start makes sense; return the server's exit status.
+        """Run engines until another start makes no sense. Returns the server's exit status.
 
-        What is wrong with the model or an option is final only as long as no engine has loaded with it: after that it is
-        a file that is missing for a moment, or a device that has not recovered yet.
+        An error in the model or an option is only final if no engine has loaded before. After that, it probably means a
+        file that is missing for a moment, or a device that has not recovered yet.
         """
         properties = self._properties
         restarts = Restarts(properties.restart_limit, properties.restart_window)
@@ -98,21 +98,21 @@ class Supervisor:
             time.sleep(delay)
 
     def end_engine(self) -> None:
-        """End the engine that runs, also one that cannot hear of its parent's end any more; none is started after that."""
+        """Kill the running engine, which may not be able to notice that its parent is gone. Starts no engine again."""
         self._starting.acquire()
         if self._engine is not None:
             _end_group(self._engine.pid)
 
     def _run_engine(self) -> int:
-        """Start an engine and wait for its end, or bring that about. Returns its exit status. Raises `EngineStays`."""
+        """Start an engine, wait until it ends or kill it, and return its exit status. Raises `EngineStays`."""
         self._ended_for = None
-        Heartbeat.create(self._settings.heartbeat_path)  # so that no dead engine's is taken for the new one's
+        Heartbeat.create(self._settings.heartbeat_path)  # a dead engine's must not be mistaken for the new one's
         command = [sys.executable, "-m", "lmi_handlers.engine.process"]
         with self._starting:
             self._engine = engine = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         assert engine.stdin is not None  # noqa: S101  follows from stdin=PIPE
         try:
-            with contextlib.suppress(BrokenPipeError):  # it ended at once, and its status says why
+            with contextlib.suppress(BrokenPipeError):  # the engine has ended already; its exit status says why
                 engine.stdin.write(msgspec.json.encode(self._settings) + b"\n")
                 engine.stdin.flush()
             return self._wait(engine)
@@ -147,7 +147,7 @@ class Supervisor:
 
 
 def _kill(engine: subprocess.Popen[bytes]) -> int:
-    """End an engine and return its exit status. Raises `EngineStays`."""
+    """Kill an engine and return its exit status. Raises `EngineStays`."""
     _end_group(engine.pid)
     try:
         return engine.wait(_KILL_TIMEOUT)
@@ -158,8 +158,8 @@ def _kill(engine: subprocess.Popen[bytes]) -> int:
 
 
 def _end_group(leader: int) -> None:
-    """Kill the engine's process group, so that no worker of its own outlives it."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter where only zombies are left
+    """Kill the engine's process group, so that none of its worker processes outlives it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises the latter if only zombies are left
         os.killpg(leader, signal.SIGKILL)
 
 
@@ -173,13 +173,14 @@ def _describe(status: int) -> str:
 
 
 def main() -> int:
-    """Entry of `python -m lmi_handlers.engine.supervisor`, a child of gunicorn's arbiter. Settings come on standard input.
+    """Entry point of `python -m lmi_handlers.engine.supervisor`, a child of gunicorn's arbiter.
 
-    When there is nothing left to try, the arbiter is told to shut down; its exit status is set by its `on_exit` hook.
+    Reads its settings on standard input. After giving up, it tells the arbiter to shut down. The arbiter's `on_exit`
+    hook sets the exit status.
     """
     configure_logging()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is in flight must end first; the arbiter's pipe says when
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # requests in flight must finish first; then the pipe closes
     parent = os.getppid()
     settings = msgspec.json.decode(read_line(sys.stdin.fileno()), type=EngineSettings)
     supervisor = Supervisor(settings)
@@ -191,8 +192,8 @@ def main() -> int:
 
 
 def _end_with_parent(supervisor: Supervisor) -> None:
-    """Standard input ends when the arbiter and all its workers are gone; the engine ends with this process."""
-    while os.read(sys.stdin.fileno(), 1024):  # not through `sys.stdin`, whose lock would disturb this process's end
+    """Kill the engine and exit when standard input ends, because the arbiter and all its workers are gone."""
+    while os.read(sys.stdin.fileno(), 1024):  # not `sys.stdin`, whose lock would interfere with this process's exit
         pass
     supervisor.end_engine()
     os._exit(0)
