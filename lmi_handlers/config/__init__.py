@@ -1,1 +1,1 @@
-"""serving.properties, the environment and their options; what a request may ask for under them."""
+"""Options from serving.properties and the environment, and the limits that they set for requests."""

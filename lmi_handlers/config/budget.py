@@ -1,6 +1,6 @@
-"""What one request may ask for: bounds on its body, checked before anything is built from it.
+"""Limits of a single request, checked before anything is built from its body.
 
-The bounds are options. `openapi/bounds.py` writes the same figures into the OpenAPI document.
+The limits are options. `openapi/bounds.py` writes the same numbers into the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from lmi_handlers.core.json_shape import json_shape
 from lmi_handlers.core.turns import give_way
 
 MAX_NAME_CHARACTERS = 1024
-"""Of a model's name, a user's and their like, which answers repeat."""
+"""Maximum length of names that answers repeat, such as those of models and users."""
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """The bounds of a request, each named after its option.
+    """The limits of a request. Each is named after its option.
 
-    The checks raise `InvalidRequest` with the field, its value and the bound, or `PayloadTooLarge` for a whole body.
+    The checks raise `InvalidRequest` with the field, its value and the limit, or `PayloadTooLarge` for a whole body.
     """
 
     max_text_bytes: int
@@ -46,11 +46,11 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, properties: ServingProperties) -> Budget:
-        """Return the bounds that the options set."""
+        """Return the limits that the options set."""
         return cls(**{name: getattr(properties, name) for name in cls.__struct_fields__})
 
     def check_text(self, data: bytes) -> None:
-        """Check the size of a body. Images in `data:` URLs have a bound of their own."""
+        """Check the size of a body. Images in `data:` URLs have their own limit."""
         if len(data) <= self.max_text_bytes:
             return
         images = _data_url_bytes(data)
@@ -67,14 +67,14 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def check_json(self, data: bytes) -> None:
-        """Check a JSON body before it is decoded: its size, and how much it would become."""
+        """Check a JSON body before it is decoded: its size, and the number of its values."""
         self.check_text(data)
         self.check_shape([data])
 
     def check_shape(self, texts: Sequence[bytes]) -> None:
-        """Check how much several JSON texts of a body would become together."""
+        """Check how many values several JSON texts of one body have together."""
         if sum(map(len, texts)) < min(2 * self.max_json_containers, self.max_json_values):
-            return  # a container takes two bytes
+            return  # too short to exceed the limits: each container takes two bytes
         containers = values = 0
         for text in texts:
             shape = json_shape(text, enough=self.max_json_values)
@@ -93,7 +93,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
             give_way()
 
     def check_lines(self, data: bytes) -> None:
-        """Check how many lines a JSON-lines body has."""
+        """Check the number of lines in a JSON-lines body."""
         lines = 0
         for start in range(0, len(data), _CHUNK):
             lines += data.count(b"\n", start, start + _CHUNK)
@@ -104,14 +104,14 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
             give_way()
 
     def check_fields(self, body: msgspec.Struct, *, prefix: str = "") -> None:
-        """Check every list, text and object of a decoded body. `prefix` is where in the request `body` stands."""
+        """Check every list, text and object of a decoded body. `prefix` is the path of `body` within the request."""
         for name, check in _checks_of(type(body)):
             value = getattr(body, name)
             if value is not None:
                 check(self, prefix + name, value)
 
     def check_sequences(self, field: str, prompts: int, samples: int) -> None:
-        """Check how many sequences are to be generated."""
+        """Check how many sequences a request asks for."""
         if prompts * samples > self.max_sequences:
             asked = f"{prompts} prompts" if samples == 1 else f"{prompts} x {samples} sequences"
             raise InvalidRequest(
@@ -129,11 +129,11 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def check_parts(self, field: str, parts: Sequence[object]) -> None:
-        """Check how many parts a prompt has."""
+        """Check the number of content parts in a prompt."""
         _check_count(field, parts, self.max_content_parts, "parts", "max_content_parts")
 
     def keywords(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return the JSON schema keywords of the fields that `check_fields` checks, by field."""
+        """Return JSON schema keywords for the fields that `check_fields` checks, by field."""
         text = {"maxLength": self.max_string_characters}
         strings = {"maxItems": self.max_strings, "items": {"type": "string"} | text} | text
         token_ids = {"maxItems": self.max_token_ids, "maxProperties": self.max_token_ids}
@@ -150,7 +150,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Check = Callable[[Budget, str, Any], None]
-"""`(budget, field, value)`; raises `InvalidRequest`."""
+"""`(budget, field, value)`. Raises `InvalidRequest`."""
 
 
 def _check_strings(budget: Budget, field: str, value: str | list[str] | bool) -> None:
@@ -200,7 +200,7 @@ def _check_nested(budget: Budget, field: str, value: msgspec.Struct) -> None:
     budget.check_fields(value, prefix=f"{field}.")
 
 
-def _check_name(budget: Budget, field: str, value: str) -> None:  # noqa: ARG001  a `Check`
+def _check_name(budget: Budget, field: str, value: str) -> None:  # noqa: ARG001  the signature of `Check`
     if len(value) > MAX_NAME_CHARACTERS:
         raise InvalidRequest(f"has {len(value)} characters; at most {MAX_NAME_CHARACTERS} are allowed", field=field)
 
@@ -215,7 +215,7 @@ def _check_priority(budget: Budget, field: str, value: int) -> None:
 
 
 def _call_arguments(messages: list[Any]) -> list[bytes]:
-    """Return the arguments of all calls in a conversation, which are JSON texts within JSON."""
+    """Return the arguments of all tool calls in a conversation. Each is a JSON text within the JSON body."""
     calls = [call for message in messages for call in getattr(message, "tool_calls", None) or ()]
     functions = [function for call in calls if isinstance(function := call.get("function"), dict)]
     return [text.encode() for function in functions if isinstance(text := function.get("arguments"), str)]
@@ -259,7 +259,7 @@ _CHECKS: Mapping[str, Check] = {
     "priority": _check_priority,
     **dict.fromkeys(("model", "user", "adapter_id", "output_formatter", "reasoning_effort"), _check_name),
 }
-"""What the fields of bodies are checked for, by their names in any dialect."""
+"""Which check applies to which field, by the field names of all dialects."""
 
 
 @functools.cache
@@ -268,7 +268,7 @@ def _checks_of(kind: type[msgspec.Struct]) -> tuple[tuple[str, Check], ...]:
 
 
 def _data_url_bytes(data: bytes) -> int:
-    """Return how many characters of a JSON body are `data:` URLs: plain ASCII, which costs little to decode."""
+    """Return how many bytes of a JSON body are `data:` URLs in plain ASCII, which is cheap to decode."""
     total = end = 0
     for start in islice(_data_urls(data), _MAX_DATA_URLS):
         if start < end or data[start - 1 : start] == b"\\":
@@ -288,7 +288,7 @@ def _data_urls(data: bytes) -> Iterator[int]:
 
 
 def _plain_length(data: bytes, start: int, end: int) -> int:
-    r"""Return how many characters a string has that is ASCII without escapes but `\/`, which PHP writes; 0 for any other."""
+    r"""Return the length of an ASCII string without escapes except `\/`, which PHP writes. 0 for other strings."""
     slashes = 0
     for place in range(start, end, _CHUNK):
         stop = min(place + _CHUNK, end)
@@ -303,5 +303,5 @@ def _plain_length(data: bytes, start: int, end: int) -> int:
 
 _DATA_URL = re.compile(rb'"data:', re.IGNORECASE)
 _CHUNK = 1 << 18
-_MAX_DATA_URLS = 1024  # that are looked for
-_URL_HEADS = 1 << 16  # bytes of "data:image/png;base64," and its like
+_MAX_DATA_URLS = 1024  # any further ones count as text
+_URL_HEADS = 1 << 16  # bytes allowed for prefixes such as "data:image/png;base64,"

@@ -1,6 +1,6 @@
-"""What users of LMI and SageMaker ask for and this server does not have: refused by name, never ignored in silence.
+"""Features of LMI and SageMaker that this server does not support. They are rejected by name, never silently ignored.
 
-One table for all of it. Whoever builds a feature deletes its rows.
+One table lists them all. Whoever implements a feature deletes its rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lmi_handlers.core.errors import ConfigError, UnsupportedFeature
 
 
 class Place(Enum):
-    """Where somebody asks for it."""
+    """Where a feature is requested."""
 
     OPTION = "option"
     VARIABLE = "environment variable"
@@ -25,7 +25,7 @@ class Place(Enum):
 
 @dataclass(frozen=True)
 class NotProvided:
-    """A name in one place and what to do without it. `harmless` values, in lower case, ask for nothing that is missing."""
+    """A name in one place, and what to do instead. `harmless` values (in lower case) need nothing that is missing."""
 
     place: Place
     name: str
@@ -33,7 +33,7 @@ class NotProvided:
     harmless: tuple[str, ...] = ()
 
     def refuses(self, value: str) -> bool:
-        """Tell whether `value` asks for what is not there."""
+        """Tell whether `value` asks for something that is not supported."""
         return value.strip().lower() not in ("", *self.harmless)
 
 
@@ -115,7 +115,7 @@ NOT_PROVIDED: tuple[NotProvided, ...] = (
     *(
         NotProvided(Place.FUNCTION, name, _NO_SCRIPTS)
         for name in (
-            # LMI's handler, then its decorators
+            # LMI's handler, followed by its decorators
             "handle",
             "input_formatter",
             "output_formatter",
@@ -140,13 +140,13 @@ NOT_PROVIDED: tuple[NotProvided, ...] = (
 )
 
 SCRIPTS = ("model.py", "adapters/*/model.py", "code/inference.py")
-"""Where LMI and SageMaker look in a model directory for code to run."""
+"""Where LMI and SageMaker look for code in a model directory."""
 
 _CUSTOM_ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 
 
 def rows(place: Place) -> dict[str, NotProvided]:
-    """Return name -> row of one place."""
+    """Return name -> row for one place."""
     return {row.name: row for row in NOT_PROVIDED if row.place is place}
 
 
@@ -156,13 +156,13 @@ _HEADERS = rows(Place.HEADER)
 
 
 def refused_option(key: str, value: str) -> str | None:
-    """Return why serving.properties must not have `key` with such a value, None where it may."""
+    """Return why `key` must not have this value in serving.properties, or None if it may."""
     row = OPTIONS_NOT_PROVIDED.get(key)
     return f"{key}={value} is not supported: {row.instead}" if row is not None and row.refuses(value) else None
 
 
 def refused_variables(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield why the variables that must not be set must not be."""
+    """Yield a reason for each environment variable that must not be set as it is."""
     for name, row in rows(Place.VARIABLE).items():
         value = environ.get(name, "")
         if row.refuses(value):
@@ -170,7 +170,7 @@ def refused_variables(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def check_scripts(model_dir: Path) -> None:
-    """Raise `ConfigError` for a script in `model_dir` that LMI or SageMaker would run."""
+    """Raise `ConfigError` if `model_dir` has a script that LMI or SageMaker would run."""
     for pattern in SCRIPTS:
         for path in sorted(model_dir.glob(pattern)):
             row = _FUNCTIONS.get(next(_names(path), ""))
@@ -179,7 +179,7 @@ def check_scripts(model_dir: Path) -> None:
 
 
 def _names(path: Path) -> Iterator[str]:
-    """Yield the functions of the table that a script defines, is decorated with or imports."""
+    """Yield the functions in the table that a script defines, imports or uses as decorators."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -194,7 +194,7 @@ def _names(path: Path) -> Iterator[str]:
 
 
 def check_headers(header: Callable[[str], str | None]) -> None:
-    """Raise `UnsupportedFeature` for a header, or a custom attribute, that asks for what is not there."""
+    """Raise `UnsupportedFeature` if a header or custom attribute asks for something that is not supported."""
     attributes = {}
     for pair in (header(_CUSTOM_ATTRIBUTES) or "").split(";"):
         name, _, value = pair.partition("=")

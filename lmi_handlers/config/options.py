@@ -1,6 +1,6 @@
-"""Every option, declared once: `ServingProperties` is the record, each field's `Option` says what the file may hold.
+"""Declares every option once: `ServingProperties` has the values, each field's `Option` says what the file may hold.
 
-`python -m lmi_handlers.config.options > docs/options.md` writes the reference page from these declarations.
+`python -m lmi_handlers.config.options > docs/options.md` generates the reference page from these declarations.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ TENSORRT_LLM = ("tensorrt_llm",)
 ECHO = ("echo",)
 
 ROLLING_BATCH_BACKENDS = {"scheduler": "transformers", "lmi-dist": "lmi_dist", "trtllm": "tensorrt_llm"}
-"""LMI's names for a way of batching that are not themselves the name of the backend doing it."""
+"""LMI's names for a kind of batching, where they differ from the name of the backend that does it."""
 
 
 @dataclass(frozen=True)
 class Handler:
-    """What one of LMI's handlers means here: the backend, and the `rolling_batch` where that is left open.
+    """What one of LMI's handlers means here: the backend, and the value of `rolling_batch` if that is not set.
 
-    An asynchronous handler batches continuously whatever `option.rolling_batch` says: LMI wants `disable` beside it.
+    An asynchronous handler batches continuously even with `option.rolling_batch=disable`, which LMI requires with it.
     """
 
     backend: str
@@ -51,20 +51,20 @@ HANDLERS: dict[str, Handler] = {
     "djl_python.tensorrt_llm": Handler("tensorrt_llm", "trtllm"),
     "djl_python.lmi_trtllm.trtllm_async_service": Handler("tensorrt_llm", "trtllm", asynchronous=True),
 }
-"""LMI's handlers, as `option.entryPoint` names them."""
+"""LMI's handlers, by their name in `option.entryPoint`."""
 
 
 class InvalidValue(ValueError):
-    """The text is no value of the option; the message completes "has value 'x': ..."."""
+    """The text is not a valid value of the option. The message completes "has value 'x': ..."."""
 
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """What a field of `ServingProperties` is in serving.properties.
+    """How a field of `ServingProperties` is written in serving.properties.
 
-    `read_by` holds backend names, or "server" for what the HTTP side and the engine loop read. `key` is the name in the
-    file where that is not `option.<field>`; `aliases` are further names for the same setting. `spellings` maps words
-    that users write, in lower case, to those that the field holds.
+    `read_by` has backend names, or "server" for options that the HTTP side or the engine loop reads. `key` is the name
+    in the file, if it is not `option.<field>`. `aliases` are more names for the same setting. `spellings` maps what
+    users write, in lower case, to the value of the field.
     """
 
     help: str
@@ -80,9 +80,9 @@ class Option:
 
 
 class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The settings in effect for one model. Made by `load_properties`; crosses to the engine process as JSON.
+    """The settings in effect for one model. Made by `load_properties`, and sent to the engine process as JSON.
 
-    None means that the backend's own default holds. No secret is ever in here.
+    None means the backend's own default. It never holds secrets.
     """
 
     # Model
@@ -139,7 +139,7 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         Option(
             "Engine to use where `rolling_batch` names none: `auto` or the name of a backend.",
             SERVER,
-            # LMI's TensorRT-LLM handler has an option of this name; its usual value must keep working.
+            # LMI's TensorRT-LLM handler has an option with this name, whose usual value must keep working.
             spellings={"lmi-dist": "lmi_dist", "trtllm": "tensorrt_llm", "pytorch": "tensorrt_llm"},
         ),
     ] = "auto"
@@ -519,14 +519,14 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     ] = "none"
     echo_faults: Annotated[bool, Option("Let prompts ask for failures.", ECHO)] = False
 
-    # Not options: where the record came from, and what no declaration knows
+    # Not options: the model directory, and the names that are not declared
 
     model_dir: str | None = None
     extra: dict[str, str] = {}
 
     @property
     def name(self) -> str:
-        """The name under which the model is served: `model_name`, else made from `model_id`, else "model"."""
+        """The name under which the model is served: `model_name`, else derived from `model_id`, else "model"."""
         if self.model_name is not None:
             return self.model_name
         model_id = (self.model_id or "").rstrip("/")
@@ -536,14 +536,14 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     @property
     def backend_name(self) -> str:
-        """The backend asked for, or "auto" where the choice is left to what is installed."""
+        """The requested backend, or "auto" to choose from what is installed."""
         if self.rolling_batch in ("auto", "disable"):
             return self.backend
         return ROLLING_BATCH_BACKENDS.get(self.rolling_batch, self.rolling_batch)
 
     @property
     def has_asynchronous_handler(self) -> bool:
-        """True where `entry_point` names a handler whose streams are JSON lines, OpenAI's objects too."""
+        """Whether `entry_point` names a handler that streams JSON lines, even for OpenAI's objects."""
         return self.entry_point in HANDLERS and HANDLERS[self.entry_point].asynchronous
 
     @property
@@ -553,7 +553,7 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
 
 class DeclaredOption(msgspec.Struct, frozen=True, kw_only=True):
-    """A field of `ServingProperties` with its `Option`; it takes text of `types`, or one of the words `choices`."""
+    """A field of `ServingProperties` with its `Option`. It accepts values of `types` and the words in `choices`."""
 
     name: str
     option: Option
@@ -568,12 +568,12 @@ class DeclaredOption(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Every accepted name, `key` first. Where LMI writes none, a prefix `option.` is understood all the same."""
+        """All accepted names, `key` first. `option.<field>` is accepted even where LMI uses no prefix."""
         return tuple(dict.fromkeys((self.key, f"option.{self.name}", *self.option.aliases)))
 
     @property
     def range(self) -> str:
-        """The allowed numbers in words, or "" where there is no bound."""
+        """The allowed range in words, or "" if there is none."""
         bounds = (("at least", self.option.ge), ("above", self.option.gt), ("at most", self.option.le))
         return " and ".join(f"{words} {bound}" for words, bound in bounds if bound is not None)
 
@@ -627,13 +627,13 @@ OPTIONS = _declared()
 """Field name -> declaration, in the order of `ServingProperties`."""
 
 KEYS = {key: declared for declared in OPTIONS.values() for key in declared.keys}
-"""Every name accepted in serving.properties -> declaration."""
+"""Name in serving.properties (aliases included) -> declaration."""
 
 DEPRECATED_KEYS = {
     "option.s3url": "use option.model_id",
     "option.data_type": "use option.dtype",
 }
-"""Other names for an option that LMI has given up."""
+"""Aliases that LMI has deprecated."""
 
 _ONE_PROCESS = "one engine process serves the model"
 _NO_MPI = "engines start their own processes, without MPI"
@@ -716,11 +716,11 @@ NO_EFFECT: dict[str, str] = {
     "error_rate_model": "/ping follows the engine's state",
     "error_rate_any": "/ping follows the engine's state",
 }
-"""Names in LMI users' files that change nothing here -> why."""
+"""Names in LMI users' files that have no effect here -> why."""
 
 
 def _mebibytes(text: str) -> str:
-    """In bytes. SageMaker's 0 means "streamed to the container", which is no limit that it sets."""
+    """Convert to bytes. SageMaker's 0 means "streamed to the container", which sets no limit."""
     return "" if text == "0" else str(int(text) * 1024 * 1024) if re.fullmatch(r"\d{1,12}", text, re.ASCII) else text
 
 
@@ -737,13 +737,13 @@ def _shards(text: str) -> str:
 
 @dataclass(frozen=True)
 class Variable:
-    """An environment variable for the option `option`; `convert` makes the file's text of the variable's."""
+    """An environment variable for the field `option`. `convert` turns its text into the file's."""
 
     option: str
     convert: Callable[[str], str] = str
 
 
-# Where two variables of one table stand for the same option, the first one counts.
+# If two variables in one table set the same option, the first one takes precedence.
 
 OVERRIDES: dict[str, Variable] = {
     "SAGEMAKER_MAX_REQUEST_SIZE": Variable("max_request_size"),
@@ -754,7 +754,7 @@ OVERRIDES: dict[str, Variable] = {
     "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": Variable("default_accept"),
     "SERVING_MAX_REQUEST_SIZE": Variable("max_request_size"),
 }
-"""Stronger than serving.properties: SageMaker's own variables, then LMI's for settings of the whole server."""
+"""Variables that take precedence over serving.properties: SageMaker's own, then LMI's for the whole server."""
 
 NATIVE: dict[str, Variable] = {
     "HF_MODEL_ID": Variable("model_id"),
@@ -770,7 +770,7 @@ NATIVE: dict[str, Variable] = {
     "SERVING_JOB_QUEUE_SIZE": Variable("job_queue_size"),
     "SERVING_RETRY_THRESHOLD": Variable("restart_limit"),
 }
-"""LMI's variables for settings of a model: weaker than serving.properties and `OPTION_*`."""
+"""LMI's variables for settings of a model. serving.properties and `OPTION_*` take precedence over them."""
 
 TGI: dict[str, Variable] = {
     "MODEL_ID": Variable("model_id"),
@@ -801,7 +801,7 @@ TGI: dict[str, Variable] = {
     "ENABLE_CUDA_GRAPHS": Variable("enforce_eager", _not),
     "CUDA_MEMORY_FRACTION": Variable("gpu_memory_utilization"),
 }
-"""The variables of the Text Generation Inference container and of its launcher: weakest of all."""
+"""Variables of the Text Generation Inference container and its launcher. They have the lowest precedence."""
 
 
 def _boolean(text: str) -> bool:
@@ -814,10 +814,10 @@ def _boolean(text: str) -> bool:
 
 
 def _integer(text: str, choices: tuple[str, ...]) -> int:
-    # int() alone would take 1_000 and other scripts' digits, and refuse very long numbers with a text of its own.
+    # int() alone would accept 1_000 and digits of other scripts, and has its own error for very long numbers.
     if not re.fullmatch(r"[+-]?\d+", text, re.ASCII):
         raise InvalidValue(" nor ".join(("not an integer", *choices)))
-    if len(text) > 18:  # more than MessagePack and JSON readers hold for certain
+    if len(text) > 18:  # not every MessagePack and JSON reader supports longer numbers
         raise InvalidValue("too large")
     return int(text)
 
@@ -831,12 +831,12 @@ def _decimal(text: str) -> float:
 
 
 def as_name(text: str) -> str:
-    """`text` with everything but letters, digits and underscores turned into underscores, as LMI names models."""
+    """Return `text` with everything but ASCII letters, digits and underscores replaced by underscores, as LMI does."""
     return re.sub(r"\W", "_", text, flags=re.ASCII)
 
 
 def text_of(value: object) -> str:
-    """How serving.properties writes a value; "" for None."""
+    """Return `value` as it is written in serving.properties, "" for None."""
     if value is None:
         return ""
     return str(value).lower() if isinstance(value, bool) else str(value)

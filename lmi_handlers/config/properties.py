@@ -1,4 +1,4 @@
-"""serving.properties and the environment -> one frozen `ServingProperties`, with the source of every value."""
+"""Turns serving.properties and the environment into one frozen `ServingProperties`, with the source of every value."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ FILE_NAME = "serving.properties"
 DEFAULT = "default"
 REDACTED = "******"
 NEAR = 0.85
-"""How alike two names must be for the one to be a misspelling of the other: max_tokns is, my_threshold is not."""
+"""Similarity from which a name counts as a misspelling of another: max_tokns does, my_threshold does not."""
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """One name with its value in effect and where that came from: serving.properties, a variable, or "default".
+    """A name, its effective value and the source of the value: serving.properties, a variable or "default".
 
-    `read_by` is empty for an unknown name and for one without effect; `note` then says why.
+    `read_by` is empty for unknown names and for names without effect. `note` then says why.
     """
 
     key: str
@@ -53,21 +53,21 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The value as the file would have it, secrets blotted out."""
+        """The value as written in the file, with secrets redacted."""
         return redacted(self.key, text_of(self.value))
 
 
 class UnknownName(msgspec.Struct, frozen=True):
-    """A name that no declaration knows, and a sentence about it; `kept` if a backend may know it (`properties.extra`)."""
+    """A name that is not declared, and a warning. `kept` means that `properties.extra` has it for the backend."""
 
     warning: str
     kept: bool
 
 
 class LoadedProperties(msgspec.Struct, frozen=True, kw_only=True):
-    """The properties with what an operator wants to know of them.
+    """The properties, and what an operator wants to know about them.
 
-    `explicit` holds what somebody has set, `defaults` every other option. `deprecated` has a sentence for each old name.
+    `explicit` has the options that are set, `defaults` all others. `deprecated` has one sentence per deprecated name.
     """
 
     properties: ServingProperties
@@ -77,21 +77,21 @@ class LoadedProperties(msgspec.Struct, frozen=True, kw_only=True):
     unknown: tuple[UnknownName, ...]
 
     def redacted(self) -> dict[str, str]:
-        """Return what somebody has set as text that may be logged."""
+        """Return the options that are set, as text that may be logged."""
         return {setting.key: setting.text for setting in self.explicit}
 
     def warnings(self, backend: str, *, passes_options: bool) -> tuple[str, ...]:
-        """Return the sentences for the log. A backend that `passes_options` to its engine has these checked there."""
+        """Return the warnings for the log. With `passes_options`, the backend's engine checks unknown names itself."""
         return (*self.deprecated, *self.unknown_names(passes_options=passes_options), *self.unread(backend))
 
     def unknown_names(self, *, passes_options: bool) -> tuple[str, ...]:
-        """Return a sentence for each name that nobody knows, nor ever will."""
+        """Return a warning for each name that neither the server nor the engine can know."""
         return tuple(name.warning for name in self.unknown if not (passes_options and name.kept))
 
     def unread(self, backend: str) -> tuple[str, ...]:
-        """Return a warning for each option that somebody has set and `backend` does not read.
+        """Return a warning for each option that is set but not read by `backend`.
 
-        None for a backend that no declaration names: what a plug-in reads is not known here.
+        Returns nothing for a backend that no declaration names: what a plug-in reads is not known here.
         """
         if not any(backend in declared.option.read_by for declared in OPTIONS.values()):
             return ()
@@ -104,9 +104,9 @@ class LoadedProperties(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_properties(model_dir: Path | None, environ: Mapping[str, str]) -> LoadedProperties:
-    """Read serving.properties in `model_dir`, where there is one, and the variables of `environ`.
+    """Read the variables in `environ`, and serving.properties in `model_dir` if it exists.
 
-    Raises `ConfigError` naming every mistake at once; a name that nobody knows is a warning.
+    Raises `ConfigError` that lists all mistakes at once. An unknown name is only a warning.
     """
     if model_dir is not None and not model_dir.is_dir():
         raise ConfigError(f"model directory {model_dir} does not exist")
@@ -114,9 +114,9 @@ def load_properties(model_dir: Path | None, environ: Mapping[str, str]) -> Loade
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """Return the names and values of a .properties file, as Java reads it but in UTF-8; the last of equal names counts.
+    """Return the names and values of a .properties file. The format is Java's, in UTF-8. The last of equal names wins.
 
-    Raises `ConfigError` naming the file.
+    Raises `ConfigError` that names the file.
     """
     try:
         properties: dict[str, str] = javaproperties.loads(path.read_text(encoding="utf-8-sig"))
@@ -132,7 +132,7 @@ def read_properties(path: Path) -> dict[str, str]:
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """A name and its text as they were found, not yet understood."""
+    """A name and its text as found, not yet parsed."""
 
     key: str
     text: str
@@ -140,7 +140,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 class _Loading:
-    """One run of `load_properties`: collects settings, warnings and mistakes until all of them are known."""
+    """One run of `load_properties`. Collects settings, warnings and mistakes until everything has been read."""
 
     def __init__(self, model_dir: Path | None) -> None:
         self.model_dir = model_dir
@@ -176,7 +176,7 @@ class _Loading:
         )
 
     def _layers(self, environ: Mapping[str, str]) -> Iterable[list[_Entry]]:
-        """Yield what each place holds, the strongest place first."""
+        """Yield the entries of each source, highest precedence first."""
         yield _variables(OVERRIDES, environ)
         yield self._file()
         yield _option_variables(environ)
@@ -191,10 +191,10 @@ class _Loading:
         return _entries((key, text, FILE_NAME) for key, text in read_properties(path).items())
 
     def _take(self, entries: list[_Entry]) -> None:
-        """Settle what no stronger layer has; two names for one option must agree."""
+        """Take entries that no source of higher precedence has set. Two names for one option must agree."""
         found: dict[str, _Entry] = {}
         for entry in entries:
-            # A lone \ud800 in the file, or stray bytes in a variable: text that nothing can send or store.
+            # A lone \ud800 in the file, or invalid bytes in a variable: such text cannot be sent or stored.
             if _SURROGATE.search(entry.key + entry.text):
                 self.mistakes.append(f"{entry.key!a} has text that is not Unicode (from {entry.source})")
                 continue
@@ -273,7 +273,7 @@ class _Loading:
             self._conflict(rolling_batch, batch_size, "dynamic batching turns rolling batch off")
 
     def _follow_handler(self) -> None:
-        """Let `option.entryPoint` choose the engine, and how it batches where that is an asynchronous handler's business."""
+        """Let `option.entryPoint` choose the engine. An asynchronous handler also decides how requests are batched."""
         entry_point = self.explicit.get("option.entryPoint")
         if entry_point is None:
             return
@@ -297,7 +297,7 @@ class _Loading:
             self._conflict(self.explicit["option.rolling_batch"], entry_point, "they name different engines")
 
     def _imply(self, name: str, value: str, cause: Setting) -> None:
-        """Set an option that `cause` decides, unless somebody has said it in so many words."""
+        """Set an option to what `cause` implies. "auto" implies nothing, and an explicit backend is kept."""
         declared = OPTIONS[name]
         if value == "auto" or (name == "backend" and self.values.get("backend", "auto") != "auto"):
             return
@@ -324,7 +324,7 @@ class _Loading:
         )
 
     def _name_model(self) -> None:
-        """As in LMI, a model directory lends its name, unless the model is HF_MODEL_ID's."""
+        """Name the model after its directory, as LMI does, unless HF_MODEL_ID names the model."""
         if self.model_dir is None or "model_name" in self.values:
             return
         model_id = self.explicit.get("option.model_id")
@@ -333,7 +333,7 @@ class _Loading:
 
 
 def _variables(table: Mapping[str, Variable], environ: Mapping[str, str]) -> list[_Entry]:
-    """Return the table's variables that are set; the first one for an option counts."""
+    """Return the entries for the variables in `table` that are set. For each option, the first variable wins."""
     entries: dict[str, _Entry] = {}
     for name, variable in table.items():
         text = variable.convert(environ.get(name, "").strip())
@@ -344,7 +344,7 @@ def _variables(table: Mapping[str, Variable], environ: Mapping[str, str]) -> lis
 
 
 def _option_variables(environ: Mapping[str, str]) -> list[_Entry]:
-    """`OPTION_FOO_BAR` is `option.foo_bar`; a name with small letters in it keeps its case."""
+    """Map `OPTION_FOO_BAR` to `option.foo_bar`. A name with lower-case letters keeps its case."""
     pairs = []
     for name, text in sorted(environ.items()):
         if not name.startswith("OPTION_"):
@@ -357,13 +357,13 @@ def _option_variables(environ: Mapping[str, str]) -> list[_Entry]:
 
 
 def _server_variables(environ: Mapping[str, str]) -> list[_Entry]:
-    """`SERVING_FOO` is `foo`, where that is a name of LMI's without an option here."""
+    """Map `SERVING_FOO` to `foo`, for LMI's names that are not options here."""
     names = {key: "SERVING_" + re.sub("([A-Z])", r"_\1", key).upper() for key in (*NO_EFFECT, *OPTIONS_NOT_PROVIDED)}
     return _entries((key, environ.get(name, ""), _source(name)) for key, name in names.items())
 
 
 def _entries(found: Iterable[tuple[str, str, str]]) -> list[_Entry]:
-    """Trimmed, without the empty ones, as LMI does."""
+    """Trim names and values, and drop the empty ones, as LMI does."""
     trimmed = (_Entry(key.strip(), text.strip(), source) for key, text, source in found)
     return [entry for entry in trimmed if entry.key and entry.text]
 
@@ -377,7 +377,7 @@ def _sources(one: str, other: str) -> str:
 
 
 def _nearest(key: str) -> str:
-    """Return the known name closest to `key`, with or without the prefix `option.`; "" where none is close."""
+    """Return the known name closest to `key`, with or without the prefix `option.`. Returns "" if none is close."""
     known = {
         name.removeprefix("option.").lower(): name for name in (*NO_EFFECT, *OPTIONS_NOT_PROVIDED, *reversed(KEYS))
     }
@@ -395,19 +395,19 @@ _SECRET_PAIR = re.compile(
 
 
 def _is_secret(key: str, text: str) -> bool:
-    """Tell by the name, unless the text is a mere number. No option declared here is a secret."""
+    """Tell by the name, unless the text is just a number or boolean. No option declared here is a secret."""
     return key not in KEYS and bool(_SECRET_NAME.search(key)) and not _PLAIN_VALUE.fullmatch(text)
 
 
 def redacted(key: str, text: str) -> str:
-    """Blot out all of `text` where `key` names a secret, else credentials in URLs and in `NAME=value` pairs."""
+    """Redact all of `text` if `key` names a secret, otherwise credentials in URLs and in `NAME=value` pairs."""
     if _is_secret(key, text):
         return REDACTED
     return _SECRET_PAIR.sub(rf"\1{REDACTED}", _URL_CREDENTIALS.sub(f"{REDACTED}@", text))
 
 
 def render_settings(loaded: LoadedProperties, backend: str, *, passes_options: bool, show_all: bool) -> str:
-    """Return the tables of `lmi check`: what somebody has set and where; with `show_all` every default too."""
+    """Return the tables that `lmi check` prints: what is set and where, and with `show_all` all defaults."""
     passed_on = frozenset(f"option.{name}" for name in loaded.properties.extra) if passes_options else frozenset()
     parts = []
     if loaded.explicit:

@@ -1,4 +1,4 @@
-"""Where and how the HTTP side runs: from the environment, so that `lmi serve` and gunicorn alone see the same."""
+"""Where and how the HTTP server runs. Read from the environment, so `lmi serve` and plain gunicorn agree."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ LOOPBACK = "127.0.0.1"
 
 _HOST = re.compile(r"[^\s*\\]+")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-"""Browsers leave these out."""
+"""Browsers leave these out of origins."""
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`local_runtime` adds SageMaker's own runtime API; `split_payload_parts` makes its stream as unkind as AWS's may be."""
+    """Settings of the HTTP server.
+
+    `local_runtime` adds SageMaker's own runtime API. `split_payload_parts` makes it split streams inside
+    records and characters, as AWS may.
+    """
 
     model_dir: Path | None
     host: str = ALL_INTERFACES
@@ -35,9 +39,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> ServerSettings:
-        """`SAGEMAKER_BIND_TO_PORT` is SageMaker's way to move a container off port 8080. Raises `ConfigError`.
+        """Read the settings from environment variables. Raises `ConfigError`.
 
-        The local runtime checks no signatures, so unless a host is given it serves this machine only.
+        SageMaker sets `SAGEMAKER_BIND_TO_PORT` to move a container off port 8080. The local runtime checks no
+        signatures, so it listens on loopback only, unless a host is given.
         """
         port = environ.get("LMI_PORT") or environ.get("SAGEMAKER_BIND_TO_PORT") or "8080"
         workers = environ.get("LMI_WORKERS")
@@ -53,7 +58,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_model_dir(given: str | None) -> Path | None:
-    """The directory asked for, else SageMaker's, else this one if it has a serving.properties. Raises `ConfigError`."""
+    """Return `given`, SageMaker's directory, or this one if it has a serving.properties. Raises `ConfigError`."""
     if given is not None:
         path = Path(given)
         if not path.is_dir():
@@ -66,18 +71,18 @@ def find_model_dir(given: str | None) -> Path | None:
 
 
 def default_workers(cores: int | None = None) -> int:
-    """Web workers for a machine: the model needs the cores more, so few of them."""
+    """Return the default number of web workers. It is small, because the model needs the cores more."""
     return max(1, min(4, (cores or os.cpu_count() or 1) // 4))
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a host name or address means the machine itself, and nothing else."""
+    """Tell whether a host name or address can only mean this machine."""
     address = ip_address(name)
     return name == "localhost" or name.endswith(".localhost") or (address is not None and address.is_loopback)
 
 
 def ip_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address that a host name spells out, None for a name proper."""
+    """Return the address if `name` is an IP address, None if it is a host name."""
     try:
         return ipaddress.ip_address(name)
     except ValueError:
@@ -85,12 +90,12 @@ def ip_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def netloc(host: str, port: int) -> str:
-    """Return `host:port`, an IPv6 address in brackets."""
+    """Return `host:port`, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_origins(text: str) -> frozenset[str]:
-    """Return the origins that `cors_allowed_origin` lists, as browsers write them. Raises `ConfigError`."""
+    """Return the origins in `cors_allowed_origin`, in the form that browsers send. Raises `ConfigError`."""
     return frozenset(_origin(item.strip()) for item in text.split(",") if item.strip())
 
 

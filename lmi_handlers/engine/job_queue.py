@@ -21,7 +21,11 @@ Worker = TypeVar("Worker")
 
 
 class Job(Generic[Worker]):
-    """A submitted request. `waiting` has the indices of sequences to start, `running` those of running ones by backend id."""
+    """A submitted request.
+
+    `waiting` has the indices of the sequences that have not started yet. `running` maps the backend's ids of running
+    sequences to their indices.
+    """
 
     def __init__(self, worker: Worker, submit: Submit, key: int, *, arrived: float) -> None:
         self.worker = worker
