@@ -25,7 +25,7 @@ class JsonShape(msgspec.Struct, frozen=True):
 
     @property
     def values(self) -> int:
-        """The number of values and names, without the outermost value. An empty object or array counts one more."""
+        """The number of values and names, without the outermost value. Each empty object or array adds one."""
         return self.containers + self.members + self.commas
 
 

@@ -25,8 +25,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     """What one sequence has produced since the last step.
 
     `token_ids` are only the new ids, including the end-of-sequence id. If logprobs were requested, `logprobs` has the
-    natural log probability of each id. If the k best were requested, `top_logprobs` has k pairs (id, logprob) per id,
-    best first.
+    natural logarithm of each id's probability. If the k best were requested, `top_logprobs` has k pairs (id, logprob)
+    per id, best first.
 
     `prompt_logprobs` is sent once, with the first output. It has one entry per prompt token; the first one is None.
     `prompt_top_logprobs` is sent with it if the k best were requested: k pairs per prompt token, as above, and None
@@ -69,8 +69,8 @@ class Token(msgspec.Struct, frozen=True, gc=False):
 class TextDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """New text of sequence `index` and the tokens that it came from.
 
-    `text` is what a reader should see: without special tokens, unless they were requested, and without stop strings
-    that are to be cut off. The last delta of a sequence carries `finish_reason`. `prompt_tokens` is sent with the
+    `text` is what a reader should see: special tokens are left out and stop strings are cut off, unless the request
+    asks for them. The last delta of a sequence carries `finish_reason`. `prompt_tokens` is sent with the
     first delta if prompt logprobs were requested.
     """
 

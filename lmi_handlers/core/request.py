@@ -40,7 +40,7 @@ class ImageSource(msgspec.Struct, frozen=True):
 
 
 class EncodedImage(msgspec.Struct, frozen=True, array_like=True):
-    """An encoded image file. `pixels` is what its header states, `field` is the field of the body that held it."""
+    """An encoded image file. `pixels` is the number that its header states, `field` is where in the body it was."""
 
     data: bytes
     pixels: int
@@ -85,9 +85,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `prompts` has one text for a single prompt and several for a list. Each prompt is sampled `sampling_params.n` times;
     with `beam_search`, its answers are the `n` best beams. `adapters` has the LoRA adapter of each prompt, None for the
-    model itself; it is empty if no prompt has one. A request with a lower `priority` starts sooner. `truncate`
-    keeps only that many tokens, the last ones, of each prompt. `ignored_parameters` are named in a response header. The
-    other fields describe the format of the answer and are for formatters.
+    model itself; it is empty if no prompt has one. A request with a lower `priority` starts sooner. `truncate` is the
+    number of tokens to keep at the end of each prompt. `ignored_parameters` are named in a response header.
+    The other fields describe the format of the answer and are for formatters.
     """
 
     request_id: str

@@ -23,7 +23,7 @@ CPU_PATIENCE = 10.0
 """An engine that is computing on the CPU may be silent for this many times `option.stall_timeout`."""
 
 _CALL_UNDER_WAY = 1.0
-"""Seconds. A backend call that lasts this long is work, not polling. Less time on a given-up request is ignored."""
+"""Seconds. A shorter backend call is polling, not work. Given-up work that took less time is ignored."""
 
 _BEAT_COUNTS = 2.0
 """Each pulse vouches for this many seconds of given-up work. There are no pulses while this process is paused."""
@@ -85,7 +85,7 @@ class Heartbeat:
             os.close(descriptor)
 
     def start(self, *, patience: float) -> None:
-        """Record that the engine accepts requests: from now on it is judged. The thread that runs the loop calls it."""
+        """Record that the engine accepts requests, and start to monitor it. The thread that runs the loop calls it."""
         if hasattr(time, "pthread_getcpuclockid"):  # not on macOS
             clock = time.pthread_getcpuclockid(threading.get_ident())
             self._cpu_seconds = lambda: time.clock_gettime(clock)
@@ -159,7 +159,7 @@ class Heartbeat:
 
 
 class HeartbeatReader:
-    """The side of the supervisor and the web workers. An engine that has not loaded is never judged."""
+    """The side of the supervisor and the web workers. An engine that has not loaded never counts as stalled."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
@@ -180,7 +180,7 @@ class HeartbeatReader:
         """Return why the engine must be killed, or None. Silence before `since` does not count."""
         if (cause := self._stall(stall_timeout, stall_timeout, since=since)) is not None:
             return cause
-        # The total grows only when requests are given up, not when a new one starts: that one may be answered at last.
+        # Work counts only once its requests are given up. Those that are still running may yet be answered.
         given_up = 0.0 if self._cells is None else self._cells[_GIVEN_UP]
         if given_up > stall_timeout:
             return f"the engine has worked {given_up:.0f} s on requests that were given up, and made no progress"

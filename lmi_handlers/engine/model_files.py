@@ -1,4 +1,4 @@
-"""Finds the files to serve: a folder, a GGUF file, a hub model or the default model. Reports what they lack.
+"""Finds the files to serve: a folder, a GGUF file, a hub model or the default model. Reports what is missing.
 
 Nothing is loaded, converted or downloaded, so any process can ask, and so can `lmi check`.
 """
