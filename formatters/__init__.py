@@ -1,4 +1,4 @@
-"""What answers look like on the wire. `FORMATTERS` maps a name to where its class lives."""
+"""Wire formats for responses. `FORMATTERS` maps each name to the location of its class."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ENTRY_POINT_GROUP = "lmi_handlers.formatters"
 
 
 def available_formatters() -> dict[str, str]:
-    """`FORMATTERS` and what other distributions register under the entry point group `lmi_handlers.formatters`."""
+    """Return `FORMATTERS` plus the formatters that other packages register as `lmi_handlers.formatters` entry points."""
     return with_entry_points(FORMATTERS, ENTRY_POINT_GROUP)
 
 
 def load_formatter_class(name: str) -> type[Formatter]:
-    """Import the formatter called `name`. Raises `ConfigError` where there is none, or none that can be imported."""
-    return load_class("output formatter", available_formatters(), name, Formatter)  # type: ignore[type-abstract]  # likewise
+    """Import the formatter called `name`. Raises `ConfigError` if it is unknown or cannot be imported."""
+    return load_class("output formatter", available_formatters(), name, Formatter)  # type: ignore[type-abstract]  # mypy wants a concrete class

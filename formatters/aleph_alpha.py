@@ -1,4 +1,4 @@
-r"""Aleph Alpha's chat completions: OpenAI's documents, with the fingerprint of a stream in each choice's last chunk alone.
+r"""Aleph Alpha's chat completions: like OpenAI's, but a stream has the fingerprint only in each choice's last chunk.
 
     document   {"id":"chatcmpl-1","object":"chat.completion",...}
     stream     data: {"id":"chatcmpl-1",...,"system_fingerprint":null,"choices":[{"index":0,"delta":{...},...}],"usage":null}\n\n
@@ -30,7 +30,7 @@ CODES: dict[type[LMIError], str] = {
     EngineNotReady: "BUSY",
     DeadlineExceeded: "TASK_TIMEOUT",
 }
-"""`code` by error, looked up along the class's ancestors; whatever is not here is INTERNAL."""
+"""The `code` for each error class, inherited by its subclasses. Any other error is INTERNAL."""
 
 
 def error_document(error: LMIError) -> bytes:
@@ -40,12 +40,12 @@ def error_document(error: LMIError) -> bytes:
 
 
 class AlephAlphaSseFormatter(ChatSseFormatter):
-    """An event for what each step adds to a choice, and `[DONE]`."""
+    """One event for each update to a choice, then `[DONE]`."""
 
     def head_of(self, reason: str) -> str:
-        """Return what a chunk begins with: the fingerprint only where there is a finish reason."""
+        """Return the start of a chunk. It has the fingerprint only if there is a finish reason."""
         return self.head if reason != "null" else self.head.replace(f'"{SYSTEM_FINGERPRINT}"', "null", 1)
 
     def error(self, error: LMIError) -> bytes:
-        """The error, and the end."""
+        """Return the error event and the end of the stream."""
         return self.record(error_document(error)) + self.end()

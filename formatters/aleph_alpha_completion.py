@@ -5,8 +5,10 @@ r"""Aleph Alpha's text completions.
                data: {"type":"stream_summary","index":0,"model_version":"..","finish_reason":"maximum_tokens"}\n\n
                data: {"type":"completion_summary","num_tokens_prompt_total":4,"num_tokens_generated":7}\n\n
 
-Sources: Aleph Alpha's API reference, "Completion"; for the order of the fields, and for the end of a stream, which unlike that of
-a chat has no `[DONE]`, the answers of its server that are recorded with its client's tests. Compact JSON.
+The JSON is compact. Unlike a chat stream, this stream does not end with `[DONE]`.
+
+Sources: Aleph Alpha's API reference, "Completion". The field order and the end of the stream follow the server responses
+recorded in the tests of Aleph Alpha's client.
 """
 
 from __future__ import annotations
@@ -26,15 +28,16 @@ FINISH_REASONS = {
     FinishReason.EOS_TOKEN: "end_of_text",
     FinishReason.STOP_SEQUENCE: "stop_sequence_reached",
     FinishReason.LENGTH: "maximum_tokens",
-    FinishReason.ABORT: "content_filter",  # as its chat says it
+    FinishReason.ABORT: "content_filter",  # as in its chat API
 }
 
 
 class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the answer is to look: the `n` best of the sequences; with `echo` the prompt in front, or it alone.
+    """What the answer contains.
 
-    `log_probs`, `tokens` and `raw` say which details there are: each token's probabilities, each token's text, and the text with
-    its special tokens.
+    It has the `n` best sequences. `echo` puts the prompt in front of each, and `prompt_only` returns the prompt alone.
+    `log_probs` adds the probabilities of each token, `tokens` adds the text of each token, and `raw` adds the text including
+    special tokens.
     """
 
     model_version: str
@@ -47,7 +50,7 @@ class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionFormatter(Formatter):
-    """What the document and the stream have in common."""
+    """Shared by the document and the stream."""
 
     def __init__(
         self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: CompletionOptions
@@ -59,15 +62,15 @@ class CompletionFormatter(Formatter):
         self.num_tokens = 0
 
     def shown(self, delta: TextDelta) -> TextDelta:
-        """Count what is new, and return what the client is to see of it."""
-        if self.options.prompt_only:  # engines generate at least one token, which nobody has asked for
+        """Count the new tokens and return the part of the delta that the client sees."""
+        if self.options.prompt_only:  # engines generate at least one token, so drop it
             reason = None if delta.finish_reason is None else FinishReason.LENGTH
             return TextDelta(index=delta.index, prompt_tokens=delta.prompt_tokens, finish_reason=reason)
         self.num_tokens += len(delta.tokens)
         return delta
 
     def text(self, index: int, answer: Answer) -> str:
-        """Render the fields of completion `index`, or of what is new of it."""
+        """Render the fields of completion `index`, either all of it or only its new part."""
         options, tokens = self.options, [*answer.prompt_tokens, *answer.tokens]
         fields = [f'"index":{index}']
         if options.log_probs:
@@ -80,13 +83,13 @@ class CompletionFormatter(Formatter):
         return ",".join(fields)
 
     def counts(self) -> str:
-        """Render the fields that count tokens. Each sequence has read the prompt."""
+        """Render the token counts. The prompt is counted once per sequence."""
         prompt_tokens = sum(self.prompt_tokens) * self.samples
         return f'"num_tokens_prompt_total":{prompt_tokens},"num_tokens_generated":{self.num_tokens}'
 
 
 class CompletionJsonFormatter(CompletionFormatter):
-    """One document at the end. Of `best_of` sequences those with the highest mean logprob are shown."""
+    """One document at the end. With `best_of`, it has the sequences with the highest mean logprob."""
 
     content_type = "application/json"
     streams = False
@@ -98,7 +101,7 @@ class CompletionJsonFormatter(CompletionFormatter):
         self._answers = [Answer(self.prompt) for _ in range(self.samples)]
 
     def feed(self, delta: TextDelta) -> bytes:
-        """Keep the delta for later."""
+        """Store the delta."""
         self._answers[delta.index].feed(self.shown(delta))
         return b""
 
@@ -116,7 +119,7 @@ class CompletionJsonFormatter(CompletionFormatter):
 
 
 class CompletionSseFormatter(CompletionFormatter):
-    """An event for what each step adds to a completion, one at the end of each of them, and one at the end of all."""
+    """One event for each update to a completion, one at the end of each completion, and one at the end of the stream."""
 
     content_type = "text/event-stream"
     streams = True
@@ -125,11 +128,11 @@ class CompletionSseFormatter(CompletionFormatter):
         self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: CompletionOptions
     ) -> None:
         super().__init__(request, prompt_tokens, options=options)
-        self._prompts = [self.prompt] * self.samples  # those that have not been sent
+        self._prompts = [self.prompt] * self.samples  # emptied once they are sent
         self._detailed = options.log_probs or options.tokens or options.raw
 
     def feed(self, delta: TextDelta) -> bytes:
-        """Return the chunk of what is new, and with the last of it the completion's summary."""
+        """Return a chunk with the new text and details. After the last chunk comes the completion's summary."""
         index = delta.index
         new, self._prompts[index] = Answer(self._prompts[index]), ""
         new.feed(self.shown(delta))
@@ -144,11 +147,11 @@ class CompletionSseFormatter(CompletionFormatter):
         return events
 
     def finish(self) -> bytes:
-        """Return the summary of all completions."""
+        """Return the summary event for all completions."""
         return _event(f'{{"type":"completion_summary",{self.counts()}}}')
 
     def error(self, error: LMIError) -> bytes:
-        """The error, which is the end."""
+        """Return the error event, which ends the stream."""
         return _event(error_document(error).decode())
 
 
@@ -161,11 +164,11 @@ def _finish_reason(reason: FinishReason | None) -> str:
 
 
 def _log_probs(token: Token) -> str:
-    """The most probable tokens by their text, the sampled one among them; nothing for a prompt's first token."""
+    """Render the logprobs of the most probable tokens and the sampled one, by text. A prompt's first token has none."""
     if token.logprob is None:
         return "{}"
     best: dict[str, float | None] = {}
     for other in (*token.top, token):
         best.setdefault(token.text if other.id == token.id else other.text, other.logprob)
-    best[token.text] = token.logprob  # clients look it up by this text, which a likelier token may have as well
+    best[token.text] = token.logprob  # clients look the sampled token up by its text, which a likelier token may share
     return "{" + ",".join(f"{quote(text)}:{number(logprob)}" for text, logprob in best.items()) + "}"

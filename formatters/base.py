@@ -1,4 +1,4 @@
-"""The contract between the request path and a wire format."""
+"""The interface that every wire format implements."""
 
 from __future__ import annotations
 
@@ -13,36 +13,37 @@ from lmi_handlers.core.request import GenerationRequest
 
 
 class Formatter(ABC):
-    """Turns the deltas of one request into response bytes. A new object for each request; knows no engine.
+    """Turns the deltas of one request into response bytes.
 
-    Not streaming is no second path: such a formatter's `feed` returns nothing and its `finish` the whole document.
-    A record is never split over two returns, and ends with a newline.
+    Each request gets a new formatter. Formatters know nothing about the engine. A formatter that does not stream has the
+    same methods: its `feed` returns nothing and its `finish` returns the whole document. When streaming, each call
+    returns only whole records, and every record ends with a newline.
     """
 
     content_type: ClassVar[str]
     streams: ClassVar[bool]
-    """Whether `feed` returns records; if not, the answer is sent with a Content-Length."""
+    """Whether `feed` returns records. If not, the response is sent with a Content-Length."""
 
     def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...]) -> None:
-        """`prompt_tokens` counts the tokens of each prompt."""
+        """`prompt_tokens` is the number of tokens in each prompt."""
         self.request = request
         self.prompt_tokens = prompt_tokens
 
     @abstractmethod
     def feed(self, delta: TextDelta) -> bytes:
-        """Take what is new of one sequence; return the records that are complete with it, or nothing."""
+        """Take the new part of one sequence and return the records that it completes, if any."""
 
     @abstractmethod
     def finish(self) -> bytes:
-        """Return what remains to be sent once every sequence has ended."""
+        """Return the remaining bytes after every sequence has ended."""
 
-    def error(self, error: LMIError) -> bytes:  # noqa: ARG002  for those that stream
-        """Return the record that tells a client in mid-stream why there is no more. Asked only of those that stream."""
+    def error(self, error: LMIError) -> bytes:  # noqa: ARG002  used by streaming formatters
+        """Return the record that tells the client why the stream ends early. Only called if `streams` is true."""
         return b""
 
 
 class Answer:
-    """One sequence as far as it has come."""
+    """The part of one sequence that has been generated so far."""
 
     def __init__(self, prompt: str) -> None:
         self.prompt = prompt
@@ -52,7 +53,7 @@ class Answer:
         self.finish_reason: FinishReason | None = None
 
     def feed(self, delta: TextDelta) -> None:
-        """Add what is new."""
+        """Append the delta."""
         self.text += delta.text
         self.tokens.extend(delta.tokens)
         self.prompt_tokens = self.prompt_tokens or delta.prompt_tokens
@@ -65,15 +66,15 @@ class Answer:
 
     @property
     def logprob(self) -> float:
-        """The probability of the whole sequence, as a logarithm."""
+        """The log probability of the whole sequence."""
         return math.fsum(token.logprob or 0.0 for token in self.tokens)
 
     @property
     def mean_logprob(self) -> float:
-        """The same for its average token: long answers are at no disadvantage."""
+        """The mean log probability per token. Unlike the sum, it does not favour short answers."""
         return self.logprob / len(self.tokens) if self.tokens else -math.inf
 
 
 def json_array(items: Iterable[str]) -> str:
-    """Join rendered values to a compact array."""
+    """Join rendered values into a compact JSON array."""
     return f"[{','.join(items)}]"

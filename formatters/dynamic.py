@@ -1,7 +1,7 @@
 r"""LMI's dynamic-batch formats, byte for byte as DJL Serving 0.31 writes them.
 
-[\n  {\n    "generated_text":"..."\n  }\n]      a list also for a single prompt
-{"outputs": ["Deep"]}\n                          a line whenever there is new text, one entry a prompt; ASCII only
+[\n  {\n    "generated_text":"..."\n  }\n]      always a list, even for a single prompt
+{"outputs": ["Deep"]}\n                          one line per new piece of text, one entry per prompt, ASCII only
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DynamicJsonFormatter(Formatter):
         self._texts = [prompt if request.return_full_text else "" for prompt in request.prompts]
 
     def feed(self, delta: TextDelta) -> bytes:
-        """Keep the text for later."""
+        """Store the text."""
         self._texts[delta.index] += delta.text
         return b""
 
@@ -37,13 +37,13 @@ class DynamicJsonFormatter(Formatter):
 
 
 class DynamicJsonLinesFormatter(Formatter):
-    """`option.enable_streaming`: lines of new text."""
+    """Lines of new text, used with `option.enable_streaming`."""
 
     content_type = "application/jsonlines"
     streams = True
 
     def feed(self, delta: TextDelta) -> bytes:
-        """Return a line, "" standing for the other prompts, unless there is nothing to show."""
+        """Return a line with "" for the other prompts, or nothing if there is no new text."""
         if not delta.text:
             return b""
         outputs = [""] * len(self.request.prompts)
@@ -51,14 +51,14 @@ class DynamicJsonLinesFormatter(Formatter):
         return json.dumps({"outputs": outputs}).encode() + b"\n"
 
     def finish(self) -> bytes:
-        """Nothing: there is no last line of a special kind."""
+        """Return nothing: the stream has no closing line."""
         return b""
 
     def error(self, error: LMIError) -> bytes:
-        """The error body, on one line."""
+        """Return the error body on one line."""
         return json.dumps({"code": 424, "message": FAILURE, "error": str(error)}).encode() + b"\n"
 
 
 def pretty(value: object) -> str:
-    """Render JSON as DJL's `Output` does: indented by two, no space after the colon, UTF-8 as it is."""
+    """Render JSON as DJL's `Output` does: indented by two, no space after the colon, non-ASCII text not escaped."""
     return json.dumps(value, ensure_ascii=False, indent=2, separators=(",", ":"))

@@ -4,7 +4,7 @@ r"""LMI's rolling-batch formats, byte for byte as DJL Serving 0.31 writes them.
     jsonlines   {"token": {"id": 338, "text": " is", "log_prob": -0.007}, "generated_text": "Deep Learning is"}\n
     sse         data: {"token": {...}}\n\n
 
-Sources: the LMI input/output schema document, and what the real server puts on the wire (tests/data/lmi-0.31.json).
+Sources: the LMI input/output schema document, and responses recorded from the real server (tests/data/lmi-0.31.json).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lmi_handlers.core.request import GenerationRequest
 
 
 class LmiFormatter(Formatter):
-    """What all of LMI's rolling-batch formats share: the token object, details, and the text so far."""
+    """Shared by LMI's rolling-batch formats: the token object, the details, and the text so far."""
 
     def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...]) -> None:
         super().__init__(request, prompt_tokens)
@@ -27,7 +27,10 @@ class LmiFormatter(Formatter):
         self._answers = [Answer(prompt) for prompt in request.prompts for _ in range(self._n)]
 
     def token(self, token: Token) -> str:
-        """Render one token object. Special tokens show no text where they are to be skipped: clients print what they get."""
+        """Render one token object.
+
+        If special tokens are skipped, their text is empty, because clients print whatever text they receive.
+        """
         logprob = number(token.logprob)
         if not token.special:
             return f'{{"id": {token.id}, "text": {quote(token.text)}, "log_prob": {logprob}}}'
@@ -39,7 +42,7 @@ class LmiFormatter(Formatter):
         return "[" + ", ".join(map(self.token, tokens)) + "]"
 
     def optional_details(self, answer: Answer) -> str:
-        """Render `prefill` and `top_tokens`, each with its comma, where the request asked for them."""
+        """Render `prefill` and `top_tokens` if the request asked for them, each after a comma."""
         parts = ""
         if answer.prompt_tokens:
             parts += f', "prefill": {self.tokens(answer.prompt_tokens)}'
@@ -49,18 +52,18 @@ class LmiFormatter(Formatter):
         return parts
 
     def generated_text(self, answer: Answer) -> str:
-        """Render the answer's text as a JSON string, the prompt in front where the request wants it."""
+        """Render the answer's text as a JSON string. `return_full_text` puts the prompt in front."""
         return quote(answer.prompt + answer.text if self.request.return_full_text else answer.text)
 
 
 class JsonFormatter(LmiFormatter):
-    """One document at the end; a list of documents for a list of prompts."""
+    """One document at the end, or a list of documents for several prompts."""
 
     content_type = "application/json"
     streams = False
 
     def feed(self, delta: TextDelta) -> bytes:
-        """Keep the delta for later."""
+        """Store the delta."""
         self._answers[delta.index].feed(delta)
         return b""
 
@@ -71,7 +74,7 @@ class JsonFormatter(LmiFormatter):
         return (documents[0] if len(documents) == 1 else _array(documents)).encode()
 
     def _document(self, answers: list[Answer]) -> str:
-        # Beams come ranked, by a score that is not their probability alone.
+        # Beams are already ranked, and their score is not just the probability.
         best = answers[0] if self.request.beam_search else max(answers, key=lambda answer: answer.logprob)
         text = self.generated_text(best)
         if self._n > 1:
@@ -101,13 +104,16 @@ class JsonFormatter(LmiFormatter):
 
 
 class JsonLinesFormatter(LmiFormatter):
-    """One line a token; the last one has the whole text and the details. Of several sequences the first is streamed."""
+    """One line per token. The last line also has the whole text and the details.
+
+    Only the first sequence is streamed.
+    """
 
     content_type = "application/jsonlines"
     streams = True
 
     def feed(self, delta: TextDelta) -> bytes:
-        """Return a line for each token."""
+        """Return one line per token."""
         if delta.index:
             return b""
         answer = self._answers[0]
@@ -122,11 +128,11 @@ class JsonLinesFormatter(LmiFormatter):
         return "".join(lines).encode()
 
     def finish(self) -> bytes:
-        """Nothing: the last token's line was the end."""
+        """Return nothing: the last token's line ends the stream."""
         return b""
 
     def error(self, error: LMIError) -> bytes:
-        """The last line, with a token that is none and `finish_reason` "error"."""
+        """Return the last line, with a placeholder token (id -1) and `finish_reason` "error"."""
         answer = self._answers[0]
         answer.finish_reason = FinishReason.ERROR
         token = f'{{"id": -1, "text": "", "log_prob": -1, "special_token": true, "error_msg": {quote(str(error))}}}'
@@ -137,7 +143,7 @@ class JsonLinesFormatter(LmiFormatter):
         return self.record(f'{{"token": {token}, "generated_text": {quote(answer.text)}{details}}}').encode()
 
     def record(self, document: str) -> str:
-        """Frame one document."""
+        """Frame one document as a line."""
         return document + "\n"
 
     def _details(self, answer: Answer, generated_tokens: int) -> str:
@@ -161,7 +167,7 @@ _NO_TOKEN = Token(id=-1, text="")
 
 
 def number(value: float | None) -> str:
-    """Render a logprob; what JSON has no number for becomes null."""
+    """Render a logprob, or null if it is missing or not finite."""
     return repr(value) if value is not None and math.isfinite(value) else "null"
 
 

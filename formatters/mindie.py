@@ -1,10 +1,10 @@
-r"""MindIE's formats: an object in place of TGI's array, events without an index, keys in the order of its document.
+r"""MindIE's formats. They differ from TGI's: an object instead of an array, events without an index, MindIE's key order.
 
     document   {"details":{...},"generated_text":"am a Frenchman"}
     stream     data: {"token":{...},"generated_text":null,"details":null}\n\n
 
-Source: MindIE's description of its text and streaming inference interface, whose examples the tests hold. `logprob` and
-`special`, null there, have their values here.
+Source: MindIE's documentation of its text and streaming inference interface. Its examples are in the tests. They have null for
+`logprob` and `special`, but this server sends the real values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lmi_handlers.core.outputs import Token
 
 
 class MindieJsonFormatter(TgiJsonFormatter):
-    """One document at the end, its keys and those of its tokens in alphabetical order, unlike an event's."""
+    """One document at the end. Unlike in events, its keys and its tokens' keys are in alphabetical order."""
 
     def finish(self) -> bytes:
         """Return the document."""
@@ -35,7 +35,7 @@ class MindieJsonFormatter(TgiJsonFormatter):
 
 
 class MindieSseFormatter(TgiSseFormatter):
-    """An event for each token; the last one has the whole text and the details."""
+    """One event per token. The last event also has the whole text and the details."""
 
     def _event(self, token: Token, index: int, complete: Answer | None) -> str:  # noqa: ARG002  events are not numbered
         text = details = "null"

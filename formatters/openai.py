@@ -1,6 +1,6 @@
-"""What OpenAI's formats share: errors, ids, usage, and tokens with their probabilities.
+"""Shared by OpenAI's formats: errors, finish reasons, usage, logprobs, and the start of each object.
 
-Source: OpenAI's API reference. Compact JSON.
+The JSON is compact. Source: OpenAI's API reference.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lmi_handlers.core.outputs import FinishReason
 
 SYSTEM_FINGERPRINT = f"lmi-handlers-{__version__}"
 NO_PROBABILITY = -9999.0
-"""What stands for a logprob that JSON cannot hold, as vLLM and Aleph Alpha have it."""
+"""Replaces logprobs that are missing or not finite, as in vLLM and Aleph Alpha's API."""
 
 DONE = b"data: [DONE]\n\n"
 
@@ -35,19 +35,19 @@ ERROR_TYPES: dict[type[LMIError], str] = {
     EngineError: "server_error",
     RequestFailed: "server_error",
 }
-"""`error.type` by error, looked up along the class's ancestors."""
+"""The `error.type` for each error class, inherited by its subclasses."""
 
 ERROR_CODES: dict[type[LMIError], str] = {
     ContextLengthExceeded: "context_length_exceeded",
     ModelNotFound: "model_not_found",
 }
-"""`error.code` by error, for those that have one."""
+"""The `error.code` for each error class that has one."""
 
 FINISH_REASONS = {
     FinishReason.EOS_TOKEN: "stop",
     FinishReason.STOP_SEQUENCE: "stop",
     FinishReason.LENGTH: "length",
-    FinishReason.ABORT: "content_filter",  # none of the other words says it
+    FinishReason.ABORT: "content_filter",  # the closest of OpenAI's finish reasons
 }
 
 
@@ -67,12 +67,12 @@ def error_document(error: LMIError) -> bytes:
 
 
 def finish_reason(reason: FinishReason | None) -> str:
-    """Render why a choice ended as JSON."""
+    """Render the finish reason as JSON."""
     return "null" if reason is None else f'"{FINISH_REASONS[reason]}"'
 
 
 def number(logprob: float | None) -> str:
-    """Render a logprob."""
+    """Render a logprob as JSON."""
     return repr(logprob) if logprob is not None and math.isfinite(logprob) else repr(NO_PROBABILITY)
 
 
@@ -83,7 +83,7 @@ def usage(prompt_tokens: int, completion_tokens: int) -> str:
 
 
 def head(identity: str, kind: str, created: int, model: str) -> str:
-    """Render what every object of an answer begins with."""
+    """Render the fields at the start of every object in an answer."""
     return (
         f'{{"id":{quote(identity)},"object":"{kind}","created":{created},"model":{quote(model)},'
         f'"system_fingerprint":"{SYSTEM_FINGERPRINT}","choices":'

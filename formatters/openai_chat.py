@@ -2,11 +2,13 @@ r"""OpenAI's chat completions.
 
     document   {"id":"chatcmpl-1","object":"chat.completion",...,"choices":[{"index":0,"message":{...},...}],...}
     stream     data: {"id":"chatcmpl-1","object":"chat.completion.chunk",...,"choices":[{"index":0,"delta":{...},...}],...}\n\n
-    lines      the stream's objects, one a line: how LMI streams a chat
+    lines      the objects of the stream, one per line (LMI's chat stream)
 
-Source: OpenAI's API reference. A choice's first chunk has the role and no text, its last one the finish reason and no text:
-some clients drop a text that comes with either. Thoughts are in `reasoning_content`, as DeepSeek has them and vLLM had them; the
-field is absent where there are none.
+The first chunk of a choice has the role and no text. The last chunk has the finish reason and no text. Some clients drop text
+that comes with either one. Reasoning is in `reasoning_content`, the field that DeepSeek uses and vLLM used to use. The field is
+omitted if there is no reasoning.
+
+Source: OpenAI's API reference.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ from lmi_handlers.text.tool_calls import MessageDelta, MessageParser, PlainParse
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9
-"""Mistral's templates refuse ids of calls that are anything else; no other template minds."""
+"""Mistral's chat templates require tool call ids of exactly nine letters and digits. Other templates accept any id."""
 
 
 class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the answer is to look. `created` is a Unix time in seconds; `parser` makes what finds the tool calls in a choice.
+    """What the answer contains.
 
-    `reasoning` is how thoughts are marked, None where they stay in the content; they are left out without `include_reasoning`.
+    `created` is a Unix time in seconds. `parser` creates the parser that finds tool calls in one choice. `reasoning` says how the
+    model marks its reasoning; if it is None, reasoning stays in the content. If `include_reasoning` is false, the reasoning is
+    left out of the answer.
     """
 
     model: str
@@ -48,7 +52,7 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Choice:
-    """One of the answers. Its `new_tokens` are those whose logprobs have not been sent."""
+    """One choice of the answer. `new_tokens` are the tokens whose logprobs have not been sent yet."""
 
     def __init__(self, parser: MessageParser, *, shows_reasoning: bool = True) -> None:
         self._parser = parser
@@ -59,7 +63,7 @@ class Choice:
         self.finish_reason: FinishReason | None = None
 
     def feed(self, delta: TextDelta) -> MessageDelta:
-        """Take what is new; return what it adds to the message."""
+        """Take the new text and return what it adds to the message."""
         self.num_tokens += len(delta.tokens)
         self.new_tokens += delta.tokens
         message = self._parser.feed(delta.text)
@@ -69,21 +73,21 @@ class Choice:
         return message
 
     def call_id(self, call: ToolCallDelta) -> str:
-        """Return the id of a call, a new one with its first delta."""
+        """Return the id of a call. The first delta of a call creates a new id."""
         while len(self.calls) <= call.index:
             self.calls.append("".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH)))
         return self.calls[call.index]
 
     @property
     def reason(self) -> str:
-        """The finish reason as JSON: tool calls are the reason where there are some and nothing cut them short."""
+        """The finish reason as JSON. It is "tool_calls" if there are tool calls and the model ended by itself."""
         if self.calls and self.finish_reason in (FinishReason.EOS_TOKEN, FinishReason.STOP_SEQUENCE):
             return '"tool_calls"'
         return finish_reason(self.finish_reason)
 
 
 class ChatFormatter(Formatter):
-    """What the document and the stream have in common."""
+    """Shared by the document and the stream."""
 
     kind = "chat.completion"
 
@@ -106,7 +110,7 @@ class ChatFormatter(Formatter):
         return usage(sum(self.prompt_tokens), sum(choice.num_tokens for choice in self.choices))
 
     def logprobs(self, tokens: list[Token]) -> str:
-        """Render the probabilities of tokens, null where nobody asked."""
+        """Render the tokens' logprobs, or null if the request did not ask for them."""
         if not self.options.logprobs or not tokens:
             return "null"
         return f'{{"content":{json_array(map(_token_logprob, tokens))}}}'
@@ -123,7 +127,7 @@ class ChatJsonFormatter(ChatFormatter):
         self._messages = [_Message() for _ in self.choices]
 
     def feed(self, delta: TextDelta) -> bytes:
-        """Keep the delta for later."""
+        """Store the delta."""
         self._messages[delta.index].feed(self.choices[delta.index].feed(delta))
         return b""
 
@@ -138,7 +142,7 @@ class ChatJsonFormatter(ChatFormatter):
 
 
 class _Message:
-    """A message as far as it has come."""
+    """The part of a message that has been generated so far."""
 
     def __init__(self) -> None:
         self._content = ""
@@ -172,7 +176,7 @@ class _Message:
 
 
 class ChatSseFormatter(ChatFormatter):
-    """An event for what each step adds to a choice, and `[DONE]`."""
+    """One event for each update to a choice, then `[DONE]`."""
 
     content_type = "text/event-stream"
     streams = True
@@ -183,7 +187,7 @@ class ChatSseFormatter(ChatFormatter):
         self._begun = [False] * len(self.choices)
 
     def feed(self, delta: TextDelta) -> bytes:
-        """Return the chunks of what is new."""
+        """Return chunks with what is new in the message."""
         index, choice = delta.index, self.choices[delta.index]
         records = []
         if not self._begun[index]:
@@ -203,30 +207,30 @@ class ChatSseFormatter(ChatFormatter):
         return b"".join(records)
 
     def finish(self) -> bytes:
-        """Return the usage, if it was asked for, and the end."""
+        """Return the usage, if requested, and the end of the stream."""
         last = b""
         if self.options.include_usage:
             last = self.record(f'{self.head}[],"usage":{self.usage()}}}'.encode())
         return last + self.end()
 
     def error(self, error: LMIError) -> bytes:
-        """The error, and the end."""
+        """Return the error and the end of the stream."""
         return self.record(error_document(error)) + self.end()
 
     def record(self, data: bytes) -> bytes:
-        """Frame one object."""
+        """Frame one object as an event."""
         return b"data: " + data + b"\n\n"
 
-    def head_of(self, reason: str) -> str:  # noqa: ARG002  for those whose last chunk is special
-        """Return what the chunk with this finish reason begins with."""
+    def head_of(self, reason: str) -> str:  # noqa: ARG002  used by subclasses
+        """Return the start of a chunk with this finish reason."""
         return self.head
 
     def end(self) -> bytes:
-        """What tells that nothing follows."""
+        """Return the end-of-stream marker."""
         return DONE
 
     def _chunk(self, index: int, delta: str, *, choice: Choice | None = None, reason: str = "null") -> bytes:
-        """Render a chunk, with a `choice` what its new tokens' probabilities are."""
+        """Render a chunk. If `choice` is given, the chunk has the logprobs of its new tokens."""
         logprobs = "null"
         if choice is not None:
             logprobs = self.logprobs(choice.new_tokens)
@@ -239,16 +243,16 @@ class ChatSseFormatter(ChatFormatter):
 
 
 class ChatJsonLinesFormatter(ChatSseFormatter):
-    """The same objects, one a line, and no `[DONE]`: LMI's stream, for readers of SageMaker's response streams."""
+    """The same objects, one per line and without `[DONE]`. LMI streams chats this way to SageMaker clients."""
 
     content_type = "application/jsonlines"
 
     def record(self, data: bytes) -> bytes:
-        """A line."""
+        """Frame one object as a line."""
         return data + b"\n"
 
     def end(self) -> bytes:
-        """The connection's end says so."""
+        """Return nothing: the stream ends when the connection closes."""
         return b""
 
 
@@ -267,6 +271,6 @@ def _token_logprob(token: Token) -> str:
 
 def _probability(token: Token) -> str:
     data = ",".join(map(str, token.data))
-    # What a stop string cut has a text of its own all the same; half a character has none.
+    # If a stop string cut all of the token's text, show the original text. Part of a character shows as "".
     text = token.text or token.data.decode(errors="ignore")
     return f'"token":{quote(text)},"logprob":{number(token.logprob)},"bytes":[{data}]'

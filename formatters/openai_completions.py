@@ -3,7 +3,7 @@ r"""OpenAI's text completions.
     document   {"id":"cmpl-1","object":"text_completion",...,"choices":[{"index":0,"text":"..",...}],"usage":{...}}
     stream     data: {"id":"cmpl-1","object":"text_completion",...,"choices":[{"index":0,"text":"..",...}],"usage":null}\n\n
 
-Source: OpenAI's API reference. The choices of prompt i are those from i * n on.
+The choices of prompt i have the indices i * n to i * n + n - 1. Source: OpenAI's API reference.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from lmi_handlers.core.request import GenerationRequest
 
 
 class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the answer is to look: the `n` best of each prompt's sequences; with `echo` the prompt in front, or it alone.
+    """What the answer contains.
 
-    `logprobs` is the number of alternatives to show, None for no probabilities at all.
+    It has the `n` best sequences of each prompt. `echo` puts the prompt in front of each, and `prompt_only` returns the prompt
+    alone. `logprobs` is the number of alternatives per token, or None for no logprobs.
     """
 
     model: str
@@ -36,7 +37,7 @@ class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionFormatter(Formatter):
-    """What the document and the stream have in common."""
+    """Shared by the document and the stream."""
 
     def __init__(
         self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: CompletionOptions
@@ -48,7 +49,7 @@ class CompletionFormatter(Formatter):
         self.num_tokens = 0
 
     def prompt_of(self, index: int) -> str:
-        """Return the text that goes in front of sequence `index`."""
+        """Return the prompt text to put in front of sequence `index`, "" without `echo`."""
         return self.request.prompts[index // self._samples] if self.options.echo else ""
 
     def usage(self) -> str:
@@ -56,7 +57,7 @@ class CompletionFormatter(Formatter):
         return usage(sum(self.prompt_tokens), self.num_tokens)
 
     def count(self, delta: TextDelta) -> None:
-        """Add what is new to the usage."""
+        """Add the new tokens to the usage."""
         if not self.options.prompt_only:
             self.num_tokens += len(delta.tokens)
 
@@ -65,7 +66,10 @@ class CompletionFormatter(Formatter):
         return f'{{"index":{index},"text":{quote(text)},"logprobs":{logprobs},"finish_reason":{finish_reason(reason)}}}'
 
     def logprobs(self, tokens: list[Token], offset: int) -> str:
-        """Render the probabilities of tokens, the first of them `offset` characters into the text; null if nobody asked."""
+        """Render the tokens' logprobs, or null if the request did not ask for them.
+
+        `offset` is the position of the first token in the text, in characters.
+        """
         if self.options.logprobs is None:
             return "null"
         offsets, place = [], offset
@@ -81,7 +85,7 @@ class CompletionFormatter(Formatter):
 
 
 class CompletionJsonFormatter(CompletionFormatter):
-    """One document at the end. Of `best_of` sequences those with the highest mean logprob are shown."""
+    """One document at the end. With `best_of`, it has the sequences with the highest mean logprob."""
 
     content_type = "application/json"
     streams = False
@@ -93,7 +97,7 @@ class CompletionJsonFormatter(CompletionFormatter):
         self._answers = [Answer(self.prompt_of(index)) for index in range(len(request.prompts) * self._samples)]
 
     def feed(self, delta: TextDelta) -> bytes:
-        """Keep the delta for later."""
+        """Store the delta."""
         self.count(delta)
         self._answers[delta.index].feed(delta)
         return b""
@@ -118,7 +122,7 @@ class CompletionJsonFormatter(CompletionFormatter):
 
 
 class CompletionSseFormatter(CompletionFormatter):
-    """An event for what each step adds to a choice, and `[DONE]`."""
+    """One event for each update to a choice, then `[DONE]`."""
 
     content_type = "text/event-stream"
     streams = True
@@ -130,7 +134,7 @@ class CompletionSseFormatter(CompletionFormatter):
         self._lengths: list[int | None] = [None] * (len(request.prompts) * self._samples)
 
     def feed(self, delta: TextDelta) -> bytes:
-        """Return the chunk of what is new."""
+        """Return a chunk with what is new."""
         self.count(delta)
         text, tokens = delta.text, [*delta.prompt_tokens, *delta.tokens]
         if self.options.prompt_only:
@@ -146,39 +150,42 @@ class CompletionSseFormatter(CompletionFormatter):
         return self.record(f'{self.head}[{choice}],"usage":{running}}}'.encode())
 
     def finish(self) -> bytes:
-        """Return the usage, if it was asked for, and the end."""
+        """Return the usage, if requested, and the end of the stream."""
         last = f'{self.head}[],"usage":{self.usage()}}}'.encode()
         return (self.record(last) if self.options.include_usage else b"") + self.end()
 
     def error(self, error: LMIError) -> bytes:
-        """The error, and the end."""
+        """Return the error and the end of the stream."""
         return self.record(error_document(error)) + self.end()
 
     def record(self, data: bytes) -> bytes:
-        """An event."""
+        """Frame one object as an event."""
         return b"data: " + data + b"\n\n"
 
     def end(self) -> bytes:
-        """OpenAI's last event."""
+        """Return the end-of-stream marker."""
         return DONE
 
 
 class CompletionJsonLinesFormatter(CompletionSseFormatter):
-    """The same objects, one per line, and no `[DONE]`: the stream of LMI's asynchronous handlers."""
+    """The same objects, one per line and without `[DONE]`, as LMI's asynchronous handlers stream them."""
 
     content_type = "application/jsonlines"
 
     def record(self, data: bytes) -> bytes:
-        """A line."""
+        """Frame one object as a line."""
         return data + b"\n"
 
     def end(self) -> bytes:
-        """The connection's end says so."""
+        """Return nothing: the stream ends when the connection closes."""
         return b""
 
 
 def _alternatives(token: Token) -> str:
-    """The most probable tokens by their text, the sampled one among them; of two with one text the likelier."""
+    """Render the logprobs of the most probable tokens and the sampled one, by text.
+
+    If two tokens have the same text, the likelier one is shown.
+    """
     best: dict[str, float | None] = {}
     others = () if token.id in [other.id for other in token.top] else (token,)
     for other in (*token.top, *others):

@@ -1,10 +1,10 @@
-r"""TGI's formats: compact JSON, its key order, numbers as its 32-bit floats are written.
+r"""TGI's formats: compact JSON in TGI's key order, with logprobs written as 32-bit floats.
 
     document   {"generated_text":"Deep Learning is","details":{...}}
     array      [{"generated_text":"Deep Learning is","details":{...}}]
     stream     data: {"index":1,"token":{...},"generated_text":null,"details":null}\n\n
 
-Sources: the text-generation-inference 3.3 router's responses (tests/data/tgi holds some, byte for byte) and its OpenAPI document.
+Sources: responses of the text-generation-inference 3.3 router (tests/data/tgi has exact copies) and its OpenAPI document.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lmi_handlers.core.request import GenerationRequest
 
 
 class ErrorKind(msgspec.Struct, frozen=True):
-    """How a class of errors reads: its `error_type`, what precedes the cause in `error`, or what stands for it."""
+    """How an error class is rendered: its `error_type`, and a prefix for the message or a text that replaces it."""
 
     error_type: str
     prefix: str = ""
@@ -50,7 +50,7 @@ ERROR_KINDS: dict[type[LMIError], ErrorKind] = {
     EngineNotReady: ErrorKind("healthcheck"),
     LMIError: ErrorKind("generation", "Request failed during generation: "),
 }
-"""By error, looked up along the class's ancestors."""
+"""The kind of each error class, inherited by its subclasses."""
 
 
 def error_document(error: LMIError) -> bytes:
@@ -60,7 +60,7 @@ def error_document(error: LMIError) -> bytes:
 
 
 class TgiFormatter(Formatter):
-    """What all of TGI's formats share: the token object, the seed, and the text so far."""
+    """Shared by TGI's formats: the token object, the seed, and the text so far."""
 
     def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...]) -> None:
         super().__init__(request, prompt_tokens)
@@ -73,36 +73,36 @@ class TgiFormatter(Formatter):
         return f'{{"id":{token.id},"text":{quote(token.text)},"logprob":{float32(token.logprob)},"special":{special}}}'
 
     def top_tokens(self, token: Token) -> str:
-        """Render the most probable tokens of one position."""
+        """Render the most probable tokens at this token's position."""
         return json_array(map(self.token, token.top[: self.request.top_n_tokens]))
 
     def generated_text(self, answer: Answer) -> str:
-        """Render the answer's text as a JSON string, the whole prompt in front where the request wants it."""
+        """Render the answer's text as a JSON string. `return_full_text` puts the whole prompt in front."""
         return quote(answer.prompt + answer.text if self.request.return_full_text else answer.text)
 
     def facts(self, answer: Answer, sample: int) -> str:
-        """Render what every kind of details begins with; `sample` is the answer's place among those of `best_of`."""
+        """Render the fields at the start of all details. `sample` is the index of the answer among the `best_of` answers."""
         return f'"finish_reason":{answer.reason},"generated_tokens":{len(answer.tokens)},"seed":{self.seed(sample)}'
 
     def seed(self, sample: int) -> str:
-        """Render the seed of an answer."""
+        """Render the seed of answer `sample`."""
         seed = self.request.sampling_params.for_sample(sample).seed
         return "null" if seed is None else str(seed)
 
 
 class TgiJsonFormatter(TgiFormatter):
-    """`/generate`: one document at the end. Of `best_of` answers the one with the highest mean logprob is shown first."""
+    """`/generate`: one document at the end. With `best_of`, the answer with the highest mean logprob comes first."""
 
     content_type = "application/json"
     streams = False
 
     def feed(self, delta: TextDelta) -> bytes:
-        """Keep the delta for later."""
+        """Store the delta."""
         self._answers[delta.index].feed(delta)
         return b""
 
     def ranked(self) -> list[tuple[int, Answer]]:
-        """Return the answers, the most probable first, each with its place among those of `best_of`."""
+        """Return the answers with their `best_of` index, the highest mean logprob first."""
         return sorted(enumerate(self._answers), key=lambda item: item[1].mean_logprob, reverse=True)
 
     def finish(self) -> bytes:
@@ -135,7 +135,7 @@ class TgiJsonFormatter(TgiFormatter):
 
 
 class TgiArrayFormatter(TgiJsonFormatter):
-    """`/` and `/invocations`: an array of the one document."""
+    """`/` and `/invocations`: the same document inside an array."""
 
     def finish(self) -> bytes:
         """Return the array."""
@@ -143,20 +143,20 @@ class TgiArrayFormatter(TgiJsonFormatter):
 
 
 class TgiSseFormatter(TgiFormatter):
-    """An event for each token; the last one has the whole text and the details."""
+    """One event per token. The last event also has the whole text and the details."""
 
     content_type = "text/event-stream"
     streams = True
 
     def feed(self, delta: TextDelta) -> bytes:
-        """Return the new tokens' events."""
+        """Return one event per new token."""
         answer = self._answers[0]
         index = len(answer.tokens)
         answer.feed(delta)
         tokens = delta.tokens
         ends = delta.finish_reason is not None
         if ends and not tokens:
-            tokens = (_NO_TOKEN,)  # the text ends with no token of its own, but TGI's clients need one in every event
+            tokens = (_NO_TOKEN,)  # TGI's clients need a token in every event, even if the text ended without one
         last = len(tokens) - 1
         return "".join(
             self._event(token, index + place, answer if ends and place == last + 1 else None)
@@ -164,11 +164,11 @@ class TgiSseFormatter(TgiFormatter):
         ).encode()
 
     def finish(self) -> bytes:
-        """Nothing: the last token's event was the end."""
+        """Return nothing: the last token's event ends the stream."""
         return b""
 
     def error(self, error: LMIError) -> bytes:
-        """The last event: the error object."""
+        """Return the error object as the last event."""
         return b"data: " + error_document(error) + b"\n\n"
 
     def _event(self, token: Token, index: int, complete: Answer | None) -> str:
@@ -185,10 +185,10 @@ _NO_TOKEN = Token(id=0, text="", logprob=0.0, special=True)
 
 
 def float32(value: float | None) -> str:
-    """Render a number as TGI does: the shortest digits that tell its 32-bit float from any other; null where JSON has none.
+    """Render a number as TGI does, with the fewest digits that identify its 32-bit float. Not finite or None is null.
 
-    The layout is that of the ryu library: plain from 1e-6 up to 1e13, and `1.5e-7` or `1e15` beyond. Of the numbers beyond
-    1e-28 and 1e26, which no logprob is, a few powers of two get a digit more than they need.
+    The layout is that of the ryu library: plain decimals from 1e-6 up to 1e13, otherwise an exponent as in `1.5e-7` or `1e15`.
+    Below 1e-28 and above 1e26 a few powers of two get one digit too many, but logprobs are never that small or large.
     """
     single = math.nan if value is None else to_float32(value)
     if not math.isfinite(single):
@@ -208,7 +208,7 @@ def float32(value: float | None) -> str:
 
 
 def to_float32(value: float) -> float:
-    """Round to the nearest 32-bit float, infinity where that is too far."""
+    """Round to the nearest 32-bit float, or to infinity if the value is too large."""
     try:
         rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
     except OverflowError:
@@ -217,8 +217,8 @@ def to_float32(value: float) -> float:
 
 
 def _shortest(single: float) -> tuple[str, int]:
-    """Return the digits, without zeros at the end, and the exponent of the first one."""
-    for precision in range(5, 9):  # six digits always survive a 32-bit float, nine always tell it from any other
+    """Return the digits without trailing zeros, and the exponent of the first digit."""
+    for precision in range(5, 9):  # a 32-bit float preserves any six digits, and nine digits identify any 32-bit float
         text = f"{single:.{precision}e}"
         if to_float32(float(text)) == single:
             break
