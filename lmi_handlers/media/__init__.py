@@ -1,1 +1,1 @@
-"""Images that clients send, or say where they are: everything that is done to bytes which nobody here has chosen."""
+"""Fetches and checks the images in requests. Everything here handles untrusted data."""

@@ -1,4 +1,4 @@
-"""Where images may be fetched from: hosts that the operator names, at addresses that are nobody's private ones."""
+"""Where images may be fetched from: hosts that the operator allows, at public addresses or in allowed networks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HTTPS_PORT = 443
 
 
 class Location(msgspec.Struct, frozen=True):
-    """A URL as it was read, once and for all: `target` is what to ask the host for, path and query."""
+    """A parsed URL. `target` is the path and query. The URL is parsed once, and only this result is used afterwards."""
 
     host: str
     port: int
@@ -26,13 +26,13 @@ class Location(msgspec.Struct, frozen=True):
 
 
 class AllowedMedia(msgspec.Struct, frozen=True):
-    """`hosts` are pairs of a name in lower case and a port; `networks` are those that may be asked though not public."""
+    """`hosts` are pairs of lower-case name and port. `networks` are non-public networks that are also allowed."""
 
     hosts: frozenset[tuple[str, int]] = frozenset()
     networks: tuple[IpNetwork, ...] = ()
 
     def locate(self, url: str) -> Location:
-        """Read a URL. Raises `InvalidRequest` where it is no plain https: URL of an allowed host."""
+        """Parse a URL. Raises `InvalidRequest` if it is not a plain https: URL of an allowed host."""
         match = _URL.fullmatch(url)
         if match is None:
             raise InvalidRequest("is neither a data: nor a plain https: URL")
@@ -45,9 +45,9 @@ class AllowedMedia(msgspec.Struct, frozen=True):
         return Location(host, port, target if target.startswith("/") else f"/{target}")
 
     def resolve(self, location: Location) -> list[str]:
-        """Return the host's addresses. Raises `InvalidRequest` where one of them may not be asked.
+        """Return the host's addresses. Raises `InvalidRequest` if the host is unknown or any address is not allowed.
 
-        No message has an address in it: what a name means inside this network is no client's business.
+        Error messages never contain an address, because clients must not learn how names resolve inside this network.
         """
         try:
             found = socket.getaddrinfo(location.host, location.port, type=socket.SOCK_STREAM)
@@ -65,7 +65,7 @@ class AllowedMedia(msgspec.Struct, frozen=True):
 
 
 def allowed_media(domains: str | None, networks: str | None) -> AllowedMedia:
-    """Read the options' values, lists with commas. Raises `ConfigError`."""
+    """Parse the option values, which are comma-separated lists. Raises `ConfigError` for an invalid entry."""
     return AllowedMedia(
         frozenset(_read_host(entry) for entry in _entries(domains)),
         tuple(_read_network(entry) for entry in _entries(networks)),
@@ -73,7 +73,7 @@ def allowed_media(domains: str | None, networks: str | None) -> AllowedMedia:
 
 
 def is_public(address: IpAddress) -> bool:
-    """Whether an address is a host's on the public Internet, however it is written."""
+    """Whether the address belongs to a host on the public Internet. IPv6 forms of IPv4 addresses are unwrapped first."""
     real = embedded(address)
     if isinstance(real, ipaddress.IPv6Address) and real not in _GLOBAL_UNICAST:
         return False
@@ -81,7 +81,7 @@ def is_public(address: IpAddress) -> bool:
 
 
 def embedded(address: IpAddress) -> IpAddress:
-    """Return the IPv4 address that an IPv6 address leads to (mapped, 6to4, NAT64), else the address itself."""
+    """Return the IPv4 address embedded in an IPv6 address (mapped, 6to4 or NAT64), otherwise the address itself."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     if address in _NAT64:
@@ -92,7 +92,7 @@ def embedded(address: IpAddress) -> IpAddress:
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
-# No user, no brackets, no backslash, nothing outside ASCII: what two readers could read differently is not read at all.
+# Rejects everything that two URL parsers may read differently: user names, brackets in the host, backslashes, non-ASCII.
 _URL = re.compile(
     r"[Hh][Tt][Tt][Pp][Ss]://(?P<host>[A-Za-z0-9.-]+)(?::(?P<port>[0-9]{1,5}))?(?P<target>[/?][!$-;=?-Z\[\]_a-z~]*)?(?:#\S*)?"
 )

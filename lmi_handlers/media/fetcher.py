@@ -1,7 +1,7 @@
-"""One GET over https, to an address that has been checked and no other.
+"""Sends one GET over https, only to an address that has been checked.
 
-The name's server is asked once, by `AllowedMedia.resolve`; the connection is made to what it said then, and the
-certificate must be the name's. No redirect is followed, and no proxy of the environment is asked.
+The host name is resolved once, by `AllowedMedia.resolve`. The connection goes to one of those addresses, and the certificate
+must match the host name. Redirects are not followed, and proxies from the environment are not used.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _TOO_LONG = "cannot be fetched: it takes too long"
 
 
 def fetch(location: Location, addresses: list[str], *, max_bytes: int, deadline: float) -> bytes:
-    """Return the body, from the first address that can be reached, by `deadline` on the monotonic clock.
+    """Return the body from the first reachable address. `deadline` is a time on the monotonic clock.
 
-    Raises `InvalidRequest`, also for more than `max_bytes`.
+    Raises `InvalidRequest` if the fetch fails, takes too long or returns more than `max_bytes`.
     """
     for address in addresses:
         try:
@@ -50,13 +50,16 @@ def fetch(location: Location, addresses: list[str], *, max_bytes: int, deadline:
 
 @contextlib.contextmanager
 def _ended_at(deadline: float, connection: socket.socket) -> Iterator[threading.Event]:
-    """Cut the connection at the deadline, whatever waits for it then: a host may send a byte now and then for ever."""
-    control = connection.dup()  # the connection itself may be inside of TLS by then
+    """Shut the connection down at the deadline.
+
+    A timeout per read is not enough, because a slow host can send single bytes forever.
+    """
+    control = connection.dup()  # TLS may have taken over the original socket by then
     expired = threading.Event()
 
     def cut() -> None:
         expired.set()
-        with contextlib.suppress(OSError):  # the host may have been first
+        with contextlib.suppress(OSError):  # the host may have closed it already
             control.shutdown(socket.SHUT_RDWR)
 
     timer = threading.Timer(deadline - time.monotonic(), cut)
@@ -70,10 +73,10 @@ def _ended_at(deadline: float, connection: socket.socket) -> Iterator[threading.
 
 
 def _download(connection: socket.socket, location: Location, max_bytes: int) -> Iterator[bytes]:
-    connection.settimeout(None)  # there is a deadline for all of it
+    connection.settimeout(None)  # the deadline limits the whole exchange
     with ssl.create_default_context().wrap_socket(connection, server_hostname=location.host) as secure:
         exchange = http.client.HTTPConnection(location.host, location.port)
-        exchange.sock = secure  # which it then does not make itself
+        exchange.sock = secure  # so that it does not open a connection itself
         name = location.host if location.port == HTTPS_PORT else f"{location.host}:{location.port}"
         headers = {"Host": name, "User-Agent": f"lmi-handlers/{__version__}", "Accept": "image/*"}
         exchange.request("GET", location.target, headers=headers | {"Connection": "close"})
@@ -93,7 +96,7 @@ def _download(connection: socket.socket, location: Location, max_bytes: int) -> 
 
 
 def _left(deadline: float) -> float:
-    """Seconds until the deadline. Raises `InvalidRequest` where it has passed."""
+    """Return the seconds until the deadline. Raises `InvalidRequest` if it has passed."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise InvalidRequest(_TOO_LONG)

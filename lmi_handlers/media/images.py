@@ -1,4 +1,4 @@
-"""The images of one request: from URLs to files whose headers are within the operator's limits. None is decoded here."""
+"""Loads the images of one request from their URLs and checks their headers against the limits. Decodes no image."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from lmi_handlers.media.allowed import AllowedMedia, allowed_media
 from lmi_handlers.media.fetcher import fetch
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-"""What OpenAI takes. Fewer decoders are fewer mistakes of theirs."""
+"""The formats that OpenAI accepts. Each further decoder would add attack surface."""
 
 DEFAULT_MAX_IMAGES = 16
 MAX_ASPECT_RATIO = 200
-"""Beyond it models' processors refuse an image, or take minutes to cut it up."""
+"""Above this ratio, model processors reject the image or take minutes to split it."""
 
 FETCH_TIMEOUT = 10.0
-"""Seconds for all that one request has to fetch."""
+"""Seconds to fetch all images of one request."""
 
 _BASE64_CHUNK = 1 << 16
-"""Characters that are decoded in half a millisecond; a multiple of 4."""
+"""Characters decoded at a time, which takes half a millisecond. Must be a multiple of 4."""
 
 
 class ImageLimits(msgspec.Struct, frozen=True):
-    """For one request: so many images, of so many bytes and pixels together."""
+    """Limits per request. `max_bytes` and `max_pixels` are totals over all images."""
 
     max_images: int
     max_bytes: int
@@ -41,16 +41,17 @@ class ImageLimits(msgspec.Struct, frozen=True):
 
 
 class ImageLoader:
-    """Gets images. Thread-safe."""
+    """Loads images. Thread-safe."""
 
     def __init__(self, limits: ImageLimits, allowed: AllowedMedia) -> None:
         self._limits = limits
         self._allowed = allowed
 
     def load(self, sources: Sequence[ImageSource]) -> list[EncodedImage]:
-        """Return the images. Raises `InvalidRequest` with the place of one that cannot be had or is too large.
+        """Return the images.
 
-        `UnsupportedFeature` without Pillow.
+        Raises `InvalidRequest` if there are too many images, or if one cannot be loaded or is too large. The error's `field`
+        names the image. Raises `UnsupportedFeature` if Pillow is not installed.
         """
         limits = self._limits
         if len(sources) > limits.max_images:
@@ -90,7 +91,7 @@ class ImageLoader:
 
 
 def image_loader(properties: ServingProperties) -> ImageLoader:
-    """Return what the options ask for. Raises `ConfigError`."""
+    """Create the loader that the options describe. Raises `ConfigError` for an invalid option."""
     limits = ImageLimits(
         max_images(properties.limit_mm_per_prompt), properties.max_image_bytes, properties.max_image_pixels
     )
@@ -98,7 +99,10 @@ def image_loader(properties: ServingProperties) -> ImageLoader:
 
 
 def decode_data_url(url: str, max_bytes: int) -> bytes:
-    """Return what a `data:..;base64,..` URL (RFC 2397) holds. Raises `InvalidRequest`."""
+    """Return the content of a `data:..;base64,..` URL (RFC 2397).
+
+    Raises `InvalidRequest` if the URL is not valid or the content is longer than `max_bytes`.
+    """
     head, comma, text = url.partition(",")
     if not comma or not head.lower().endswith(";base64"):
         raise InvalidRequest("is a data: URL without ;base64,")
@@ -118,14 +122,17 @@ def decode_data_url(url: str, max_bytes: int) -> bytes:
 
 
 def count_pixels(data: bytes) -> tuple[int, int]:
-    """Return the width and height that a file's header tells; nothing is decoded. Raises `InvalidRequest`."""
+    """Return the width and height from the file's header, without decoding the image.
+
+    Raises `InvalidRequest` if the file is not a readable image, `UnsupportedFeature` if Pillow is not installed.
+    """
     try:
         from PIL import Image
     except ImportError as error:
         raise UnsupportedFeature(
             f"images need more packages on this server: pip install 'lmi-handlers[images]' ({error})"
         ) from error
-    Image.MAX_IMAGE_PIXELS = None  # Pillow's own limit is a warning; ours is the caller's
+    Image.MAX_IMAGE_PIXELS = None  # Pillow's own limit only warns, and the caller enforces ours
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             return image.width, image.height
@@ -134,7 +141,10 @@ def count_pixels(data: bytes) -> tuple[int, int]:
 
 
 def max_images(option: str | None) -> int:
-    """Read vLLM's JSON, `{"image": 4}` or `{"image": {"count": 4, ..}}`: how many a prompt may have. Raises `ConfigError`."""
+    """Return the maximum number of images per prompt from vLLM's JSON: `{"image": 4}` or `{"image": {"count": 4, ..}}`.
+
+    Raises `ConfigError` if the JSON is not valid.
+    """
     if option is None:
         return DEFAULT_MAX_IMAGES
     try:
