@@ -1,1 +1,1 @@
-"""The text layer: text to token ids and back, once for every dialect and every engine. Imports no engine library."""
+"""The text layer: converts between text and token ids for all dialects and engines. Imports no engine library."""

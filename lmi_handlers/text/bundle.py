@@ -1,7 +1,8 @@
-"""The text bundle: what web workers must know of a model's tokenizer, written by the engine process while it loads.
+"""The text bundle: what web workers need to know about a model's tokenizer.
 
-A directory with tokenizer.json and bundle.json. `AutoTokenizer` alone knows how to read every model's tokenizer, but it
-brings torch (473 MB and 4 s for every worker): so it runs once, in the process that has torch anyway.
+The engine process writes it while it loads: a directory with tokenizer.json and bundle.json. Only `AutoTokenizer` can read
+every model's tokenizer, but it imports torch, which costs each worker 473 MB and 4 s. So it runs once, in the engine process,
+which imports torch anyway.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ BUNDLE_FILE = "bundle.json"
 
 
 class TextBundle(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts beside tokenizer.json.
+    """The content of bundle.json.
 
-    `eos_token_ids` has no duplicates; its order is generation_config.json, config.json, tokenizer. `vocab_size` is the
-    number of rows of the model's output, which may be more than the tokenizer has tokens. `model_max_length` counts
-    tokens and is None where the model does not say. `special_tokens` maps names such as "bos_token" to the tokens'
-    text, for chat templates. `chat_templates` maps names to Jinja sources, the usual one being "default".
-    `generation_defaults` holds the sampling defaults of generation_config.json under their own names. `image_token` is the
-    text that stands for an image in a prompt, None where the model takes none; `media_tokens` has its id, and those of the
-    tokens that stand for videos and sounds. `content_format` is
-    `option.chat_template_content_format`.
+    `vocab_size` is the number of rows of the model's output, which may be more than the tokenizer has tokens.
+    `eos_token_ids` has no duplicates. It lists the ids from generation_config.json first, then config.json, then the tokenizer.
+    `special_tokens` maps names such as "bos_token" to the token's text, for chat templates.
+    `chat_templates` maps names to Jinja sources. The usual template is named "default".
+    `model_max_length` is in tokens, or None if the model does not set it.
+    `generation_defaults` has the sampling defaults from generation_config.json, under their original names.
+    `image_token` is the placeholder text for an image in a prompt, or None if the model takes no images.
+    `media_tokens` maps the placeholders for images, videos and audio to their ids.
+    `content_format` is the value of `option.chat_template_content_format`.
     """
 
     vocab_size: int
@@ -51,17 +53,17 @@ class TextBundle(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chat_template(self) -> str | None:
-        """The template that is used where nothing asks for another one."""
+        """The default template, or None if there is none."""
         return self.chat_templates.get("default")
 
     @property
     def tool_template(self) -> str:
-        """The template that is used where there are tools, "" where there is none at all."""
+        """The template for requests with tools, or "" if the model has no template."""
         return self.chat_templates.get("tool_use") or self.chat_template or ""
 
 
 def load_text_bundle(directory: Path) -> TextBundle:
-    """Read what `build_text_bundle` or `build_byte_bundle` wrote. Raises `ConfigError`."""
+    """Read a bundle from a directory. Raises `ConfigError` if it cannot be read."""
     try:
         return msgspec.json.decode((directory / BUNDLE_FILE).read_bytes(), type=TextBundle)
     except (OSError, msgspec.DecodeError) as error:
@@ -79,9 +81,9 @@ def build_text_bundle(
 ) -> TextBundle:
     """Write the bundle of the model in `model_dir` to `directory` and return it.
 
-    `gguf_file` names the file in `model_dir` to take a tokenizer from where there is no other. `chat_template` is a
-    Jinja source to use instead of the model's own. Imports transformers, so it is for the engine process. Raises
-    `ConfigError`.
+    `gguf_file` names the file in `model_dir` to read the tokenizer from if there is no other. `chat_template` is a Jinja
+    source that replaces the model's own. Imports transformers, so only the engine process calls this. Raises `ConfigError`
+    if the tokenizer cannot be loaded or the bundle cannot be written.
     """
     tokenizer = _auto_tokenizer(model_dir, trust_remote_code=trust_remote_code, gguf_file=gguf_file)
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -111,7 +113,10 @@ def build_text_bundle(
 
 
 def read_chat_template(option: str, model_dir: Path | None) -> str:
-    """Return the template that `option.chat_template` means: what the file holds, or the text itself. Raises `ConfigError`."""
+    """Return the template that `option.chat_template` specifies, either as a file or as the template text itself.
+
+    Raises `ConfigError` if the file cannot be read.
+    """
     if "{" in option:
         return option
     file = Path(option) if model_dir is None else model_dir / option
@@ -124,7 +129,7 @@ def read_chat_template(option: str, model_dir: Path | None) -> str:
 
 
 def build_byte_bundle(directory: Path, *, chat_template: str | None = None) -> TextBundle:
-    """Write a bundle that needs no model: ids 0 to 255 are the bytes of UTF-8 and 256 is "<|endoftext|>"."""
+    """Write a bundle that needs no model: ids 0 to 255 are the UTF-8 bytes and id 256 is "<|endoftext|>"."""
     backend = Tokenizer(models.BPE(vocab={char: byte for byte, char in enumerate(byte_characters())}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
@@ -142,9 +147,9 @@ def build_byte_bundle(directory: Path, *, chat_template: str | None = None) -> T
 
 
 def load_processor(model_dir: Path, *, trust_remote_code: bool) -> Any | None:
-    """Return transformers' processor of the model in `model_dir`, which turns images into its input.
+    """Return the model's transformers processor, which turns images into model input.
 
-    None where the model takes no images, or the processor cannot be loaded here.
+    Returns None if the model takes no images or the processor cannot be loaded.
     """
     if not any((model_dir / name).exists() for name in _PROCESSOR_FILES):
         return None
@@ -152,16 +157,16 @@ def load_processor(model_dir: Path, *, trust_remote_code: bool) -> Any | None:
 
     try:
         processor = AutoProcessor.from_pretrained(model_dir, trust_remote_code=trust_remote_code)  # type: ignore[no-untyped-call]
-    except Exception as error:  # noqa: BLE001  as for a tokenizer
+    except Exception as error:  # noqa: BLE001  a model may bring its own code, which may raise anything
         logger.warning("no images: the model's processor cannot be loaded", extra={"reason": str(error)})
         return None
     return processor if getattr(processor, "image_processor", None) is not None else None
 
 
 def byte_characters() -> list[str]:
-    """Return the character that stands for each byte in the vocabulary of a byte-level BPE, as GPT-2 laid it down.
+    """Return the character for each byte in the vocabulary of a byte-level BPE, as defined by GPT-2.
 
-    Printable characters of Latin-1 stand for themselves; the other bytes, in order, for the characters from U+0100 on.
+    Bytes that are printable in Latin-1 map to that character. The other bytes map, in order, to U+0100 and up.
     """
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = iter(range(0x100, 0x200))
@@ -191,7 +196,7 @@ _MAX_LENGTH_NAMES = (
     "n_ctx",
     "max_sequence_length",
 )
-_NO_MAX_LENGTH = 2**31  # transformers says 1e30 where the tokenizer sets no limit
+_NO_MAX_LENGTH = 2**31  # transformers returns 1e30 if the tokenizer sets no limit
 
 
 def _auto_tokenizer(model_dir: Path, *, trust_remote_code: bool, gguf_file: str | None) -> Any:
@@ -208,14 +213,17 @@ def _auto_tokenizer(model_dir: Path, *, trust_remote_code: bool, gguf_file: str 
 
 
 def _media_tokens(processor: Any | None, tokenizer: Any) -> dict[str, int]:
-    """Return the tokens that stand for images, videos and sounds in a prompt, with their ids."""
+    """Return the placeholder tokens for images, videos and audio, with their ids."""
     known: dict[str, int] = tokenizer.get_vocab()
     tokens = (str(getattr(processor, f"{kind}_token", "")) for kind in ("image", "video", "audio"))
     return {token: known[token] for token in tokens if token in known}
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Return the object in `file`, an empty one where there is no file. Raises `ConfigError` for anything else."""
+    """Return the JSON object in `file`, or an empty one if the file does not exist.
+
+    Raises `ConfigError` if the file cannot be read.
+    """
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
@@ -225,7 +233,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a multimodal model's config.json that is about its language model."""
+    """Return the part of a multimodal model's config.json that describes its language model."""
     part = config.get("text_config")
     return part if isinstance(part, dict) else {}
 
@@ -264,7 +272,7 @@ def _model_max_length(config: Mapping[str, Any], tokenizer_limit: int) -> int | 
 
 
 def _write(bundle: TextBundle, backend: Tokenizer, directory: Path) -> None:
-    # A tokenizer.json may carry the padding and truncation of its training; no prompt is to be padded or cut by them.
+    # A tokenizer.json may have padding and truncation settings from training. They must not pad or cut prompts.
     backend.no_padding()
     backend.no_truncation()
     try:

@@ -1,6 +1,6 @@
-"""Calls in tags, as in `<function=f><parameter=a>1</parameter></function>`: which tags, and the JSON of what is in them."""
+"""Calls written as tags, such as `<function=f><parameter=a>1</parameter></function>`: the tags, and values as JSON."""
 
-# ruff: noqa: RUF001  DeepSeek's tokens have full-width bars.
+# ruff: noqa: RUF001  DeepSeek's tokens contain full-width bars.
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from lmi_handlers.text.python_literal import JSON_CONSTANTS
 
 
 class Markup(msgspec.Struct, frozen=True):
-    """The tags of a call: `call`, name, `name_end`, the arguments, `call_end`.
+    """The tags of a call, in this order: `call`, the name, `name_end`, the arguments, `call_end`.
 
-    An argument is `parameter`, its key, one of `key_ends`, its value, one of `value_ends`.
+    Each argument is `parameter`, the key, one of `key_ends`, the value, one of `value_ends`.
     """
 
     call: str
@@ -28,13 +28,13 @@ class Markup(msgspec.Struct, frozen=True):
     call_end: str
 
 
-# A line break at either end is no part of the value.
+# A line break at the start or end of a value is not part of it.
 _QWEN = Markup("<function=", ">", "<parameter=", (">\n", ">"), ("\n</parameter>", "</parameter>"), "</function>")
 GLM = Markup("", "", "<arg_key>", ("</arg_key>\n<arg_value>", "</arg_key><arg_value>"), ("</arg_value>",), "")
-"""The name stands in front, and the end of the call is that of the tag around it."""
+"""The name comes first without a tag, and the call ends at the closing tag around it."""
 
 STATED_TYPES = {'" string="true">': {"string"}, '" string="false">': {"boolean", "number", "array", "object"}}
-"""What a key's end says of the value."""
+"""The value types that a `key_ends` entry declares."""
 
 
 def _invoke(prefix: str) -> Markup:
@@ -49,11 +49,11 @@ def _invoke(prefix: str) -> Markup:
 
 
 MARKUPS = {markup.call: markup for markup in (_QWEN, _invoke(""), _invoke("｜DSML｜"), _invoke("steptml:"))}
-"""By the text that they begin with: Qwen3-Coder's, MiniMax', DeepSeek's and Step3's."""
+"""The tags of Qwen3-Coder, MiniMax, DeepSeek and Step3, by the text that starts a call."""
 
 
 def copy_text(text: Cursor, ends: Iterable[str], write: Write) -> Reading[None]:
-    """Read up to and with one of `ends`, and write what stands in front of it. Raises `Malformed` where there is none."""
+    """Read up to and including one of `ends`, and write the text before it. Raises `Malformed` if there is none."""
     while not (yield from text.accept_any(ends)):
         if not (yield from text.peek()):
             raise Malformed
@@ -61,13 +61,16 @@ def copy_text(text: Cursor, ends: Iterable[str], write: Write) -> Reading[None]:
 
 
 def argument_types(schema: Mapping[str, object], key: str) -> set[str]:
-    """Return the types that `schema`, one of all arguments, declares for `key`; none where it says nothing."""
+    """Return the types that `schema`, the schema of all arguments, declares for `key`. The set is empty if it has none."""
     properties = schema.get("properties")
     return _types(properties.get(key)) if isinstance(properties, Mapping) else set()
 
 
 def typed_json(value: str, types: set[str]) -> str:
-    """Return the JSON of a value that has one of `types`; the text itself as a string where it is no other."""
+    """Return `value` as JSON, given its declared types.
+
+    The result is a string if `types` includes "string" or if the text is not valid JSON. A null is kept if it is allowed.
+    """
     constant = JSON_CONSTANTS.get(value.strip())
     if constant == "null" and "null" in types:
         return constant
@@ -84,7 +87,7 @@ def typed_json(value: str, types: set[str]) -> str:
 
 
 def _types(schema: object) -> set[str]:
-    """Return the types that `schema` declares, alone or as alternatives."""
+    """Return the types that `schema` declares, directly or in `anyOf` and `oneOf`."""
     found: set[str] = set()
     if isinstance(schema, Mapping):
         for alternative in (schema, *_list(schema.get("anyOf")), *_list(schema.get("oneOf"))):

@@ -1,10 +1,10 @@
-"""The ways in which models write a call: as a JSON object, as Python, with the name in front, as tags.
+"""Reads the syntaxes in which models write a call: a JSON object, Python, a name followed by arguments, or tags.
 
-Which tags stand around calls depends on the model's family (`tool_formats`); what is inside tells its kind by its first
-characters, so every family reads all of them.
+The tags around a call depend on the model's family (see `tool_formats`). The syntax inside them is recognised by its first
+characters, so every family accepts all of them.
 """
 
-# ruff: noqa: RUF001  DeepSeek's tokens have full-width bars.
+# ruff: noqa: RUF001  DeepSeek's tokens contain full-width bars.
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from lmi_handlers.text.partial_json import (
 from lmi_handlers.text.python_literal import read_python_value
 
 Schemas = Mapping[str, Mapping[str, object]]
-"""The functions that may be called, by name, each with the JSON Schema of its arguments."""
+"""The JSON Schema of each function's arguments, by function name."""
 
 
 class CallSink(Protocol):
-    """Takes calls as they are read."""
+    """Receives calls as they are read."""
 
     def open_call(self, name: str) -> None:
-        """Begin another call."""
+        """Start a new call."""
 
     def write_arguments(self, piece: str) -> None:
-        """Add to the JSON text of the arguments of the call begun last."""
+        """Append to the JSON arguments of the latest call."""
 
 
 class CallReader:
     """Reads calls from `text` into `sink`.
 
-    The caller holds the text before a call, and what is held is dropped as soon as the call's name is known.
+    The caller calls `hold` on the cursor before a call. The held text is discarded as soon as the call's name is known.
     """
 
     def __init__(self, text: Cursor, sink: CallSink, schemas: Schemas) -> None:
@@ -50,10 +50,10 @@ class CallReader:
         self._schemas = schemas
 
     def read(self, *, known_names_only: bool) -> Reading[None]:
-        """Read one call, or a list of them in brackets.
+        """Read one call, or several in square brackets.
 
-        Raises `Malformed` where the text does not go on as a call, with `known_names_only` also at a name that is none
-        of `schemas`. The calls read so far stay, and so do the arguments of the one that broke off.
+        Raises `Malformed` if the text is not a call, or with `known_names_only` if the name is not in `schemas`. Calls read
+        before the error are kept, including a partial last one.
         """
         names = self._schemas.keys() if known_names_only else None
         if not (yield from self._text.accept("[")):
@@ -82,7 +82,7 @@ class CallReader:
         call.close()
 
     def _json(self, call: _Call, *, nested: bool = False) -> Reading[None]:
-        """`{"name": "f", "arguments": {...}}`, Llama's `parameters`, OpenAI's and TGI's object in `function`."""
+        """Read `{"name": "f", "arguments": {...}}`, also with Llama's `parameters` or OpenAI's and TGI's `function`."""
         text = self._text
         yield from text.expect("{")
         first = True
@@ -108,7 +108,7 @@ class CallReader:
             first = False
 
     def _members(self, call: _Call) -> Reading[None]:
-        """TGI's `{"_name": "f", "a": 1}`: the arguments are the other members of the object."""
+        """Read the rest of TGI's `{"_name": "f", "a": 1}`, where the other members are the arguments."""
         separator = "{"
         while (key := (yield from read_key(self._text, first=False))) is not None:
             call.write(f"{separator}{json_string(key)}: ")
@@ -118,21 +118,22 @@ class CallReader:
             call.write("}")
 
     def _named(self, call: _Call) -> Reading[None]:
-        """A name, and behind it Python's arguments, GLM's tags, or JSON."""
+        """Read a name followed by arguments as Python, GLM's tags or JSON."""
         text = self._text
         name = yield from text.run(_NAME)
         if (yield from text.accept("(")):
             call.open(name)
             yield from self._keywords(call)
             return
-        # Ids of calls: Mistral's `f[CALL_ID]0a1b2c3d4`, Kimi's `functions.f:0`.
+        # Skip call ids: Mistral writes `f[CALL_ID]0a1b2c3d4`, Kimi writes `functions.f:0`.
         if (yield from text.accept("[CALL_ID]")):
             yield from text.run(_NAME)
         elif (yield from text.accept(":")):
             yield from text.run(_NAME)
             name = name.removeprefix("functions.")
         yield from text.run(SPACE)
-        # GLM's call without arguments is a name in a tag, where another family may have any word.
+        # GLM writes a call without arguments as just a name in the tag. Other families may have any word there, so the
+        # name must be known.
         is_alone = name in self._schemas and (yield from text.starts_with("</tool_call>"))
         if is_alone or (yield from text.starts_with(GLM.parameter)):
             call.open(name)
@@ -149,7 +150,7 @@ class CallReader:
             yield from text.accept("```")
 
     def _gemma(self, call: _Call) -> Reading[None]:
-        """Gemma's `call:f{a:<|"|>text<|"|>,b:1}`."""
+        """Read the rest of Gemma's `call:f{a:<|"|>text<|"|>,b:1}`."""
         name = yield from self._text.run(_NAME)
         if (yield from self._text.peek()) != "{":
             raise Malformed
@@ -177,7 +178,7 @@ class CallReader:
             call.write("}")
 
     def _markup(self, call: _Call) -> Reading[None]:
-        """Qwen3-Coder's `<function=f><parameter=a>...</parameter></function>`, and others in tags."""
+        """Read `<function=f><parameter=a>...</parameter></function>` (Qwen3-Coder) and similar tags."""
         text = self._text
         opening = yield from text.accept_any(MARKUPS)
         if not opening:
@@ -189,7 +190,7 @@ class CallReader:
         yield from self._parameters(call, name, markup)
 
     def _parameters(self, call: _Call, name: str, markup: Markup) -> Reading[None]:
-        """Arguments in tags; the schema says what is no string, unless the tag does."""
+        """Read arguments in tags. The type of a value comes from the tag, or else from the schema."""
         text = self._text
         separator = "{"
         yield from text.run(SPACE)
@@ -216,7 +217,7 @@ class CallReader:
 
 
 class _Call:
-    """A call that is being read. Arguments that come before the name wait for it."""
+    """A call that is being read. Arguments that come before the name are kept until the name is known."""
 
     def __init__(self, text: Cursor, sink: CallSink, names: Collection[str] | None) -> None:
         self.has_arguments = False
@@ -228,11 +229,14 @@ class _Call:
         self._empty = True
 
     def accepts_key(self, key: str) -> bool:
-        """Whether the JSON object of a call may also have `key`. Text without a tag shall soon turn out to be none."""
+        """Whether the JSON object of a call may have another `key`.
+
+        Without a tag, only "id" and "type" may come before the name, to detect early that the text is not a call.
+        """
         return self._name is not None or self._names is None or key in ("id", "type")
 
     def open(self, name: str) -> None:
-        """Take the name. Raises `Malformed` where it can be none."""
+        """Set the name. Raises `Malformed` if it is empty or not allowed."""
         if self._name is not None:
             return
         if not name or (self._names is not None and name not in self._names):
@@ -245,7 +249,7 @@ class _Call:
         self._waiting.clear()
 
     def write(self, piece: str) -> None:
-        """Take a piece of the arguments."""
+        """Add a piece of the arguments."""
         if self._name is None:
             self._waiting.append(piece)
         elif piece:
@@ -253,7 +257,7 @@ class _Call:
             self._sink.write_arguments(piece)
 
     def close(self) -> None:
-        """Take the end. A call without arguments has an empty object of them, as clients parse it."""
+        """End the call. A call without arguments gets `{}`, because clients parse the arguments as JSON."""
         if self._name is None:
             raise Malformed
         if self._empty:

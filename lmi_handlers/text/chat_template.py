@@ -1,7 +1,7 @@
-"""Chat messages to the text that the model was trained on, by the model's own Jinja template.
+"""Renders chat messages into a prompt with the model's own Jinja template.
 
-Templates see what transformers shows them (its `render_jinja_template` is the reference, and the tests compare with it).
-A web worker does not import transformers for this: it would take seconds of start-up and 30 MB.
+Templates get the same variables as in transformers. Its `render_jinja_template` is the reference, and the tests compare with
+it. Web workers do not import transformers for this, because that would take seconds at start-up and 30 MB.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from lmi_handlers.text.bundle import TextBundle
 
 
 def render_chat(bundle: TextBundle, chat: ChatPrompt) -> str:
-    """Return the prompt for `chat`, to be encoded without adding special tokens: the template has written them.
+    """Return the prompt for `chat`. Encode it without adding special tokens, because the template has already added them.
 
-    `add_generation_prompt` opens an answer of the assistant; `continue_final_message` leaves the last message open
-    instead. `template_kwargs` are further variables of this model's template, such as `enable_thinking`. Raises
-    `InvalidRequest` where the template refuses the messages, and `UnsupportedFeature` where the model has no template
-    that works.
+    `add_generation_prompt` starts an assistant message. `continue_final_message` leaves the last message open instead.
+    `template_kwargs` are extra template variables, such as `enable_thinking`. Raises `InvalidRequest` if the template
+    rejects the messages, and `UnsupportedFeature` if the model has no working template.
     """
     template = _select_template(bundle, chat.tools)
     if chat.continue_final_message and chat.add_generation_prompt:
@@ -57,7 +56,7 @@ def render_chat(bundle: TextBundle, chat: ChatPrompt) -> str:
         raise InvalidRequest(str(error) or type(error).__name__, field="messages") from error
 
 
-# What a template's code can raise when messages have not the shape that it expects, say `'text' + None`.
+# What a template can raise if messages do not have the shape that it expects, for example on `'text' + None`.
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -68,9 +67,7 @@ _TEMPLATE_ERRORS = (
     ValueError,
 )
 _PROBE = "a text to look for"
-_CONTINUE_HERE = (
-    "CONTINUE_FINAL_MESSAGE_TAG "  # with a space, to see whether the template strips what a message ends with
-)
+_CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "  # ends in a space, to detect templates that strip messages
 _TRIED_AFTER: dict[str, tuple[tuple[str, ...], ...]] = {
     "system": ((),),
     "user": ((), ("system",)),
@@ -91,9 +88,9 @@ _TAKEN_NAMES = frozenset(
 
 
 class _Generation(jinja2.ext.Extension):
-    """transformers' tag around what the assistant says, `{% generation %}`, which means nothing to the names inside."""
+    """The tag `{% generation %}`, which transformers puts around the assistant's text. Here it only makes a scope."""
 
-    tags = {"generation"}  # noqa: RUF012  jinja2's own form
+    tags = {"generation"}  # noqa: RUF012  declared like this in jinja2
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Scope:
         next(parser.stream)
@@ -115,7 +112,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike jinja2's own filter, escapes nothing for HTML."""
+    """Render JSON without HTML escapes, unlike jinja2's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -128,7 +125,7 @@ _ENVIRONMENT.globals |= {"raise_exception": _raise_exception, "strftime_now": _s
 
 @functools.lru_cache(maxsize=8)
 def _variables(template: str) -> set[str]:
-    """Names that the template reads. Raises jinja2's `TemplateSyntaxError`."""
+    """Return the variables that the template reads. Raises jinja2's `TemplateSyntaxError`."""
     return jinja2.meta.find_undeclared_variables(_ENVIRONMENT.parse(template))
 
 
@@ -142,9 +139,9 @@ def _render(template: str, messages: list[dict[str, Any]], **variables: Any) -> 
 
 
 def _render_open(template: str, messages: list[dict[str, Any]], **variables: Any) -> str:
-    """Render up to the end of the last message's text, without what the template writes after it.
+    """Render up to the end of the last message's text, and drop what the template writes after it.
 
-    Raises `ValueError` where the last message has no text, or the template leaves it out.
+    Raises `ValueError` if the last message has no text or the template leaves it out.
     """
     final = copy.deepcopy(messages[-1])
     content = final.get("content")
@@ -161,13 +158,16 @@ def _render_open(template: str, messages: list[dict[str, Any]], **variables: Any
     end = rendered.rfind(_CONTINUE_HERE.strip())
     if end == -1 or text.strip() not in rendered:
         raise ValueError("continue_final_message: this model's chat template leaves the final message's text out")
-    # Where the template strips what a message ends with, the text is stripped as it would be without the tag.
+    # If the template strips messages, strip the text too, as the template would have done without the tag.
     keeps = rendered.startswith(_CONTINUE_HERE, end)
     return rendered[:end] if keeps else rendered[:end].rstrip()
 
 
 def _with_tools(chat: ChatPrompt, tools: list[dict[str, Any]], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with the tools at the end of the user's last one, where TGI puts them for such a model."""
+    """Return the messages with the tools appended to the last user message.
+
+    TGI does the same for models whose template does not read tools.
+    """
     places = [place for place, message in enumerate(messages) if message.get("role") == "user"]
     place = places[-1] if places else len(messages) - 1
     message = messages[place]
@@ -178,9 +178,9 @@ def _with_tools(chat: ChatPrompt, tools: list[dict[str, Any]], messages: list[di
 
 
 def _fit_content(bundle: TextBundle, template: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with each content in the form that the template reads: one text, or a list of parts.
+    """Return the messages with each content in the form that the template reads: a text or a list of parts.
 
-    Raises `UnsupportedFeature` where there is an image and no form for it.
+    Raises `UnsupportedFeature` if a message has an image that the template cannot show.
     """
     fitted = []
     for message in messages:
@@ -195,7 +195,7 @@ def _fit_content(bundle: TextBundle, template: str, messages: list[dict[str, Any
 
 
 def _content_forms(bundle: TextBundle, template: str, role: str) -> tuple[bool, bool]:
-    """Return whether a template reads a content of this role's that is a text, and one that is a list of parts."""
+    """Return two flags: whether the template reads text content for this role, and whether it reads a list of parts."""
     if bundle.content_format != "auto":
         return bundle.content_format == "string", bundle.content_format == "openai"
     return _tried_forms(template, tuple(bundle.special_tokens.items()), role if role in _TRIED_AFTER else "user")
@@ -203,9 +203,10 @@ def _content_forms(bundle: TextBundle, template: str, role: str) -> tuple[bool, 
 
 @functools.lru_cache(maxsize=32)
 def _tried_forms(template: str, special_tokens: tuple[tuple[str, str], ...], role: str) -> tuple[bool, bool]:
-    """Find out by rendering both, among messages without which some templates refuse it.
+    """Render both forms to find out which of them the template reads.
 
-    One that reads neither is taken to read texts, as most do.
+    Some templates reject a message unless certain other messages are around it, so several combinations are tried.
+    A template that reads neither form is treated as reading text, as most templates do.
     """
 
     def reads(content: str | list[dict[str, str]]) -> bool:
@@ -224,7 +225,7 @@ def _tried_forms(template: str, special_tokens: tuple[tuple[str, str], ...], rol
 
 
 def _try(template: str, messages: list[dict[str, Any]], special_tokens: dict[str, str]) -> str:
-    """Return what a template makes of messages, nothing where it refuses them."""
+    """Return the rendered messages, or "" if the template rejects them."""
     try:
         return _render(template, messages, tools=None, documents=None, add_generation_prompt=False, **special_tokens)
     except _TEMPLATE_ERRORS:
@@ -244,7 +245,7 @@ def _part_text(bundle: TextBundle, part: dict[str, str]) -> str:
 
 
 def _select_template(bundle: TextBundle, tools: list[dict[str, Any]] | None) -> str:
-    """Return the template that transformers would take: with tools the one named "tool_use", if there is one."""
+    """Return the template that transformers would use: "tool_use" if there are tools and it exists, else "default"."""
     templates = bundle.chat_templates
     template = templates.get("tool_use") if tools is not None else None
     if template is None:

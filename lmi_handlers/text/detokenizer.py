@@ -1,4 +1,4 @@
-"""Token ids to text, one id at a time."""
+"""Converts token ids to text, one id at a time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from lmi_handlers.text.tokenizer import Pieces, Tokenizer
 
 
 class Detokenizer(Protocol):
-    """Turns one sequence's ids into pieces whose concatenation is the text that the whole of it decodes to.
+    """Turns the ids of one sequence into pieces of text. Joined, the pieces are the decoded text of the whole sequence.
 
-    A piece is "" while a character is incomplete, and its last id brings the whole of it. Bytes that can never become a
-    character are U+FFFD. A character that is still incomplete when the sequence ends is left out.
+    While a character is incomplete, the pieces are "". The id that completes it returns the whole character. Invalid
+    bytes become U+FFFD. A character that is still incomplete at the end of the sequence is dropped.
     """
 
     def feed(self, token_id: int) -> str:
@@ -23,9 +23,9 @@ class Detokenizer(Protocol):
 def make_detokenizer(
     tokenizer: Tokenizer, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool
 ) -> Detokenizer:
-    """Return the detokenizer for what follows a prompt. With `skip_special_tokens`, control tokens add no text.
+    """Return a detokenizer for the tokens generated after a prompt. With `skip_special_tokens`, control tokens add no text.
 
-    The text continues the prompt, so its leading space is kept.
+    The text continues the prompt, so a leading space is kept.
     """
     pieces = tokenizer.pieces(skip_special_tokens=skip_special_tokens)
     if pieces is not None:
@@ -34,10 +34,10 @@ def make_detokenizer(
 
 
 class PieceDetokenizer:
-    """For decoders that give each token bytes of its own: byte-level BPE, and SentencePiece with byte fallback.
+    """For decoders in which each token has its own bytes: byte-level BPE, and SentencePiece with byte fallback.
 
-    Where such a SentencePiece decoder meets a run of byte tokens that is not UTF-8 it makes U+FFFD of all of it, in
-    hindsight; here the characters before the fault have been sent, and stay.
+    There is one difference. If a run of byte tokens is not valid UTF-8, a SentencePiece decoder replaces the whole run with
+    U+FFFD. Here the valid characters before the error have already been sent, so they stay.
     """
 
     def __init__(self, pieces: Pieces) -> None:
@@ -56,17 +56,17 @@ class PieceDetokenizer:
 
 
 class WindowDetokenizer:
-    """For every other decoder: decodes the last few ids with and without the new one, and returns the difference.
+    """For all other decoders. Decodes the last few ids with and without the new one and returns the difference.
 
-    `tokenizers.decoders.DecodeStream` does the same, but raises where a decoder changes earlier text in hindsight, and
-    never gets past a token whose text is U+FFFD.
+    `tokenizers.decoders.DecodeStream` does the same, but it raises an error if a decoder changes earlier text, and it gets stuck
+    at a token whose text is U+FFFD.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> None:
         self._decode = tokenizer.backend.decode
         self._hidden = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         self._window = list(prompt_token_ids[-_CONTEXT_LENGTH:])
-        self._sent = len(self._window)  # how many ids at the start of the window have had their text returned
+        self._sent = len(self._window)  # number of ids at the start of the window whose text has been returned
         self._sent_text = self._decode(self._window, skip_special_tokens=False)
 
     def feed(self, token_id: int) -> str:
@@ -88,5 +88,5 @@ class WindowDetokenizer:
         return piece
 
 
-_CONTEXT_LENGTH = 4  # enough for a decoder to see that it is not at the start of a text
-_LONGEST_CHARACTER = 4  # in bytes, so in byte tokens
+_CONTEXT_LENGTH = 4  # tokens, enough for a decoder to see that it is not at the start of a text
+_LONGEST_CHARACTER = 4  # in bytes, and so in byte tokens

@@ -1,7 +1,7 @@
-"""Reading JSON that is still being written, an object's members one by one. Structure is checked, values are not.
+"""Reads JSON that is still being generated, one object member at a time. Checks the structure, but not the values.
 
-The standard library, msgspec and ijson want whole and valid JSON, and partial-json-parser reads all of the text anew for
-each piece; none of them gives back a value's own text, piece by piece as it comes.
+The standard library, msgspec and ijson need complete, valid JSON, and partial-json-parser rereads all of the text for each
+piece. None of them returns the text of a value piece by piece as it arrives.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from collections.abc import Callable
 from lmi_handlers.text.cursor import SPACE, Cursor, Malformed, Reading
 
 Write = Callable[[str], None]
-"""Takes the pieces of a value in order."""
+"""Receives the pieces of a value in order."""
 
 
 def read_key(text: Cursor, *, first: bool) -> Reading[str | None]:
-    """Read up to the value of an object's next member and return its key; None where the object ends, its brace read.
+    """Read up to the value of an object's next member and return its key. At the end, read the brace and return None.
 
-    For the `first` member the cursor is behind the opening brace, later at the end of a value. Raises `Malformed`.
+    For the `first` member the cursor must be after the opening brace, later at the end of the previous value. Raises
+    `Malformed` if the text is not an object.
     """
     yield from text.run(SPACE)
     if not first and not (yield from text.starts_with("}")):
@@ -35,9 +36,9 @@ def read_key(text: Cursor, *, first: bool) -> Reading[str | None]:
 
 
 def copy_value(text: Cursor, write: Write) -> Reading[None]:
-    """Read a value of any type and write its text as it stands.
+    """Read a value of any type and write its text unchanged.
 
-    Raises `Malformed` at a character that no JSON has, say the `<` of an end tag where a brace is missing.
+    Raises `Malformed` at a character that cannot occur in JSON, such as the `<` of an end tag after a missing brace.
     """
     depth = 0
     while True:
@@ -61,16 +62,16 @@ def copy_value(text: Cursor, write: Write) -> Reading[None]:
 
 
 def read_string(text: Cursor) -> Reading[str]:
-    """Read a string and return what it stands for. Raises `Malformed`."""
+    """Read a string and return it decoded. Raises `Malformed` as `decode_string` does."""
     pieces: list[str] = []
     yield from decode_string(text, pieces.append)
     return "".join(pieces)
 
 
 def decode_string(text: Cursor, write: Write) -> Reading[None]:
-    """Read a string and write what it stands for; line breaks in it and unknown escapes stand for themselves.
+    """Read a string and write it decoded. Line breaks and unknown escapes are kept unchanged.
 
-    Half a surrogate pair is U+FFFD. Raises `Malformed`.
+    Half a surrogate pair becomes U+FFFD. Raises `Malformed` if the text is not a string or ends inside it.
     """
     yield from text.expect('"')
     while not (yield from text.accept('"')):
@@ -88,12 +89,12 @@ def json_string(text: str) -> str:
 
 
 def string_content(text: str) -> str:
-    """Return `text` as it stands between a JSON string's quotes."""
+    """Return `text` as a JSON string without its quotes."""
     return json_string(text)[1:-1]
 
 
 _SCALAR = re.compile(r"[-+.\w]+")
-_BETWEEN = re.compile(r"[-+.\w\s,:]+")  # what arrays and objects have beside strings and brackets
+_BETWEEN = re.compile(r"[-+.\w\s,:]+")  # everything in arrays and objects except strings and brackets
 _PLAIN = re.compile(r'[^"\\]+')
 
 

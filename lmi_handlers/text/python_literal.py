@@ -1,4 +1,4 @@
-"""Python literals that are still being written, as JSON; Gemma's as well, whose strings have tokens for quotes."""
+"""Converts Python literals to JSON while they are being generated. Also reads Gemma's, which use tokens as quotes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from lmi_handlers.text.cursor import SPACE, Cursor, Malformed, Reading
 from lmi_handlers.text.partial_json import Write, json_string, string_content
 
 JSON_CONSTANTS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
-"""How JSON writes Python's constants; its own are in too, as models mix them up."""
+"""Python's constants as JSON. JSON's own names are included because models mix them up."""
 
 
 def read_python_value(text: Cursor, write: Write) -> Reading[None]:
-    """Read a literal and write it as JSON; JSON's true, false and null are in, too. A bare word is a string.
+    """Read a literal and write it as JSON. JSON's true, false and null are accepted too. A bare word is a string.
 
-    Raises `Malformed`.
+    Raises `Malformed` if the text is not a literal.
     """
-    closers: list[str] = []  # of the JSON brackets that are open
-    separator = ""  # written when the next value comes: a comma may be the last thing in a bracket
+    closers: list[str] = []  # the closing brackets of the open JSON brackets
+    separator = ""  # only written before the next value, because Python allows a trailing comma
     while True:
         yield from text.run(SPACE)
         char = yield from text.peek()
@@ -40,7 +40,7 @@ def read_python_value(text: Cursor, write: Write) -> Reading[None]:
             if not word:
                 raise Malformed
             write(separator + (json_string(word) if is_key else _literal(word)))
-        # A value is behind: a bracket that ends with it is a value too.
+        # A value has been read. A bracket that closes here completes a value too.
         while closers:
             yield from text.run(SPACE)
             char = yield from text.peek()
@@ -61,7 +61,7 @@ def _literal(word: str) -> str:
 
 
 def _python_string(text: Cursor, write: Write) -> Reading[None]:
-    """Read a quoted string and write it as JSON. Python leaves unknown escapes as they are."""
+    """Read a quoted string and write it as JSON. Unknown escapes are kept unchanged, as in Python."""
     quote = text.take(1)
     write('"')
     while (char := (yield from text.peek())) != quote:
@@ -82,7 +82,7 @@ def _python_string(text: Cursor, write: Write) -> Reading[None]:
 
 
 def _token_string(text: Cursor, write: Write) -> Reading[None]:
-    """Read a string of Gemma's and write it as JSON: it has no escapes."""
+    """Read a string in Gemma's format and write it as JSON. It has no escapes."""
     quote = yield from text.accept_any(_QUOTE_TOKENS)
     if not quote:
         raise Malformed

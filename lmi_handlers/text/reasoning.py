@@ -1,6 +1,6 @@
-"""What a model thinks before it answers: the marks of its family, and the parser that tells thoughts from the answer.
+"""Separates a model's reasoning from its answer, by the marks that the model's family uses.
 
-Sources: the models' chat templates and cards; the names are those of vLLM's `--reasoning-parser`.
+Sources: the models' chat templates and model cards. The names are those of vLLM's `--reasoning-parser`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lmi_handlers.text.tool_calls import MessageDelta, MessageParser
 
 
 class ReasoningFormat(msgspec.Struct, frozen=True):
-    """What stands around the thoughts of a family of models, and what some write around the answer too. Any of each."""
+    """The marks around the reasoning of a model family. Some families also mark the answer. Each field lists alternatives."""
 
     name: str
     begins: tuple[str, ...]
@@ -57,7 +57,7 @@ FORMATS = {
         ),
     )
 }
-"""By vLLM's name."""
+"""The formats by their name in vLLM."""
 
 _ALIASES = {
     **dict.fromkeys(
@@ -86,7 +86,7 @@ _ALIASES = {
     "cohere_command4": "cohere_command3",
 }
 
-# The first one that a template has decides. Early templates of DeepSeek-R1 have the end alone, to cut old thoughts off.
+# The first marker found in the template decides. Early DeepSeek-R1 templates only have </think>, to cut off old reasoning.
 _MARKERS = (
     ("<answer>\n", "hunyuan_a13b"),
     ("[THINK]", "mistral"),
@@ -103,7 +103,7 @@ _MARKERS = (
 
 
 def reasoning_format(name: str) -> ReasoningFormat:
-    """Return the format of that name. Raises `ConfigError` for an unknown one."""
+    """Return the format with that name. Raises `ConfigError` if the name is unknown."""
     found = FORMATS.get(_ALIASES.get(name, name))
     if found is None:
         raise ConfigError(f"unknown option.reasoning_parser {name!r}; known: {', '.join(names())}")
@@ -111,10 +111,10 @@ def reasoning_format(name: str) -> ReasoningFormat:
 
 
 def choose_reasoning(chat_template: str, parser: str | None, *, enabled: bool | None) -> ReasoningFormat | None:
-    """Return the format by the options' values, None where thoughts are to stay in the answer.
+    """Return the format that the options select, or None if reasoning stays in the answer.
 
-    `parser` names it; where it does not, and `enabled` is true, the marks in `chat_template` tell. Raises `ConfigError` for
-    an unknown name, and where the template has no marks.
+    `parser` is the name of the format. If it is None and `enabled` is true, the format is detected from `chat_template`.
+    Raises `ConfigError` if the name is unknown or the template has no known marks.
     """
     if enabled is False or (parser is None and not enabled):
         return None
@@ -130,10 +130,10 @@ def choose_reasoning(chat_template: str, parser: str | None, *, enabled: bool | 
 
 
 class ReasoningParser(MessageParser):
-    """Takes the thoughts out of a text that follows `prompt`, and hands `parser` the answer.
+    """Extracts the reasoning from the text generated after `prompt`, and passes the answer to `parser`.
 
-    A message thinks where the prompt ends with the beginning of thoughts, or the text begins with one. A text that ends
-    inside its thoughts has no answer. White space around thoughts is dropped.
+    A message has reasoning if the prompt ends with a begin mark or the text starts with one. If the text ends during the
+    reasoning, there is no answer. White space around the reasoning is dropped.
     """
 
     def __init__(self, format: ReasoningFormat, prompt: str, parser: MessageParser) -> None:  # noqa: A002
@@ -146,12 +146,12 @@ class ReasoningParser(MessageParser):
         self._reading = self._read()
 
     def feed(self, text: str) -> MessageDelta:
-        """Take more text."""
+        """Take more text and return what it adds to the message."""
         self._text.append(text)
         return self._advance()
 
     def finish(self) -> MessageDelta:
-        """Return what was held back."""
+        """Return the text that was held back."""
         self._text.end()
         return self._advance() + self._parser.finish()
 
@@ -177,14 +177,14 @@ class ReasoningParser(MessageParser):
             self._answer.append(text.available(_ANYTHING))
 
     def _accept(self, marks: tuple[str, ...]) -> Reading[bool]:
-        """Read one of `marks`, and the white space behind it, if the text goes on so."""
+        """Read one of `marks` and the white space after it, and return whether there was one."""
         found = yield from self._text.accept_any(marks)
         if found:
             yield from self._text.run(SPACE)
         return bool(found)
 
     def _copy(self, pieces: list[str], ends: tuple[str, ...]) -> Reading[None]:
-        """Read up to one of `ends`, or all there is, into `pieces`; the end and the white space around it are dropped."""
+        """Read the text up to one of `ends`, or all of it, into `pieces`. Drop the end mark and the white space around it."""
         text = self._text
         words = re.compile(rf"[^\s{re.escape(''.join({end[0] for end in ends}))}]+")
         while True:
@@ -198,5 +198,5 @@ _ANYTHING = re.compile(r".+", re.DOTALL)
 
 
 def names() -> list[str]:
-    """Return what `option.reasoning_parser` may be."""
+    """Return the values that `option.reasoning_parser` accepts."""
     return sorted({*FORMATS, *_ALIASES})

@@ -1,4 +1,4 @@
-"""The text of one sequence: a backend's outputs become deltas of tokens with text, cut at stop strings."""
+"""The text of one sequence: turns a backend's outputs into text deltas, and cuts them at stop strings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lmi_handlers.text.tokenizer import Tokenizer
 
 
 class TextRules:
-    """What is the same for all sequences of a request: the tokenizer, and how their texts begin and end. Immutable."""
+    """What all sequences of a request share: the tokenizer and the rules for special tokens and stops. Immutable."""
 
     def __init__(self, tokenizer: Tokenizer, sampling_params: SamplingParams) -> None:
         self.tokenizer = tokenizer
@@ -27,28 +27,29 @@ class TextRules:
         self.automaton = StopAutomaton(sampling_params.stop) if sampling_params.stop else None
 
     def stop_matcher(self) -> StopMatcher | None:
-        """Return a matcher for one sequence, None where no text stops it."""
+        """Return a matcher for one sequence, or None if there are no stop strings."""
         if self.automaton is None:
             return None
         return StopMatcher(self.automaton, include_stop_str_in_output=self.include_stop, min_tokens=self.min_tokens)
 
 
 class SequenceText:
-    """Turns the `TokenOutput`s of one sequence into `TextDelta`s, in order and once each.
+    """Turns the `TokenOutput`s of one sequence into `TextDelta`s.
 
-    What always holds: the text of a delta is the concatenation of its tokens' texts, without the special tokens where
-    `skip_special_tokens` is set; a special token that is not in the text has its literal one. Tokens whose text may
-    still be cut by a stop string come with a later delta, the last one at the latest. The token that made the engine
-    end the sequence is in the text only where `include_stop_str_in_output` keeps it. Tokens after a stop string never
-    come.
+    - Each token appears once and in order.
+    - The text of a delta is the texts of its tokens, joined. With `skip_special_tokens` it leaves special tokens out, but
+      the tokens themselves still have their literal text.
+    - A token that a stop string may still cut comes with a later delta, at the latest with the last one.
+    - The token that made the engine end the sequence is in the text only with `include_stop_str_in_output`.
+    - Tokens after a stop string are dropped.
 
-    A stop string that is the text of a special token also stops at that token, which leaves no text to match.
+    If a stop string is the text of a special token, that token also stops the sequence, even if it adds no text.
     """
 
     def __init__(self, rules: TextRules, prompt_token_ids: Sequence[int], *, index: int = 0) -> None:
         self.index = index
         self.finish_reason: FinishReason | None = None
-        """Set with the last delta. The engine does not know of a stop string that matched: the caller must abort it."""
+        """Set with the last delta. The engine does not see stop strings, so the caller must abort it after a match."""
         self._rules = rules
         self._tokenizer = rules.tokenizer
         self._prompt_token_ids = prompt_token_ids
@@ -56,10 +57,10 @@ class SequenceText:
             rules.tokenizer, prompt_token_ids, skip_special_tokens=rules.skip_special_tokens
         )
         self._stop = rules.stop_matcher()
-        self._held: deque[Token] = deque()  # the tokens of the pieces that the matcher holds
+        self._held: deque[Token] = deque()  # the tokens whose pieces the matcher holds
 
     def feed(self, output: TokenOutput) -> TextDelta:
-        """Return what `output` adds: nothing after the last delta, as the engine may be steps ahead of an abort."""
+        """Return what `output` adds. After the last delta that is nothing: the engine may run on until it is aborted."""
         if self.finish_reason is not None:
             return TextDelta(index=self.index)
         prompt_tokens: tuple[Token, ...] = ()
@@ -93,7 +94,7 @@ class SequenceText:
         )
 
     def _ending_token(self, output: TokenOutput) -> int | None:
-        """Position of the token that ended the sequence; None where an engine keeps that token to itself."""
+        """Return the position of the token that ended the sequence, or None if the engine did not send that token."""
         last = len(output.token_ids) - 1
         if output.finish_reason in _ENDED_BY_TOKEN and last >= 0 and output.token_ids[last] in self._rules.ending_ids:
             return last
@@ -112,7 +113,7 @@ class SequenceText:
         )
 
     def _match(self, stop: StopMatcher, token: Token, piece: str, tokens: list[Token]) -> str:
-        """Add `token` to those held, move those that are free to `tokens` and return their text."""
+        """Hold `token`, move the tokens that are no longer held to `tokens`, and return their text."""
         self._held.append(token)
         if token.special and not piece and token.text in self._rules.stop_strings:
             return self._release(stop.feed_stop(), tokens)
@@ -160,5 +161,5 @@ class SequenceText:
         )
 
 
-# A backend knows no stop strings: its STOP_SEQUENCE is one of `stop_token_ids`.
+# Backends do not see stop strings, so their STOP_SEQUENCE means one of `stop_token_ids`.
 _ENDED_BY_TOKEN = (FinishReason.EOS_TOKEN, FinishReason.STOP_SEQUENCE)

@@ -1,4 +1,4 @@
-"""Where in a text its tokens are."""
+"""The positions of tokens in a text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lmi_handlers.text.tokenizer import Tokenizer
 
 
 class TokenSpan(msgspec.Struct, frozen=True):
-    """A token and its place: bytes `start` to `stop` of the text in UTF-8. Tokens that are added to it have an empty place."""
+    """A token and its position: bytes `start` to `stop` of the UTF-8 text. Added special tokens have an empty span."""
 
     id: int
     text: str
@@ -20,9 +20,9 @@ class TokenSpan(msgspec.Struct, frozen=True):
 
 
 def token_spans(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[TokenSpan]:
-    """Tokenise `text`. Raises `InvalidRequest` for text that is not Unicode."""
+    """Tokenise `text`. Raises `InvalidRequest` if it is not valid Unicode."""
     try:
-        # A batch, as that releases the interpreter's lock.
+        # The batch call releases the GIL.
         [encoding] = tokenizer.backend.encode_batch([text], add_special_tokens=add_special_tokens)
         sizes = None if text.isascii() else [0, *accumulate(len(char.encode()) for char in text)]
     except (TypeError, UnicodeEncodeError) as error:  # a lone surrogate

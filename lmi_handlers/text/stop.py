@@ -1,4 +1,4 @@
-"""Stop strings, matched on text that comes in pieces."""
+"""Matches stop strings in text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from collections import deque
 
 
 class StopMatcher:
-    """Looks for the first of several stop strings in one sequence's text, fed as one piece per token.
+    """Finds the first stop string in the text of one sequence. The text is fed as one piece per token.
 
-    The strings are in an automaton, which all sequences of a request share.
+    The stop strings are in an automaton, which all sequences of a request share.
 
-    The first is the one that ends first, and of several that end together the longest: so a match does not depend on
-    how the text is cut into pieces. It is cut from the text, or the text ends with it where
-    `include_stop_str_in_output`. A match must end after the first `min_tokens` pieces.
+    The match that ends first wins. If several end at the same character, the longest wins. So the result does not depend on
+    how the text is split into pieces. The text is cut before the match, or after it with `include_stop_str_in_output`. A
+    match must end after the first `min_tokens` pieces.
 
-    Pieces come out as they went in, one for one and in order, but later where their end may yet turn out to be the
-    start of a stop string, and shortened where a match cuts them. The time taken is linear in the text, whatever the
-    stop strings are.
+    Each piece that goes in comes out once, in order. It comes out late if its end may be the start of a stop string, and
+    shorter if a match cuts it. Time is linear in the text, whatever the stop strings are.
     """
 
     def __init__(
@@ -31,9 +30,9 @@ class StopMatcher:
         self.matched = False
 
     def feed(self, piece: str) -> list[str]:
-        """Return the pieces, oldest first, that no later text can change; all of them where `matched` is now true.
+        """Return the pieces that later text can no longer change, oldest first.
 
-        Once it is true, call this no more.
+        If `matched` becomes true, all pieces are returned, and this must not be called again.
         """
         automaton, node = self._automaton, self._node
         can_match = self._count_piece()
@@ -48,26 +47,26 @@ class StopMatcher:
         return self._release(piece, keep=automaton.depth[node])
 
     def feed_stop(self) -> list[str]:
-        """Take a stop that has no text, with an empty piece of its own; otherwise like `feed`."""
+        """Take a stop token that has no text. It counts as an empty piece. Otherwise like `feed`."""
         if self._count_piece():
             self.matched = True
             return [*self.flush(), ""]
         return self._release("", keep=self._automaton.depth[self._node])
 
     def flush(self) -> list[str]:
-        """Return the pieces still held: the text has ended, and no stop string with it."""
+        """Return the pieces that are still held, at the end of a text without a match."""
         pieces = list(self._held)
         self._held.clear()
         self._held_length = self._node = 0
         return pieces
 
     def _count_piece(self) -> bool:
-        """Count a piece that has come in, and return whether a match may end in it."""
+        """Count a new piece and return whether a match may end in it."""
         self._pieces_to_pass -= 1
         return self._pieces_to_pass < 0
 
     def _release(self, piece: str, keep: int) -> list[str]:
-        """Hold `piece`, and return the oldest pieces without which `keep` characters are still held."""
+        """Hold `piece`, then return the oldest pieces that can go while at least `keep` characters stay held."""
         held = self._held
         held.append(piece)
         length = self._held_length + len(piece)
@@ -79,7 +78,7 @@ class StopMatcher:
         return released
 
     def _cut(self, piece: str, end: int) -> list[str]:
-        """Return all pieces, shortened to `end` characters in all."""
+        """Return all pieces, cut to a total of `end` characters."""
         self.matched = True
         pieces = []
         for text in [*self.flush(), piece]:
@@ -89,18 +88,19 @@ class StopMatcher:
 
 
 class StopAutomaton:
-    """The Aho-Corasick automaton of a set of stop strings: node 0 is the root, a node is a prefix of some stop string.
+    """The Aho-Corasick automaton of a set of stop strings. Each node is a prefix of a stop string, and node 0 is the root.
 
-    Being at a node means that it is the longest such prefix with which the text so far ends. `depth` is its length, and
-    `match_length` that of the longest whole stop string with which the text so far ends, 0 where there is none.
+    The current node is the longest prefix that the text so far ends with. `depth` is the length of that prefix.
+    `match_length` is the length of the longest stop string that the text so far ends with, or 0 if there is none.
 
-    Comparing anew at each token would take the product of two lengths for strings such as "aaaa...b". Building this is linear in
-    the strings, but takes some hundred bytes per character: build it once per request. Immutable once made.
+    Comparing at every token from scratch would take time proportional to text length times stop length for strings such as
+    "aaaa...b". Building the automaton takes linear time, but a few hundred bytes per character, so build it once per request.
+    Immutable once built.
     """
 
     def __init__(self, stop: tuple[str, ...]) -> None:
         self._children: list[dict[str, int]] = [{}]
-        self._fallback = [0]  # the longest proper suffix of a node that is a node too
+        self._fallback = [0]  # for each node, its longest proper suffix that is also a node
         self.depth = [0]
         self.match_length = [0]
         for string in stop:
@@ -117,7 +117,7 @@ class StopAutomaton:
         return self._children[node][char]
 
     def open_node(self, node: int) -> int:
-        """Return the longest suffix of `node` that a longer text could still make a stop string of."""
+        """Return the longest suffix of `node` that more text could still complete to a stop string."""
         while node and not self._children[node]:
             node = self._fallback[node]
         return node

@@ -1,4 +1,4 @@
-"""A model's tokenizer as web workers use it: text to ids, and what each id stands for."""
+"""A model's tokenizer as used by web workers: encodes text, and knows the text of each id."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from lmi_handlers.core.errors import ConfigError, InvalidRequest
 from lmi_handlers.text.bundle import TOKENIZER_FILE, TextBundle, byte_characters
 
 _SHORT = 1024
-"""Characters up to which the library's plain call is the quickest."""
+"""Up to this length (characters for encoding, ids for decoding), the library's single call is faster than a batch."""
 
 _CHUNK = 32_768
 _CUT = 16
-"""Tokens by which a cut between two chunks may at most inflate the count."""
+"""Maximum number of extra tokens that a cut between two chunks can cause."""
 
 _TAIL = 65_536
-"""Minimum number of characters to tokenise from the end of a text that will be truncated."""
+"""Minimum number of characters to encode at the end of a text that will be truncated."""
 
 _SLACK = 1024
-"""Tokens at the start of such a tail that may be others than in the whole text, and are not used."""
+"""Tokens at the start of this tail that are not used, because they may differ from those of the whole text."""
 
 
 class Tokenizer:
-    """tokenizer.json of a bundle's directory. Immutable once made, so any thread may call it.
+    """The tokenizer.json of a text bundle. Thread-safe.
 
-    `special_token_ids` are the control tokens, `eos_token_ids` those that end a sequence. `token_bytes` maps an id to its part
-    of a text. `backend` is the library's own object.
+    `special_token_ids` are the control tokens. `eos_token_ids` are the tokens that end a sequence. `token_bytes` maps an id to
+    the bytes that it adds to a text. `backend` is the tokenizer object of the `tokenizers` library.
     """
 
     def __init__(self, directory: Path, bundle: TextBundle) -> None:
@@ -52,16 +52,16 @@ class Tokenizer:
         self.token_bytes = TokenBytes(self.token_text if self._all_pieces is None else self._all_pieces.__getitem__)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, truncate: int | None = None) -> list[int]:
-        """Return the ids of `text`, at most the last `truncate` of them.
+        """Return the ids of `text`. With `truncate`, return only the last `truncate` ids.
 
-        `add_special_tokens` puts a beginning-of-sequence token and the like around them where the model has such; it
-        is for plain prompts, a rendered chat has its own. Raises `InvalidRequest` for text that is not Unicode.
+        `add_special_tokens` adds the model's special tokens, such as a beginning-of-sequence token. Use it for plain prompts
+        only, because a rendered chat already has them. Raises `InvalidRequest` if the text is not valid Unicode.
         """
         try:
             if truncate is None:
                 return self._encode(text, add_special_tokens)
             ids = self._encode_tail(text, truncate, add_special_tokens)
-        except TypeError as error:  # how the library meets a lone surrogate, which JSON can write ("\ud800")
+        except TypeError as error:  # the library's error for a lone surrogate, which JSON can contain ("\ud800")
             raise InvalidRequest("must be valid Unicode text, without lone surrogates", field="inputs") from error
         return ids[max(len(ids) - truncate, 0) :]
 
@@ -69,14 +69,14 @@ class Tokenizer:
         if len(text) <= _SHORT:
             ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         else:
-            # The only one of the library's calls that releases the interpreter's lock, and it does not track offsets.
+            # Batch calls release the GIL, and this one saves time by not tracking offsets.
             ids = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def _encode_tail(self, text: str, truncate: int, add_special_tokens: bool) -> list[int]:
-        """Return the ids of `text`, or where it is long those of an end of it that has well over `truncate` tokens.
+        """Return the ids of `text`. If it is long, encode only a tail of it that has well over `truncate` tokens.
 
-        The tail begins between two words where there are some, from where on tokens are those of the whole text.
+        If possible, the tail starts between two words, because from there on its tokens match those of the whole text.
         """
         length = max(_TAIL, 8 * truncate)
         while length < len(text):
@@ -93,18 +93,16 @@ class Tokenizer:
         if len(token_ids) <= _SHORT:
             text: str = self.backend.decode(token_ids, skip_special_tokens=False)
         else:
-            text = self.backend.decode_batch([token_ids], skip_special_tokens=False)[
-                0
-            ]  # releases the interpreter's lock
+            text = self.backend.decode_batch([token_ids], skip_special_tokens=False)[0]  # releases the GIL
         return text
 
     def estimate_beyond(self, text: str, limit: int) -> int | None:
-        """Return about how many tokens `text` has where it certainly has more than `limit`, else None.
+        """Estimate the number of tokens in `text` if it certainly has more than `limit`. Otherwise return None.
 
-        Takes the time and memory of about `limit` tokens at most, however long the text is.
+        Takes at most about the time and memory of encoding `limit` tokens, however long the text is.
         """
         if len(text) <= max(limit, _CHUNK):
-            return None  # encoding it is no more work than this would be
+            return None  # simply encoding the text takes no longer
         longest = self._longest_token
         certain = longest is not None and len(text) > limit * longest
         tokens = 0
@@ -116,9 +114,9 @@ class Tokenizer:
 
     @functools.cached_property
     def _longest_token(self) -> int | None:
-        """Bytes, and so characters at most, that one token can stand for. None where that is not known.
+        """The maximum number of bytes, and so of characters, that one token can stand for, or None if unknown.
 
-        It is for byte-level BPE, where no step drops anything of a text.
+        It is known only for byte-level BPE if no step of the tokenizer drops any text.
         """
         backend = self.backend
         if self._piece_bytes is not _byte_level or backend.normalizer is not None or backend.truncation is not None:
@@ -126,18 +124,18 @@ class Tokenizer:
         if backend.pre_tokenizer is not None and b"Removed" in backend.pre_tokenizer.__getstate__():
             return None
         if any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values()):
-            return None  # each of them may stand for any number of spaces
+            return None  # such a token absorbs any number of spaces
         vocabulary = backend.get_vocab(with_added_tokens=True)
         return max(map(len, vocabulary)) if vocabulary.keys() >= _BYTE_OF_CHARACTER.keys() else None
 
     def is_special(self, token_id: int) -> bool:
-        """Whether this is a control token, such as the end of a sequence."""
+        """Whether this is a control token, such as an end-of-sequence token."""
         return token_id in self.special_token_ids
 
     def token_text(self, token_id: int) -> str:
-        """Return what `token_id` reads as in the middle of a text, its leading space kept.
+        """Return the text of `token_id` as in the middle of a text, with its leading space.
 
-        Bytes that are no whole characters are U+FFFD, an added token is its literal text, an unknown id is "".
+        Incomplete characters become U+FFFD, an added token is its literal text, and an unknown id is "".
         """
         text = self._token_texts.get(token_id)
         if text is None:
@@ -145,7 +143,7 @@ class Tokenizer:
         return text
 
     def pieces(self, *, skip_special_tokens: bool) -> Pieces | None:
-        """Return the table of what each id adds to a text; None where that depends on the ids around it."""
+        """Return the table of what each id adds to a text, or None if that depends on the neighbouring ids."""
         return self._visible_pieces if skip_special_tokens else self._all_pieces
 
     def _decode_alone(self, token_id: int) -> str:
@@ -154,15 +152,15 @@ class Tokenizer:
         if self._all_pieces is not None:
             piece = self._all_pieces[token_id]
             return piece if isinstance(piece, str) else piece.decode("utf-8", "replace")
-        # Many decoders strip the space in front of the first token of a text: take the second one's text.
+        # Many decoders strip the space before the first token of a text, so decode the token twice and take the second.
         once = self.backend.decode([token_id], skip_special_tokens=False)
         return self.backend.decode([token_id, token_id], skip_special_tokens=False)[len(once) :]
 
 
 class Pieces(dict[int, "str | bytes"]):
-    """What each id adds to a text: a str where its bytes are whole characters, else the bytes; "" for unknown ids.
+    """What each id adds to a text: a str if its bytes are whole characters, otherwise the bytes. Unknown ids map to "".
 
-    Filled as ids come up: a table of a whole vocabulary would take a worker tens of megabytes and most of a second.
+    Filled on demand, because a table of the whole vocabulary would cost each worker tens of megabytes and most of a second.
     """
 
     def __init__(
@@ -184,10 +182,10 @@ class Pieces(dict[int, "str | bytes"]):
 
 
 class TokenBytes(dict[int, bytes]):
-    """What each id, a control token's too, adds to a text, in UTF-8: half a character for some; b"" for unknown ids.
+    """The UTF-8 bytes that each id adds to a text, control tokens included. Unknown ids map to b"".
 
-    The bytes of a text's tokens make up the text. Where a decoder lets neighbours change each other, these are the bytes of
-    each token's text alone, and make up the text as far as those do. Filled as ids come up, as `Pieces` is.
+    The bytes may be part of a character. Joined, the bytes of all tokens are the bytes of the text. With decoders in which
+    neighbouring tokens affect each other this is only approximate, because each token is decoded alone. Filled on demand.
     """
 
     def __init__(self, piece: Callable[[int], str | bytes]) -> None:
@@ -204,7 +202,7 @@ PieceBytes = Callable[[str], bytes]
 
 
 def _piece_bytes(backend: tokenizers.Tokenizer) -> PieceBytes | None:
-    """Return how the decoder of `backend` turns a token into bytes, None where a token's neighbours count too."""
+    """Return the function that turns a token into bytes, or None if the decoder also looks at neighbouring tokens."""
     if backend.decoder is None:
         return None
     decoder: dict[str, Any] = json.loads(backend.decoder.__getstate__())
@@ -213,7 +211,7 @@ def _piece_bytes(backend: tokenizers.Tokenizer) -> PieceBytes | None:
     if kinds == ["ByteLevel"]:
         return _byte_level
     if kinds in (["Replace", "ByteFallback", "Fuse"], ["Replace", "ByteFallback", "Fuse", "Strip"]):
-        # Strip takes the space off the start of a whole text; what is generated continues one, so it never applies.
+        # Strip only removes the space at the start of a text. Generated text continues a prompt, so it never applies.
         spaces = steps[0]["pattern"] == {"String": "▁"} and steps[0]["content"] == " "
         return _byte_fallback if spaces else None
     return None
@@ -225,7 +223,7 @@ _BYTE_OF_CHARACTER = {char: byte for byte, char in enumerate(byte_characters())}
 def _byte_level(token: str) -> bytes:
     try:
         return bytes([_BYTE_OF_CHARACTER[char] for char in token])
-    except KeyError:  # an added token, which is its literal text
+    except KeyError:  # an added token stands for its literal text
         return token.encode()
 
 

@@ -1,7 +1,7 @@
-"""From what a model writes to content and tool calls, piece by piece; a whole answer is the pieces joined.
+"""Splits generated text into content and tool calls, piece by piece. For a whole answer, join the pieces.
 
-There is no library to take: the parsers of vLLM and SGLang cannot be had without torch and their engines, and the one of
-transformers has a template for few models, gives a call when it is complete, and raises on JSON that is not.
+No library fits. The parsers of vLLM and SGLang need torch and their engines. The parser of transformers supports few models,
+returns a call only when it is complete, and raises on incomplete JSON.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from lmi_handlers.text.tool_formats import Format, Tag
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):
-    """What a call gains: `index` counts the message's calls from 0, `name` comes once, with the first delta of a call.
+    """An addition to a tool call. `index` counts the calls of a message from 0. Only a call's first delta has the `name`.
 
-    `arguments` is a further piece of their JSON text, which is whatever the model wrote, so it may be no valid JSON.
+    `arguments` is the next piece of the JSON text of the arguments. It is what the model wrote, so it may not be valid JSON.
     """
 
     index: int
@@ -28,7 +28,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 
 
 class MessageDelta(msgspec.Struct, frozen=True):
-    """What a message gains: text for the reader, calls in the order in which they were written, and thoughts before them."""
+    """An addition to a message. The reasoning comes before the content and the calls. Calls are in the written order."""
 
     content: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
@@ -41,34 +41,35 @@ class MessageDelta(msgspec.Struct, frozen=True):
 
 
 class MessageParser(ABC):
-    """Parses the text of one message, its special tokens but for the last in it as their literal text.
+    """Parses the text of one message.
 
-    The deltas joined do not depend on how the text was cut into pieces. Time is linear. Nothing is ever raised.
+    The text contains special tokens as literal text, except for the final one. The joined deltas do not depend on how the
+    text was split into pieces. Parsing takes linear time and never raises.
     """
 
     @abstractmethod
     def feed(self, text: str) -> MessageDelta:
-        """Take more text, and return what can be said for certain now and was not said before."""
+        """Take more text and return everything new that is now certain."""
 
     @abstractmethod
     def finish(self) -> MessageDelta:
-        """Return what was held back: the text has ended. A call that broke off keeps what came of it."""
+        """Return what was held back, at the end of the text. An incomplete call keeps the part that was read."""
 
 
 class PlainParser(MessageParser):
-    """A message without calls: everything is content."""
+    """For messages without calls. All text is content."""
 
     def feed(self, text: str) -> MessageDelta:
-        """Return `text`."""
+        """Return `text` as content."""
         return MessageDelta(content=text)
 
     def finish(self) -> MessageDelta:
-        """Return nothing: nothing was held back."""
+        """Return nothing, because nothing was held back."""
         return MessageDelta()
 
 
 class NamedCallParser(MessageParser):
-    """One call of the function `name`: a grammar has made the text its arguments, `{"location": "Paris"}`."""
+    """For a single call of the function `name`. A grammar makes the text its arguments, such as `{"location": "Paris"}`."""
 
     def __init__(self, name: str) -> None:
         self._name: str | None = name
@@ -79,12 +80,12 @@ class NamedCallParser(MessageParser):
         return MessageDelta(tool_calls=(ToolCallDelta(0, name, text),) if name or text else ())
 
     def finish(self) -> MessageDelta:
-        """Return the call where no text has come at all."""
+        """Return the call if there was no text at all."""
         return self.feed("")
 
 
 class _ReadingParser(MessageParser):
-    """Runs `_read` as far as the text goes."""
+    """Runs `_read` as far as the available text allows."""
 
     def __init__(self, schemas: Schemas) -> None:
         self._text = Cursor()
@@ -108,7 +109,7 @@ class _ReadingParser(MessageParser):
 
 
 class CallListParser(_ReadingParser):
-    """Calls only: a grammar has made the text `[{"name": "f", "arguments": {...}}, ...]`. Any other is content."""
+    """For calls only. A grammar makes the text `[{"name": "f", "arguments": {...}}, ...]`. Any other text is content."""
 
     def __init__(self) -> None:
         super().__init__({})
@@ -129,21 +130,21 @@ class CallListParser(_ReadingParser):
 
 
 class TaggedCallParser(_ReadingParser):
-    """Content and calls as a model writes them when nothing forces it, in the format of its family.
+    """For content and calls in the format of a model's family, without a grammar.
 
-    White space around calls is dropped. A tag without a call is content, and so is what looks like a call without a
-    tag but is none of a function in `schemas`; the rest of such a message has no calls without a tag.
+    White space around calls is dropped. A tag without a call is content. Text that looks like an untagged call is content if
+    it does not name a function in `schemas`. After that, untagged calls are no longer recognised in the message.
     """
 
     def __init__(self, format: Format, schemas: Schemas) -> None:  # noqa: A002
         self._format = format
-        # Text that no tag begins or ends in, and white space neither.
+        # Text without white space or the first character of any tag.
         firsts = {mark[0] for tag in (format.section, *format.tags) for mark in (tag.open, tag.close) if mark}
         self._words = re.compile(rf"[^\s{re.escape(''.join(sorted(firsts)))}]+")
         self._bare = format.bare
-        self._ends: tuple[str, ...] = ()  # the end tags that are still to come
+        self._ends: tuple[str, ...] = ()  # the end tags that are still expected
         self._at_start = True
-        self._after_call = False  # nothing but white space since
+        self._after_call = False  # only white space since the last call
         super().__init__(schemas)
 
     def _read(self) -> Reading[None]:
@@ -151,7 +152,7 @@ class TaggedCallParser(_ReadingParser):
             self._at_start = False
 
     def _read_next(self) -> Reading[bool]:
-        """Read white space, and behind it calls, an end tag or a word of content. Return whether there was any."""
+        """Read white space and then calls, an end tag or a word of content. Return false at the end of the text."""
         text = self._text
         text.hold()
         space = yield from text.run(_BEHIND_CALL if self._after_call else SPACE)
@@ -169,13 +170,13 @@ class TaggedCallParser(_ReadingParser):
         if tag or is_bare or self._after_call:
             found = yield from self._read_calls(tag)
         if found:
-            # Qwen3-Coder leaves out an opening tag now and then, and writes the end tag all the same.
+            # Qwen3-Coder sometimes leaves out the opening tag but still writes the end tag.
             if tag or not self._ends:
                 closes = ((tag or self._format.tags[0]).close, self._format.section.close)
                 self._ends = tuple(close for close in closes if close)
             self._after_call = True
         elif is_bare:
-            self._bare = ""  # an answer that is JSON: what is inside it is no call either
+            self._bare = ""  # the answer itself is JSON, so do not look for calls inside it
         rejected = text.release()
         if self._after_call:
             rejected = rejected.lstrip()
@@ -195,7 +196,7 @@ class TaggedCallParser(_ReadingParser):
         return None
 
     def _read_calls(self, tag: Tag | None) -> Reading[bool]:
-        """Read a call or a list of them, and return whether there was any. What is held then is part of none."""
+        """Read one or more calls and return whether there were any. Text that is still held is not part of a call."""
         calls_before = self._deltas.calls
         try:
             if tag:
@@ -209,7 +210,7 @@ class TaggedCallParser(_ReadingParser):
 
 
 class _Deltas:
-    """What has been read and not been told yet."""
+    """What has been read but not returned yet."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -239,4 +240,4 @@ class _Deltas:
 
 
 _ANYTHING = re.compile(r".+", re.DOTALL)
-_BEHIND_CALL = re.compile(r"[\s,;\]}]+")  # what separates calls, and a bracket too many
+_BEHIND_CALL = re.compile(r"[\s,;\]}]+")  # separators between calls, and superfluous brackets

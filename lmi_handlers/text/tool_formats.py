@@ -1,6 +1,6 @@
-"""The tags that a family of models writes around its tool calls, and which family a model is of."""
+"""The tags that model families write around tool calls, and how to detect a model's family."""
 
-# ruff: noqa: RUF001  DeepSeek's tokens have full-width bars.
+# ruff: noqa: RUF001  DeepSeek's tokens contain full-width bars.
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from lmi_handlers.core.errors import ConfigError
 
 
 class Tag(msgspec.Struct, frozen=True):
-    """What stands in front of calls, and what may stand behind them.
+    """`open` comes before calls, and `close` may come after them.
 
-    `known_names_only`: such text is common without calls, so it is one only with the name of a function that was offered.
+    `known_names_only` is for tags that are also common without calls. It is a call only if it names an offered function.
     """
 
     open: str
@@ -23,9 +23,8 @@ class Tag(msgspec.Struct, frozen=True):
 class Format(msgspec.Struct, frozen=True):
     """How a family of models marks its calls.
 
-    `section` may stand around calls that are made at once; its marks are empty where there is none. `bare` are the
-    characters with which a call may also begin at the start of a line, without a tag, and then only with the name of a
-    function that was offered.
+    `section` is an optional tag around a group of calls. Its marks are empty if the family has none. `bare` lists the
+    characters that may start a call without a tag, at the start of a line. Such a call must name an offered function.
     """
 
     name: str
@@ -91,7 +90,7 @@ FORMATS = {
         Format("json", (_TOOL_CALL, _TOOL_CALLS, *_FENCES), bare="{["),
     )
 }
-"""By the name that vLLM's `--tool-call-parser` has for it; `json` is ours, for models of no family."""
+"""The formats by their name in vLLM's `--tool-call-parser`. `json` is ours, for models of unknown families."""
 
 _ALIASES = {
     "deepseek_v4": "deepseek_v32",
@@ -112,10 +111,10 @@ _ALIASES = {
     "step3p5": "qwen3_xml",
     "xlam": "json",
 }
-"""Families with the tags of another: what is inside them tells its kind by itself."""
+"""Families that use the tags of another one. The syntax inside the tags may differ, since it is detected separately."""
 
-# The first one that a template has decides: Qwen3-Coder's has Hermes' tag too, Seed's has Qwen3-Coder's, Llama 4's may
-# have Llama 3's.
+# The first marker found in the template decides. Order matters: Qwen3-Coder's template also has Hermes' tag, Seed's also has
+# Qwen3-Coder's, and Llama 4's may have Llama 3's.
 _MARKERS = (
     ("<seed:tool_call>", "seed_oss"),
     ("<function=", "qwen3_xml"),
@@ -147,9 +146,9 @@ _MARKERS = (
 
 
 def choose_format(chat_template: str, option: str | None) -> Format:
-    """Return the format that `option` names, else the one whose marks `chat_template` has, else `json`.
+    """Return the format that `option` names. Without it, detect the format from `chat_template`, or default to `json`.
 
-    Raises `ConfigError` for an unknown name.
+    Raises `ConfigError` if the name is unknown.
     """
     if option is None:
         return FORMATS[next((name for marker, name in _MARKERS if marker in chat_template), "json")]
@@ -160,5 +159,5 @@ def choose_format(chat_template: str, option: str | None) -> Format:
 
 
 def names() -> list[str]:
-    """Return what `option.tool_call_parser` may be."""
+    """Return the values that `option.tool_call_parser` accepts."""
     return sorted({*FORMATS, *_ALIASES})
