@@ -1,4 +1,4 @@
-"""Many rounds of random faults, on echo and on the real model: the rounds of tests/test_faults.py with another seed each time."""
+"""Random faults on echo and on the real model: many rounds of tests/test_faults.py, with a new seed on every run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ROOT = Path(__file__).parent.parent
 
 
 def bench_faults(_: Path) -> None:
-    """Print what the rounds have shown; an invariant that does not hold ends the run."""
+    """Run the rounds and print their results. A violated invariant ends the run."""
     print("\n### Faults\n")
     seed = int(time.time())
     for name, rounds in ROUNDS.items():

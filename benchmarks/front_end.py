@@ -1,4 +1,4 @@
-"""The HTTP side alone: the echo backend's tokens through the whole server, against FastAPI writing the same bytes from memory."""
+"""The HTTP side alone: our server with the echo backend, against FastAPI writing the same bytes from memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from servers import Server, fastapi_server, lmi_server
 TOKENS = 128
 ROUNDS = 7
 REQUESTS = {32: 512, 256: 1024}
-"""Concurrent streams, and how many streams a round has in all; before them comes a burst of as many as are concurrent."""
+"""The number of streams per round, by concurrency. Before each round comes a burst with one stream per connection."""
 
 ECHO: dict[str, object] = {"option.rolling_batch": "echo", "option.max_rolling_batch_size": 512}
 REQUEST = invocation("The quick brown fox jumps over the lazy dog. ", max_new_tokens=TOKENS, ignore_eos_token=True)
@@ -24,11 +24,11 @@ FIRST_BYTE = Target(150, of_ratio=False, at_most=True)
 PACE = 20
 PACED_STREAMS = 256
 PACED_REQUEST = invocation("The quick brown fox jumps over the lazy dog. ", max_new_tokens=PACE, ignore_eos_token=True)
-"""What takes a second of an engine that makes `PACE` tokens a second for each stream."""
+"""A request that takes one second on an engine that generates `PACE` tokens per second and stream."""
 
 
 def bench_front_end(directory: Path) -> None:
-    """Print tokens a second, the slowest first byte and processor time at each concurrency."""
+    """Print tokens per second, slowest first byte and CPU time for each concurrency."""
     with lmi_server(directory / "echo", ECHO) as ours:
         expected = run_load(ours.port, [REQUEST], 1).answers[0].body
         with fastapi_server(directory / "fastapi", expected) as peer:
@@ -58,7 +58,7 @@ def bench_front_end(directory: Path) -> None:
 
 @dataclass
 class Rounds:
-    """What the rounds of one server at one concurrency gave. Times are in seconds, those of the CPU a token."""
+    """The results of one server at one concurrency, one entry per round. Times are in seconds, CPU times per token."""
 
     first_byte: list[float] = field(default_factory=list)
     tokens_per_second: list[float] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Rounds:
     records_per_write: list[float] = field(default_factory=list)
 
     def run(self, server: Server, streams: int, expected: bytes) -> None:
-        """Add a round. Raises `RuntimeError` where an answer is not `expected`."""
+        """Run a round and add its results. Raises `RuntimeError` if an answer is not `expected`."""
         burst = run_load(server.port, [REQUEST] * streams, streams)
         _check(burst, expected)
         self.first_byte.append(burst.slowest_first_byte)
@@ -93,7 +93,7 @@ def _measure(ours: Server, peer: Server, streams: int, expected: bytes) -> tuple
 
 
 def _paced_first_byte(directory: Path) -> list[float]:
-    """The slowest first byte, in seconds, of each burst on an engine as slow as one with a model."""
+    """Return the slowest first byte of each burst in seconds, on an engine as slow as one with a model."""
     with lmi_server(directory / "paced", ECHO | {"option.echo_tokens_per_second": PACE}) as server:
         bursts = [run_load(server.port, [PACED_REQUEST] * PACED_STREAMS, PACED_STREAMS) for _ in range(ROUNDS + 1)]
     return [burst.slowest_first_byte for burst in bursts[1:]]

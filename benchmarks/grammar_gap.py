@@ -1,4 +1,4 @@
-"""What a bad grammar costs everybody else: the gaps between a stream's tokens while others' pathological grammars are refused."""
+"""What a bad grammar costs other clients: the gaps between a stream's tokens while pathological grammars are rejected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ SERVED: dict[str, dict[str, object]] = {
 
 
 def pathological() -> list[dict[str, Any]]:
-    """Grammars of TGI's that take for ever, all memory, or a long time: a regex, a long array, a deeply nested schema."""
+    """Return TGI grammars that would take forever, a very long time or all memory to compile.
+
+    They are two regexes, a schema with a huge array, and a deeply nested schema.
+    """
     nested: dict[str, Any] = {"type": "integer"}
     for _ in range(8):
         nested = {"type": "object", "properties": dict.fromkeys("abc", nested)}
@@ -43,7 +46,7 @@ def pathological() -> list[dict[str, Any]]:
 
 
 def bench_grammar_gap(directory: Path) -> None:
-    """Print the median and the 99th percentile of the gaps with and without such requests, on each engine that has grammars."""
+    """Print the median and 99th percentile of the gaps with and without bad grammars, for each engine with grammars."""
     model = resolve_model(
         None, model_dir=None, revision=None, cache_dir=default_cache_dir(os.environ), report=lambda _: None
     )
@@ -52,7 +55,7 @@ def bench_grammar_gap(directory: Path) -> None:
         properties: dict[str, object] = {"option.rolling_batch": engine, "option.model_id": model, **options}
         median, tail = Paired(), Paired()
         with lmi_server(directory / engine, properties) as server:
-            _gaps(server)  # the first is for warming up
+            _gaps(server)  # warm up
             for _ in range(ROUNDS):
                 alone = _gaps(server)
                 with _Trouble(server):
@@ -71,7 +74,7 @@ def bench_grammar_gap(directory: Path) -> None:
 
 
 class _Trouble:
-    """Sends the grammars one after the other, again and again, until the block ends."""
+    """Sends the grammars one by one in an endless loop until the block ends."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -95,7 +98,7 @@ class _Trouble:
 
 
 def _gaps(server: Server) -> list[float]:
-    """Seconds between the tokens of one stream."""
+    """Return the seconds between the tokens of one stream."""
     body = {
         "inputs": "The river",
         "parameters": {"max_new_tokens": NEW_TOKENS, "ignore_eos_token": True},

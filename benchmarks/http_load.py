@@ -1,6 +1,7 @@
-"""The load: many HTTP requests at once from a single thread that does nothing but send and receive while the clock runs.
+"""The load generator: sends many HTTP requests at once from a single thread.
 
-What came is taken apart only afterwards, so that the client takes as little as possible of the cores it shares with the server.
+While the clock runs, it only sends and receives. Responses are parsed afterwards, because the client shares its CPU cores with
+the server.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from dataclasses import dataclass
 
 _READ_SIZE = 1 << 16
 _CONTENT_LENGTH = re.compile(rb"HTTP/1.1 .*?\r\ncontent-length: (\d+)\r\n(?:.*?\r\n)?\r\n", re.DOTALL | re.IGNORECASE)
-_LAST_CHUNK = b"\n\r\n0\r\n\r\n"  # the end of the last record's chunk, and the one that ends the body
+_LAST_CHUNK = b"\n\r\n0\r\n\r\n"  # the end of the last record's chunk, then the empty chunk that ends the body
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One response. `chunks` counts the body's HTTP chunks.
+    """One response. `chunks` is the number of HTTP chunks in the body.
 
-    `first_byte` is the body's first, in seconds from the sending of the request: some send the head before they know more.
+    `first_byte` is the time from sending the request to the first byte of the body, in seconds. The head does not count,
+    because some servers send it before they have any output.
     """
 
     status: int
@@ -33,40 +35,40 @@ class Answer:
 
     @property
     def records(self) -> int:
-        """Lines of the body."""
+        """The number of lines in the body."""
         return self.body.count(b"\n")
 
 
 @dataclass(frozen=True)
 class Load:
-    """What came of a load that took `seconds` from its first request to the end of its last answer."""
+    """The result of a load. `seconds` is the time from the first request to the end of the last answer."""
 
     answers: list[Answer]
     seconds: float
 
     @property
     def tokens_per_second(self) -> float:
-        """All answers' records, each of them a token, by the time they took."""
+        """Records per second over all answers. Each record is one token."""
         return sum(answer.records for answer in self.answers) / self.seconds
 
     @property
     def slowest_first_byte(self) -> float:
-        """Seconds."""
+        """The longest `first_byte` of all answers, in seconds."""
         return max(answer.first_byte for answer in self.answers)
 
     @property
     def records_per_chunk(self) -> float:
-        """How many records a write carried on average."""
+        """The average number of records per HTTP chunk."""
         return sum(answer.records for answer in self.answers) / sum(answer.chunks for answer in self.answers)
 
 
 def invocation(prompt: str, *, stream: bool = True, **parameters: object) -> bytes:
-    """A request in LMI's dialect."""
+    """Return a request in LMI's dialect."""
     return post({"inputs": prompt, "stream": stream, "parameters": parameters})
 
 
 def post(document: object) -> bytes:
-    """A request to `/invocations`."""
+    """Return a request to `/invocations`."""
     body = json.dumps(document).encode()
     head = (
         "POST /invocations HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -76,10 +78,10 @@ def post(document: object) -> bytes:
 
 
 def run_load(port: int, requests: Iterable[bytes], concurrency: int, timeout: float = 120.0) -> Load:
-    """Send `requests` over `concurrency` connections: one on each at once, then the next where one has been answered.
+    """Send `requests` over `concurrency` connections, each with one request at a time.
 
-    The connections are open before the first is sent. Raises `TimeoutError` where they are not all answered in time,
-    `RuntimeError` for an answer other than a 200.
+    All connections are opened before the first request is sent. Raises `TimeoutError` if not all requests are answered in
+    time, and `RuntimeError` if an answer is not a 200.
     """
     waiting = iter(requests)
     done: list[_Exchange] = []
@@ -105,19 +107,19 @@ def run_load(port: int, requests: Iterable[bytes], concurrency: int, timeout: fl
 
 
 class _Exchange:
-    """A request that has been sent, and what has come back so far."""
+    """A request that has been sent, and the response received so far."""
 
     def __init__(self, sock: socket.socket, request: bytes) -> None:
         self.socket = sock
         self._received: list[bytes] = []
         self._tail = b""
         self._first_byte = 0.0
-        self._missing: int | None = None  # bytes of a body whose length was announced
+        self._missing: int | None = None  # bytes still to come, if there is a Content-Length
         self._sent_at = time.perf_counter()
         sock.sendall(request)
 
     def receive(self) -> bool:
-        """Take what has arrived; false once that is the end of the response, a chunked body's or the connection's."""
+        """Receive what has arrived. Return false at the end of the response or if the connection was closed."""
         data = self.socket.recv(_READ_SIZE)
         if not self._received and (match := _CONTENT_LENGTH.match(data)):
             self._missing = match.end() + int(match[1])
@@ -131,7 +133,7 @@ class _Exchange:
         return bool(data) and self._tail != _LAST_CHUNK
 
     def answer(self) -> Answer:
-        """Take the response apart."""
+        """Parse the response. Raises `RuntimeError` if the status is not 200."""
         head, _, rest = b"".join(self._received).partition(b"\r\n\r\n")
         status_line, *fields = head.decode("latin-1").lower().split("\r\n")
         chunks = [rest]

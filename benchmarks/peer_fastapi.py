@@ -1,4 +1,4 @@
-"""The peer of the front end: FastAPI with one route, which writes prepared records from memory. Run by uvicorn."""
+"""The peer of the front-end benchmark: FastAPI with one route that writes prepared records from memory. Run by uvicorn."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ records = Path(os.environ["BENCH_RECORDS"]).read_bytes().splitlines(keepends=Tru
 
 @app.get("/ping")
 async def ping() -> dict[str, str]:
-    """Ready as soon as it listens."""
+    """Report ready as soon as the server listens."""
     return {"status": "Healthy"}
 
 
 @app.post("/invocations")
-async def invocations(body: dict[str, object]) -> StreamingResponse:  # noqa: ARG001  FastAPI parses it, as a server must
-    """The same answer to every request, record by record."""
+async def invocations(body: dict[str, object]) -> StreamingResponse:  # noqa: ARG001  makes FastAPI parse the body
+    """Stream the same answer to every request, record by record."""
     return StreamingResponse(stream(), media_type="application/jsonlines")
 
 
 async def stream() -> AsyncIterator[bytes]:
-    """Yield one record after the other, without ever waiting for the next."""
+    """Yield the records without ever waiting."""
     for record in records:
         yield record

@@ -1,7 +1,8 @@
-"""The peers of the rolling batch: transformers' own two ways to generate, on the same weights, prompts and lengths.
+"""The peers of the rolling-batch benchmark: both generation methods of transformers, with the same weights and prompts.
 
-`peer_transformers.py MODEL_FOLDER DRIVER NEW_TOKENS` loads the model in bfloat16 and says so in a line of JSON. Each line on
-standard input is then a list of prompts, each a list of token ids; each is answered by `{"seconds": .., "tokens": ..}`.
+`peer_transformers.py MODEL_FOLDER DRIVER NEW_TOKENS` loads the model in bfloat16 and then prints one line of JSON. After that,
+each line on standard input is a list of prompts, each a list of token ids. The answer to each line is
+`{"seconds": .., "tokens": ..}`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ import torch
 import transformers
 
 NO_TOKEN = -1
-"""As the id that ends a sequence: none does, so that all are of the same length."""
+"""Used as the end-of-sequence id. No token has this id, so all sequences have the same length."""
 
 
 def generate(model: Any, prompts: list[list[int]], new_tokens: int) -> int:
-    """`model.generate` on all prompts, which are of one length, as a static batch; returns how many tokens it made."""
+    """Run `model.generate` on all prompts as a static batch and return the number of generated tokens.
+
+    All prompts must have the same length.
+    """
     input_ids = torch.tensor(prompts)
     config = generation_config(new_tokens)
     with torch.inference_mode():
@@ -30,9 +34,9 @@ def generate(model: Any, prompts: list[list[int]], new_tokens: int) -> int:
 
 
 def generate_batch(model: Any, prompts: list[list[int]], new_tokens: int) -> int:
-    """`model.generate_batch`, which is transformers' continuous batching; returns how many tokens it made.
+    """Run `model.generate_batch`, transformers' continuous batching, and return the number of generated tokens.
 
-    Its cache is given room for what comes here, as its default is nearly all memory there is, which takes long to clear.
+    The cache is limited to the size needed here. By default it takes nearly all memory, which is slow to clear.
     """
     outputs = model.generate_batch(
         inputs=prompts,
@@ -43,8 +47,8 @@ def generate_batch(model: Any, prompts: list[list[int]], new_tokens: int) -> int
 
 
 def generation_config(new_tokens: int) -> Any:
-    """Greedy, for exactly so many tokens."""
-    config: Any = transformers.GenerationConfig  # whose constructor has no types
+    """Return a config for greedy decoding of exactly `new_tokens` tokens."""
+    config: Any = transformers.GenerationConfig  # its constructor has no type hints
     return config(max_new_tokens=new_tokens, do_sample=False, eos_token_id=NO_TOKEN, pad_token_id=0)
 
 
@@ -55,9 +59,9 @@ DRIVERS: dict[str, Callable[[Any, list[list[int]], int], int]] = {
 
 
 def main(model_folder: str, driver: str, new_tokens: str) -> None:
-    """Answer until standard input ends."""
+    """Answer requests until standard input ends."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the library prints, too
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # transformers also prints to standard output
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.bfloat16)
     model.eval()
     print(json.dumps({"threads": torch.get_num_threads(), "torch": torch.__version__}), file=answers, flush=True)

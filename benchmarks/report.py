@@ -1,4 +1,4 @@
-"""What is printed: Markdown tables, aligned, so that a terminal and docs/benchmarks.md can both show them."""
+"""Prints results as aligned Markdown tables, readable in a terminal and in docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Paired:
-    """A figure of ours and of a peer's, measured in turns: round i of one follows round i of the other."""
+    """Our values and a peer's values of one figure, measured in alternating rounds."""
 
     ours: list[float] = field(default_factory=list)
     peer: list[float] = field(default_factory=list)
 
     @property
     def ratio(self) -> float:
-        """The median of the rounds' ratios, ours by the peer's: what slows the machine down for a while slows both."""
+        """The median over the rounds of ours divided by the peer's. A temporary slowdown of the machine affects both."""
         return statistics.median(ours / peer for ours, peer in zip(self.ours, self.peer, strict=True))
 
     def row(self, name: str, unit: str, *, scale: float = 1.0, target: Target | None = None) -> list[str]:
-        """A row of a table with the header `PAIRED_HEADER`; the raw figures are medians, times `scale`."""
+        """Return a table row under `PAIRED_HEADER`. The raw figures are medians multiplied by `scale`."""
         ours, peer = (statistics.median(values) * scale for values in (self.ours, self.peer))
         verdict = "" if target is None else target.verdict(ours, self.ratio)
         return [name, _number(ours), _number(peer), unit, f"{self.ratio:.2f}", verdict]
@@ -34,14 +34,14 @@ PAIRED_HEADER = ["", "ours", "peer", "unit", "ours / peer", "target"]
 
 @dataclass(frozen=True)
 class Target:
-    """What a figure, or with `of_ratio` its ratio, is to reach: at least `bound`, or with `at_most` no more than it."""
+    """The target for a figure, or with `of_ratio` for its ratio: at least `bound`, or with `at_most` at most `bound`."""
 
     bound: float
     of_ratio: bool = True
     at_most: bool = False
 
     def verdict(self, value: float, ratio: float = 0.0) -> str:
-        """The target and whether it is met, such as `>= 0.8: met`."""
+        """Return the target and whether it is met, such as `>= 0.8 x: met`."""
         reached = ratio if self.of_ratio else value
         met = reached <= self.bound if self.at_most else reached >= self.bound
         return f"{'<=' if self.at_most else '>='} {self.bound:g}{' x' if self.of_ratio else ''}: {'met' if met else 'MISSED'}"
@@ -50,13 +50,13 @@ class Target:
 def row_without_peer(
     name: str, values: list[float], unit: str, *, scale: float = 1.0, target: Target | None = None
 ) -> list[str]:
-    """A row of the same table for a figure that has no peer: the median of `values`, times `scale`."""
+    """Return a table row for a figure without a peer: the median of `values`, multiplied by `scale`."""
     value = statistics.median(values) * scale
     return [name, _number(value), "", unit, "", "" if target is None else target.verdict(value)]
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *notes: str) -> None:
-    """Print a table under its title, the notes below it."""
+    """Print a title, the table and the notes."""
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     print(f"\n### {title}\n")
     for row in (header, ["-" * width for width in widths], *rows):
@@ -67,7 +67,7 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def machine() -> str:
-    """The hardware and the load it is under already, in a line."""
+    """Return one line about the hardware and its current load."""
     cpu = next(
         (line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), ": ?"
     )

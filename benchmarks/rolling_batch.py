@@ -1,4 +1,4 @@
-"""The rolling batch on the default model, through HTTP, against transformers' own ways to generate in a process of their own."""
+"""The rolling batch on the default model over HTTP, against transformers' own generation methods in a separate process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONCURRENCY = (1, 8, 32)
 PROMPT_TOKENS = 64
 NEW_TOKENS = 64
 ROUNDS = 3
-"""Of those against `generate`. `generate_batch` takes several times as long and has a single one."""
+"""Rounds against `generate`. `generate_batch` gets only one round, because it takes several times as long."""
 
 SERVED: dict[str, object] = {"option.rolling_batch": "scheduler", "option.dtype": "bf16"}
 TARGET = Target(1.4)
@@ -28,7 +28,7 @@ WORDS = ("time", "people", "way", "water", "day", "part", "place", "work", "life
 
 
 def bench_rolling_batch(directory: Path) -> None:
-    """Print tokens a second at each concurrency beside the peers'. Only one of the processes works at a time."""
+    """Print our and the peers' tokens per second at each concurrency. Only one of the processes works at a time."""
     with lmi_server(directory / "model", SERVED) as server:
         model = resolve_model(
             None, model_dir=None, revision=None, cache_dir=default_cache_dir(os.environ), report=lambda _: None
@@ -56,7 +56,7 @@ def bench_rolling_batch(directory: Path) -> None:
 
 
 class Figures:
-    """Tokens a second of the rounds at one concurrency, and our slowest first byte in each, in seconds."""
+    """Tokens per second at one concurrency, and our slowest first byte in seconds. One entry per round."""
 
     def __init__(self) -> None:
         self.speed = Paired()
@@ -76,7 +76,7 @@ def _rounds(
         tokens = concurrency * NEW_TOKENS
         if answer["tokens"] != tokens or sum(map(_generated_tokens, load.answers)) != tokens:
             raise RuntimeError(f"{tokens} tokens were to be made, not {answer['tokens']}")
-        if number:  # the first is for warming up
+        if number:  # the first round is a warm-up
             figures.speed.ours.append(tokens / load.seconds)
             figures.speed.peer.append(tokens / answer["seconds"])
             figures.first_byte.append(load.slowest_first_byte)
@@ -93,7 +93,7 @@ Prompt = tuple[str, list[int]]
 
 
 def make_prompts(model: Path) -> list[Prompt]:
-    """As many as are sent at once, all different and of the same number of tokens."""
+    """Return one prompt per concurrent request. All are different and have `PROMPT_TOKENS` tokens."""
     tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
     words = random.Random(0)
     prompts: list[Prompt] = []

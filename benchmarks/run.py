@@ -1,4 +1,4 @@
-"""`make bench`: each figure beside its peer's, measured in the same run. Names of parts as arguments choose some of them."""
+"""`make bench`: measures every figure next to its peer's in the same run. Arguments select the parts to run."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ PARTS = {
 
 
 def main() -> None:
-    """Run the parts, in order."""
+    """Run the selected parts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"one of {', '.join(PARTS)}; all of them by default")
     names = parser.parse_args().parts or list(PARTS)
     for name in names:
         if name not in PARTS:
             parser.error(f"{name!r} is no part; the parts are {', '.join(PARTS)}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through the blocks that end the servers
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # exit through the context managers that stop the servers
     started = time.perf_counter()
     print(machine())
     with tempfile.TemporaryDirectory(prefix="lmi-bench-") as directory:

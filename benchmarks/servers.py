@@ -1,4 +1,4 @@
-"""The processes that are measured: how to start them, how to see what they use, and that they end."""
+"""Starts and stops the measured processes, and reads their CPU time and memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Process:
-    """A process of `/proc`."""
+    """A process, as shown in `/proc`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -31,32 +31,32 @@ class Process:
 
     @property
     def command(self) -> str:
-        """Its arguments, joined by spaces."""
+        """The command line, joined by spaces."""
         return (self._directory / "cmdline").read_bytes().replace(b"\0", b" ").decode()
 
     @property
     def resident_bytes(self) -> int:
-        """Resident memory, what it shares with others included."""
+        """Resident memory, including memory shared with other processes."""
         return int((self._directory / "statm").read_text().split()[1]) * _PAGE_SIZE
 
     @property
     def cpu_seconds(self) -> float:
-        """Processor time of all its threads, in user and kernel mode."""
+        """CPU time of all threads, in user and kernel mode."""
         fields = (self._directory / "stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
     def children(self) -> list[Process]:
-        """Its direct children."""
+        """Return the direct child processes."""
         tasks = (self._directory / "task").iterdir()
         return [Process(int(pid)) for task in tasks for pid in (task / "children").read_text().split()]
 
     def maps(self, name: str) -> bool:
-        """Whether a file with `name` in its path is mapped, as every loaded library is."""
+        """Whether a file with `name` in its path is mapped into memory. Loaded libraries are."""
         return name in (self._directory / "maps").read_text()
 
 
 class Server:
-    """An HTTP server on a port of the loopback. `seconds_to_ready` runs from its start to the first 200 from `/ping`."""
+    """An HTTP server on 127.0.0.1. `seconds_to_ready` is the time from its start to the first 200 from `/ping`."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
         started = time.perf_counter()
@@ -70,13 +70,13 @@ class Server:
 
     @property
     def web_worker(self) -> Process:
-        """The process that speaks HTTP: gunicorn's worker, or uvicorn itself."""
+        """The process that serves HTTP: gunicorn's worker, or uvicorn itself."""
         workers = [child for child in self._root.children() if "lmi_handlers.engine" not in child.command]
         return workers[0] if workers else self._root
 
     @property
     def engine(self) -> Process | None:
-        """The process that owns the model, where there is one."""
+        """The engine process, or None if the server has none."""
         for child in self._root.children():
             if "lmi_handlers.engine.supervisor" in child.command:
                 return child.children()[0]
@@ -95,7 +95,7 @@ class Server:
 
 @contextmanager
 def lmi_server(directory: Path, properties: dict[str, object]) -> Iterator[Server]:
-    """`lmi serve` with one web worker and these serving.properties."""
+    """Run `lmi serve` with one web worker and these serving.properties."""
     directory.mkdir(exist_ok=True)
     lines = [f"{name}={value}\n" for name, value in properties.items()]
     (directory / "serving.properties").write_text("".join(lines))
@@ -108,7 +108,7 @@ def lmi_server(directory: Path, properties: dict[str, object]) -> Iterator[Serve
 
 @contextmanager
 def fastapi_server(directory: Path, records: bytes) -> Iterator[Server]:
-    """The peer: one uvicorn process with uvloop and httptools, silent, that answers every request with `records`."""
+    """Run the peer: one uvicorn process with uvloop, httptools and no access log. It answers every request with `records`."""
     directory.mkdir(exist_ok=True)
     (directory / "records").write_bytes(records)
     port = _free_port()
@@ -131,7 +131,7 @@ def fastapi_server(directory: Path, records: bytes) -> Iterator[Server]:
 
 @contextmanager
 def vllm_server(directory: Path, model: Path, options: dict[str, object]) -> Iterator[Server]:
-    """`vllm serve` on the model, with the engine arguments `options`, silent."""
+    """Run `vllm serve` on the model with the engine arguments `options`, without access and statistics logs."""
     directory.mkdir(exist_ok=True)
     port = _free_port()
     command = [
@@ -154,7 +154,7 @@ def vllm_server(directory: Path, model: Path, options: dict[str, object]) -> Ite
 
 
 class Responder:
-    """A script that answers each line of JSON on its standard input with one on its standard output."""
+    """A script that answers each line of JSON on standard input with one on standard output. `hello` is its first line."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self._process = process
@@ -162,7 +162,7 @@ class Responder:
         self.hello = self._receive()
 
     def ask(self, question: object) -> Any:
-        """Return the answer; the script works meanwhile, and only then."""
+        """Send a question and wait for the answer. The script only works during this call."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(question).encode() + b"\n")
         self._process.stdin.flush()
@@ -178,7 +178,7 @@ class Responder:
 
 @contextmanager
 def responder(directory: Path, script: str, *arguments: str) -> Iterator[Responder]:
-    """A script of this folder, started; its first line, before any question, is its `hello`."""
+    """Run a script of this folder with these arguments."""
     directory.mkdir(exist_ok=True)
     log = directory / "stderr.log"
     with _running([sys.executable, str(HERE / script), *arguments], log, {}, pipes=True) as process:
@@ -189,7 +189,7 @@ def responder(directory: Path, script: str, *arguments: str) -> Iterator[Respond
 def _running(
     command: list[str], log: Path, environ: dict[str, str], *, pipes: bool = False
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command until the block is left, whatever way that happens."""
+    """Run a command until the block ends, even if it ends with an exception."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("LMI_", "OPTION_", "SERVING_"))}
     if "LMI_CACHE_DIR" in os.environ:
         clean["LMI_CACHE_DIR"] = os.environ["LMI_CACHE_DIR"]
@@ -204,7 +204,7 @@ def _running(
         try:
             yield process
         except Exception:
-            print(f"the last of {log}:\n{log.read_text()[-2000:]}", file=sys.stderr)  # the folder is about to go
+            print(f"the last of {log}:\n{log.read_text()[-2000:]}", file=sys.stderr)  # the folder is deleted soon
             raise
         finally:
             process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What a server costs before and beside its work: seconds until it is ready, memory, and that web workers stay free of torch."""
+"""Start-up time and memory of a server, and whether its web workers load torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEMORY = Target(120, of_ratio=False, at_most=True)
 
 
 def bench_start_up(directory: Path) -> None:
-    """Print seconds from start to ready, and resident memory after a load of 256 streams."""
+    """Print the seconds from start to ready, and the resident memory after a load of 256 streams."""
     ready, memory = Paired(), Paired()
     torch_in_worker: list[bool] = []
     for _ in range(ROUNDS):
@@ -40,7 +40,7 @@ def bench_start_up(directory: Path) -> None:
             engine = server.engine
             assert engine is not None
             if number == 0:
-                continue  # it may have had to convert the model, and to read it from disk
+                continue  # the first start may have converted the model or read it from disk
             model_ready.append(server.seconds_to_ready)
             model_memory.append(server.web_worker.resident_bytes)
             engine_memory.append(engine.resident_bytes)

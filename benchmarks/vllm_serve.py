@@ -1,4 +1,4 @@
-"""Our server on vLLM against `vllm serve`: the same engine, model and options, one client on `/invocations` of both."""
+"""Our server with vLLM against `vllm serve`. Both have the same engine, model and options, and are called on `/invocations`."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ OPTIONS: dict[str, object] = {
     "enforce_eager": True,
     "kv_cache_memory_bytes": 1 << 30,
 }
-"""vLLM's own names, which are options of ours too."""
+"""Options under vLLM's own names, which our server accepts too."""
 
 
 def bench_vllm(directory: Path) -> None:
-    """Print tokens a second, time to first token and seconds to ready beside those of `vllm serve`."""
+    """Print tokens per second, time to first token and seconds to ready, next to those of `vllm serve`."""
     model = resolve_model(
         None, model_dir=None, revision=None, cache_dir=default_cache_dir(os.environ), report=lambda _: None
     )
@@ -41,7 +41,7 @@ def bench_vllm(directory: Path) -> None:
     ready = Paired()
     measured = {n: (Paired(), Paired()) for n in CONCURRENCY}
     for _ in range(ROUNDS):
-        # One at a time: `vllm serve` polls while it has nothing to do, which would slow the other.
+        # Run one server at a time, because an idle `vllm serve` polls and would slow the other one down.
         with lmi_server(directory / "ours", properties) as ours:
             ready.ours.append(ours.seconds_to_ready)
             for n, (speed, first_token) in measured.items():
@@ -70,7 +70,7 @@ def bench_vllm(directory: Path) -> None:
 
 
 def _texts(prompts: list[Prompt], concurrency: int) -> list[str]:
-    """Four requests a connection for the few, one for the many: about as long each."""
+    """Return four requests per connection below 32 connections, otherwise one, so that all loads take about as long."""
     return [text for text, _ in prompts[:concurrency]] * (4 if concurrency < 32 else 1)
 
 
@@ -84,7 +84,10 @@ def _openai(text: str, model: Path) -> bytes:
 
 
 def _load(server: Server, requests: list[bytes], mark: bytes, concurrency: int) -> Load:
-    """The second of two equal loads; the first is for warming up. Raises `RuntimeError` where a token is missing."""
+    """Run the same load twice and return the second result. The first run is a warm-up.
+
+    Raises `RuntimeError` if a run does not have the expected number of tokens.
+    """
     for _ in range(2):
         load = run_load(server.port, requests, concurrency)
         tokens = sum(answer.body.count(mark) for answer in load.answers)

@@ -1,4 +1,4 @@
-"""Call a server with boto3: `lmi serve --local-runtime` on this machine, or, without --url, an endpoint on SageMaker."""
+"""Call a server with boto3: `lmi serve --local-runtime` on this machine, or without --url an endpoint on SageMaker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Print the answer to one prompt, whole and then token by token."""
+    """Print the answer to one prompt, first all at once and then token by token."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", help="such as http://127.0.0.1:8080")
     parser.add_argument("--endpoint", default="local", help="name of the endpoint; any will do on this machine")
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def runtime_client(url: str | None) -> SageMakerRuntimeClient:
-    """AWS's own client. The local server checks no signature, but boto3 sends none without credentials of some kind."""
+    """Return AWS's own client. The local server does not check signatures, but boto3 sends nothing without credentials."""
     if url is None:
         return boto3.client("sagemaker-runtime")
     return boto3.client(
@@ -43,7 +43,7 @@ def runtime_client(url: str | None) -> SageMakerRuntimeClient:
 
 
 def generate(client: SageMakerRuntimeClient, endpoint: str, prompt: str) -> str:
-    """The whole text at once."""
+    """Return the whole text at once."""
     body = {"inputs": prompt, "parameters": {"max_new_tokens": 64}}
     response = client.invoke_endpoint(EndpointName=endpoint, ContentType="application/json", Body=json.dumps(body))
     answer: dict[str, str] = json.loads(response["Body"].read())
@@ -51,12 +51,12 @@ def generate(client: SageMakerRuntimeClient, endpoint: str, prompt: str) -> str:
 
 
 def stream(client: SageMakerRuntimeClient, endpoint: str, prompt: str) -> Iterator[str]:
-    """The text as it is generated. Raises `RuntimeError` if generation fails on the way."""
+    """Yield the text as it is generated. Raises `RuntimeError` if generation fails midway."""
     body = {"inputs": prompt, "parameters": {"max_new_tokens": 64}, "stream": True}
     response = client.invoke_endpoint_with_response_stream(
         EndpointName=endpoint, ContentType="application/json", Body=json.dumps(body)
     )
-    with closing(response["Body"]) as events:  # leaving early stops the generation
+    with closing(response["Body"]) as events:  # closing early stops the generation
         for line in lines(events):
             record = json.loads(line)
             if record.get("details", {}).get("finish_reason") == "error":
@@ -65,7 +65,7 @@ def stream(client: SageMakerRuntimeClient, endpoint: str, prompt: str) -> Iterat
 
 
 def lines(events: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
-    """The lines in an event stream. A part may end anywhere, even inside a character, so it is no record by itself."""
+    """Yield the lines of an event stream. An event may end anywhere, even inside a character, so it is not a record."""
     rest = b""
     for event in events:
         *complete, rest = (rest + event["PayloadPart"]["Bytes"]).split(b"\n")

@@ -12,20 +12,20 @@ from typing import Any, NamedTuple
 
 
 class Call(NamedTuple):
-    """One call of the SageMaker API, by boto3's names."""
+    """One SageMaker API call, with boto3's names."""
 
     operation: str
     parameters: dict[str, Any]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Make the calls, or print them."""
+    """Make the API calls, or print them with `--dry-run`."""
     arguments = parse(argv)
     calls = list(api_calls(arguments))
     if arguments.dry_run:
         print(json.dumps([call._asdict() for call in calls], indent=2))
         return
-    import boto3  # a dry run does without
+    import boto3  # a dry run does not need it
 
     client: Any = boto3.client("sagemaker", region_name=arguments.region)
     for call in calls:
@@ -70,7 +70,7 @@ def variable(text: str) -> tuple[str, str]:
 
 
 def api_calls(arguments: argparse.Namespace) -> Iterator[Call]:
-    """The calls, in order."""
+    """Yield the API calls in order."""
     container: dict[str, Any] = {"Image": arguments.image}
     if arguments.env:
         container["Environment"] = dict(arguments.env)
@@ -92,7 +92,7 @@ def api_calls(arguments: argparse.Namespace) -> Iterator[Call]:
         "InitialInstanceCount": arguments.instance_count,
         "ModelDataDownloadTimeoutInSeconds": arguments.download_timeout,
         "ContainerStartupHealthCheckTimeoutInSeconds": arguments.startup_timeout,
-        # A language model is busy with its running requests, so the instance with the fewest is the one to ask.
+        # Running requests are what keeps a language model busy, so send each request to the instance with the fewest.
         "RoutingConfig": {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"},
     }
     if arguments.inference_ami_version:
@@ -104,7 +104,10 @@ def api_calls(arguments: argparse.Namespace) -> Iterator[Call]:
 
 
 def model_data_source(uri: str) -> dict[str, str]:
-    """An archive is unpacked into /opt/ml/model; what lies under a prefix is copied there as it is."""
+    """Return the data source for an S3 URI.
+
+    SageMaker unpacks an archive into /opt/ml/model. Files under a prefix are copied there unchanged.
+    """
     if uri.endswith(".tar.gz"):
         return {"S3Uri": uri, "S3DataType": "S3Object", "CompressionType": "Gzip"}
     return {"S3Uri": uri if uri.endswith("/") else uri + "/", "S3DataType": "S3Prefix", "CompressionType": "None"}
