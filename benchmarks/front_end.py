@@ -24,7 +24,7 @@ FIRST_BYTE = Target(150, of_ratio=False, at_most=True)
 PACE = 20
 PACED_STREAMS = 256
 PACED_REQUEST = invocation("The quick brown fox jumps over the lazy dog. ", max_new_tokens=PACE, ignore_eos_token=True)
-"""A request that takes one second on an engine that generates `PACE` tokens per second and stream."""
+"""A request that takes one second on an engine that generates `PACE` tokens per second for each stream."""
 
 
 def bench_front_end(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a bad grammar costs other clients: the gaps between a stream's tokens while pathological grammars are rejected."""
+"""What bad grammars cost other clients: the gaps between a stream's tokens while such grammars are rejected."""
 
 from __future__ import annotations
 

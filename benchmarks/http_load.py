@@ -1,7 +1,7 @@
 """The load generator: sends many HTTP requests at once from a single thread.
 
-While the clock runs, it only sends and receives. Responses are parsed afterwards, because the client shares its CPU cores with
-the server.
+While the clock runs, it only sends and receives. Responses are parsed afterwards, because the client shares its CPU
+cores with the server.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _LAST_CHUNK = b"\n\r\n0\r\n\r\n"  # the end of the last record's chunk, then the
 class Answer:
     """One response. `chunks` is the number of HTTP chunks in the body.
 
-    `first_byte` is the time from sending the request to the first byte of the body, in seconds. The head does not count,
-    because some servers send it before they have any output.
+    `first_byte` is the time from sending the request to the first byte of the body, in seconds. The head does not
+    count, because some servers send it before they have any output.
     """
 
     status: int
@@ -80,8 +80,8 @@ def post(document: object) -> bytes:
 def run_load(port: int, requests: Iterable[bytes], concurrency: int, timeout: float = 120.0) -> Load:
     """Send `requests` over `concurrency` connections, each with one request at a time.
 
-    All connections are opened before the first request is sent. Raises `TimeoutError` if not all requests are answered in
-    time, and `RuntimeError` if an answer is not a 200.
+    All connections are opened before the first request is sent. Raises `TimeoutError` if not all requests are answered
+    in time, and `RuntimeError` if an answer is not a 200.
     """
     waiting = iter(requests)
     done: list[_Exchange] = []

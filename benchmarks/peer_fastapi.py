@@ -1,4 +1,7 @@
-"""The peer of the front-end benchmark: FastAPI with one route that writes prepared records from memory. Run by uvicorn."""
+"""The peer of the front-end benchmark: FastAPI with one route that writes prepared records from memory.
+
+Run by uvicorn.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The peers of the rolling-batch benchmark: both generation methods of transformers, with the same weights and prompts.
 
-`peer_transformers.py MODEL_FOLDER DRIVER NEW_TOKENS` loads the model in bfloat16 and then prints one line of JSON. After that,
-each line on standard input is a list of prompts, each a list of token ids. The answer to each line is
+`peer_transformers.py MODEL_FOLDER DRIVER NEW_TOKENS` loads the model in bfloat16 and then prints one line of JSON.
+After that, each line on standard input is a list of prompts, each a list of token ids. The answer to each line is
 `{"seconds": .., "tokens": ..}`.
 """
 

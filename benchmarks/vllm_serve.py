@@ -1,4 +1,7 @@
-"""Our server with vLLM against `vllm serve`. Both have the same engine, model and options, and are called on `/invocations`."""
+"""Our server with vLLM against `vllm serve`.
+
+Both have the same engine, model and options, and are called on `/invocations`.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,10 @@ def main() -> None:
 
 
 def runtime_client(url: str | None) -> SageMakerRuntimeClient:
-    """Return AWS's own client. The local server does not check signatures, but boto3 sends nothing without credentials."""
+    """Return AWS's own client.
+
+    The local server does not check signatures, but boto3 sends nothing without credentials.
+    """
     if url is None:
         return boto3.client("sagemaker-runtime")
     return boto3.client(

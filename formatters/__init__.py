@@ -22,10 +22,11 @@ ENTRY_POINT_GROUP = "lmi_handlers.formatters"
 
 
 def available_formatters() -> dict[str, str]:
-    """Return `FORMATTERS` plus the formatters that other packages register as `lmi_handlers.formatters` entry points."""
+    """Return `FORMATTERS` plus the formatters from other packages' `lmi_handlers.formatters` entry points."""
     return with_entry_points(FORMATTERS, ENTRY_POINT_GROUP)
 
 
 def load_formatter_class(name: str) -> type[Formatter]:
     """Import the formatter called `name`. Raises `ConfigError` if it is unknown or cannot be imported."""
-    return load_class("output formatter", available_formatters(), name, Formatter)  # type: ignore[type-abstract]  # mypy wants a concrete class
+    # mypy does not accept an abstract class as an argument.
+    return load_class("output formatter", available_formatters(), name, Formatter)  # type: ignore[type-abstract]

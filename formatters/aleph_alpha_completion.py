@@ -7,8 +7,8 @@ r"""Aleph Alpha's text completions.
 
 The JSON is compact. Unlike a chat stream, this stream does not end with `[DONE]`.
 
-Sources: Aleph Alpha's API reference, "Completion". The field order and the end of the stream follow the server responses
-recorded in the tests of Aleph Alpha's client.
+Sources: Aleph Alpha's API reference, "Completion". The field order and the end of the stream follow the server
+responses recorded in the tests of Aleph Alpha's client.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the answer contains.
 
     It has the `n` best sequences. `echo` puts the prompt in front of each, and `prompt_only` returns the prompt alone.
-    `log_probs` adds the probabilities of each token, `tokens` adds the text of each token, and `raw` adds the text including
-    special tokens.
+    `log_probs` adds the probabilities of each token, `tokens` adds the text of each token, and `raw` adds the text
+    including special tokens.
     """
 
     model_version: str
@@ -119,7 +119,7 @@ class CompletionJsonFormatter(CompletionFormatter):
 
 
 class CompletionSseFormatter(CompletionFormatter):
-    """One event for each update to a completion, one at the end of each completion, and one at the end of the stream."""
+    """One event for each update to a completion, one at the end of each completion, and one at the very end."""
 
     content_type = "text/event-stream"
     streams = True

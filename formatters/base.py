@@ -15,8 +15,8 @@ from lmi_handlers.core.request import GenerationRequest
 class Formatter(ABC):
     """Turns the deltas of one request into response bytes.
 
-    Each request gets a new formatter. Formatters know nothing about the engine. A formatter that does not stream has the
-    same methods: its `feed` returns nothing and its `finish` returns the whole document. When streaming, each call
+    Each request gets a new formatter. Formatters know nothing about the engine. A formatter that does not stream has
+    the same methods: its `feed` returns nothing and its `finish` returns the whole document. When streaming, each call
     returns only whole records, and every record ends with a newline.
     """
 

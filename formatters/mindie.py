@@ -1,10 +1,12 @@
-r"""MindIE's formats. They differ from TGI's: an object instead of an array, events without an index, MindIE's key order.
+r"""MindIE's formats.
+
+They differ from TGI's: an object instead of an array, events without an index, MindIE's key order.
 
     document   {"details":{...},"generated_text":"am a Frenchman"}
     stream     data: {"token":{...},"generated_text":null,"details":null}\n\n
 
-Source: MindIE's documentation of its text and streaming inference interface. Its examples are in the tests. They have null for
-`logprob` and `special`, but this server sends the real values.
+Source: MindIE's documentation of its text and streaming inference interface. Its examples are in the tests. They have
+null for `logprob` and `special`, but this server sends the real values.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ r"""OpenAI's chat completions.
     stream     data: {"id":"chatcmpl-1","object":"chat.completion.chunk",...,"choices":[{"index":0,"delta":{...},...}],...}\n\n
     lines      the objects of the stream, one per line (LMI's chat stream)
 
-The first chunk of a choice has the role and no text. The last chunk has the finish reason and no text. Some clients drop text
-that comes with either one. Reasoning is in `reasoning_content`, the field that DeepSeek uses and vLLM used to use. The field is
-omitted if there is no reasoning.
+The first chunk of a choice has the role and no text. The last chunk has the finish reason and no text. Some clients
+drop text that comes with either one. Reasoning is in `reasoning_content`, the field that DeepSeek uses and vLLM used to
+use. The field is omitted if there is no reasoning.
 
 Source: OpenAI's API reference.
 """
@@ -36,9 +36,9 @@ _ID_LENGTH = 9
 class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the answer contains.
 
-    `created` is a Unix time in seconds. `parser` creates the parser that finds tool calls in one choice. `reasoning` says how the
-    model marks its reasoning; if it is None, reasoning stays in the content. If `include_reasoning` is false, the reasoning is
-    left out of the answer.
+    `created` is a Unix time in seconds. `parser` creates the parser that finds tool calls in one choice. `reasoning`
+    says how the model marks its reasoning; if it is None, reasoning stays in the content. If `include_reasoning` is
+    false, the reasoning is left out of the answer.
     """
 
     model: str

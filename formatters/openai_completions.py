@@ -22,8 +22,8 @@ from lmi_handlers.core.request import GenerationRequest
 class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the answer contains.
 
-    It has the `n` best sequences of each prompt. `echo` puts the prompt in front of each, and `prompt_only` returns the prompt
-    alone. `logprobs` is the number of alternatives per token, or None for no logprobs.
+    It has the `n` best sequences of each prompt. `echo` puts the prompt in front of each, and `prompt_only` returns the
+    prompt alone. `logprobs` is the number of alternatives per token, or None for no logprobs.
     """
 
     model: str

@@ -4,7 +4,8 @@ r"""TGI's formats: compact JSON in TGI's key order, with logprobs written as 32-
     array      [{"generated_text":"Deep Learning is","details":{...}}]
     stream     data: {"index":1,"token":{...},"generated_text":null,"details":null}\n\n
 
-Sources: responses of the text-generation-inference 3.3 router (tests/data/tgi has exact copies) and its OpenAPI document.
+Sources: responses of the text-generation-inference 3.3 router (tests/data/tgi has exact copies) and its OpenAPI
+document.
 """
 
 from __future__ import annotations
@@ -81,7 +82,10 @@ class TgiFormatter(Formatter):
         return quote(answer.prompt + answer.text if self.request.return_full_text else answer.text)
 
     def facts(self, answer: Answer, sample: int) -> str:
-        """Render the fields at the start of all details. `sample` is the index of the answer among the `best_of` answers."""
+        """Render the fields at the start of all details.
+
+        `sample` is the index of the answer among the `best_of` answers.
+        """
         return f'"finish_reason":{answer.reason},"generated_tokens":{len(answer.tokens)},"seed":{self.seed(sample)}'
 
     def seed(self, sample: int) -> str:
@@ -185,10 +189,11 @@ _NO_TOKEN = Token(id=0, text="", logprob=0.0, special=True)
 
 
 def float32(value: float | None) -> str:
-    """Render a number as TGI does, with the fewest digits that identify its 32-bit float. Not finite or None is null.
+    """Render a number as TGI does, with the fewest digits that identify its 32-bit float.
 
-    The layout is that of the ryu library: plain decimals from 1e-6 up to 1e13, otherwise an exponent as in `1.5e-7` or `1e15`.
-    Below 1e-28 and above 1e26 a few powers of two get one digit too many, but logprobs are never that small or large.
+    None, NaN and infinity are null. The layout is that of the ryu library: plain decimals from 1e-6 up to 1e13,
+    otherwise an exponent as in `1.5e-7` or `1e15`. Below 1e-28 and above 1e26 a few powers of two get one digit too
+    many, but logprobs are never that small or large.
     """
     single = math.nan if value is None else to_float32(value)
     if not math.isfinite(single):

@@ -73,7 +73,10 @@ def allowed_media(domains: str | None, networks: str | None) -> AllowedMedia:
 
 
 def is_public(address: IpAddress) -> bool:
-    """Whether the address belongs to a host on the public Internet. IPv6 forms of IPv4 addresses are unwrapped first."""
+    """Whether the address belongs to a host on the public Internet.
+
+    IPv6 forms of IPv4 addresses are unwrapped first.
+    """
     real = embedded(address)
     if isinstance(real, ipaddress.IPv6Address) and real not in _GLOBAL_UNICAST:
         return False
@@ -92,7 +95,8 @@ def embedded(address: IpAddress) -> IpAddress:
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
-# Rejects everything that two URL parsers may read differently: user names, brackets in the host, backslashes, non-ASCII.
+# Rejects everything that two URL parsers may read differently: user names, brackets in the host, backslashes,
+# non-ASCII.
 _URL = re.compile(
     r"[Hh][Tt][Tt][Pp][Ss]://(?P<host>[A-Za-z0-9.-]+)(?::(?P<port>[0-9]{1,5}))?(?P<target>[/?][!$-;=?-Z\[\]_a-z~]*)?(?:#\S*)?"
 )

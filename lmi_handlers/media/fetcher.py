@@ -1,7 +1,7 @@
 """Sends one GET over https, only to an address that has been checked.
 
-The host name is resolved once, by `AllowedMedia.resolve`. The connection goes to one of those addresses, and the certificate
-must match the host name. Redirects are not followed, and proxies from the environment are not used.
+The host name is resolved once, by `AllowedMedia.resolve`. The connection goes to one of those addresses, and the
+certificate must match the host name. Redirects are not followed, and proxies from the environment are not used.
 """
 
 from __future__ import annotations

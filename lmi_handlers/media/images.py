@@ -50,8 +50,8 @@ class ImageLoader:
     def load(self, sources: Sequence[ImageSource]) -> list[EncodedImage]:
         """Return the images.
 
-        Raises `InvalidRequest` if there are too many images, or if one cannot be loaded or is too large. The error's `field`
-        names the image. Raises `UnsupportedFeature` if Pillow is not installed.
+        Raises `InvalidRequest` if there are too many images, or if one cannot be loaded or is too large. The error's
+        `field` names the image. Raises `UnsupportedFeature` if Pillow is not installed.
         """
         limits = self._limits
         if len(sources) > limits.max_images:

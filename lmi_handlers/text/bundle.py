@@ -1,8 +1,8 @@
 """The text bundle: what web workers need to know about a model's tokenizer.
 
-The engine process writes it while it loads: a directory with tokenizer.json and bundle.json. Only `AutoTokenizer` can read
-every model's tokenizer, but it imports torch, which costs each worker 473 MB and 4 s. So it runs once, in the engine process,
-which imports torch anyway.
+The engine process writes it while it loads: a directory with tokenizer.json and bundle.json. Only `AutoTokenizer` can
+read every model's tokenizer, but it imports torch, which costs each worker 473 MB and 4 s. So it runs once, in the
+engine process, which imports torch anyway.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TextBundle(msgspec.Struct, frozen=True, kw_only=True):
     """The content of bundle.json.
 
     `vocab_size` is the number of rows of the model's output, which may be more than the tokenizer has tokens.
-    `eos_token_ids` has no duplicates. It lists the ids from generation_config.json first, then config.json, then the tokenizer.
+    `eos_token_ids` has no duplicates. Its order is generation_config.json, then config.json, then the tokenizer.
     `special_tokens` maps names such as "bos_token" to the token's text, for chat templates.
     `chat_templates` maps names to Jinja sources. The usual template is named "default".
     `model_max_length` is in tokens, or None if the model does not set it.
@@ -81,9 +81,9 @@ def build_text_bundle(
 ) -> TextBundle:
     """Write the bundle of the model in `model_dir` to `directory` and return it.
 
-    `gguf_file` names the file in `model_dir` to read the tokenizer from if there is no other. `chat_template` is a Jinja
-    source that replaces the model's own. Imports transformers, so only the engine process calls this. Raises `ConfigError`
-    if the tokenizer cannot be loaded or the bundle cannot be written.
+    `gguf_file` names the file in `model_dir` to read the tokenizer from if there is no other. `chat_template` is a
+    Jinja source that replaces the model's own. Imports transformers, so only the engine process calls this. Raises
+    `ConfigError` if the tokenizer cannot be loaded or the bundle cannot be written.
     """
     tokenizer = _auto_tokenizer(model_dir, trust_remote_code=trust_remote_code, gguf_file=gguf_file)
     backend = getattr(tokenizer, "backend_tokenizer", None)

@@ -61,7 +61,10 @@ def copy_text(text: Cursor, ends: Iterable[str], write: Write) -> Reading[None]:
 
 
 def argument_types(schema: Mapping[str, object], key: str) -> set[str]:
-    """Return the types that `schema`, the schema of all arguments, declares for `key`. The set is empty if it has none."""
+    """Return the types that `schema`, the schema of all arguments, declares for `key`.
+
+    The set is empty if it has none.
+    """
     properties = schema.get("properties")
     return _types(properties.get(key)) if isinstance(properties, Mapping) else set()
 
@@ -69,7 +72,8 @@ def argument_types(schema: Mapping[str, object], key: str) -> set[str]:
 def typed_json(value: str, types: set[str]) -> str:
     """Return `value` as JSON, given its declared types.
 
-    The result is a string if `types` includes "string" or if the text is not valid JSON. A null is kept if it is allowed.
+    The result is a string if `types` includes "string" or if the text is not valid JSON. A null is kept if it is
+    allowed.
     """
     constant = JSON_CONSTANTS.get(value.strip())
     if constant == "null" and "null" in types:

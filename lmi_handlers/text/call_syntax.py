@@ -1,7 +1,7 @@
 """Reads the syntaxes in which models write a call: a JSON object, Python, a name followed by arguments, or tags.
 
-The tags around a call depend on the model's family (see `tool_formats`). The syntax inside them is recognised by its first
-characters, so every family accepts all of them.
+The tags around a call depend on the model's family (see `tool_formats`). The syntax inside them is recognised by its
+first characters, so every family accepts all of them.
 """
 
 # ruff: noqa: RUF001  DeepSeek's tokens contain full-width bars.
@@ -52,8 +52,8 @@ class CallReader:
     def read(self, *, known_names_only: bool) -> Reading[None]:
         """Read one call, or several in square brackets.
 
-        Raises `Malformed` if the text is not a call, or with `known_names_only` if the name is not in `schemas`. Calls read
-        before the error are kept, including a partial last one.
+        Raises `Malformed` if the text is not a call, or with `known_names_only` if the name is not in `schemas`. Calls
+        read before the error are kept, including a partial last one.
         """
         names = self._schemas.keys() if known_names_only else None
         if not (yield from self._text.accept("[")):

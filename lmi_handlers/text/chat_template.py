@@ -1,7 +1,7 @@
 """Renders chat messages into a prompt with the model's own Jinja template.
 
-Templates get the same variables as in transformers. Its `render_jinja_template` is the reference, and the tests compare with
-it. Web workers do not import transformers for this, because that would take seconds at start-up and 30 MB.
+Templates get the same variables as in transformers. Its `render_jinja_template` is the reference, and the tests compare
+with it. Web workers do not import transformers for this, because that would take seconds at start-up and 30 MB.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from lmi_handlers.text.bundle import TextBundle
 
 
 def render_chat(bundle: TextBundle, chat: ChatPrompt) -> str:
-    """Return the prompt for `chat`. Encode it without adding special tokens, because the template has already added them.
+    """Return the prompt for `chat`.
 
-    `add_generation_prompt` starts an assistant message. `continue_final_message` leaves the last message open instead.
-    `template_kwargs` are extra template variables, such as `enable_thinking`. Raises `InvalidRequest` if the template
-    rejects the messages, and `UnsupportedFeature` if the model has no working template.
+    Encode it without adding special tokens, because the template has already added them. `add_generation_prompt` starts
+    an assistant message. `continue_final_message` leaves the last message open instead. `template_kwargs` are extra
+    template variables, such as `enable_thinking`. Raises `InvalidRequest` if the template rejects the messages, and
+    `UnsupportedFeature` if the model has no working template.
     """
     template = _select_template(bundle, chat.tools)
     if chat.continue_final_message and chat.add_generation_prompt:

@@ -1,4 +1,7 @@
-"""Reads text that is still being generated. A parser is a generator that is suspended until it has the text it needs."""
+"""Reads text that is still being generated.
+
+A parser is a generator that is suspended until it has the text it needs.
+"""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ class Detokenizer(Protocol):
 def make_detokenizer(
     tokenizer: Tokenizer, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool
 ) -> Detokenizer:
-    """Return a detokenizer for the tokens generated after a prompt. With `skip_special_tokens`, control tokens add no text.
+    """Return a detokenizer for the tokens generated after a prompt.
 
-    The text continues the prompt, so a leading space is kept.
+    With `skip_special_tokens`, control tokens add no text. The text continues the prompt, so a leading space is kept.
     """
     pieces = tokenizer.pieces(skip_special_tokens=skip_special_tokens)
     if pieces is not None:
@@ -36,8 +36,8 @@ def make_detokenizer(
 class PieceDetokenizer:
     """For decoders in which each token has its own bytes: byte-level BPE, and SentencePiece with byte fallback.
 
-    There is one difference. If a run of byte tokens is not valid UTF-8, a SentencePiece decoder replaces the whole run with
-    U+FFFD. Here the valid characters before the error have already been sent, so they stay.
+    There is one difference. If a run of byte tokens is not valid UTF-8, a SentencePiece decoder replaces the whole run
+    with U+FFFD. Here the valid characters before the error have already been sent, so they stay.
     """
 
     def __init__(self, pieces: Pieces) -> None:
@@ -58,8 +58,8 @@ class PieceDetokenizer:
 class WindowDetokenizer:
     """For all other decoders. Decodes the last few ids with and without the new one and returns the difference.
 
-    `tokenizers.decoders.DecodeStream` does the same, but it raises an error if a decoder changes earlier text, and it gets stuck
-    at a token whose text is U+FFFD.
+    `tokenizers.decoders.DecodeStream` does the same, but it raises an error if a decoder changes earlier text, and it
+    gets stuck at a token whose text is U+FFFD.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> None:

@@ -1,7 +1,7 @@
 """Reads JSON that is still being generated, one object member at a time. Checks the structure, but not the values.
 
-The standard library, msgspec and ijson need complete, valid JSON, and partial-json-parser rereads all of the text for each
-piece. None of them returns the text of a value piece by piece as it arrives.
+The standard library, msgspec and ijson need complete, valid JSON, and partial-json-parser rereads all of the text for
+each piece. None of them returns the text of a value piece by piece as it arrives.
 """
 
 from __future__ import annotations

@@ -15,7 +15,10 @@ from lmi_handlers.text.tool_calls import MessageDelta, MessageParser
 
 
 class ReasoningFormat(msgspec.Struct, frozen=True):
-    """The marks around the reasoning of a model family. Some families also mark the answer. Each field lists alternatives."""
+    """The marks around the reasoning of a model family.
+
+    Some families also mark the answer. Each tuple lists alternatives.
+    """
 
     name: str
     begins: tuple[str, ...]
@@ -86,7 +89,8 @@ _ALIASES = {
     "cohere_command4": "cohere_command3",
 }
 
-# The first marker found in the template decides. Early DeepSeek-R1 templates only have </think>, to cut off old reasoning.
+# The first marker found in the template decides. Early DeepSeek-R1 templates only have </think>, to cut off old
+# reasoning.
 _MARKERS = (
     ("<answer>\n", "hunyuan_a13b"),
     ("[THINK]", "mistral"),
@@ -113,8 +117,8 @@ def reasoning_format(name: str) -> ReasoningFormat:
 def choose_reasoning(chat_template: str, parser: str | None, *, enabled: bool | None) -> ReasoningFormat | None:
     """Return the format that the options select, or None if reasoning stays in the answer.
 
-    `parser` is the name of the format. If it is None and `enabled` is true, the format is detected from `chat_template`.
-    Raises `ConfigError` if the name is unknown or the template has no known marks.
+    `parser` is the name of the format. If it is None and `enabled` is true, the format is detected from
+    `chat_template`. Raises `ConfigError` if the name is unknown or the template has no known marks.
     """
     if enabled is False or (parser is None and not enabled):
         return None
@@ -132,8 +136,8 @@ def choose_reasoning(chat_template: str, parser: str | None, *, enabled: bool | 
 class ReasoningParser(MessageParser):
     """Extracts the reasoning from the text generated after `prompt`, and passes the answer to `parser`.
 
-    A message has reasoning if the prompt ends with a begin mark or the text starts with one. If the text ends during the
-    reasoning, there is no answer. White space around the reasoning is dropped.
+    A message has reasoning if the prompt ends with a begin mark or the text starts with one. If the text ends during
+    the reasoning, there is no answer. White space around the reasoning is dropped.
     """
 
     def __init__(self, format: ReasoningFormat, prompt: str, parser: MessageParser) -> None:  # noqa: A002
@@ -184,7 +188,10 @@ class ReasoningParser(MessageParser):
         return bool(found)
 
     def _copy(self, pieces: list[str], ends: tuple[str, ...]) -> Reading[None]:
-        """Read the text up to one of `ends`, or all of it, into `pieces`. Drop the end mark and the white space around it."""
+        """Read the text up to one of `ends`, or all of it, into `pieces`.
+
+        Drop the end mark and the white space around it.
+        """
         text = self._text
         words = re.compile(rf"[^\s{re.escape(''.join({end[0] for end in ends}))}]+")
         while True:

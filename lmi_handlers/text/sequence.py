@@ -37,8 +37,8 @@ class SequenceText:
     """Turns the `TokenOutput`s of one sequence into `TextDelta`s.
 
     - Each token appears once and in order.
-    - The text of a delta is the texts of its tokens, joined. With `skip_special_tokens` it leaves special tokens out, but
-      the tokens themselves still have their literal text.
+    - The text of a delta is the texts of its tokens, joined. With `skip_special_tokens` it leaves special tokens out,
+      but the tokens themselves still have their literal text.
     - A token that a stop string may still cut comes with a later delta, at the latest with the last one.
     - The token that made the engine end the sequence is in the text only with `include_stop_str_in_output`.
     - Tokens after a stop string are dropped.
@@ -60,7 +60,10 @@ class SequenceText:
         self._held: deque[Token] = deque()  # the tokens whose pieces the matcher holds
 
     def feed(self, output: TokenOutput) -> TextDelta:
-        """Return what `output` adds. After the last delta that is nothing: the engine may run on until it is aborted."""
+        """Return what `output` adds.
+
+        After the last delta that is nothing: the engine may run on until it is aborted.
+        """
         if self.finish_reason is not None:
             return TextDelta(index=self.index)
         prompt_tokens: tuple[Token, ...] = ()

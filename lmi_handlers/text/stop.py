@@ -10,12 +10,12 @@ class StopMatcher:
 
     The stop strings are in an automaton, which all sequences of a request share.
 
-    The match that ends first wins. If several end at the same character, the longest wins. So the result does not depend on
-    how the text is split into pieces. The text is cut before the match, or after it with `include_stop_str_in_output`. A
-    match must end after the first `min_tokens` pieces.
+    The match that ends first wins. If several end at the same character, the longest wins. So the result does not
+    depend on how the text is split into pieces. The text is cut before the match, or after it with
+    `include_stop_str_in_output`. A match must end after the first `min_tokens` pieces.
 
-    Each piece that goes in comes out once, in order. It comes out late if its end may be the start of a stop string, and
-    shorter if a match cuts it. Time is linear in the text, whatever the stop strings are.
+    Each piece that goes in comes out once, in order. It comes out late if its end may be the start of a stop string,
+    and shorter if a match cuts it. Time is linear in the text, whatever the stop strings are.
     """
 
     def __init__(
@@ -88,14 +88,15 @@ class StopMatcher:
 
 
 class StopAutomaton:
-    """The Aho-Corasick automaton of a set of stop strings. Each node is a prefix of a stop string, and node 0 is the root.
+    """The Aho-Corasick automaton of a set of stop strings.
 
-    The current node is the longest prefix that the text so far ends with. `depth` is the length of that prefix.
-    `match_length` is the length of the longest stop string that the text so far ends with, or 0 if there is none.
+    Each node is a prefix of a stop string, and node 0 is the root. The current node is the longest prefix that the text
+    so far ends with. `depth` is the length of that prefix. `match_length` is the length of the longest stop string that
+    the text so far ends with, or 0 if there is none.
 
-    Comparing at every token from scratch would take time proportional to text length times stop length for strings such as
-    "aaaa...b". Building the automaton takes linear time, but a few hundred bytes per character, so build it once per request.
-    Immutable once built.
+    Comparing at every token from scratch would take time proportional to text length times stop length for strings such
+    as "aaaa...b". Building the automaton takes linear time, but a few hundred bytes per character, so build it once per
+    request. Immutable once built.
     """
 
     def __init__(self, stop: tuple[str, ...]) -> None:

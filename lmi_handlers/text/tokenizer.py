@@ -30,8 +30,8 @@ _SLACK = 1024
 class Tokenizer:
     """The tokenizer.json of a text bundle. Thread-safe.
 
-    `special_token_ids` are the control tokens. `eos_token_ids` are the tokens that end a sequence. `token_bytes` maps an id to
-    the bytes that it adds to a text. `backend` is the tokenizer object of the `tokenizers` library.
+    `special_token_ids` are the control tokens. `eos_token_ids` are the tokens that end a sequence. `token_bytes` maps
+    an id to the bytes that it adds to a text. `backend` is the tokenizer object of the `tokenizers` library.
     """
 
     def __init__(self, directory: Path, bundle: TextBundle) -> None:
@@ -54,8 +54,9 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True, truncate: int | None = None) -> list[int]:
         """Return the ids of `text`. With `truncate`, return only the last `truncate` ids.
 
-        `add_special_tokens` adds the model's special tokens, such as a beginning-of-sequence token. Use it for plain prompts
-        only, because a rendered chat already has them. Raises `InvalidRequest` if the text is not valid Unicode.
+        `add_special_tokens` adds the model's special tokens, such as a beginning-of-sequence token. Use it for plain
+        prompts only, because a rendered chat already has them. Raises `InvalidRequest` if the text is not valid
+        Unicode.
         """
         try:
             if truncate is None:
@@ -160,7 +161,8 @@ class Tokenizer:
 class Pieces(dict[int, "str | bytes"]):
     """What each id adds to a text: a str if its bytes are whole characters, otherwise the bytes. Unknown ids map to "".
 
-    Filled on demand, because a table of the whole vocabulary would cost each worker tens of megabytes and most of a second.
+    Filled on demand, because a table of the whole vocabulary would cost each worker tens of megabytes and most of a
+    second.
     """
 
     def __init__(
@@ -184,8 +186,9 @@ class Pieces(dict[int, "str | bytes"]):
 class TokenBytes(dict[int, bytes]):
     """The UTF-8 bytes that each id adds to a text, control tokens included. Unknown ids map to b"".
 
-    The bytes may be part of a character. Joined, the bytes of all tokens are the bytes of the text. With decoders in which
-    neighbouring tokens affect each other this is only approximate, because each token is decoded alone. Filled on demand.
+    The bytes may be part of a character. Joined, the bytes of all tokens are the bytes of the text. With decoders in
+    which neighbouring tokens affect each other this is only approximate, because each token is decoded alone. Filled on
+    demand.
     """
 
     def __init__(self, piece: Callable[[int], str | bytes]) -> None:

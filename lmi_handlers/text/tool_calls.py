@@ -1,7 +1,7 @@
 """Splits generated text into content and tool calls, piece by piece. For a whole answer, join the pieces.
 
-No library fits. The parsers of vLLM and SGLang need torch and their engines. The parser of transformers supports few models,
-returns a call only when it is complete, and raises on incomplete JSON.
+No library fits. The parsers of vLLM and SGLang need torch and their engines. The parser of transformers supports few
+models, returns a call only when it is complete, and raises on incomplete JSON.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from lmi_handlers.text.tool_formats import Format, Tag
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):
-    """An addition to a tool call. `index` counts the calls of a message from 0. Only a call's first delta has the `name`.
+    """An addition to a tool call.
 
-    `arguments` is the next piece of the JSON text of the arguments. It is what the model wrote, so it may not be valid JSON.
+    `index` counts the calls of a message from 0. Only a call's first delta has the `name`. `arguments` is the next
+    piece of the JSON text of the arguments. It is what the model wrote, so it may not be valid JSON.
     """
 
     index: int
@@ -28,7 +29,10 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 
 
 class MessageDelta(msgspec.Struct, frozen=True):
-    """An addition to a message. The reasoning comes before the content and the calls. Calls are in the written order."""
+    """An addition to a message.
+
+    The reasoning comes before the content and the calls. Calls are in the written order.
+    """
 
     content: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
@@ -43,8 +47,8 @@ class MessageDelta(msgspec.Struct, frozen=True):
 class MessageParser(ABC):
     """Parses the text of one message.
 
-    The text contains special tokens as literal text, except for the final one. The joined deltas do not depend on how the
-    text was split into pieces. Parsing takes linear time and never raises.
+    The text contains special tokens as literal text, except for the final one. The joined deltas do not depend on how
+    the text was split into pieces. Parsing takes linear time and never raises.
     """
 
     @abstractmethod
@@ -69,7 +73,10 @@ class PlainParser(MessageParser):
 
 
 class NamedCallParser(MessageParser):
-    """For a single call of the function `name`. A grammar makes the text its arguments, such as `{"location": "Paris"}`."""
+    """For a single call of the function `name`.
+
+    A grammar makes the text its arguments, such as `{"location": "Paris"}`.
+    """
 
     def __init__(self, name: str) -> None:
         self._name: str | None = name
@@ -109,7 +116,10 @@ class _ReadingParser(MessageParser):
 
 
 class CallListParser(_ReadingParser):
-    """For calls only. A grammar makes the text `[{"name": "f", "arguments": {...}}, ...]`. Any other text is content."""
+    """For calls only.
+
+    A grammar makes the text `[{"name": "f", "arguments": {...}}, ...]`. Any other text is content.
+    """
 
     def __init__(self) -> None:
         super().__init__({})
@@ -132,8 +142,9 @@ class CallListParser(_ReadingParser):
 class TaggedCallParser(_ReadingParser):
     """For content and calls in the format of a model's family, without a grammar.
 
-    White space around calls is dropped. A tag without a call is content. Text that looks like an untagged call is content if
-    it does not name a function in `schemas`. After that, untagged calls are no longer recognised in the message.
+    White space around calls is dropped. A tag without a call is content. Text that looks like an untagged call is
+    content if it does not name a function in `schemas`. After that, untagged calls are no longer recognised in the
+    message.
     """
 
     def __init__(self, format: Format, schemas: Schemas) -> None:  # noqa: A002

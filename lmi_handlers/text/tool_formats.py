@@ -12,7 +12,8 @@ from lmi_handlers.core.errors import ConfigError
 class Tag(msgspec.Struct, frozen=True):
     """`open` comes before calls, and `close` may come after them.
 
-    `known_names_only` is for tags that are also common without calls. It is a call only if it names an offered function.
+    `known_names_only` is for tags that are also common without calls. The text after such a tag is a call only if it
+    names an offered function.
     """
 
     open: str
@@ -113,8 +114,8 @@ _ALIASES = {
 }
 """Families that use the tags of another one. The syntax inside the tags may differ, since it is detected separately."""
 
-# The first marker found in the template decides. Order matters: Qwen3-Coder's template also has Hermes' tag, Seed's also has
-# Qwen3-Coder's, and Llama 4's may have Llama 3's.
+# The first marker found in the template decides. Order matters: Qwen3-Coder's template also has Hermes' tag, Seed's
+# also has Qwen3-Coder's, and Llama 4's may have Llama 3's.
 _MARKERS = (
     ("<seed:tool_call>", "seed_oss"),
     ("<function=", "qwen3_xml"),
