@@ -1,4 +1,7 @@
-"""The wire contracts: a body becomes a `GenerationRequest` and a formatter, an error a response in the dialect's shape."""
+"""Wire dialects.
+
+Each one parses bodies into a `GenerationRequest` and a formatter, and renders errors in its own format.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +30,18 @@ NONE: Mapping[str, float] = MappingProxyType({})
 
 
 def default_completion_tokens(properties: ServingProperties) -> int | None:
-    """How long a text completion may be that sets no `max_tokens`: OpenAI's 16, or what fits, on TGI's own terms."""
+    """Default `max_tokens` of text completions: OpenAI's 16, or with `option.tgi_compat` None (as many as fit)."""
     return None if properties.tgi_compat else DEFAULT_COMPLETION_TOKENS
 
 
 def root_dialect(properties: ServingProperties) -> TgiDialect:
-    """What `/` speaks, by `option.dialect`."""
+    """Return the dialect of `/`, which `option.dialect` selects."""
     dialects = {"tgi": CompatDialect, "mindie": MindieDialect}
     return dialects[properties.dialect](properties)
 
 
 class InvocationsDialects:
-    """What `/invocations` and `/predictions` speak: OpenAI's to a body in its form, to all others the `native` one."""
+    """The dialects of `/invocations` and `/predictions`: OpenAI's for OpenAI bodies, `native` for all others."""
 
     def __init__(
         self,
@@ -67,10 +70,10 @@ class InvocationsDialects:
         )
 
     def of(self, payload: Payload) -> Dialect:
-        """Return the dialect of a body: `inputs` is ours, `messages` a chat, `prompt` a text completion."""
+        """Choose by field: `inputs` is the native dialect, `messages` a chat, `prompt` a text completion."""
         data = payload.data
         if payload.content_type == "text/plain" or (b'"messages"' not in data and b'"prompt"' not in data):
-            return self.native  # without reading it twice
+            return self.native  # decoded only once, by the dialect
         try:
             fields = msgspec.json.decode(data, type=_Fields)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -89,9 +92,11 @@ class _Fields(msgspec.Struct):
 
 
 def invocations_dialect(properties: ServingProperties, sampled_defaults: Mapping[str, float] = NONE) -> Dialect:
-    """What `/invocations` speaks to a body that is not OpenAI's. Raises `ConfigError` where an option of the dialect is wrong.
+    """Return the dialect of `/invocations` for bodies that are not OpenAI's.
 
-    `sampled_defaults` are LMI's values, for the backend in use, where a request asks to sample and leaves the rest open.
+    Raises `ConfigError` if one of its options is wrong.
+
+    `sampled_defaults` are LMI's sampling defaults for the backend in use. They apply to requests with `do_sample` true.
     """
     if properties.tgi_compat:
         if properties.output_formatter is not None:
@@ -105,7 +110,7 @@ def invocations_dialect(properties: ServingProperties, sampled_defaults: Mapping
 
 
 def check_dialects(properties: ServingProperties, sampled_defaults: Mapping[str, float] = NONE) -> None:
-    """Raise `ConfigError` where an option of a dialect, or of what its bodies may hold, is wrong."""
+    """Raise `ConfigError` if an option of a dialect, or one for tools, images or reasoning, is wrong."""
     invocations_dialect(properties, sampled_defaults)
     choose_format("", properties.tool_call_parser)
     image_loader(properties)

@@ -1,4 +1,4 @@
-"""The contract between the HTTP edge and a wire dialect."""
+"""The interface between the HTTP layer and the wire dialects."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ T = TypeVar("T")
 
 
 class Payload(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as HTTP delivered it. `stream` is true where SageMaker's streaming API was called; `accept` is the header.
+    """A request as received over HTTP.
 
-    `adapter` is the one that a header or the query names; what the body says is stronger.
+    `accept` is the `Accept` header. `stream` is true if the client called SageMaker's streaming API. `adapter` comes
+    from a header or the query string; the body takes precedence.
     """
 
     data: bytes
@@ -31,7 +32,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenLimits(msgspec.Struct, frozen=True):
-    """Most tokens of a prompt, and of a prompt and its answer together; and how many different ones the model has."""
+    """Maximum tokens in a prompt, maximum tokens in a prompt plus its answer, and the size of the vocabulary."""
 
     max_input_tokens: int
     max_total_tokens: int
@@ -39,7 +40,7 @@ class TokenLimits(msgspec.Struct, frozen=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """What a dialect may want to know of the model that has loaded: its public name, its adapters' and its chat template."""
+    """What dialects need to know about the loaded model, including its public name and the names of its adapters."""
 
     model_id: str
     adapters: tuple[str, ...]
@@ -48,15 +49,18 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 
 LengthCheck = Callable[[GenerationRequest, int, int, TokenLimits], None]
-"""`(request, position, tokens, limits)`: raises `InvalidRequest` where prompt `position` of so many tokens is too long."""
+"""`(request, position, tokens, limits)`: raises `InvalidRequest` if the prompt at `position` is too long."""
 
 
 FormatterFactory = Callable[[GenerationRequest, tuple[int, ...]], Formatter]
-"""A formatter's class, or one that knows more of how the answer is to look; called as a class is."""
+"""A formatter class, or a partial of one that already has its options."""
 
 
 def check_length(request: GenerationRequest, position: int, tokens: int, limits: TokenLimits) -> None:
-    """Refuse a prompt that leaves no room for an answer, which is otherwise as long as fits. Raises `InvalidRequest`."""
+    """Raise `InvalidRequest` if the prompt is too long or leaves no room for an answer.
+
+    An answer that would not fit in full is not an error: it ends where the room ends.
+    """
     field = "inputs" if len(request.prompts) == 1 else f"inputs[{position}]"
     if tokens >= limits.max_total_tokens:
         raise InvalidRequest(
@@ -70,10 +74,11 @@ def check_length(request: GenerationRequest, position: int, tokens: int, limits:
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """What a body asks for, how the answer is to look, and what the client calls a field of `SamplingParams`.
+    """A parsed body: the request, its formatter, and the client's names for the fields of `SamplingParams`.
 
-    `prompts` are what the text layer makes `request.prompts` of, where these are not texts already; `prompt_field` is where
-    the body has them. `check_length` is asked for each prompt once its tokens are counted.
+    `prompts` is set if the prompts are not plain text yet: the text layer turns them into `request.prompts`.
+    `prompt_field` is the body field that they come from. `check_length` is called for each prompt once its tokens have
+    been counted.
     """
 
     request: GenerationRequest
@@ -85,7 +90,7 @@ class Parsed(msgspec.Struct, frozen=True):
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):
-    """An error in a dialect's own shape, for a response that has not begun."""
+    """An error in the dialect's own format, for a response that has not started."""
 
     status: int
     body: bytes
@@ -93,26 +98,29 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 
 
 class Dialect(ABC):
-    """One wire contract. One object serves every request, so it keeps no state of any of them."""
+    """One wire format. A single object serves all requests, so it keeps no per-request state."""
 
     fixed_headers: ClassVar[Mapping[str, str]] = {}
-    """Response headers that go with every response, errors included."""
+    """Headers sent with every response, including errors."""
 
     @abstractmethod
     def parse(self, payload: Payload) -> Parsed:
-        """Validate a body. Raises `InvalidRequest` naming the field."""
+        """Validate a body. Raises `InvalidRequest`, which names the field."""
 
     @abstractmethod
     def error(self, error: LMIError) -> ErrorResponse:
-        """Render an error that is known before the first byte of the answer."""
+        """Render an error that occurs before the first byte of the answer is sent."""
 
-    def answer_headers(self, request: GenerationRequest, usage: Usage) -> Mapping[str, str]:  # noqa: ARG002  for those that have some
-        """Return further headers of an answer: of a whole one once it is complete, of a stream when it begins."""
+    def answer_headers(self, request: GenerationRequest, usage: Usage) -> Mapping[str, str]:  # noqa: ARG002  for overrides
+        """Return extra response headers. Called once the answer is complete, or for a stream before it starts."""
         return {}
 
 
 def decode_json(data: bytes) -> object:
-    """Decode a body strictly. Raises `InvalidJson` for all that is not one JSON value: NaN, bottomless nesting, ..."""
+    """Decode a body strictly.
+
+    Raises `InvalidJson` if it is not exactly one JSON value; NaN or very deep nesting is not allowed.
+    """
     try:
         return decode_typed(data, object)
     except InvalidBody as error:  # a number out of range
@@ -120,9 +128,9 @@ def decode_json(data: bytes) -> object:
 
 
 def decode_typed(data: bytes | msgspec.Raw, kind: type[T], *, prefix: str = "") -> T:
-    """Decode a body, or the part of it at `prefix`, as `kind`. What `kind` has no field for is skipped and takes no memory.
+    """Decode a body, or the part of it at `prefix`, as `kind`. Unknown fields are skipped without using memory.
 
-    Raises `InvalidJson`, or `InvalidBody` where the JSON is not of that type.
+    Raises `InvalidJson` for invalid JSON, and `InvalidBody` if the JSON does not have that type.
     """
     try:
         return msgspec.json.decode(data, type=kind)
@@ -135,9 +143,11 @@ def decode_typed(data: bytes | msgspec.Raw, kind: type[T], *, prefix: str = "") 
 
 
 def unknown_names(data: bytes | msgspec.Raw, kind: type[msgspec.Struct], *, nulls: bool) -> tuple[str, ...]:
-    """Return the names in an object that `kind` has no field for; with `nulls`, also those whose value is null.
+    """Return the names in a JSON object that `kind` has no field for.
 
-    Raises `InvalidJson`, or `InvalidBody` where `data` is not an object.
+    With `nulls`, names whose value is null count too.
+
+    Raises `InvalidJson` for invalid JSON, and `InvalidBody` if `data` is not an object.
     """
     fields = decode_typed(data, dict[str, msgspec.Raw])
     unknown = fields.keys() - set(kind.__struct_fields__)
@@ -149,7 +159,7 @@ def _is_null(value: msgspec.Raw) -> bool:
 
 
 def conversion_error(error: msgspec.ValidationError, *, prefix: str = "") -> InvalidBody:
-    """Turn msgspec's message ("Expected `int`, got `str` - at `$.seed`") into one that has the field in front."""
+    """Turn msgspec's message ("Expected `int`, got `str` - at `$.seed`") into one that starts with the field."""
     message, _, path = str(error).replace(" - at `key` in `$", " as a name - at `$").partition(" - at `$")
     field = (prefix + path.rstrip("`")).lstrip(".")
     return InvalidBody(message, field=field or None)

@@ -1,7 +1,8 @@
-"""TGI's request body, what it may hold, and how it reads as `SamplingParams`.
+"""TGI's request body: its fields, its validation and its translation to `SamplingParams`.
 
-Source: the text-generation-inference 3.3 router's OpenAPI document and its validation, whose order and messages are kept.
-Every check here is one that needs no model; `check_length` is for when the prompt's tokens are counted.
+Source: the OpenAPI document and the validation of the text-generation-inference 3.3 router. Checks run in the same
+order as there, with the same messages. None of them needs a model except `check_length`, which runs once the prompt's
+tokens are counted.
 """
 
 from __future__ import annotations
@@ -26,14 +27,23 @@ Unsigned32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Signed32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 
 _SEARCHED = 1 << 20
-"""Bytes of a body up to which an error says which field is there twice: finding it holds the event loop."""
+"""Maximum size in bytes of a body that is searched for the name of a duplicate field.
+
+The search blocks the event loop.
+"""
 
 _COUNTED_NEW_TOKENS = 1024
-"""Of `max_new_tokens` no more are held against the model's length: whoever asks for more gets what fits."""
+"""Only this much of `max_new_tokens` must fit in the model's context.
+
+A larger request is accepted and gets what fits.
+"""
 
 
 class TgiParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """The `parameters` object. Where None is the default, null means absent; anywhere else it is an error, as in TGI."""
+    """The `parameters` object.
+
+    For a field whose default is null, null means absent; for other fields it is an error, as in TGI.
+    """
 
     best_of: Unsigned | None = None
     temperature: float | None = None
@@ -58,19 +68,20 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sampling(self) -> bool:
-        """Whether anything here speaks of sampling, which is what `best_of` needs."""
+        """Whether any sampling parameter is set; `best_of` requires one."""
         given = (self.temperature, self.top_k, self.top_p, self.typical_p)
         return self.do_sample or any(value is not None for value in given)
 
     @property
     def stop_strings(self) -> list[str]:
-        """`stop`, else what it was called when LMI's schema was made of TGI's."""
+        """`stop`, or its older name `stop_sequences`, which LMI's schema took from TGI."""
         return self.stop or self.stop_sequences or []
 
     def sampling_params(self, *, stream: bool) -> SamplingParams:
-        """Translate. Raises `InvalidRequest` with TGI's name of the field.
+        """Translate. Raises `InvalidRequest` with TGI's name for the field.
 
-        A temperature of 1 alone does not sample. Where the answer is to tell the seed, one is chosen if there is none.
+        A temperature of 1 does not turn sampling on by itself. If the answer includes the seed and none is given, one
+        is chosen.
         """
         samples = self.do_sample or (self.temperature or 1.0) != 1.0
         samples = samples or any(value is not None for value in (self.top_k, self.top_p, self.typical_p))
@@ -112,25 +123,28 @@ _SPELLINGS = {
 
 
 def spelling(field: str) -> str:
-    """Where in the body a client sets what `SamplingParams` calls `field`."""
+    """Return TGI's name for the field of `SamplingParams`, with its path in the body."""
     return f"parameters.{_SPELLINGS.get(field, field)}"
 
 
 class TgiBody(msgspec.Struct, frozen=True):
-    """The body of `/generate` and `/generate_stream`. Without `parameters` it samples, with them it need not."""
+    """The body of `/generate` and `/generate_stream`. `do_sample` defaults to true if there are no `parameters`."""
 
     inputs: str
     parameters: TgiParameters = TgiParameters(do_sample=True)
 
 
 class TokenizeBody(TgiBody, frozen=True):
-    """The body of `/tokenize`, which reads no `parameters`. TGI's first document has `add_special_tokens`."""
+    """The body of `/tokenize`. `parameters` is ignored.
+
+    `add_special_tokens` comes from the first version of TGI's API.
+    """
 
     add_special_tokens: bool = True
 
 
 class TgiCompatBody(TgiBody, frozen=True):
-    """The body of `/` and `/invocations`, where `stream` counts."""
+    """The body of `/` and `/invocations`. `stream` chooses between a stream and a single document."""
 
     stream: bool | msgspec.UnsetType = msgspec.UNSET
 
@@ -139,14 +153,14 @@ Body = TypeVar("Body", bound=TgiBody)
 
 
 def decode_body(payload: Payload, kind: type[Body]) -> tuple[Body, tuple[str, ...]]:
-    """Return the body, and the names in it that mean nothing here. Raises `InvalidJson` or `InvalidBody`."""
+    """Return the body and the names of its ignored fields. Raises `InvalidJson` or `InvalidBody`."""
     return convert_body(read_body(payload), kind)
 
 
 def read_body(payload: Payload) -> object:
-    """Return the body's one JSON value. Raises `InvalidJson`, or `InvalidBody` where a name occurs twice.
+    """Decode the body as JSON. Raises `InvalidJson`, or `InvalidBody` for duplicate fields.
 
-    `text/plain`, which only `/invocations` lets through, is a prompt as it is.
+    A `text/plain` body is the prompt itself. Only `/invocations` accepts that content type.
     """
     if payload.content_type == "text/plain":
         try:
@@ -159,13 +173,13 @@ def read_body(payload: Payload) -> object:
 
 
 def convert_body(value: object, kind: type[Body]) -> tuple[Body, tuple[str, ...]]:
-    """Return what `read_body` has read as a body, and the names in it that mean nothing here. Raises `InvalidBody`."""
+    """Convert the result of `read_body`. Returns the body and the names of its ignored fields. Raises `InvalidBody`."""
     try:
         body = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise conversion_error(error) from error
     seed = body.parameters.seed
-    if seed is not None and seed >= 2**64:  # a bound that msgspec cannot hold
+    if seed is not None and seed >= 2**64:  # too large a bound for msgspec
         raise InvalidBody("Expected `int` < 2**64", field="parameters.seed")
     return body, _ignored(value, kind.__struct_fields__)
 
@@ -179,9 +193,9 @@ def _ignored(body: object, known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _refuse_duplicates(data: bytes, value: object) -> None:
-    """Two values for one name: a proxy in between may have looked at the other one. Raises `InvalidBody`.
+    """Raise `InvalidBody` for duplicate fields: a proxy on the way may have checked the other value.
 
-    `value` is what `data` decodes to, in which of two such members one is missing.
+    `value` is the decoded `data`. It keeps only one of two duplicates, so it has fewer members than `data`.
     """
     if json_shape(data).members == count_members(value):
         return
@@ -202,7 +216,7 @@ def _refuse_duplicates(data: bytes, value: object) -> None:
 
 
 def check_body(body: TgiBody, properties: ServingProperties, *, stream: bool) -> None:
-    """Refuse what TGI refuses before it tokenises, with the first of its messages that applies. Raises `InvalidRequest`."""
+    """Run the checks that TGI runs before it tokenises, in its order. Raises `InvalidRequest` with TGI's message."""
     parameters = body.parameters
     best_of = 1 if parameters.best_of is None else parameters.best_of
     if stream and best_of != 1:
@@ -244,12 +258,15 @@ def _check_numbers(parameters: TgiParameters) -> None:
 
 
 def _seen(value: float | None, default: float) -> float:
-    """What TGI sees of a number: 0.99999999 is 1 to it."""
+    """Round to the 32-bit floats that TGI uses: 0.99999999 becomes 1."""
     return to_float32(default if value is None else value)
 
 
 def check_length(request: GenerationRequest, position: int, tokens: int, limits: TokenLimits) -> None:  # noqa: ARG001  one prompt
-    """Refuse a prompt that the model has no room for, in TGI's words and order. Raises `InvalidRequest`."""
+    """Check that the prompt fits in the model's context.
+
+    Raises `InvalidRequest` with TGI's messages, in TGI's order.
+    """
     most, total = limits.max_input_tokens, limits.max_total_tokens
     if request.truncate is not None and not 0 < request.truncate <= most:
         raise InvalidRequest(f"`truncate` must be strictly positive and less than {most}. Given: {request.truncate}")

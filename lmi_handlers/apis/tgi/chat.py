@@ -1,4 +1,4 @@
-"""The part of TGI's chat body that makes a prompt: messages and tools."""
+"""The fields of TGI's chat body that make up the prompt: messages, tools and guideline."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from lmi_handlers.core.request import ChatPrompt
 
 
 class ChatBody(msgspec.Struct, frozen=True):
-    """The body of `/chat_tokenize`: a chat request, of which only these fields make the prompt."""
+    """The body of `/chat_tokenize`: a chat request, reduced to the fields that make up the prompt."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
     guideline: str | None = None
 
     def prompt(self) -> ChatPrompt:
-        """Return what the template is to make a prompt of."""
+        """Return the input of the chat template."""
         messages = [message.with_links(f"messages[{place}]") for place, message in enumerate(self.messages)]
         variables = {} if self.guideline is None else {"guideline": self.guideline}
         return ChatPrompt(messages=messages, tools=self.tools, template_kwargs=variables)
 
 
 def decode_chat(payload: Payload, budget: Budget) -> tuple[ChatBody, tuple[str, ...]]:
-    """Return the body, and the names in it that no chat request has. Raises `InvalidRequest`."""
+    """Return the body and the names of fields that chat requests do not have. Raises `InvalidRequest`."""
     ignored = unknown_names(payload.data, ChatCompletionBody, nulls=False)
     body = decode_typed(payload.data, ChatBody)
     budget.check_fields(body)

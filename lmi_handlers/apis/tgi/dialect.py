@@ -1,6 +1,6 @@
-"""TGI's dialect: the routes' requests, `{"inputs": "..", "parameters": {..}}`, their answers' headers, and errors.
+"""TGI's dialect: requests like `{"inputs": "..", "parameters": {..}}`, response headers and errors.
 
-Source: the text-generation-inference 3.3 router. docs/tgi.md lists where this differs from it, on purpose.
+Source: the text-generation-inference 3.3 router. docs/tgi.md lists the intentional differences.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ STATUS: dict[type[LMIError], int] = {
     InvalidRequest: 422,
     ModelNotFound: 404,
     QueueFull: 429,
-    ClientDisconnected: 499,  # nobody will see it but the log
+    ClientDisconnected: 499,  # only the log shows it
     EngineNotReady: 503,
     DeadlineExceeded: 504,
 }
-"""HTTP status by error, looked up along the class's ancestors; whatever is not here is TGI's 424."""
+"""HTTP status by error class or nearest base class. Defaults to 424, as in TGI."""
 
 
 class TgiDialect(Dialect):
-    """What TGI's generating routes have in common; they differ in their defaults and in the answer's frame."""
+    """Base of the dialects of TGI's generation routes. They differ in defaults and answer format."""
 
     def __init__(self, properties: ServingProperties) -> None:
         self._properties = properties
@@ -68,12 +68,12 @@ class TgiDialect(Dialect):
         """Validate a body. Raises `InvalidRequest`."""
 
     def error(self, error: LMIError) -> ErrorResponse:
-        """`{"error":"<cause>","error_type":"<type>"}`."""
+        """Render `{"error":"<cause>","error_type":"<type>"}`."""
         status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 424)
         return ErrorResponse(status, error_document(error))
 
     def answer_headers(self, request: GenerationRequest, usage: Usage) -> Mapping[str, str]:
-        """The `x-` headers: what was computed, and of a whole answer how long that took."""
+        """Return TGI's `x-` headers. Timings and token counts are included only if the answer is not streamed."""
         headers = {
             "x-compute-type": self._properties.compute_type or _compute_type(usage.device),
             "x-compute-characters": str(sum(map(len, request.prompts))),
@@ -106,7 +106,7 @@ class TgiDialect(Dialect):
         *,
         full_text: bool,
     ) -> Parsed:
-        """Check and translate; `full_text` is the route's default for `return_full_text`."""
+        """Check and translate a body. `full_text` is the route's default for `return_full_text`."""
         stream, parameters = formatter.streams, body.parameters
         adapter = payload.adapter if parameters.adapter_id is None else parameters.adapter_id
         check_body(body, self._properties, stream=stream)
@@ -128,7 +128,10 @@ class TgiDialect(Dialect):
 
 
 class GenerateDialect(TgiDialect):
-    """`/generate` and `/generate_stream`: the route's formatter says which; the text is what was generated."""
+    """Dialect of `/generate` and `/generate_stream`, which differ in their formatter.
+
+    By default the answer omits the prompt.
+    """
 
     def __init__(self, properties: ServingProperties, formatter: type[Formatter]) -> None:
         super().__init__(properties)
@@ -141,13 +144,14 @@ class GenerateDialect(TgiDialect):
 
 
 class CompatDialect(TgiDialect):
-    """`/`, and `/invocations` with `option.tgi_compat`: the body says whether to stream, and a document comes in an array.
+    """Dialect of `/`, and of `/invocations` with `option.tgi_compat`.
 
-    The text begins with the prompt unless the model is known to be for another task than `text-generation`.
+    The body says whether to stream. If not, the answer is wrapped in an array. By default the text begins with the
+    prompt, unless the model has a known task other than `text-generation`.
     """
 
     def parse(self, payload: Payload) -> Parsed:
-        """Validate a body. Where it does not speak of a stream, SageMaker's streaming API asks for one."""
+        """Validate a body. If it does not set `stream`, a call through SageMaker's streaming API does."""
         body, ignored = decode_body(payload, TgiCompatBody)
         stream = body.stream if isinstance(body.stream, bool) else payload.stream
         formatter = TgiSseFormatter if stream else TgiArrayFormatter
@@ -156,11 +160,11 @@ class CompatDialect(TgiDialect):
 
 
 def _compute_type(device: str) -> str:
-    """TGI's word where nobody has given it one, which it has for GPUs only."""
+    """Return TGI's default compute type. TGI itself defines one for GPUs only."""
     return f"{'cpu' if device == 'cpu' else 'gpu'}+optimized"
 
 
 def plain(number: float) -> str:
-    """Render a number without an exponent and without needless zeros: 1e-07 is 0.0000001, 1.0 is 1."""
+    """Render a number without an exponent or trailing zeros: 1e-07 becomes 0.0000001, 1.0 becomes 1."""
     text = format(Decimal(repr(number)), "f")
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,6 +1,6 @@
-"""What TGI's routes answer. Formatters write these by hand, for speed; tests hold the two together.
+"""Response bodies of TGI's routes. The formatters write them by hand, for speed; tests keep the two in sync.
 
-Source: TGI's OpenAPI document, whose names these are.
+Source: TGI's OpenAPI document, including the names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lmi_handlers.text.spans import TokenSpan
 
 
 class FinishReason(enum.Enum):
-    """Why a text ends: too many tokens, the model's end of sequence, or a stop string."""
+    """Why generation ended: the token limit was reached, or an end-of-sequence token or a stop string was generated."""
 
     length = "length"
     eos_token = "eos_token"  # noqa: S105
@@ -23,7 +23,7 @@ class FinishReason(enum.Enum):
 
 
 class Token(msgspec.Struct):
-    """A generated token, its logprob null where it is not a number."""
+    """A generated token. `logprob` is null if it is not a number."""
 
     id: Count
     text: str
@@ -32,7 +32,7 @@ class Token(msgspec.Struct):
 
 
 class PrefillToken(msgspec.Struct):
-    """A token of the prompt."""
+    """A prompt token."""
 
     id: Count
     text: str
@@ -40,7 +40,7 @@ class PrefillToken(msgspec.Struct):
 
 
 class BestOfSequence(msgspec.Struct):
-    """One of the answers of `best_of` that is not the best."""
+    """One of the other sequences that `best_of` generated."""
 
     generated_text: str
     finish_reason: FinishReason
@@ -52,7 +52,7 @@ class BestOfSequence(msgspec.Struct):
 
 
 class Details(msgspec.Struct):
-    """What `details` asks for."""
+    """Included if the request sets `details`."""
 
     finish_reason: FinishReason
     generated_tokens: Count
@@ -64,14 +64,14 @@ class Details(msgspec.Struct):
 
 
 class GenerateResponse(msgspec.Struct):
-    """A whole answer."""
+    """The complete answer, if it is not streamed."""
 
     generated_text: str
     details: Details | UnsetType = UNSET
 
 
 class StreamDetails(msgspec.Struct):
-    """What `details` asks for, in a stream."""
+    """Included in the last event of a stream if the request sets `details`."""
 
     finish_reason: FinishReason
     generated_tokens: Count
@@ -80,7 +80,7 @@ class StreamDetails(msgspec.Struct):
 
 
 class StreamResponse(msgspec.Struct):
-    """An event: a token. The last one has the text, and the details."""
+    """One event per token. The last one also has the generated text and the details."""
 
     index: Count
     token: Token
@@ -90,24 +90,24 @@ class StreamResponse(msgspec.Struct):
 
 
 class ErrorResponse(msgspec.Struct):
-    """What is wrong. A stream that has begun ends with an event like this."""
+    """An error. If it occurs during a stream, it is sent as the last event."""
 
     error: str
     error_type: str
 
 
 class ChatTokenizeResponse(msgspec.Struct, frozen=True):
-    """The answer of `/chat_tokenize`."""
+    """The response of `/chat_tokenize`."""
 
     tokenize_response: list[TokenSpan]
     templated_text: str
 
 
 class Info(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of `/info`, in TGI's order, and then what only older versions of it have, which is always sent here.
+    """The response of `/info`: TGI's fields in their order, then those of older TGI versions, always included.
 
-    `version` is this server's. `waiting_served_ratio` and `max_waiting_tokens` are always 0: waiting requests do not delay
-    running ones.
+    `version` is the version of this server. `waiting_served_ratio` and `max_waiting_tokens` are always 0, because
+    waiting requests do not delay running ones.
     """
 
     model_id: str
