@@ -1,1 +1,1 @@
-"""What the server tells about itself: an OpenAPI 3.1 document of its routes, their bodies and their answers."""
+"""Generates the OpenAPI 3.1 document: the routes, their request bodies and their responses."""

@@ -1,6 +1,6 @@
-"""What a field may hold besides its type: the bounds that dialects check themselves, for their errors' sake.
+"""Bounds on fields that the dialects check themselves, to control the error messages.
 
-What depends on the loaded model or on other fields is not here, as no schema can say it.
+Bounds that depend on the loaded model or on other fields are not included, because a schema cannot express them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _of_sampling_params() -> dict[str, dict[str, Any]]:
 
 
 def of_tgi_parameters(properties: ServingProperties) -> Bounds:
-    """Return what TGI's validation, in `apis/tgi/body.py`, lets pass."""
+    """Return the bounds that TGI's validation in `apis/tgi/body.py` enforces."""
     fraction = {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
     stop = {"maxItems": properties.max_stop_sequences, "items": _TEXT}
     return {
@@ -70,7 +70,7 @@ def of_tgi_parameters(properties: ServingProperties) -> Bounds:
 
 
 def of_mindie_parameters(properties: ServingProperties) -> Bounds:
-    """Return what MindIE's dialect lets pass: TGI's bounds, and no seed of 0."""
+    """Return the bounds of MindIE's dialect: TGI's, except that the seed must not be 0."""
     return {**of_tgi_parameters(properties), "seed": {"minimum": 1, "maximum": _UINT64}}
 
 
@@ -86,7 +86,7 @@ MINDIE_PROMPT: Bounds = {"inputs": {"minLength": 1, "maxLength": MAX_INPUT_CHARA
 
 
 def narrowed(bounds: Bounds, budget: Budget) -> Bounds:
-    """Return `bounds`, and what a request's budget adds to them."""
+    """Return `bounds`, tightened by the budget of a request."""
     added: dict[str, Mapping[str, Any]] = {
         **budget.keywords(),
         **{name: {"maximum": budget.max_sequences} for name in ("n", "best_of", "num_beams")},
@@ -96,7 +96,7 @@ def narrowed(bounds: Bounds, budget: Budget) -> Bounds:
 
 
 def _both(keywords: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Join two sets of keywords so that both hold."""
+    """Merge two sets of keywords. The stricter bound wins."""
     joined = {**keywords, **others}
     for name in keywords.keys() & others.keys():
         if name == "items":
@@ -109,7 +109,7 @@ def _both(keywords: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, A
 
 
 def of_lmi_parameters() -> Bounds:
-    """Return the bounds of `SamplingParams` under LMI's names, and LMI's own."""
+    """Return the bounds of `SamplingParams` under LMI's names, and the bounds of LMI's own fields."""
     known = _of_sampling_params()
     bounds = {
         spelling: keywords
@@ -125,7 +125,7 @@ def of_lmi_parameters() -> Bounds:
         "truncate": {"minimum": 1},
         "length_penalty": {"minimum": -10, "maximum": 10},
         "len_penalty": {"minimum": -10, "maximum": 10},
-        "prompt_logprobs": {"minimum": 0},  # of which none is shown but the prompt's own
+        "prompt_logprobs": {"minimum": 0},  # only the prompt tokens' own are shown
         **_GUIDED,
         **_PRIORITY,
     }
@@ -135,8 +135,8 @@ def _of_openai() -> dict[str, dict[str, Any]]:
     known = _of_sampling_params()
     least = {"minimum": 1}
     return known | {
-        "seed": {},  # a negative one is taken as well
-        "top_p": {"minimum": 0, "maximum": 1},  # 0 is the most probable token alone
+        "seed": {},  # may be negative
+        "top_p": {"minimum": 0, "maximum": 1},  # 0 means the most probable token only
         "max_completion_tokens": known["max_tokens"],
         "best_of": known["n"],
         "truncate_prompt_tokens": least,
@@ -146,18 +146,18 @@ def _of_openai() -> dict[str, dict[str, Any]]:
 
 
 def of_openai_chat() -> Bounds:
-    """Return what chat completions let pass."""
+    """Return the bounds of chat completions."""
     return _of_openai() | {"top_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS}, "messages": {"minItems": 1}}
 
 
 def of_openai_completion() -> Bounds:
-    """Return what text completions let pass."""
+    """Return the bounds of text completions."""
     most = {"minimum": 0, "maximum": RANGES["max_tokens"][1]}
     return _of_openai() | {"max_tokens": most, "logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS}}
 
 
 def of_aleph_alpha() -> Bounds:
-    """Return what Aleph Alpha's dialect leaves to others to check."""
+    """Return the bounds of Aleph Alpha's chat that its body type does not declare."""
     known = _of_sampling_params()
     given = {name: known[name] for name in ("n", "max_tokens", "stop", "logit_bias")}
     return given | {"maximum_tokens": known["max_tokens"], "messages": {"minItems": 1}}
@@ -167,11 +167,11 @@ ALEPH_ALPHA_PROMPT_ITEM: Bounds = {"controls": {"maxItems": 0}}
 
 
 def of_aleph_alpha_completion() -> Bounds:
-    """Return what Aleph Alpha's text completions let pass."""
+    """Return the bounds of Aleph Alpha's text completions."""
     known = _of_sampling_params()
     same = ("temperature", "n", "logit_bias")
     return {name: known[name] for name in same} | {
-        "maximum_tokens": {"minimum": 0, "maximum": RANGES["max_tokens"][1]},  # 0 is for `echo` alone
+        "maximum_tokens": {"minimum": 0, "maximum": RANGES["max_tokens"][1]},  # 0 only with `echo`
         "minimum_tokens": known["min_tokens"],
         "top_p": {"minimum": 0, "maximum": 1},
         "best_of": known["n"],

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document: the routes in its form, and the schemas that they refer to."""
+"""Writes the OpenAPI 3.1 document: the routes and the schemas that they refer to."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ NAMES: Mapping[str, Any] = {
     "ToolType": str | tools.ToolChoice,
     "Url": messages.ImageUrl,
 }
-"""What TGI's document calls types, where it is not the class's name, so that clients generated from that one find theirs here."""
+"""TGI's names for types, where they differ from the class names. Clients generated from TGI's document expect them."""
 
 _QUESTION = "What is Deep Learning?"
 _PROMPT = {"inputs": _QUESTION, "parameters": {"max_new_tokens": 20}}
@@ -68,15 +68,15 @@ EXAMPLES: Mapping[Any, object] = {
     AlephAlphaCompletionBody: {"model": "any", "prompt": _QUESTION, "maximum_tokens": 20},
     body.CompletionBody: {"prompt": _QUESTION, "max_tokens": 20},
 }
-"""A body of each type."""
+"""An example body for each type."""
 
 API_KEY = "api_key"
 
 
 def openapi_document(properties: ServingProperties, *, has_api_key: bool, checks_names: bool = False) -> bytes:
-    """Write the document of a server of this configuration, as JSON. It takes some hundredths of a second.
+    """Return the document for this configuration, as JSON. Takes a few hundredths of a second.
 
-    `checks_names` says whether only some host names are answered to, as on the loopback interface.
+    `checks_names` is true if the server accepts only certain host names, as on the loopback interface.
     """
     every = routes(properties)
     schemas, parts = components(_types(every), NAMES)
@@ -116,7 +116,7 @@ def _types(every: Iterable[Route]) -> list[Any]:
 
 
 def _bind(parts: Mapping[str, Schema], properties: ServingProperties) -> None:
-    """Add to the schemas what dialects check themselves."""
+    """Add the bounds that the dialects check themselves to the schemas."""
     known = {
         "GenerateRequest": bounds.PROMPT,
         "CompatGenerateRequest": bounds.PROMPT,
@@ -145,7 +145,7 @@ def _bind(parts: Mapping[str, Schema], properties: ServingProperties) -> None:
 
 
 class _Writer:
-    """Puts routes into the document's form. `schemas` are those of the types."""
+    """Converts routes to OpenAPI objects. `schemas` maps each type to its schema."""
 
     def __init__(self, schemas: Mapping[Any, Schema], *, has_api_key: bool, checks_names: bool) -> None:
         self._schemas = schemas

@@ -1,4 +1,4 @@
-"""What the front end answers by itself, in the shape of DJL Serving's."""
+"""Responses of the front end itself, in DJL Serving's format."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 
 
 class FrontEndError(msgspec.Struct):
-    """What the router refuses, in the shape of DJL's front end."""
+    """An error from the router, in the format of DJL's front end."""
 
     code: int
     type: str
@@ -15,7 +15,7 @@ class FrontEndError(msgspec.Struct):
 
 
 class Health(msgspec.Struct):
-    """A model's state, and while it is not healthy what it is waiting for."""
+    """A model's state. `phase` says what the model is waiting for while it is not healthy."""
 
     status: str
     phase: str | UnsetType = UNSET

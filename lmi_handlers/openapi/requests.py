@@ -1,4 +1,4 @@
-"""Bodies that no one struct decodes, as structs: what LMI's hand-written checks and MindIE's null-dropping let pass."""
+"""Structs that describe bodies which are not decoded as one struct: LMI's (hand-written checks) and MindIE's (nulls dropped)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from lmi_handlers.apis.mindie.body import DOCUMENTED, MindieBody
 from lmi_handlers.apis.mindie.body import MindieParameters as DecodedParameters
 
 PlainPrompt = Annotated[str, msgspec.Meta(min_length=1)]
-"""A body of `text/plain`."""
+"""A `text/plain` body."""
 
 
 class LmiRequest(msgspec.Struct):
-    """A prompt, or a list of prompts. `adapters` has a name for all of them, or a list with one for each."""
+    """A prompt, or a list of prompts. `adapters` is one name for all prompts, or a list with one name per prompt."""
 
     inputs: str | list[str]
     parameters: LmiParameters = LmiParameters()

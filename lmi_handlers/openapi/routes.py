@@ -1,4 +1,4 @@
-"""The routes as a document describes them: what each takes, what it answers, and how it fails."""
+"""The routes as the OpenAPI document describes them: parameters, request bodies, responses and errors."""
 
 from __future__ import annotations
 
@@ -53,17 +53,20 @@ TGI = "Text Generation Inference"
 ALEPH_ALPHA = "Aleph Alpha"
 LMI = "LMI"
 SAGEMAKER = "SageMaker"
-"""Tags; the first is TGI's own, of OpenAI's routes as well."""
+"""Tags. The first comes from TGI, which uses it for OpenAI's routes too."""
 
 Types = tuple[Any, ...]
-"""Alternatives."""
+"""Alternative types."""
 
 Contents = Mapping[str, Types]
-"""By content type; of JSON lines they are what a line may be, of server-sent events an event's data."""
+"""Types by content type. For JSON lines, the types of a line; for server-sent events, those of an event's data."""
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
-    """A parameter in the `place` "path", "query" or "header"; in a path it is required. `values` are all there are."""
+    """A parameter. `place` is "path", "query" or "header"; path parameters are required.
+
+    `values` lists the allowed values.
+    """
 
     name: str
     place: str
@@ -72,7 +75,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """An error: its status, why it comes about, what its JSON is, and whether `Retry-After` says when to try again."""
+    """An error response: status, reason, types of its JSON body, and whether a `Retry-After` header is sent."""
 
     status: int
     reason: str
@@ -81,7 +84,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """A method of a path. `name` is what generated clients call it; an answer without contents has no body."""
+    """One method of a path. Generated clients call it `name`. If `answer` is empty, the response has no body."""
 
     method: str
     path: str
@@ -95,7 +98,7 @@ class Route(msgspec.Struct, frozen=True):
 
 
 def routes(properties: ServingProperties) -> list[Route]:
-    """Return every route, as this configuration has it."""
+    """Return all routes that this configuration serves."""
     return [*_invoke_routes(properties), *_openai_routes(properties), *_tgi_routes(properties), *_server_routes()]
 
 
@@ -117,7 +120,7 @@ def _no_model() -> ModelFacts:
 
 
 def _failures(kinds: Iterable[type[LMIError]], *shapes: tuple[Dialect, Any]) -> tuple[Failure, ...]:
-    """Return errors of these kinds: the statuses that the dialects give them, each in the shape that the dialect has."""
+    """Return the error responses for these exceptions, one per status, in the formats of the given dialects."""
     reasons: dict[int, dict[str, None]] = {}
     contents: dict[int, dict[Any, None]] = {}
     retry: set[int] = set()
@@ -138,7 +141,7 @@ def _failures(kinds: Iterable[type[LMIError]], *shapes: tuple[Dialect, Any]) -> 
 
 
 class _Shape(msgspec.Struct):
-    """What a dialect takes, answers, and says of what is wrong."""
+    """A dialect's types: request body, answers and error."""
 
     body: Any
     answer: Contents
@@ -187,7 +190,7 @@ def _native_shape(properties: ServingProperties) -> _Shape:
         return _Shape(requests.LmiRequest, answer, lmi.DynamicBatchError)
     record = (lmi.LmiRecord,)
     answer = {JSON: (lmi.LmiResponse, list[lmi.LmiResponse]), JSON_LINES: record, EVENTS: record}
-    if properties.output_formatter is not None:  # maybe of another distribution, which does not say what it writes
+    if properties.output_formatter is not None:  # may come from another package, so its output type is unknown
         answer.setdefault(load_formatter_class(properties.output_formatter).content_type, (object,))
     return _Shape(requests.LmiRequest, answer, lmi.LmiError)
 
@@ -199,7 +202,7 @@ def _openai_routes(properties: ServingProperties) -> list[Route]:
     budget = Budget.of(properties)
     shape = (ChatDialect(_no_model, budget=budget), openai.OpenAIError)
     failures, not_ready = _failures(_GENERATING, shape), _failures([EngineNotReady], shape)
-    # The second where the name is none that a path can have.
+    # `FrontEndError` is returned for names that are not valid in a URL path.
     unknown = Failure(status=404, reason=str(ModelNotFound.__doc__), content=(openai.OpenAIError, FrontEndError))
     chat: Contents = {JSON: (openai.ChatCompletion,), EVENTS: (openai.ChatCompletionChunk,)}
     text: Contents = {JSON: (openai.CompletionFinal,), EVENTS: (openai.Chunk,)}
@@ -294,7 +297,7 @@ def _tgi_routes(properties: ServingProperties) -> list[Route]:
     chat_tokens: Contents = {JSON: (tgi.ChatTokenizeResponse,)}
     info: Contents = {JSON: (tgi.Info,)}
     health = "Tell whether requests are taken."
-    page: Contents = {HTML: (str,)}  # for who accepts that
+    page: Contents = {HTML: (str,)}  # for clients that accept HTML
     return [
         Route("post", "/", "compat_generate", TGI, "Answer a prompt.", root.answer, root_body, (), failed),
         Route("post", "/generate", "generate", TGI, "Answer a prompt, whole.", whole, body, (), failed),

@@ -1,7 +1,7 @@
-"""JSON schemas of Python types, as the components of a document.
+"""Generates the document's component schemas from Python types.
 
-msgspec derives them from the very types that decode bodies. What it has no word for is done here: TGI's names, unions with
-a name of their own, and unions of objects that no tag tells apart.
+msgspec derives them from the types that decode the bodies. This module adds what msgspec does not support: TGI's names,
+named unions, and unions of objects without a tag.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from lmi_handlers.core.json_types import PREFIX, Schema, reference
 
 
 def components(types: Iterable[Any], names: Mapping[str, Any]) -> tuple[dict[Any, Schema], dict[str, Schema]]:
-    """Return a schema for each of `types`, and the components that these refer to.
+    """Return a schema for each of `types`, and the components that those schemas refer to.
 
-    `names` are those of types that would otherwise be called after their class, or have no name at all; they become
-    components, wanted or not.
+    `names` overrides the default name, which is the class name, and names types that have none. All types in `names`
+    become components, whether they are used or not.
     """
     asked = list(dict.fromkeys([*types, *names.values()]))
     found, parts = msgspec.json.schema_components(asked, schema_hook=_any, ref_template=PREFIX + "{name}")
@@ -33,14 +33,14 @@ def components(types: Iterable[Any], names: Mapping[str, Any]) -> tuple[dict[Any
 
 
 class _Naming:
-    """Puts references to named schemas into others. `renamed` maps references of msgspec's to ours."""
+    """Replaces schemas by references to named ones. `renamed` maps msgspec's references to ours."""
 
     def __init__(self, renamed: Mapping[str, str], unions: Mapping[str, Schema]) -> None:
         self._renamed = renamed
         self._unions = unions
 
     def apply(self, schema: Schema) -> Schema:
-        """Return `schema` with all that has a name replaced by it."""
+        """Return `schema` with every named part replaced by a reference, including `schema` itself."""
         for name, union in self._unions.items():
             if schema == union:
                 return reference(name)
@@ -52,7 +52,7 @@ class _Naming:
         return self.parts(schema)
 
     def parts(self, schema: Schema) -> Schema:
-        """Return `schema` with names for what is in it, though not for itself."""
+        """Return `schema` with its named parts replaced by references, but not `schema` itself."""
         return {key: self._value(value) for key, value in schema.items()}
 
     def _value(self, value: Any) -> Any:
@@ -72,17 +72,17 @@ _KEYWORDS = {
     "array": ("minItems", "maxItems", "items", "const"),
     "object": ("propertyNames", "additionalProperties", "maxProperties"),
 }
-"""What can be said of a value of some type."""
+"""The keywords that apply to each JSON type."""
 
 
 def bind(schema: Schema, keywords: Mapping[str, Any]) -> None:
-    """Add keywords to a field's schema, each where it belongs if the field may be of several types."""
+    """Add keywords to a field's schema. If the field has several types, each one gets the keywords that apply to it."""
     for part in schema.get("anyOf", [schema]):
         part.update({key: value for key, value in keywords.items() if key in _KEYWORDS.get(part.get("type"), ())})
 
 
 def _without_nulls(schema: Schema) -> Schema:
-    """Drop null from what fields are by default: it is what they are when they are absent."""
+    """Remove null defaults: null means that the field is absent."""
     properties = {}
     for name, field in schema.get("properties", {}).items():
         default = field.get("default")
@@ -93,7 +93,7 @@ def _without_nulls(schema: Schema) -> Schema:
 
 
 def _any(kind: type) -> Schema:
-    """`object` stands for any JSON."""
+    """Return the schema of `object`, which means any JSON value."""
     if kind is object:
         return {"description": "Any JSON value."}
     raise NotImplementedError
