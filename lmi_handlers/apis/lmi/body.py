@@ -1,7 +1,7 @@
-"""LMI's request body, and its generation parameters with all their spellings as `SamplingParams`.
+"""LMI's request body, and the translation of its generation parameters, with all their spellings, to `SamplingParams`.
 
-Source: the LMI input/output schema document, "GenerationParameters" and the additional ones of vLLM, lmi-dist and
-TensorRT-LLM; `structured_outputs` and `guided_*` are vLLM's, to which LMI passes what it does not know.
+Source: the LMI input/output schema document, "GenerationParameters" and the additional parameters of vLLM, lmi-dist and
+TensorRT-LLM. `structured_outputs` and `guided_*` are vLLM's: LMI passes unknown parameters on to vLLM.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """The `parameters` object. null means absent, as it does for every JSON client that writes out all its fields."""
+    """The `parameters` object. null means absent, because many clients write out all their fields."""
 
     do_sample: bool | None = None
     seed: int | str | None = None
@@ -85,8 +85,8 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
         """Translate. Raises `InvalidRequest` with LMI's name of the field.
 
         Without `do_sample` and `temperature` decoding is greedy; a temperature alone samples, as LMI does since 0.32.
-        `sampled_defaults` are what LMI sets for the backend in use where `do_sample` is true. In a stream only the first
-        sequence can be shown, so only one is made.
+        `sampled_defaults` are what LMI sets for the backend in use where `do_sample` is true. In a stream only the
+        first sequence can be shown, so only one is made.
         """
         defaults = sampled_defaults if self.do_sample else {}
         values: dict[str, object] = {
@@ -116,7 +116,7 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(error.message, field=self.spelling(error.field or "")) from error
 
     def beam_search_params(self) -> BeamSearchParams | None:
-        """Translate what concerns beam search; None for fewer than two beams. Raises `InvalidRequest`."""
+        """Translate the beam search parameters. Returns None for fewer than two beams. Raises `InvalidRequest`."""
         if _at_least("num_beams", self.num_beams, 1) == 1:
             return None
         values: dict[str, Any] = {name: getattr(self, name) for name in BeamSearchParams.__struct_fields__}
@@ -128,7 +128,7 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sequences(self) -> int:
-        """How many sequences to make: LMI shows all that `best_of` makes, and without either of them all beams."""
+        """How many sequences to generate. LMI shows all `best_of` sequences; without `n` and `best_of`, all beams."""
         sequences = max(_at_least("n", self.n, 1), _at_least("best_of", self.best_of, 1))
         return sequences if sequences > 1 else _at_least("num_beams", self.num_beams, 1)
 
@@ -136,33 +136,37 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
     def stop_strings(self) -> list[str] | str | None:
         """The stop strings, under either name.
 
-        TensorRT-LLM's boolean `stop` cancels a running request; it has no effect here, as HTTP clients disconnect instead.
+        TensorRT-LLM's boolean `stop` cancels a running request; it has no effect here, as HTTP clients disconnect
+        instead.
         """
         stop = None if isinstance(self.stop, bool) else self.stop
         return stop if self.stop_sequences is None else self.stop_sequences
 
     @property
     def top_tokens(self) -> int:
-        """How many alternatives to show for each token. LMI's own default, `logprobs` 1, shows none."""
+        """How many alternatives to show per token. `logprobs` 1, LMI's default, shows none."""
         if self.top_n_tokens is not None:
             return self.top_n_tokens
         return self.logprobs if self.logprobs is not None and self.logprobs != 1 else 0
 
     @property
     def prefill_logprobs(self) -> int | None:
-        """What `prefill` takes: LMI shows the prompt's tokens without alternatives, however many of these it is asked for."""
+        """`prompt_logprobs` for `prefill`.
+
+        LMI never shows alternatives for prompt tokens, whatever the request says.
+        """
         asked = _first(self.prompt_logprobs, 0 if self.decoder_input_details else None)
-        return None if asked is None else min(asked, 0)  # a negative number is refused as such
+        return None if asked is None else min(asked, 0)  # a negative number is rejected later
 
     @property
     def truncate_to(self) -> int | None:
-        """How many prompt tokens to keep, the last ones."""
+        """How many of the last prompt tokens to keep."""
         return None if self.truncate is None else _at_least("truncate", self.truncate, 1)
 
     def spelling(self, field: str) -> str:
-        """Where in the body the client set what `SamplingParams` calls `field`."""
+        """Return the name under which the client set a field of `SamplingParams`, with its path in the body."""
         if field == "adapters":
-            return field  # it stands beside `parameters`
+            return field  # next to `parameters`, not in it
         names = SPELLINGS.get(field, ())
         return f"parameters.{next((name for name in names if getattr(self, name) is not None), field)}"
 
@@ -196,18 +200,20 @@ SPELLINGS = {
     "stop": ("stop_sequences", "stop"),
     "logprobs": ("top_n_tokens", "logprobs"),
 }
-"""What LMI calls a field of `SamplingParams`, where it has other names for it than that."""
+"""LMI's names for fields of `SamplingParams`, where they differ."""
 
-# What has no effect, unless it says the default: the other ways of joining special tokens than the one that fast
-# tokenizers have, and beam search's own parameters in a request without it.
+# Parameters that are ignored, with their defaults: fast tokenizers join special tokens in one way only, and beam search
+# parameters need beam search. A value other than the default is reported as ignored.
 _WITHOUT_EFFECT: dict[str, object] = {"spaces_between_special_tokens": True}
 _WITHOUT_EFFECT_WITHOUT_BEAMS: dict[str, object] = {"length_penalty": 1.0, "len_penalty": 1.0, "early_stopping": False}
 
 
 class LmiBody(msgspec.Struct, frozen=True):
-    """A body taken apart. `ignored` names what has no effect here, for the client to be told; `stream` None: not said.
+    """A parsed body. `ignored` names fields without effect, which are reported to the client.
 
-    `adapters` has a name, or None for the model itself, for each prompt; it is empty where the body names none.
+    `stream` is None if not given.
+
+    `adapters` has one entry per prompt: a name, or None for the model itself. It is empty if the body names no adapter.
     """
 
     prompts: tuple[str, ...]
@@ -218,7 +224,7 @@ class LmiBody(msgspec.Struct, frozen=True):
 
 
 def parse_body(payload: Payload, budget: Budget) -> LmiBody:
-    """Validate a body; `text/plain` is a prompt as it is. Raises `InvalidRequest` naming the field."""
+    """Validate a body. A `text/plain` body is the prompt itself. Raises `InvalidRequest`, which names the field."""
     body = _decode(payload)
     prompts = _prompts(body.inputs, budget)
     parameters, ignored = _parameters(body.parameters)
@@ -270,7 +276,7 @@ def _prompts(value: object, budget: Budget) -> tuple[str, ...]:
 
 
 def _adapters(value: object, prompts: int) -> tuple[str | None, ...]:
-    """One name for all prompts, or a list with one for each; "" is the model itself."""
+    """Accept one name for all prompts, or a list with one name per prompt; "" is the model itself."""
     if value is None:
         return ()
     values: list[object] = value if isinstance(value, list) else [value] * prompts
@@ -309,10 +315,10 @@ def _strings(value: list[str] | str | None) -> tuple[str, ...] | None:
 
 
 def _integer(field: str, value: int | str | None) -> int | None:
-    """DJL's front end writes a seed of its own as a string, so clients have learnt to."""
+    """Convert a seed. It may be a string: DJL's front end writes seeds as strings, and clients do the same."""
     if not isinstance(value, str):
         return value
-    # A bounded number of digits: int() refuses thousands of them with an error of its own.
+    # Limits the digits: int() raises a different error for thousands of them.
     if not re.fullmatch(r"[0-9]{1,20}", value):
         raise InvalidRequest(
             f"must be an integer from 0 to {RANGES['seed'][1]}, got {value[:32]!r}", field=f"parameters.{field}"

@@ -30,7 +30,10 @@ class LmiDynamicDialect(Dialect):
         self._streaming = properties.enable_streaming != "false"
 
     def parse(self, payload: Payload) -> Parsed:
-        """Validate a body. `option.enable_streaming` streams every answer, SageMaker's streaming API the one at hand."""
+        """Validate a body.
+
+        `option.enable_streaming` streams every answer, SageMaker's streaming API the one at hand.
+        """
         body = parse_body(payload, self._budget)
         formatter = DynamicJsonLinesFormatter if self._streaming or payload.stream else DynamicJsonFormatter
         without_effect = tuple(name for name in _ROLLING_BATCH_ONLY if getattr(body.parameters, name) is not None)

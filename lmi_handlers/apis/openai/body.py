@@ -1,7 +1,8 @@
 """OpenAI's request bodies for chat and text completions, and how they read as `SamplingParams`.
 
-Sources: OpenAI's API reference; the further parameters are vLLM's, and the looser forms of `logit_bias`, `response_format` and
-`tool_choice` TGI's. null means absent, as it does for every client that writes out all its fields.
+Sources: OpenAI's API reference; the further parameters are vLLM's, and the looser forms of `logit_bias`,
+`response_format` and `tool_choice` TGI's. null means absent, as it does for every client that writes out all its
+fields.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ class TextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
     """No constraint."""
 
     def structured_outputs(self) -> None:
-        """Nothing to hold the text to."""
+        """Return None."""
 
 
 class JsonSchemaFormat(msgspec.Struct, frozen=True, tag_field="type", tag="json_schema"):
-    """A JSON schema: OpenAI's `json_schema`, or TGI's `value`."""
+    """A JSON schema, in OpenAI's `json_schema` or TGI's `value`."""
 
     json_schema: NamedSchema | None = None
     value: NamedSchema | None = None
 
     def structured_outputs(self) -> StructuredOutputs:
-        """Raises `InvalidRequest`."""
+        """Translate. Raises `InvalidRequest`."""
         named = self.json_schema or self.value
         if named is None:
             raise InvalidRequest("needs `json_schema`", field="response_format")
@@ -50,12 +51,12 @@ class JsonSchemaFormat(msgspec.Struct, frozen=True, tag_field="type", tag="json_
 
 
 class JsonObjectFormat(JsonObjectGrammar, frozen=True, tag_field="type", tag="json_object"):
-    """Any JSON object; of a schema where it has one in `value`, as huggingface_hub writes it, or in `schema`."""
+    """A JSON object. An optional schema goes in `value`, as in huggingface_hub, or in `schema`."""
 
     schema: object = None
 
     def structured_outputs(self) -> StructuredOutputs:
-        """Raises `InvalidRequest`."""
+        """Translate. Raises `InvalidRequest`."""
         schema = self.schema if self.value is None else self.value
         if schema is None:
             return StructuredOutputs(json_object=True)
@@ -66,7 +67,7 @@ ResponseFormat = TextFormat | JsonSchemaFormat | JsonObjectFormat | JsonGrammar 
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """Whether a stream ends with a chunk that has the usage, and whether (vLLM's) every chunk has it so far."""
+    """`include_usage` adds a final chunk with the usage; vLLM's `continuous_usage_stats` adds it to every chunk."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -86,7 +87,10 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
 
 
 class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What chat and text completions have in common. `user`, `metadata` and their like are taken, and mean nothing here."""
+    """What chat and text completions have in common.
+
+    `user`, `metadata` and their like are taken, and mean nothing here.
+    """
 
     model: str | None = None
     n: int | None = None
@@ -126,10 +130,10 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
 
     spellings: ClassVar[Mapping[str, tuple[str, ...]]]
-    """Names that a client may have set for a field of `SamplingParams` called otherwise."""
+    """The client's names for fields of `SamplingParams` that have other names here."""
 
     def constraint(self) -> StructuredOutputs | None:
-        """What the text is held to. Raises `InvalidRequest`."""
+        """Return the structured output that is asked for, if any. Raises `InvalidRequest`."""
         asked = None if self.response_format is None else self.response_format.structured_outputs()
         try:
             vllms = constraint_of(self)
@@ -141,29 +145,32 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream's last chunk has the usage."""
+        """Whether a stream ends with a chunk that has the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether each of its chunks has it."""
+        """Whether every chunk of a stream has the usage so far."""
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     def spelling(self, field: str) -> str:
-        """Where in the body the client set what `SamplingParams` calls `field`."""
+        """Return the name under which the client set a field of `SamplingParams`."""
         names = self.spellings.get(field, ())
         return next((name for name in names if getattr(self, name) is not None), field)
 
     def sampling_params(self, **values: Any) -> SamplingParams:
-        """Translate; `values` are what the two kinds of request express in their own ways. Raises `InvalidRequest`."""
+        """Translate. `values` holds the fields that chat and text completions express differently.
+
+        Raises `InvalidRequest`.
+        """
         taken: dict[str, Any] = {name: getattr(self, name) for name in _SAME_NAME}
-        taken["seed"] = None if self.seed is None else self.seed % 2**64  # OpenAI's may be negative
+        taken["seed"] = None if self.seed is None else self.seed % 2**64  # OpenAI allows negative seeds
         taken["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         taken["logit_bias"] = _logit_bias(self.logit_bias)
         for name in ("stop_token_ids", "bad_words", "allowed_token_ids"):
             given = getattr(self, name)
             taken[name] = None if given is None else tuple(given)
-        if self.top_p == 0:  # OpenAI's way to say: the most probable token alone
+        if self.top_p == 0:  # in OpenAI's API, this means the most probable token only
             taken["top_p"], taken["top_k"] = None, 1
         taken |= values
         return SamplingParams(**{name: value for name, value in taken.items() if value is not None})
@@ -196,12 +203,12 @@ class ChatCompletionBody(OpenAIBody, frozen=True, kw_only=True):
 
     @property
     def most_tokens(self) -> int | None:
-        """How many tokens to generate at most, by either of its names; None for as many as fit."""
+        """Maximum tokens to generate, under either name. None means as many as fit."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many alternatives to show for each token, None where no logprobs are wanted. Raises `InvalidRequest`."""
+        """How many alternatives to show per token, or None for no logprobs. Raises `InvalidRequest`."""
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("needs `logprobs`: true", field="top_logprobs")
         return _at_most_20("top_logprobs", self.top_logprobs or 0) if self.logprobs else None
@@ -220,12 +227,15 @@ class CompletionBody(OpenAIBody, frozen=True, kw_only=True):
 
     @property
     def num_prompts(self) -> int:
-        """How many prompts there are, of which none is looked at: a list that begins with a token id is one."""
+        """The number of prompts, without checking them. A list that begins with a token id counts as one prompt."""
         return 1 if isinstance(self.prompt, str) or isinstance(next(iter(self.prompt), 0), int) else len(self.prompt)
 
     @property
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:
-        """The prompts, each a text or token ids. Raises `InvalidRequest` for an empty list."""
+        """The prompts, each one text or token ids.
+
+        Raises `InvalidRequest` if the list is empty, or mixes prompts with token ids.
+        """
         prompt = self.prompt
         if isinstance(prompt, str):
             return (prompt,)
@@ -240,7 +250,7 @@ class CompletionBody(OpenAIBody, frozen=True, kw_only=True):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many alternatives to show for each token, None where no logprobs are wanted. Raises `InvalidRequest`."""
+        """How many alternatives to show per token, or None for no logprobs. Raises `InvalidRequest`."""
         return None if self.logprobs is None else _at_most_20("logprobs", self.logprobs)
 
 
@@ -262,7 +272,7 @@ _SAME_NAME = (
 
 
 def _logit_bias(given: dict[int, float] | list[float] | None) -> dict[int, float] | None:
-    """TGI's list has a bias for each token of the vocabulary, in order."""
+    """Convert TGI's list, which has one bias per vocabulary token, to a dict."""
     return {token: bias for token, bias in enumerate(given) if bias} if isinstance(given, list) else given
 
 

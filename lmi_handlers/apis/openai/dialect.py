@@ -1,7 +1,7 @@
 """OpenAI's dialects: chat completions and text completions, and their errors.
 
-Source: OpenAI's API reference. Where TGI's routes of these names differ from it, OpenAI is followed, and TGI's looser forms are
-taken as well: a model called "tgi", a tool's bare name as the choice, its forms of `response_format`.
+Source: OpenAI's API reference. Where TGI's routes of these names differ from it, OpenAI is followed, and TGI's looser
+forms are taken as well: a model called "tgi", a tool's bare name as the choice, its forms of `response_format`.
 """
 
 from __future__ import annotations
@@ -70,28 +70,28 @@ STATUS: dict[type[LMIError], int] = {
     InvalidRequest: 400,
     ModelNotFound: 404,
     QueueFull: 429,
-    ClientDisconnected: 499,  # nobody will see it but the log
+    ClientDisconnected: 499,  # only the log shows it
     EngineNotReady: 503,
     DeadlineExceeded: 504,
 }
-"""HTTP status by error, looked up along the class's ancestors; whatever is not here is 500."""
+"""HTTP status by error class or nearest base class. Defaults to 500."""
 
 NOBODYS_MODEL = (None, "", "tgi")
-"""What clients send as `model` that ask for whatever is served."""
+"""Values of `model` that mean the served model."""
 
 TOOL_PROMPT = 'To use a function, answer with nothing but its call as JSON: {"name": "<function>", "arguments": {...}}.'
-"""For models whose template knows no tools; a request's own `tool_prompt` replaces it."""
+"""For models whose chat template does not support tools. A request's `tool_prompt` takes precedence."""
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 def status_of(error: LMIError) -> int:
-    """OpenAI's HTTP status for an error."""
+    """Return OpenAI's HTTP status for an error."""
     return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
 
 
 class OpenAIDialect(Dialect):
-    """What chat and text completions have in common. `facts` tells of the model, once it has loaded."""
+    """Base of the chat and text completion dialects. `facts` returns facts about the model once it has loaded."""
 
     def __init__(self, facts: Callable[[], ModelFacts], *, budget: Budget) -> None:
         self._facts = facts
@@ -99,14 +99,14 @@ class OpenAIDialect(Dialect):
 
     @abstractmethod
     def parse(self, payload: Payload) -> Parsed:
-        """Validate a body. Raises `InvalidRequest`, and `EngineNotReady` where no model has loaded."""
+        """Validate a body. Raises `InvalidRequest`, or `EngineNotReady` if no model has loaded yet."""
 
     def error(self, error: LMIError) -> ErrorResponse:
-        """`{"error":{"message":"..","type":"..","param":null,"code":null}}`."""
+        """Render `{"error":{"message":"..","type":"..","param":null,"code":null}}`."""
         return ErrorResponse(status_of(error), error_document(error))
 
-    def answer_headers(self, request: GenerationRequest, usage: Usage) -> Mapping[str, str]:  # noqa: ARG002  the base's
-        """Keep proxies from holding a stream back."""
+    def answer_headers(self, request: GenerationRequest, usage: Usage) -> Mapping[str, str]:  # noqa: ARG002  as in the base class
+        """Return headers that keep proxies from buffering a stream."""
         return {"Cache-Control": "no-cache", "x-accel-buffering": "no"} if request.stream else {}
 
     def _request(
@@ -130,12 +130,12 @@ class OpenAIDialect(Dialect):
         )
 
     def _model_name(self, body: OpenAIBody) -> str:
-        """What the answer calls the model: what the request did, if it did."""
+        """Return the model name for the answer: the request's `model`, or the served model's name."""
         return self._facts().model_id if body.model in NOBODYS_MODEL else str(body.model)
 
 
 class ChatDialect(OpenAIDialect):
-    """`/v1/chat/completions`, and a body with `messages` on the invoke routes. `stream_formatter` frames a stream."""
+    """Dialect of `/v1/chat/completions`, and of bodies with `messages` on the invoke routes."""
 
     def __init__(
         self,
@@ -147,9 +147,10 @@ class ChatDialect(OpenAIDialect):
         enable_reasoning: bool | None = None,
         stream_formatter: type[ChatSseFormatter] = ChatSseFormatter,
     ) -> None:
-        """`tool_call_parser` names a family of models; None finds out by the chat template.
+        """`tool_call_parser` names a model family; None detects it from the chat template.
 
-        `reasoning_parser` and `enable_reasoning` are the options' values, as `choose_reasoning` takes them.
+        `reasoning_parser` and `enable_reasoning` are the values of these options, passed on to `choose_reasoning`.
+        `stream_formatter` formats streams.
         """
         super().__init__(facts, budget=budget)
         self._tool_call_parser = tool_call_parser
@@ -174,7 +175,7 @@ class ChatDialect(OpenAIDialect):
             "max_tokens": body.most_tokens,
             "logprobs": body.num_logprobs,
             "structured_outputs": constraint,
-            # What marks a call, or thoughts, is a special token of some models.
+            # Some models mark tool calls or reasoning with special tokens.
             "skip_special_tokens": False if marked else None,
         }
         params = sampling_params(body, values)
@@ -196,10 +197,10 @@ class ChatDialect(OpenAIDialect):
     def _tool_calls(
         self, body: ChatCompletionBody, choice: str
     ) -> tuple[StructuredOutputs | None, Callable[[], MessageParser]]:
-        """What the text is held to, and how it reads."""
+        """Return the constraint on the generated text, and the parser for it."""
         tools = body.tools or []
         asked = body.constraint()
-        if choice == "none" or (choice == "auto" and asked is not None):  # what a grammar holds is no call
+        if choice == "none" or (choice == "auto" and asked is not None):  # constrained text is not a tool call
             return asked, PlainParser
         if choice == "auto":
             schemas = {tool.function.name: tool.function.schema for tool in tools}
@@ -213,12 +214,15 @@ class ChatDialect(OpenAIDialect):
         return call_of(tools, choice), partial(NamedCallParser, choice)
 
     def _reasoning(self) -> ReasoningFormat | None:
-        """How thoughts are marked. A grammar leaves no room for any: it holds from the first token on."""
+        """Return how the model marks its reasoning, if it does.
+
+        Not used with structured output: the grammar applies from the first token, so there is no room for reasoning.
+        """
         template = self._facts().chat_template
         return choose_reasoning(template, self._reasoning_parser, enabled=self._enable_reasoning)
 
     def _prompt(self, body: ChatCompletionBody, tools: list[dict[str, Any]]) -> ChatPrompt:
-        """The conversation. An assistant's last message is continued, unless the request says otherwise."""
+        """Return the conversation. A final assistant message is continued unless the request says otherwise."""
         if not body.messages:
             raise InvalidRequest("must not be empty", field="messages")
         last = body.messages[-1]
@@ -241,7 +245,7 @@ class ChatDialect(OpenAIDialect):
 
 
 class CompletionsDialect(OpenAIDialect):
-    """`/v1/completions`, and a body with `prompt` on the invoke routes."""
+    """Dialect of `/v1/completions`, and of bodies with `prompt` on the invoke routes."""
 
     def __init__(
         self,
@@ -251,7 +255,10 @@ class CompletionsDialect(OpenAIDialect):
         default_max_tokens: int | None = DEFAULT_COMPLETION_TOKENS,
         stream_formatter: type[CompletionSseFormatter] = CompletionSseFormatter,
     ) -> None:
-        """`default_max_tokens` holds where a request sets none; None stands for as many as fit, TGI's default."""
+        """`default_max_tokens` applies if a request does not set `max_tokens`.
+
+        None, TGI's default, means as many as fit.
+        """
         super().__init__(facts, budget=budget)
         self._default_max_tokens = default_max_tokens
         self._stream_formatter = stream_formatter
@@ -297,7 +304,10 @@ class CompletionsDialect(OpenAIDialect):
 
 
 def decode_body(payload: Payload, kind: type[Body]) -> tuple[Body, tuple[str, ...]]:
-    """Return the body, and the names in it that mean nothing here. Raises `InvalidJson` or `InvalidBody`."""
+    """Return the body and the names of its ignored fields.
+
+    Raises `InvalidJson`, `InvalidBody` or `UnsupportedFeature`.
+    """
     ignored = unknown_names(payload.data, kind, nulls=False)
     body = decode_typed(payload.data, kind)
     if "chat_template" in ignored:
@@ -306,15 +316,15 @@ def decode_body(payload: Payload, kind: type[Body]) -> tuple[Body, tuple[str, ..
 
 
 def sampling_params(body: OpenAIBody, values: dict[str, Any]) -> SamplingParams:
-    """Translate. Raises `InvalidRequest` with OpenAI's name of the field."""
+    """Translate. Raises `InvalidRequest` with OpenAI's name for the field."""
     try:
         return body.sampling_params(**{name: value for name, value in values.items() if value is not None})
     except InvalidRequest as error:
         raise InvalidRequest(error.message, field=body.spelling(error.field or "")) from error
 
 
-def check_length(field: str, request: GenerationRequest, position: int, tokens: int, limits: TokenLimits) -> None:  # noqa: ARG001  `LengthCheck`'s
-    """Refuse a prompt that the model has no room for. Raises `ContextLengthExceeded` with `field`."""
+def check_length(field: str, request: GenerationRequest, position: int, tokens: int, limits: TokenLimits) -> None:  # noqa: ARG001  a `LengthCheck`
+    """Raise `ContextLengthExceeded`, which names `field`, if the prompt is too long for the model."""
     most = min(limits.max_input_tokens, limits.max_total_tokens - 1)
     if tokens > most:
         raise ContextLengthExceeded(
@@ -325,11 +335,11 @@ def check_length(field: str, request: GenerationRequest, position: int, tokens: 
 
 
 def _template_kwargs(body: ChatCompletionBody) -> dict[str, Any]:
-    """The template's further variables: OpenAI's, TGI's, and those that the request names itself."""
+    """Return extra template variables: OpenAI's, TGI's, and those in the request's `chat_template_kwargs`."""
     given = {"reasoning_effort": body.reasoning_effort, "guideline": body.guideline}
     return {name: value for name, value in given.items() if value is not None} | (body.chat_template_kwargs or {})
 
 
 def _streams(payload: Payload, body: OpenAIBody) -> bool:
-    """What the body says, and where it does not, whether SageMaker's streaming API was called."""
+    """Return the body's `stream`, or if absent, whether SageMaker's streaming API was called."""
     return payload.stream if body.stream is None else body.stream

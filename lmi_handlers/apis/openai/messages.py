@@ -1,4 +1,4 @@
-"""Messages of a conversation in OpenAI's words, and what templates make of them."""
+"""Messages in OpenAI's format, and their conversion for chat templates."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
 
 
 class RefusalPart(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):
-    """What an assistant refused with, in a history."""
+    """An assistant's refusal earlier in the conversation."""
 
     refusal: str
 
 
 class ImageUrl(msgspec.Struct, frozen=True):
-    """Where an image is."""
+    """The URL of an image."""
 
     url: str
 
@@ -51,24 +51,27 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     refusal: str | None = None
 
     def with_links(self, field: str) -> dict[str, Any]:
-        """Return the message for a template, its images as Markdown, which is how TGI has them tokenised.
+        """Return the message for a chat template, with images as Markdown links. TGI tokenises them this way.
 
-        `field` is its place in the body. Raises `InvalidRequest` where it says nothing.
+        `field` is the message's place in the body. Raises `InvalidRequest` if the message is empty.
         """
         return self._plain(field, _joined)
 
     def text_only(self, field: str) -> dict[str, Any]:
-        """The same. Raises `UnsupportedFeature` where it has an image."""
+        """Return the message for a chat template. Raises `UnsupportedFeature` if it has an image."""
         if self.images(field):
             raise UnsupportedFeature("has an image, and this model takes text only", field=f"{field}.content")
         return self._plain(field, _joined)
 
     def with_images(self, field: str) -> dict[str, Any]:
-        """The same, where it has images with its content in parts, as `ChatPrompt` has it."""
+        """Return the message for a chat template.
+
+        If it has images, its content is a list of parts, as in `ChatPrompt`.
+        """
         return self._plain(field, _in_parts if self.images(field) else _joined)
 
     def images(self, field: str) -> tuple[ImageSource, ...]:
-        """Its images, in their order."""
+        """Return its images in order."""
         parts = self.content if isinstance(self.content, list) else ()
         return tuple(
             ImageSource(part.image_url.url, f"{field}.content[{place}].image_url")
@@ -77,9 +80,9 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     def _plain(self, field: str, render: Callable[[list[Part]], str | list[dict[str, str]]]) -> dict[str, Any]:
-        """Templates know a call's arguments as an object, and no `developer`."""
+        """Convert to what templates expect: tool call arguments as objects, and `system` instead of `developer`."""
         message: dict[str, Any] = msgspec.to_builtins(self)
-        if self.reasoning is not None:  # vLLM's newer name, which templates do not read
+        if self.reasoning is not None:  # vLLM's newer name, unknown to templates
             message.setdefault("reasoning_content", self.reasoning)
         refusal = message.pop("refusal", None)
         if self.content is None and refusal is not None:
@@ -116,12 +119,12 @@ def _text(part: Part) -> str:
 
 
 def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """Read the arguments, which OpenAI sends as JSON text and models were trained on as objects."""
+    """Decode the arguments: OpenAI's format has JSON text, but models were trained on objects."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
         arguments = msgspec.json.decode(function["arguments"] or "{}")
     except (msgspec.DecodeError, RecursionError):
-        return call  # what a model wrote is not always JSON
+        return call  # models do not always write valid JSON
     return call | {"function": function | {"arguments": arguments}}

@@ -1,4 +1,4 @@
-"""What OpenAI's routes answer, under the names of TGI's document.
+"""Response bodies of OpenAI's routes, named as in TGI's OpenAPI document.
 
 Sources: OpenAI's API reference and TGI's OpenAPI document.
 """
@@ -17,7 +17,7 @@ ChatFinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 
 class Usage(msgspec.Struct):
-    """How many tokens a request took."""
+    """The number of tokens that the request used."""
 
     prompt_tokens: Count
     completion_tokens: Count
@@ -25,7 +25,7 @@ class Usage(msgspec.Struct):
 
 
 class OpenAIErrorDetails(msgspec.Struct):
-    """What is wrong: `param` is the field, `code` is set where clients are known to look at it."""
+    """What went wrong. `param` names the field; `code` is set only for errors whose code clients check."""
 
     message: str
     type: str
@@ -34,7 +34,7 @@ class OpenAIErrorDetails(msgspec.Struct):
 
 
 class OpenAIError(msgspec.Struct):
-    """What is wrong. A stream that has begun ends with an event like this, and `[DONE]`."""
+    """An error. If it occurs during a stream, it is sent as an event, followed by `[DONE]`."""
 
     error: OpenAIErrorDetails
 
@@ -43,7 +43,7 @@ class OpenAIError(msgspec.Struct):
 
 
 class ChatCompletionTopLogprob(msgspec.Struct):
-    """A token that could have been in the place of another one; `bytes` is its text in UTF-8."""
+    """An alternative token and its logprob. `bytes` is its text in UTF-8."""
 
     token: str
     logprob: float
@@ -51,7 +51,7 @@ class ChatCompletionTopLogprob(msgspec.Struct):
 
 
 class ChatCompletionLogprob(msgspec.Struct):
-    """A token and its logprob; `bytes` is its text in UTF-8."""
+    """A token and its logprob. `bytes` is its text in UTF-8."""
 
     token: str
     logprob: float
@@ -60,20 +60,20 @@ class ChatCompletionLogprob(msgspec.Struct):
 
 
 class ChatCompletionLogprobs(msgspec.Struct):
-    """The logprobs of a message, or of what is new of it."""
+    """The logprobs of a message, or of its new tokens in a stream."""
 
     content: list[ChatCompletionLogprob]
 
 
 class FunctionCall(msgspec.Struct):
-    """The function to call, its arguments as JSON text."""
+    """The function to call. `arguments` is JSON text."""
 
     name: str
     arguments: str
 
 
 class ToolCall(msgspec.Struct):
-    """A call that the model asks for."""
+    """A tool call requested by the model."""
 
     id: str
     type: Literal["function"]
@@ -81,7 +81,7 @@ class ToolCall(msgspec.Struct):
 
 
 class TextMessage(msgspec.Struct):
-    """A message that is a text; null where it ended inside the thoughts, which are in `reasoning_content`."""
+    """A text message. `content` is null if the answer ended during the reasoning, which is in `reasoning_content`."""
 
     role: Literal["assistant"]
     content: str | None
@@ -89,7 +89,7 @@ class TextMessage(msgspec.Struct):
 
 
 class ToolCallMessage(msgspec.Struct):
-    """A message that asks for calls."""
+    """A message with tool calls."""
 
     role: Literal["assistant"]
     content: str | None
@@ -101,7 +101,7 @@ OutputMessage = Annotated[object, one_of("What the model says.", "TextMessage", 
 
 
 class ChatCompletionComplete(msgspec.Struct):
-    """One of the answers."""
+    """One of the `n` answers."""
 
     index: Count
     message: OutputMessage
@@ -110,7 +110,7 @@ class ChatCompletionComplete(msgspec.Struct):
 
 
 class ChatCompletion(msgspec.Struct):
-    """A whole answer. `created` is a Unix time in seconds."""
+    """The complete answer, if it is not streamed. `created` is a Unix time in seconds."""
 
     id: str
     object: Literal["chat.completion"]
@@ -122,14 +122,14 @@ class ChatCompletion(msgspec.Struct):
 
 
 class Function(msgspec.Struct):
-    """A part of a call: the name comes with the first one, the arguments' text in pieces."""
+    """Part of a tool call. The first part has the name; the text of the arguments is sent in pieces."""
 
     arguments: str
     name: str | UnsetType = UNSET
 
 
 class DeltaToolCall(msgspec.Struct):
-    """What is new of the `index`-th call; `id` and `type` come with its first part."""
+    """The new part of tool call number `index`. The first part has `id` and `type`."""
 
     index: Count
     function: Function
@@ -138,7 +138,7 @@ class DeltaToolCall(msgspec.Struct):
 
 
 class ChatCompletionDelta(msgspec.Struct):
-    """What is new of a message. The first one has the role, the last one nothing."""
+    """The new part of a message. The first one has the role; the last one is empty."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
@@ -147,7 +147,7 @@ class ChatCompletionDelta(msgspec.Struct):
 
 
 class ChatCompletionChoice(msgspec.Struct):
-    """What is new of one of the answers; why it ended, once it has."""
+    """The new part of one of the answers. `finish_reason` is set once that answer has ended."""
 
     index: Count
     delta: ChatCompletionDelta
@@ -156,7 +156,10 @@ class ChatCompletionChoice(msgspec.Struct):
 
 
 class ChatCompletionChunk(msgspec.Struct):
-    """An event. The one with the usage has no choices. The last one's data is `[DONE]`, which is no JSON."""
+    """One event of a stream. The final usage event has no choices.
+
+    The data of the last event is `[DONE]`, which is not JSON.
+    """
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -171,7 +174,7 @@ class ChatCompletionChunk(msgspec.Struct):
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """The logprobs of a text, a list each with an entry a token; null for a prompt's first token."""
+    """The logprobs of a text. Each list has one entry per token; a prompt's first token has null."""
 
     text_offset: list[Count]
     token_logprobs: list[float | None]
@@ -180,7 +183,7 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class CompletionComplete(msgspec.Struct):
-    """One of the answers."""
+    """One of the `n` answers."""
 
     index: Count
     text: str
@@ -189,7 +192,7 @@ class CompletionComplete(msgspec.Struct):
 
 
 class CompletionFinal(msgspec.Struct):
-    """A whole answer. `created` is a Unix time in seconds."""
+    """The complete answer, if it is not streamed. `created` is a Unix time in seconds."""
 
     id: str
     object: Literal["text_completion"]
@@ -201,7 +204,7 @@ class CompletionFinal(msgspec.Struct):
 
 
 class CompletionDelta(msgspec.Struct):
-    """What is new of one of the answers; why it ended, once it has."""
+    """The new part of one of the answers. `finish_reason` is set once that answer has ended."""
 
     index: Count
     text: str
@@ -210,7 +213,10 @@ class CompletionDelta(msgspec.Struct):
 
 
 class Chunk(msgspec.Struct):
-    """An event. The one with the usage has no choices. The last one's data is `[DONE]`, which is no JSON."""
+    """One event of a stream. The final usage event has no choices.
+
+    The data of the last event is `[DONE]`, which is not JSON.
+    """
 
     id: str
     object: Literal["text_completion"]
@@ -228,7 +234,7 @@ Completion = Annotated[object, one_of("A whole answer, or an event.", "Chunk", "
 
 
 class ModelInfo(msgspec.Struct):
-    """The model, or an adapter, whose `parent` it is. `created` is a Unix time in seconds."""
+    """The served model or an adapter. An adapter's `parent` is the model. `created` is a Unix time in seconds."""
 
     id: str
     object: Literal["model"]
@@ -238,7 +244,7 @@ class ModelInfo(msgspec.Struct):
 
 
 class ModelList(msgspec.Struct):
-    """What is served."""
+    """The served model and its adapters."""
 
     object: Literal["list"]
     data: list[ModelInfo]

@@ -1,4 +1,4 @@
-"""Tools: what a request may call, and what the answer is held to where it must."""
+"""Tools: which ones the model may call, and the constraint on the answer if it must call one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.sampling_params import StructuredOutputs
 
 MAX_CALLS = 8
-"""Calls that a model may make where it must make one: a small one that is let goes on for ever."""
+"""Maximum tool calls if the model must make one. Without a limit, small models never stop."""
 
 FUNCTION_NAME = r"^[a-zA-Z0-9_.:/-]{1,128}(?!\n)$"
-"""OpenAI's names, and the longer ones with dots, colons and slashes that clients of MCP have. `$` alone lets a line end pass."""
+"""OpenAI's names, and the longer ones with dots, colons and slashes that clients of MCP have.
+
+`$` alone lets a line end pass.
+"""
 
 
 class Function(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A function that the model may call, its `parameters` a JSON schema; TGI's clients have them as `arguments`."""
+    """A function that the model may call. `parameters` is a JSON schema; TGI's clients call it `arguments`."""
 
     name: Annotated[str, msgspec.Meta(pattern=FUNCTION_NAME)]
     description: str | None = None
@@ -27,31 +30,31 @@ class Function(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Of its arguments: `{}` and nothing else where none are declared."""
+        """The JSON schema of the arguments. If none is declared, it only allows `{}`."""
         return self.parameters or self.arguments or _NO_PARAMETERS | {"additionalProperties": False}
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """OpenAI's wrapping of a function, the only kind of tool there is."""
+    """A tool. Only functions are supported."""
 
     function: Function
     type: Literal["function"] = "function"
 
     def plain(self) -> dict[str, Any]:
-        """Return the tool as templates know it, which count on `parameters`."""
+        """Return the tool for chat templates, which expect `parameters` to be present."""
         declared = self.function.parameters or self.function.arguments or _NO_PARAMETERS
         function = msgspec.structs.replace(self.function, parameters=declared, arguments=None)
         return {"type": self.type, "function": msgspec.to_builtins(function)}
 
 
 class FunctionName(msgspec.Struct, frozen=True):
-    """Which function."""
+    """The name of a function."""
 
     name: str
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
-    """The choice of one function. OpenAI's `allowed_tools` and `custom` are none of ours."""
+    """Names the function that must be called. OpenAI's `allowed_tools` and `custom` are not supported."""
 
     function: FunctionName
     type: Literal["function"] = "function"
@@ -60,7 +63,7 @@ class ToolChoice(msgspec.Struct, frozen=True):
 def chosen_tool(tools: list[Tool], choice: str | ToolChoice | None) -> str:
     """Return "none", "auto", "required" or the name of the tool that must be called. Raises `InvalidRequest`.
 
-    Without a choice it is "auto" where there are tools. A name may stand alone, as TGI has it.
+    Defaults to "auto" if there are tools, else to "none". A plain name is accepted too, as in TGI.
     """
     if choice is None:
         return "auto" if tools else "none"
@@ -75,22 +78,22 @@ def chosen_tool(tools: list[Tool], choice: str | ToolChoice | None) -> str:
 
 
 def check_tools(tools: list[Tool]) -> None:
-    """Raise `InvalidRequest` for two tools of one name."""
+    """Raise `InvalidRequest` if two tools have the same name."""
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
         raise InvalidRequest("has two functions of one name", field="tools")
 
 
 def call_of(tools: list[Tool], name: str) -> StructuredOutputs:
-    """Hold the text to the arguments of the tool called `name`."""
+    """Constrain the text to the arguments of the tool called `name`."""
     tool = next(tool for tool in tools if tool.function.name == name)
     return StructuredOutputs(json=msgspec.json.encode(tool.function.schema).decode())
 
 
 def calls_of(tools: list[Tool], *, parallel: bool) -> StructuredOutputs:
-    """Hold the text to `[{"name": .., "arguments": {..}}, ..]`: a call of any of the tools, with `parallel` up to `MAX_CALLS`.
+    """Constrain the text to `[{"name": .., "arguments": {..}}, ..]`: a call to any tool, or with `parallel` several.
 
-    Raises `InvalidRequest` for a schema that is nested too deeply.
+    `MAX_CALLS` is the limit. Raises `InvalidRequest` if a schema is nested too deeply.
     """
     definitions: dict[str, object] = {}
     calls = []
@@ -119,17 +122,17 @@ def calls_of(tools: list[Tool], *, parallel: bool) -> StructuredOutputs:
 
 
 def _moved(schema: dict[str, Any], place: str) -> object:
-    """Return a whole schema as it reads at `place`, a JSON pointer, inside of another one."""
-    # These are for the root of a document: with an `$id` here, references would be to it and not to that root.
+    """Return a schema rewritten for embedding in another one at `place`, a JSON pointer."""
+    # These belong at a document's root. With an `$id` here, references would resolve against it instead of that root.
     inner = {keyword: value for keyword, value in schema.items() if keyword not in ("$id", "$schema")}
     return _with_references(inner, str(schema.get("$id", "")).rstrip("#"), place)
 
 
 def _with_references(value: Any, document: str, place: str) -> Any:
-    """Return a part of a schema with its pointers into `document`, the schema's own URI, as pointers into what is at `place`."""
+    """Rewrite pointers into the schema itself, whose URI is `document`, to point below `place`."""
     if isinstance(value, list):
         return [_with_references(item, document, place) for item in value]
-    if not isinstance(value, dict) or "$id" in value:  # with an `$id`, a document of its own
+    if not isinstance(value, dict) or "$id" in value:  # an `$id` makes it a separate document
         return value
     moved: dict[str, Any] = {}
     for keyword, item in value.items():
