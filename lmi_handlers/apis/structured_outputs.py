@@ -1,4 +1,4 @@
-"""How several APIs write what an answer is held to: vLLM's `structured_outputs` and `guided_*`, and TGI's grammars."""
+"""Structured output in the formats of several APIs: vLLM's `structured_outputs` and `guided_*`, and TGI's grammars."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from lmi_handlers.core.sampling_params import StructuredOutputs
 
 
 class StructuredOutputsBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The object; null means absent. A schema may also be JSON text."""
+    """The constraint on the answer; set exactly one field. null means absent.
+
+    `json` is a schema, or a schema as JSON text.
+    """
 
     json: dict[str, Any] | bool | str | None = None
     json_object: bool | None = None
@@ -20,7 +23,7 @@ class StructuredOutputsBody(msgspec.Struct, frozen=True, kw_only=True):
     grammar: str | None = None
 
     def structured_outputs(self) -> StructuredOutputs:
-        """Translate. Raises `InvalidRequest` where not exactly one of them is there."""
+        """Translate. Raises `InvalidRequest` unless exactly one field is set."""
         return StructuredOutputs(
             json=self.json if isinstance(self.json, str | None) else msgspec.json.encode(self.json).decode(),
             json_object=bool(self.json_object),
@@ -31,31 +34,31 @@ class StructuredOutputsBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Constrained(Protocol):
-    """A body that has them."""
+    """A body with vLLM's fields for structured output."""
 
     @property
     def structured_outputs(self) -> StructuredOutputsBody | None:
-        """Today's form, stronger than the others."""
+        """The current form, which takes precedence over `guided_*`."""
 
     @property
     def guided_json(self) -> dict[str, Any] | bool | str | None:
-        """Its `json`."""
+        """Older form of `json`."""
 
     @property
     def guided_regex(self) -> str | None:
-        """Its `regex`."""
+        """Older form of `regex`."""
 
     @property
     def guided_choice(self) -> list[str] | None:
-        """Its `choice`."""
+        """Older form of `choice`."""
 
     @property
     def guided_grammar(self) -> str | None:
-        """Its `grammar`."""
+        """Older form of `grammar`."""
 
 
 def constraint_of(body: Constrained) -> StructuredOutputs | None:
-    """Return what both forms ask for together, None where neither asks for anything. Raises `InvalidRequest`."""
+    """Merge both forms. Returns None if neither is used. Raises `InvalidRequest`."""
     asked = body.structured_outputs or StructuredOutputsBody()
     older = {
         "json": body.guided_json,
@@ -69,7 +72,7 @@ def constraint_of(body: Constrained) -> StructuredOutputs | None:
     return msgspec.structs.replace(asked, **given).structured_outputs()
 
 
-# TGI's grammars, which OpenAI's `response_format` takes as well
+# TGI's grammars, which are accepted in OpenAI's `response_format` too
 
 
 class JsonGrammar(msgspec.Struct, frozen=True, tag_field="type", tag="json"):
@@ -78,22 +81,22 @@ class JsonGrammar(msgspec.Struct, frozen=True, tag_field="type", tag="json"):
     value: object
 
     def structured_outputs(self) -> StructuredOutputs:
-        """Raises `InvalidRequest`."""
+        """Translate. Raises `InvalidRequest`."""
         return _schema(self.value)
 
 
 class JsonObjectGrammar(msgspec.Struct, frozen=True, tag_field="type", tag="json_object"):
-    """The same by its newer name; without a schema, as OpenAI's clients send it, any JSON object."""
+    """A JSON schema. Without one, any JSON object is allowed, as in OpenAI's API."""
 
     value: object = None
 
     def structured_outputs(self) -> StructuredOutputs:
-        """Raises `InvalidRequest`."""
+        """Translate. Raises `InvalidRequest`."""
         return StructuredOutputs(json_object=True) if self.value is None else _schema(self.value)
 
 
 class NamedSchema(msgspec.Struct, frozen=True):
-    """OpenAI's wrapping of a schema, of which the name means nothing here."""
+    """A JSON schema in OpenAI's wrapper, whose name is ignored."""
 
     schema: object
 
@@ -104,17 +107,17 @@ class JsonSchemaGrammar(msgspec.Struct, frozen=True, tag_field="type", tag="json
     value: NamedSchema
 
     def structured_outputs(self) -> StructuredOutputs:
-        """Raises `InvalidRequest`."""
+        """Translate. Raises `InvalidRequest`."""
         return _schema(self.value.schema)
 
 
 class RegexGrammar(msgspec.Struct, frozen=True, tag_field="type", tag="regex"):
-    """A regular expression for the whole text."""
+    """A regular expression that the whole text must match."""
 
     value: str
 
     def structured_outputs(self) -> StructuredOutputs:
-        """Raises `InvalidRequest`."""
+        """Translate. Raises `InvalidRequest`."""
         return StructuredOutputs(regex=self.value)
 
 

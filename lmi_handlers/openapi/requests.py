@@ -1,4 +1,4 @@
-"""Structs that describe bodies which are not decoded as one struct: LMI's (hand-written checks) and MindIE's (nulls dropped)."""
+"""Structs for bodies that are not decoded as one: LMI's, which is checked by hand, and MindIE's, where nulls are dropped."""
 
 from __future__ import annotations
 

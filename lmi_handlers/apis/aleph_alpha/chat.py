@@ -1,7 +1,7 @@
-"""Aleph Alpha's chat: `POST /chat/completions`, a stricter kin of OpenAI's.
+"""Aleph Alpha's chat, `POST /chat/completions`: a stricter relative of OpenAI's.
 
-Source: Aleph Alpha's API reference, "Chat"; `maximum_tokens` and `top_k` are what its own client sends. That client tries again
-after 408, 429 and 503.
+Source: Aleph Alpha's API reference, "Chat". `maximum_tokens` and `top_k` are fields that its own client sends. That
+client retries after 408, 429 and 503.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 REJECTED = ("response_format", "tools", "tool_choice", "parallel_tool_calls")
-"""Fields that the reference refuses. All others that it does not know are ignored, as it does with some."""
+"""Fields that the API reference rejects. Other unknown fields are ignored; the reference ignores some of them too."""
 
 
 class AlephAlphaMessage(msgspec.Struct, frozen=True):
-    """One turn; a `name` is ignored."""
+    """One turn of a conversation. A `name` is ignored."""
 
     role: Literal["system", "user", "assistant"]
     content: str
@@ -54,7 +54,7 @@ class AlephAlphaBody(msgspec.Struct, frozen=True, kw_only=True):
     top_k: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
     def chat(self) -> ChatCompletionBody:
-        """Return the same in OpenAI's words."""
+        """Convert to OpenAI's body."""
         given = {name: getattr(self, name) for name in _SAME_NAME}
         return ChatCompletionBody(
             **given,
@@ -64,7 +64,10 @@ class AlephAlphaBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlephAlphaDialect(ChatDialect):
-    """A system message or none, then user and assistant in turn, the user first and last."""
+    """Dialect of `/chat/completions`.
+
+    After an optional system message, user and assistant alternate; the user is first and last.
+    """
 
     def __init__(self, facts: Callable[[], ModelFacts], *, budget: Budget) -> None:
         super().__init__(facts, budget=budget, stream_formatter=AlephAlphaSseFormatter)
@@ -80,12 +83,12 @@ class AlephAlphaDialect(ChatDialect):
         return self.parsed(payload, body.chat(), ignored)
 
     def error(self, error: LMIError) -> ErrorResponse:
-        """`{"error":"<cause>","code":"<kind>"}`."""
+        """Render `{"error":"<cause>","code":"<kind>"}`."""
         return error_response(error)
 
 
 def error_response(error: LMIError) -> ErrorResponse:
-    """Render an error as all of Aleph Alpha's routes do."""
+    """Render an error in the format of all Aleph Alpha routes."""
     status = next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), status_of(error))
     return ErrorResponse(status, error_document(error))
 

@@ -32,25 +32,25 @@ NEUTRAL: Mapping[str, object] = {
     "completion_bias_exclusion_first_token_only": False,
     "steering_concepts": [],
 }
-"""Fields that change the text in a way that no engine here can, and the only value that is taken: that which changes nothing."""
+"""Fields that change the text in ways that no engine supports, with the only value accepted: the one that changes nothing."""
 
 
 class TextPromptItem(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
-    """A text. `controls` would change how much attention the model pays to parts of it."""
+    """A text. `controls`, which would steer the model's attention, is not supported."""
 
     data: str
     controls: list[object] | None = None
 
 
 class TokenIdsPromptItem(msgspec.Struct, frozen=True, tag_field="type", tag="token_ids"):
-    """Tokens. `controls` as for a text."""
+    """Token ids. `controls` is not supported."""
 
     data: list[int]
     controls: list[object] | None = None
 
 
 class AlephAlphaCompletionBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of `/complete`. The fields from `disable_optimizations` on are taken, and mean nothing here."""
+    """The body of `/complete`. Fields from `disable_optimizations` on are ignored."""
 
     model: str
     prompt: str | list[TextPromptItem | TokenIdsPromptItem]
@@ -93,12 +93,12 @@ class AlephAlphaCompletionBody(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shown(self) -> int:
-        """How many completions the client gets."""
+        """How many completions the client receives."""
         return 1 if self.n is None else self.n
 
     @property
     def candidates(self) -> int:
-        """How many are generated. Raises `InvalidRequest`."""
+        """How many completions are generated. Raises `InvalidRequest`."""
         if self.best_of is None:
             return self.shown
         if self.best_of < self.shown:
@@ -109,11 +109,11 @@ class AlephAlphaCompletionBody(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prompt_only(self) -> bool:
-        """Whether the prompt itself is all that is wanted, which is how clients ask for its probabilities."""
+        """Whether only the prompt is returned. Clients use this to get its probabilities."""
         return self.maximum_tokens == 0 and bool(self.echo)
 
     def joined_prompt(self) -> str | tuple[int, ...]:
-        """Return the items as one text, or as token ids. Raises `InvalidRequest`."""
+        """Join the items to one text, or to one list of token ids. Raises `InvalidRequest`."""
         if isinstance(self.prompt, str):
             return self.prompt
         for place, item in enumerate(self.prompt):
@@ -127,7 +127,7 @@ class AlephAlphaCompletionBody(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(token_id for item in self.prompt if isinstance(item, TokenIdsPromptItem) for token_id in item.data)
 
     def sampling_params(self) -> SamplingParams:
-        """Translate. Raises `InvalidRequest` with Aleph Alpha's name of the field."""
+        """Translate. Raises `InvalidRequest` with Aleph Alpha's name for the field."""
         for name, neutral in NEUTRAL.items():
             if getattr(self, name) not in (None, neutral):
                 raise UnsupportedFeature(f"only {msgspec.json.encode(neutral).decode()} can be honoured", field=name)
@@ -153,18 +153,18 @@ class AlephAlphaCompletionBody(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(error.message, field=self.spelling(error.field or "")) from error
 
     def spelling(self, field: str) -> str:
-        """Where in the body the client set what `SamplingParams` calls `field`."""
+        """Return the name under which the client set a field of `SamplingParams`."""
         if field == "n" and self.best_of is not None:
             return "best_of"
         return _SPELLINGS.get(field, field)
 
     def _temperature(self) -> float:
-        """A `temperature` of 0 is greedy unless `top_k` or `top_p` asks for chance: then it leaves the distribution as it is."""
+        """A `temperature` of 0 means greedy, or with `top_k` or `top_p` sampling at temperature 1."""
         return self.temperature or (1.0 if self.top_k or self.top_p else 0.0)
 
 
 class AlephAlphaCompletionDialect(OpenAIDialect):
-    """One prompt, `n` completions."""
+    """Dialect of `/complete`: one prompt, `n` completions."""
 
     def parse(self, payload: Payload) -> Parsed:
         """Validate a body. Raises `InvalidRequest`."""
@@ -197,7 +197,7 @@ class AlephAlphaCompletionDialect(OpenAIDialect):
         return Parsed(request, formatter, body.spelling, fits, (body.joined_prompt(),), "prompt")
 
     def error(self, error: LMIError) -> ErrorResponse:
-        """As a chat's."""
+        """Render an error as for chats."""
         return error_response(error)
 
 

@@ -1,4 +1,4 @@
-"""What Aleph Alpha's routes answer.
+"""Response bodies of Aleph Alpha's routes.
 
 Source: Aleph Alpha's API reference.
 """
@@ -15,7 +15,7 @@ from lmi_handlers.core.json_types import Count
 
 
 class AlephAlphaChunk(msgspec.Struct):
-    """OpenAI's event, the fingerprint in each choice's last one alone."""
+    """One event of a stream, as in OpenAI's API. Only the last event of each choice has the fingerprint."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -27,7 +27,7 @@ class AlephAlphaChunk(msgspec.Struct):
 
 
 class AlephAlphaError(msgspec.Struct):
-    """What is wrong, and what kind of mistake that is."""
+    """An error: its cause and its kind."""
 
     error: str
     code: str
@@ -39,7 +39,7 @@ AlephAlphaFinishReason = Literal["end_of_text", "stop_sequence_reached", "maximu
 
 
 class AlephAlphaCompletion(msgspec.Struct):
-    """One of the answers. `log_probs` has each token's logprob and its likeliest alternatives', by their texts."""
+    """One of the completions. `log_probs` maps each token's text, and its most likely alternatives, to logprobs."""
 
     index: Count
     completion: str
@@ -50,7 +50,10 @@ class AlephAlphaCompletion(msgspec.Struct):
 
 
 class AlephAlphaCompletions(msgspec.Struct):
-    """A whole answer. Tokens are counted over all that was generated, the prompt's once for each."""
+    """The complete answer, if it is not streamed.
+
+    Counts cover all generated completions, with the prompt once for each.
+    """
 
     completions: list[AlephAlphaCompletion]
     model_version: str
@@ -59,7 +62,7 @@ class AlephAlphaCompletions(msgspec.Struct):
 
 
 class AlephAlphaStreamChunk(msgspec.Struct, tag_field="type", tag="stream_chunk"):
-    """What is new of one of the answers, with the same details."""
+    """The new part of one of the completions, with the same details."""
 
     index: Count
     completion: str
@@ -69,7 +72,7 @@ class AlephAlphaStreamChunk(msgspec.Struct, tag_field="type", tag="stream_chunk"
 
 
 class AlephAlphaStreamSummary(msgspec.Struct, tag_field="type", tag="stream_summary"):
-    """The end of one of the answers."""
+    """Marks the end of one of the completions."""
 
     index: Count
     model_version: str
@@ -77,7 +80,7 @@ class AlephAlphaStreamSummary(msgspec.Struct, tag_field="type", tag="stream_summ
 
 
 class AlephAlphaCompletionSummary(msgspec.Struct, tag_field="type", tag="completion_summary"):
-    """The end of all answers, and of the stream."""
+    """Marks the end of all completions and of the stream."""
 
     num_tokens_prompt_total: Count
     num_tokens_generated: Count

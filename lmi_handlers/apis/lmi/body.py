@@ -82,11 +82,11 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
     def sampling_params(
         self, *, stream: bool, needs_logprobs: bool, sampled_defaults: Mapping[str, float]
     ) -> SamplingParams:
-        """Translate. Raises `InvalidRequest` with LMI's name of the field.
+        """Translate. Raises `InvalidRequest` with LMI's name for the field.
 
-        Without `do_sample` and `temperature` decoding is greedy; a temperature alone samples, as LMI does since 0.32.
-        `sampled_defaults` are what LMI sets for the backend in use where `do_sample` is true. In a stream only the
-        first sequence can be shown, so only one is made.
+        Without `do_sample` and `temperature`, decoding is greedy. A temperature by itself turns sampling on, as in LMI
+        since 0.32. `sampled_defaults` are LMI's defaults for the backend in use if `do_sample` is true. A stream can
+        only show the first sequence, so only one is generated.
         """
         defaults = sampled_defaults if self.do_sample else {}
         values: dict[str, object] = {
@@ -136,8 +136,7 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
     def stop_strings(self) -> list[str] | str | None:
         """The stop strings, under either name.
 
-        TensorRT-LLM's boolean `stop` cancels a running request; it has no effect here, as HTTP clients disconnect
-        instead.
+        TensorRT-LLM's boolean `stop` cancels a running request. It is ignored here: HTTP clients disconnect instead.
         """
         stop = None if isinstance(self.stop, bool) else self.stop
         return stop if self.stop_sequences is None else self.stop_sequences

@@ -40,27 +40,27 @@ STATUS: dict[type[LMIError], int] = {
     ModelNotFound: 404,
     QueueFull: 503,
     DeadlineExceeded: 504,
-    ClientDisconnected: 499,  # nobody will see it but the log
+    ClientDisconnected: 499,  # only the log shows it
     EngineNotReady: 503,
     EngineDead: 500,
 }
-"""HTTP status by error, looked up along the class's ancestors; whatever is not here is LMI's 424."""
+"""HTTP status by error class or nearest base class. Defaults to 424, as in LMI."""
 
 FIXED_HEADERS = {
     "Pragma": "no-cache",
     "Cache-Control": "no-cache; no-store, must-revalidate, private",
     "Expires": "Thu, 01 Jan 1970 00:00:00 UTC",
 }
-"""What DJL's front end sends with every response."""
+"""Headers that DJL's front end sends with every response."""
 
 REQUEST_FORMATTERS = ("json", "jsonlines", "sse")
-"""What `parameters.output_formatter` of a request may name."""
+"""Allowed values of `parameters.output_formatter` in a request."""
 
 logger = logging.getLogger(__name__)
 
 
 def status_of(error: LMIError) -> int:
-    """LMI's HTTP status for an error."""
+    """Return LMI's HTTP status for an error."""
     return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 424)
 
 
@@ -82,14 +82,14 @@ class LmiDialect(Dialect):
         if self._formatter is not None and self._formatter not in names:
             if (
                 self._formatter not in available_formatters() or self._formatter in FORMATTERS
-            ):  # those are other dialects'
+            ):  # the rest belong to other dialects
                 known = ", ".join(sorted(REQUEST_FORMATTERS))
                 raise ConfigError(f"option.output_formatter has value {self._formatter!r}: not one of {known}")
             names.append(self._formatter)
         self._formatters = {name: load_formatter_class(name) for name in names}
 
     def parse(self, payload: Payload) -> Parsed:
-        """Validate a body and choose how to answer it."""
+        """Validate a body and choose the formatter."""
         body = parse_body(payload, self._budget)
         stream = payload.stream if body.stream is None else body.stream
         formatter, unknown = self._choose(body.parameters.output_formatter, payload.accept, stream=stream)
@@ -101,7 +101,7 @@ class LmiDialect(Dialect):
         return Parsed(request, formatter, body.parameters.spelling)
 
     def error(self, error: LMIError) -> ErrorResponse:
-        """`{"error":"<cause>","code":424}`, compact as DJL's front end writes it."""
+        """Render `{"error":"<cause>","code":424}`, compact like DJL's front end."""
         status = status_of(error)
         return ErrorResponse(status, msgspec.json.encode({"error": str(error), "code": status}))
 
@@ -149,9 +149,9 @@ class LmiDialect(Dialect):
 
     def _log_ignored(self, ignored: tuple[str, ...]) -> None:
         for name in ignored[:_LOGGED_AT_ONCE]:
-            if name not in self._logged and len(self._logged) < 1000:  # names are the clients' to choose
+            if name not in self._logged and len(self._logged) < 1000:  # bounded, because clients choose the names
                 self._logged.add(name)
                 logger.warning("unknown parameter ignored", extra={"parameter": name[:100]})
 
 
-_LOGGED_AT_ONCE = 100  # names of one request
+_LOGGED_AT_ONCE = 100  # names per request

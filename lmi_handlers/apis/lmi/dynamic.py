@@ -1,6 +1,9 @@
-"""LMI's dynamic-batch dialect, for `option.rolling_batch=disable`: `inputs` a string or a list, the answer always a list.
+"""LMI's dynamic-batch dialect, for `option.rolling_batch=disable`.
 
-Source: the LMI input/output schema document. As in DJL the text contains the prompt unless `return_full_text` is false.
+`inputs` is a string or a list; the answer is always a list. As in DJL, the text contains the prompt unless
+`return_full_text` is false.
+
+Source: the LMI input/output schema document.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ class LmiDynamicDialect(Dialect):
     def parse(self, payload: Payload) -> Parsed:
         """Validate a body.
 
-        `option.enable_streaming` streams every answer, SageMaker's streaming API the one at hand.
+        `option.enable_streaming` streams all answers; SageMaker's streaming API streams one.
         """
         body = parse_body(payload, self._budget)
         formatter = DynamicJsonLinesFormatter if self._streaming or payload.stream else DynamicJsonFormatter
@@ -55,6 +58,6 @@ class LmiDynamicDialect(Dialect):
         return Parsed(request, formatter, body.parameters.spelling)
 
     def error(self, error: LMIError) -> ErrorResponse:
-        """`{"code":424,"message":"invoke handler failure","error":"<cause>"}`, over five lines as DJL writes it."""
+        """Render `{"code":424,"message":"invoke handler failure","error":"<cause>"}` on five lines, like DJL."""
         status = status_of(error)
         return ErrorResponse(status, pretty({"code": status, "message": FAILURE, "error": str(error)}).encode())

@@ -1,4 +1,4 @@
-"""What LMI's routes answer. Formatters write these by hand, for speed; tests hold the two together.
+"""Response bodies of LMI's routes. The formatters write them by hand, for speed; tests keep the two in sync.
 
 Source: LMI's output schema document, and DJL Serving 0.31.
 """
@@ -16,7 +16,7 @@ LmiFinishReason = Literal["length", "eos_token", "stop_sequence", "error"]
 
 
 class LmiToken(msgspec.Struct):
-    """A token. The last record of a stream that fails has one that is none, with `error_msg` and the id -1."""
+    """A token. The last record of a failed stream has a placeholder with `error_msg` and the id -1."""
 
     id: Annotated[int, msgspec.Meta(ge=-1)]
     text: str
@@ -26,7 +26,7 @@ class LmiToken(msgspec.Struct):
 
 
 class LmiSequence(msgspec.Struct):
-    """One of the answers of `n` that is not the best."""
+    """One of the `n` answers other than the best."""
 
     finish_reason: LmiFinishReason
     generated_tokens: Count
@@ -37,7 +37,7 @@ class LmiSequence(msgspec.Struct):
 
 
 class LmiDetails(msgspec.Struct):
-    """What `details` asks for."""
+    """Included if the request sets `details`."""
 
     finish_reason: LmiFinishReason
     generated_tokens: Count
@@ -56,7 +56,10 @@ class LmiResponse(msgspec.Struct):
 
 
 class LmiStreamDetails(msgspec.Struct):
-    """What `details` asks for, in a stream; of one that fails, `finish_reason` alone."""
+    """Included in the last record of a stream if the request sets `details`.
+
+    A failed stream only has `finish_reason`.
+    """
 
     finish_reason: LmiFinishReason
     generated_tokens: Count | UnsetType = UNSET
@@ -66,7 +69,7 @@ class LmiStreamDetails(msgspec.Struct):
 
 
 class LmiRecord(msgspec.Struct):
-    """A line or event of a stream: a token. The last one has the text, and the details."""
+    """One line or event of a stream per token. The last one also has the generated text and the details."""
 
     token: LmiToken
     generated_text: str | UnsetType = UNSET
@@ -74,7 +77,7 @@ class LmiRecord(msgspec.Struct):
 
 
 class LmiError(msgspec.Struct):
-    """What is wrong, and the status once more."""
+    """An error. `code` repeats the HTTP status."""
 
     error: str
     code: int
@@ -87,13 +90,13 @@ class DynamicBatchText(msgspec.Struct):
 
 
 class DynamicBatchOutputs(msgspec.Struct):
-    """A line of a dynamic batch's stream: what is new, an entry a prompt."""
+    """One line of a dynamic batch's stream. `outputs` has the new text, one entry per prompt."""
 
     outputs: list[str]
 
 
 class DynamicBatchError(msgspec.Struct):
-    """What is wrong, as LMI says it for dynamic batches."""
+    """An error, in LMI's format for dynamic batches."""
 
     code: int
     message: str

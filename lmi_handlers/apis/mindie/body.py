@@ -1,6 +1,7 @@
-"""MindIE's request body: TGI's with fewer fields, other defaults and tighter bounds, and null wherever a field may be absent.
+"""MindIE's request body: TGI's with fewer fields, other defaults and tighter bounds. null always means absent.
 
-Source: MindIE's description of its text and streaming inference interface. What it leaves open is as in TGI.
+Source: MindIE's description of its text and streaming inference interface. Anything that it does not specify follows
+TGI.
 """
 
 from __future__ import annotations
@@ -27,17 +28,20 @@ DOCUMENTED = (
     "top_p",
     "truncate",
 )
-"""The `parameters` that there are. TGI's others mean nothing here."""
+"""The supported `parameters`. TGI's others are ignored."""
 
 MAX_INPUT_CHARACTERS = 16_000
 DEFAULT_NEW_TOKENS = 20
 
 
 class MindieParameters(TgiParameters, frozen=True, kw_only=True):
-    """The `parameters` object, of which only `DOCUMENTED` is ever set."""
+    """The `parameters` object, in which only the `DOCUMENTED` fields are ever set."""
 
     def sampling_params(self, *, stream: bool) -> SamplingParams:
-        """Translate. Raises `InvalidRequest`. Details tell a seed in any case, so there is one, be it of no use."""
+        """Translate. Raises `InvalidRequest`.
+
+        Details always include a seed, so one is chosen even if it has no effect.
+        """
         params = super().sampling_params(stream=stream)
         seed = params.seed
         if seed is None and (self.details or self.decoder_input_details):
@@ -46,20 +50,20 @@ class MindieParameters(TgiParameters, frozen=True, kw_only=True):
 
 
 class MindieBody(TgiCompatBody, frozen=True):
-    """The body. Whether to sample is for `parameters` alone to say."""
+    """The request body. Sampling depends on `parameters` only."""
 
     parameters: MindieParameters = MindieParameters()
 
 
 def decode_mindie(payload: Payload) -> tuple[MindieBody, tuple[str, ...]]:
-    """Return the body, and the names in it that mean nothing here. Raises `InvalidJson` or `InvalidBody`."""
+    """Return the body and the names of its ignored fields. Raises `InvalidJson` or `InvalidBody`."""
     value, undocumented = _documented(read_body(payload))
     body, ignored = convert_body(value, MindieBody)
     return body, ignored + undocumented
 
 
 def _documented(value: object) -> tuple[object, tuple[str, ...]]:
-    """Return `value` without nulls and without undocumented parameters, and the names of these."""
+    """Return `value` without nulls and without undocumented parameters, and the names of those parameters."""
     if not isinstance(value, dict):
         return value, ()
     body = _without_nulls(value)
@@ -76,7 +80,7 @@ def _without_nulls(fields: dict[str, object]) -> dict[str, object]:
 
 
 def check_bounds(body: MindieBody) -> None:
-    """Refuse what is out of bounds here and not in TGI, as far as that needs no model. Raises `InvalidRequest`."""
+    """Check the bounds that are tighter than TGI's and need no model. Raises `InvalidRequest`."""
     if len(body.inputs) > MAX_INPUT_CHARACTERS:
         raise InvalidRequest(f"`inputs` must have at most {MAX_INPUT_CHARACTERS} characters. Given: {len(body.inputs)}")
     for name in ("seed", "truncate"):
@@ -85,9 +89,9 @@ def check_bounds(body: MindieBody) -> None:
 
 
 def check_model_bounds(parameters: MindieParameters, tokens: int, limits: TokenLimits, *, max_iter_times: int) -> None:
-    """Refuse a prompt of so many `tokens`, and parameters, that the model has no room for. Raises `InvalidRequest`.
+    """Check the prompt's number of tokens and the parameters against the model's limits. Raises `InvalidRequest`.
 
-    `max_iter_times` is the most new tokens that may be asked for; who does not ask gets no more than fit anyway.
+    `max_iter_times` is the maximum for `max_new_tokens`. If it is not set, the answer gets as many tokens as fit.
     """
     for name, value, most in (
         ("`truncate`", parameters.truncate, limits.max_input_tokens),

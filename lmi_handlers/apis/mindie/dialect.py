@@ -1,7 +1,7 @@
 """MindIE's dialect: its TGI interface, `{"inputs": "..", "parameters": {..}, "stream": false}`, on `/`.
 
-Source: MindIE's description of its text and streaming inference interface; docs/mindie.md says where this differs from it, and
-both from MindIE's program.
+Source: MindIE's description of its text and streaming inference interface. docs/mindie.md lists where this server
+differs from the description, and where both differ from MindIE itself.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from lmi_handlers.core.request import GenerationRequest
 
 
 class MindieDialect(TgiDialect):
-    """`/`, and `/invocations` with `option.tgi_compat`, where `option.dialect` says so. Errors and headers are TGI's."""
+    """`/`, and `/invocations` with `option.tgi_compat`, where `option.dialect` says so.
+
+    Errors and headers are TGI's.
+    """
 
     def parse(self, payload: Payload) -> Parsed:
-        """Validate a body. Where it does not speak of a stream, SageMaker's streaming API asks for one."""
+        """Validate a body. If it does not set `stream`, a call through SageMaker's streaming API does."""
         body, ignored = decode_mindie(payload)
         check_bounds(body)
         stream = body.stream if isinstance(body.stream, bool) else payload.stream
@@ -27,7 +30,7 @@ class MindieDialect(TgiDialect):
         parsed = self._parsed(payload, body, ignored, formatter, full_text=False)
 
         def check_length(request: GenerationRequest, position: int, tokens: int, limits: TokenLimits) -> None:  # noqa: ARG001  one prompt
-            # What of the model's length is for answers, an operator says by limiting prompts; else each prompt does.
+            # If the operator limits prompts, the rest of the context is for answers. If not, each prompt leaves what it leaves.
             reserved = limits.max_input_tokens if self._properties.max_input_tokens else tokens
             check_model_bounds(body.parameters, tokens, limits, max_iter_times=limits.max_total_tokens - reserved)
 

@@ -1,4 +1,4 @@
-"""What MindIE's TGI interface answers. Formatters write these by hand, for speed; tests hold the two together.
+"""Response bodies of MindIE's TGI interface. The formatters write them by hand, for speed; tests keep the two in sync.
 
 Source: MindIE's documentation of that interface.
 """
@@ -13,7 +13,7 @@ from lmi_handlers.core.json_types import Count
 
 
 class MindieDetails(msgspec.Struct):
-    """What `details` asks for."""
+    """Included if the request sets `details`."""
 
     finish_reason: FinishReason
     generated_tokens: Count
@@ -23,14 +23,14 @@ class MindieDetails(msgspec.Struct):
 
 
 class MindieResponse(msgspec.Struct):
-    """A whole answer."""
+    """The complete answer, if it is not streamed."""
 
     generated_text: str
     details: MindieDetails | UnsetType = UNSET
 
 
 class MindieStreamDetails(msgspec.Struct):
-    """What `details` asks for, in a stream."""
+    """Included in the last event of a stream if the request sets `details`."""
 
     finish_reason: FinishReason
     generated_tokens: Count
@@ -38,7 +38,7 @@ class MindieStreamDetails(msgspec.Struct):
 
 
 class MindieStreamResponse(msgspec.Struct):
-    """An event: a token. The last one has the text, and the details."""
+    """One event per token. The last one also has the generated text and the details."""
 
     token: Token
     generated_text: str | None

@@ -1,8 +1,7 @@
-"""OpenAI's request bodies for chat and text completions, and how they read as `SamplingParams`.
+"""OpenAI's request bodies for chat and text completions, and their translation to `SamplingParams`.
 
-Sources: OpenAI's API reference; the further parameters are vLLM's, and the looser forms of `logit_bias`,
-`response_format` and `tool_choice` TGI's. null means absent, as it does for every client that writes out all its
-fields.
+Sources: OpenAI's API reference, vLLM for the additional parameters, and TGI for the other forms of `logit_bias`,
+`response_format` and `tool_choice`. null means absent, because many clients write out all their fields.
 """
 
 from __future__ import annotations
@@ -87,9 +86,9 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
 
 
 class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What chat and text completions have in common.
+    """Fields of both chat and text completions.
 
-    `user`, `metadata` and their like are taken, and mean nothing here.
+    `user`, `metadata`, `store` and `service_tier` are accepted and ignored.
     """
 
     model: str | None = None

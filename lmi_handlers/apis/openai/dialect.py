@@ -1,7 +1,7 @@
-"""OpenAI's dialects: chat completions and text completions, and their errors.
+"""OpenAI's dialects: chat completions, text completions and their errors.
 
-Source: OpenAI's API reference. Where TGI's routes of these names differ from it, OpenAI is followed, and TGI's looser
-forms are taken as well: a model called "tgi", a tool's bare name as the choice, its forms of `response_format`.
+Source: OpenAI's API reference. It takes precedence where TGI's routes of the same names differ. TGI's looser forms are
+accepted too: a model called "tgi", a plain tool name as `tool_choice`, and its forms of `response_format`.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ MAX_CALLS = 8
 """Maximum tool calls if the model must make one. Without a limit, small models never stop."""
 
 FUNCTION_NAME = r"^[a-zA-Z0-9_.:/-]{1,128}(?!\n)$"
-"""OpenAI's names, and the longer ones with dots, colons and slashes that clients of MCP have.
+"""OpenAI's names, plus longer ones with dots, colons and slashes, as MCP clients use.
 
-`$` alone lets a line end pass.
+`$` alone would allow a final newline.
 """
 
 
