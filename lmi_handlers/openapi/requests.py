@@ -1,4 +1,4 @@
-"""Structs for bodies that are not decoded as one: LMI's, which is checked by hand, and MindIE's, where nulls are dropped."""
+"""Structs for bodies that are not decoded as one: LMI's is checked by hand, MindIE's after dropping nulls."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ NEUTRAL: Mapping[str, object] = {
     "completion_bias_exclusion_first_token_only": False,
     "steering_concepts": [],
 }
-"""Fields that change the text in ways that no engine supports, with the only value accepted: the one that changes nothing."""
+"""Fields that change the text in ways that no engine supports. Only the value that changes nothing is accepted."""
 
 
 class TextPromptItem(msgspec.Struct, frozen=True, tag_field="type", tag="text"):

@@ -1,7 +1,7 @@
 """LMI's rolling-batch dialect: `{"inputs": "..", "parameters": {..}, "stream": false}`.
 
-Source: the LMI input/output schema document. Deviations, all on the side of the client: `inputs` may be a list,
-answered in order; every error says its cause first and names the field, where DJL has one fixed sentence.
+Source: the LMI input/output schema document. There are two differences, both in the client's favour. `inputs` may be a
+list, and is answered in order. Errors start with the cause and name the field; DJL has one fixed sentence.
 """
 
 from __future__ import annotations
@@ -70,10 +70,7 @@ class LmiDialect(Dialect):
     fixed_headers = FIXED_HEADERS
 
     def __init__(self, properties: ServingProperties, sampled_defaults: Mapping[str, float]) -> None:
-        """`sampled_defaults` are LMI's for the backend.
-
-        Raises `ConfigError` where `option.output_formatter` is wrong.
-        """
+        """`sampled_defaults` are LMI's for the backend. Raises `ConfigError` if `option.output_formatter` is wrong."""
         self._sampled_defaults = sampled_defaults
         self._formatter = properties.output_formatter
         self._budget = Budget.of(properties)
@@ -106,9 +103,9 @@ class LmiDialect(Dialect):
         return ErrorResponse(status, msgspec.json.encode({"error": str(error), "code": status}))
 
     def _choose(self, requested: str | None, accept: str, *, stream: bool) -> tuple[type[Formatter], tuple[str, ...]]:
-        """The formatter: the request's own, then the option's, then by `stream`.
+        """Choose the formatter: the request's own takes precedence, then the option's, then the default for `stream`.
 
-        With it what of the request was no name.
+        Also returns the ignored parameter, if the request names an unknown formatter.
         """
         if requested in self._formatters:
             return self._formatters[requested], ()

@@ -16,7 +16,7 @@ from lmi_handlers.core.request import GenerationRequest
 
 
 class MindieDialect(TgiDialect):
-    """`/`, and `/invocations` with `option.tgi_compat`, where `option.dialect` says so.
+    """Dialect of `/` with `option.dialect=mindie`, and of `/invocations` if `option.tgi_compat` is set too.
 
     Errors and headers are TGI's.
     """
@@ -30,7 +30,7 @@ class MindieDialect(TgiDialect):
         parsed = self._parsed(payload, body, ignored, formatter, full_text=False)
 
         def check_length(request: GenerationRequest, position: int, tokens: int, limits: TokenLimits) -> None:  # noqa: ARG001  one prompt
-            # If the operator limits prompts, the rest of the context is for answers. If not, each prompt leaves what it leaves.
+            # With `option.max_input_tokens`, the rest of the context is for answers. Without it, they get what the prompt leaves.
             reserved = limits.max_input_tokens if self._properties.max_input_tokens else tokens
             check_model_bounds(body.parameters, tokens, limits, max_iter_times=limits.max_total_tokens - reserved)
 
