@@ -6,9 +6,9 @@ import logging
 import os
 
 LOG_LEVEL = os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
-"""vLLM's warnings are about its own insides; its own variable brings them back."""
+"""vLLM's warnings are mostly about its internals, so they are off. `VLLM_LOGGING_LEVEL` brings them back."""
 
-logging.getLogger("vllm").setLevel(LOG_LEVEL)  # before it is imported, and speaks
+logging.getLogger("vllm").setLevel(LOG_LEVEL)  # must happen before vLLM is imported, because the import already logs
 
 REQUIRES = ("vllm", "llguidance")
 PASSES_OPTIONS = True
@@ -24,7 +24,10 @@ CONDITIONAL = {
     "stop_token_ids": "at most 128 together with `min_tokens` on the second model runner",
     "bad_words": "at most 128, and on the second model runner at most 1024 tokens in total",
 }
-"""Field -> when it is refused although the table says yes. vLLM uses its second model runner on GPUs, the first on CPUs."""
+"""Field -> when it is rejected although the table says yes.
+
+vLLM uses its second model runner on GPUs and the first on CPUs.
+"""
 
 ONLY_ON_A_GPU = (
     "Compiled kernels, quantisation and CUDA graphs. The tests run the second model runner on a CPU with its Triton kernels "
@@ -39,4 +42,4 @@ ONLY_ON_A_GPU = (
     "Samples: the second model runner has its own random generator, so the same seed gives other tokens than on a CPU. It "
     "applies `typical_p` before `min_p` instead of after it.",
 )
-"""What the tests cannot show, as they have no GPU."""
+"""What the tests do not cover, because they run without a GPU."""

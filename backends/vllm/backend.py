@@ -1,7 +1,7 @@
-"""The adapter: requests in, steps, deltas out, and what becomes of vLLM's errors.
+"""The vLLM adapter: adds requests, runs steps, returns deltas and translates vLLM's errors.
 
-On one device the engine core runs in this very process, which measured faster than vLLM's own split into processes and is
-ready in a fraction of the time. With tensor or pipeline parallelism vLLM starts its workers from here.
+On one device the engine core runs in this process. By measurement this is faster than vLLM's own split into processes,
+and it starts in a fraction of the time. With tensor or pipeline parallelism, vLLM starts its workers from this process.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 from backends.vllm import LOG_LEVEL, UNSUPPORTED
 
-# Before vLLM is imported: it reads these once.
+# Set before vLLM is imported, because it reads them only once.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nothing leaves the machine
-# This process has threads, whose locks a forked one would inherit. It is vLLM's own choice on CPUs.
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # send no usage data
+# This process has threads, and a forked child would inherit their locks. vLLM itself uses spawn on CPUs.
 os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-# For its child processes: they warn of the libraries that vLLM uses, and of what it leaves behind where it does not start.
+# For vLLM's child processes, which warn about libraries that vLLM uses, and about what a failed start leaves behind.
 os.environ.setdefault("PYTHONWARNINGS", "ignore")
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of threads and memory that it binds, once for each process
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # each process would report how it binds threads and memory
 os.environ["VLLM_LOGGING_LEVEL"] = LOG_LEVEL
 
 from PIL import Image
@@ -53,22 +53,22 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 logger = logging.getLogger(__name__)
-# It logs at length what it then raises. A filter, as vLLM resets levels when it configures its logging.
+# This module logs at length what it then raises. A level would not last: vLLM resets levels when it sets up logging.
 logging.getLogger("vllm.transformers_utils.repo_utils").addFilter(lambda _record: False)
 
 _LONGEST_REASON = 400
-# vLLM looks at a grammar once more when a request starts, and nobody gets a token meanwhile: at most about a third of this.
+# vLLM compiles a grammar again when the request starts, which blocks all others for at most a third of this.
 _GRAMMAR_SECONDS = 0.1
-_TRIAL_SECONDS = 2.0  # for that and a few tokens
+_TRIAL_SECONDS = 2.0  # for compiling and a few tokens
 
 
 class VLLMBackend(Backend):
-    """One `LLMEngine`. Whatever leaves its `step` is its death: what state an exception leaves it in is not defined."""
+    """One `LLMEngine`. Any exception from its `step` is fatal, because the engine's state is undefined afterwards."""
 
     name = "vllm"
 
     def __init__(self, engine: LLMEngine, model: ModelFiles) -> None:
-        """Load the adapters too. Raises `ConfigError` for one that does not fit the model."""
+        """Wrap the engine and load the adapters. Raises `ConfigError` if one does not fit the model."""
         self._engine = engine
         self._eos_token_ids = model.eos_token_ids
         config = engine.vllm_config
@@ -82,7 +82,8 @@ class VLLMBackend(Backend):
         processor = engine.renderer.mm_processor
         if processor is not None and processor.info.allowed_mm_limits.get("image", 0) > 0:
             self._images = ImagePreparer(self._render)
-        # vLLM itself takes ten seconds to find a dead worker under load; `workers` is its multiprocess executor's own.
+        # Watched here because vLLM takes ten seconds under load to notice a dead worker. Only its multiprocess executor
+        # has `workers`.
         self._workers = [worker.proc for worker in getattr(engine.model_executor, "workers", ())]
         self._adapters = {
             name: LoRARequest(name, number, str(path)) for number, (name, path) in enumerate(model.adapters.items(), 1)
@@ -117,7 +118,7 @@ class VLLMBackend(Backend):
 
     @classmethod
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> Self:
-        """Build the engine. Raises `ConfigError` or `LoadFailed`, in one line, for whatever stops it."""
+        """Build the engine. Any failure raises `ConfigError` or `LoadFailed` with a one-line message."""
         if model.path is None:
             raise ConfigError(f"option.model_id: the {cls.name} backend needs a model")
         if not model.path.is_dir():
@@ -126,23 +127,23 @@ class VLLMBackend(Backend):
         report("loading weights")
         try:
             engine = LLMEngine.from_vllm_config(engine_config(arguments), disable_log_stats=True)
-        except Exception as error:  # whatever stops the engine from starting, the operator must hear of it
+        except Exception as error:  # the operator must hear of any failure to start
             raise load_failure(load_error(error, arguments), error) from error
         return cls(engine, model)
 
     @classmethod
     def check_options(cls, properties: ServingProperties) -> None:
-        """Ask vLLM's own parser."""
+        """Check the options with vLLM's own parser."""
         engine_arguments(Path(), properties, backend=cls.name)
 
     @property
     def capabilities(self) -> Capabilities:
-        """As the engine has configured itself."""
+        """Taken from the engine's own configuration."""
         return self._capabilities
 
     def add_request(self, request: TokenRequest) -> None:
-        """Hand over a sequence, first having its grammar tried and its images prepared. Raises `InvalidRequest`."""
-        if request.request_id in self._requests or request.request_id in self._preparing:  # vLLM would mix the two up
+        """Start a sequence, after trying its grammar and preparing its images. Raises `InvalidRequest`."""
+        if request.request_id in self._requests or request.request_id in self._preparing:  # vLLM would confuse the two
             raise InvalidRequest(f"request {request.request_id} is running already")
         check_adapter(request.adapter, self._capabilities)
         wanted = request.sampling_params.structured_outputs
@@ -154,17 +155,17 @@ class VLLMBackend(Backend):
             self._preparing.add(request, grammar, images)
 
     def abort(self, request_id: str) -> None:
-        """Forget a sequence; vLLM says nothing more of it."""
+        """Drop a sequence. vLLM returns no further output for it."""
         if not self._preparing.discard(request_id) and self._requests.pop(request_id, None) is not None:
             self._engine.abort_request([request_id])
 
     def step(self) -> list[TokenOutput]:
-        """Run one step of the engine. Raises `EngineDead` for anything that goes wrong in it."""
+        """Run one step of the engine. Any error in it raises `EngineDead`."""
         results = self._start_prepared()
         if not self._requests:
             if not results:
                 self._preparing.wait()
-                self._progress -= 1  # what prepares has limits of its own
+                self._progress -= 1  # preparing has its own time limits
             return results
         try:
             outputs = self._engine.step()
@@ -181,29 +182,29 @@ class VLLMBackend(Backend):
 
     @property
     def num_preparing(self) -> int:
-        """Those whose grammar is being tried or images prepared, as many of them as there are places."""
+        """Number of sequences whose grammar or images are being prepared, at most `max_num_seqs`."""
         return min(len(self._preparing), self._capabilities.max_num_seqs)
 
     @property
     def progress(self) -> int:
-        """Changes with the tokens that steps without an output have computed, parts of long prompts."""
+        """Changes when a step without output computes tokens, such as part of a long prompt."""
         return self._progress
 
     @property
     def kv_cache_usage(self) -> float:
-        """The share of vLLM's blocks that sequences hold."""
+        """Share of vLLM's KV cache blocks in use."""
         usage: float = self._engine.engine_core.engine_core.scheduler.get_kv_cache_usage()
         return usage
 
     def check_health(self) -> None:
-        """Look at the worker processes, where there are any. Raises `EngineDead` naming the one that has died."""
+        """Check the worker processes, if there are any. Raises `EngineDead` with the name of a dead one."""
         dead = connection.wait([worker.sentinel for worker in self._workers], timeout=0) if self._workers else ()
         for worker in self._workers:
             if worker.sentinel in dead:
                 raise EngineDead(f"vLLM's worker process {worker.name} has died; was it out of memory?")
 
     def close(self) -> None:
-        """End vLLM's worker processes, where there are any, and what tries grammars and prepares images."""
+        """Stop vLLM's worker processes, if there are any, and the processes that try grammars and prepare images."""
         if self._grammars is not None:
             self._grammars.close()
         if self._images is not None:
@@ -211,14 +212,15 @@ class VLLMBackend(Backend):
         self._engine.engine_core.shutdown()
 
     def _start(self, request: TokenRequest, grammar: str | None = None, prompt: EngineInput | None = None) -> None:
-        """Hand a sequence to vLLM, with its grammar's text and its prompt with images where these came first.
+        """Hand a sequence to vLLM. `grammar` and `prompt` are the compiled grammar's text and the prompt with images.
 
         Raises `InvalidRequest`.
         """
         try:
             params = engine_sampling_params(request.sampling_params, self._eos_token_ids, grammar)
             if self._has_buffers:
-                # What is counted: the tokens of bad words, and the ends of sequence that vLLM is about to add.
+                # `add_request` would do this too. It sets the fields that are checked: bad words as tokens, and the stop
+                # ids from the model.
                 params.update_from_tokenizer(self._engine.get_tokenizer())
                 fields = self._engine.input_processor.generation_config_fields
                 params.update_from_generation_config(fields, self._engine.renderer.get_eos_token_id())
@@ -235,37 +237,37 @@ class VLLMBackend(Backend):
         self._requests[request.request_id] = request
 
     def _computed_tokens(self) -> int:
-        """Of the requests that run."""
+        """Return the total number of computed tokens of all running requests."""
         running = self._engine.engine_core.engine_core.scheduler.running
         return sum(request.num_computed_tokens for request in running)
 
     def _start_prepared(self) -> list[TokenOutput]:
-        """Start the sequences whose grammar is one, and return the last output of those that never will."""
+        """Start the sequences that are ready, and return an error output for each one that failed."""
         prepared, refused = self._preparing.collect()
         for item in prepared:
             try:
                 self._start(item.request, item.grammar, item.images)
-            except InvalidRequest as error:  # noqa: PERF203  each of them fails for itself
+            except InvalidRequest as error:  # noqa: PERF203  one failure must not affect the others
                 refused.append(refusal(item.request.request_id, error))
         return refused
 
     def _render(self, request: TokenRequest, images: list[Image.Image]) -> EngineInput:
-        """Run vLLM's processor, which makes of an image's token as many as the model wants. Raises `InvalidRequest`.
+        """Run vLLM's processor, which expands each image token as the model needs. Raises `InvalidRequest`.
 
-        Without its cache of processed images, which has a second half in the engine: that would go without an image whose
-        request was given up in between.
+        vLLM's cache of processed images is not used. Its other half is in the engine, and would lack the image if the
+        request were aborted in between.
         """
         tokens = {"prompt_token_ids": request.prompt_token_ids, "multi_modal_data": {"image": images}}
         try:
             rendered: EngineInput = self._engine.renderer.render_cmpl([tokens], skip_mm_cache=True)[0]
         except MemoryError:
             raise
-        except Exception as error:  # whatever a model's processor makes of what does not fit
+        except Exception as error:  # a model's processor may raise anything for images that do not fit
             raise InvalidRequest(f"vLLM refuses the images: {_one_line(error)}", field="messages") from error
         return rendered
 
     def _grammar_compiler(self, model: ModelFiles) -> GrammarCompiler[str] | None:
-        """Return what tries grammars: vLLM would compile any in this process, and without limits."""
+        """Return the compiler that tries each grammar first. vLLM would compile it in this process and without limits."""
         if model.path is None or not (model.path / TOKENIZER_FILE).exists():
             return None
         vocab_size = self._capabilities.vocab_size
@@ -274,7 +276,7 @@ class VLLMBackend(Backend):
         return GrammarCompiler(vocabulary, str, time_limit=_TRIAL_SECONDS, cpu_limit=_GRAMMAR_SECONDS)
 
     def _load_adapter(self, name: str, adapter: LoRARequest) -> None:
-        """Before any request asks for it: one that fails to load during a step would take the whole batch with it."""
+        """Load an adapter before any request uses it. A failure during a step would end the whole batch."""
         try:
             self._engine.add_lora(adapter)
         except Exception as error:
@@ -282,10 +284,10 @@ class VLLMBackend(Backend):
 
 
 def _unsupported_by(config: VllmConfig) -> Iterator[str]:
-    """What vLLM cannot do in this configuration."""
+    """Yield the fields that vLLM does not support in this configuration."""
     if typical_processor(config) is None:
         yield "typical_p"
-    # Off the GPU its adapters' part of the logits takes every row for one to sample from, and a step of two requests fails:
+    # Without a GPU, vLLM's LoRA code assumes that every row of logits is sampled, so a step with two requests fails:
     # https://github.com/vllm-project/vllm/issues/16668
     if config.lora_config is not None and config.device_config.device_type != "cuda":
         yield "prompt_logprobs"
@@ -294,7 +296,7 @@ def _unsupported_by(config: VllmConfig) -> Iterator[str]:
 
 
 def load_error(error: Exception, arguments: EngineArgs) -> ConfigError:
-    """Say in one line why vLLM does not start, with the option that its words are about."""
+    """Return a one-line error that says why vLLM does not start and names the option that its message is about."""
     reason = _words(error)
     quantization = arguments.quantization
     if quantization is not None and re.search(rf"\b{re.escape(str(quantization))}\b", reason):
@@ -307,9 +309,11 @@ def load_error(error: Exception, arguments: EngineArgs) -> ConfigError:
 
 
 def _names(text: str, name: str, arguments: EngineArgs) -> bool:
-    """Whether vLLM's words are about `name`: it writes `load_format` in one place, "Load format" in another.
+    """Tell whether vLLM's message is about the argument `name`.
 
-    The latter counts for what somebody has set, and names of one common word say nothing.
+    vLLM writes `load_format` in some messages and "Load format" in others. The spelling with a space only counts if the
+    argument differs from its default. Names of a single word are ignored, except `dtype` and `quantization`, because
+    they are too common.
     """
     words = name.split("_")
     if len(words) == 1 and name not in ("dtype", "quantization"):
@@ -323,7 +327,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _words(error: Exception) -> str:
-    """The words of vLLM's own on one line, without pydantic's around them."""
+    """Return vLLM's message on one line, without what pydantic adds to it."""
     text = str(error) or type(error).__name__
     if found := re.search(r"Value error, (.*?)(?: \[type=|$)", text, re.DOTALL):
         text = found[1]
@@ -331,7 +335,7 @@ def _words(error: Exception) -> str:
 
 
 def _shortened(text: str) -> str:
-    """Whole sentences, without the hundreds of names that vLLM at times goes on to list."""
+    """Cut a long message after a whole sentence. vLLM sometimes goes on to list hundreds of names."""
     if len(text) <= _LONGEST_REASON:
         return text
     end = text.rfind(". ", 0, _LONGEST_REASON) + 1

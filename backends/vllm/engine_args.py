@@ -1,7 +1,7 @@
 """serving.properties -> vLLM's `EngineArgs`.
 
-Values go through vLLM's own command-line parser as text, so its types, ranges and choices are what is checked, and a
-setting that a new version brings is an option here at once.
+Values are passed as text through vLLM's own command-line parser. So vLLM's types, ranges and choices apply, and new
+settings of a vLLM version are available at once.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from lmi_handlers.core.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 DEFAULT_BATCH_SIZE = 256
-"""As LMI sets it for this engine."""
+"""LMI's default for this engine."""
 
 DEFAULT_MAX_LORAS = 4
-"""As LMI sets it."""
+"""LMI's default."""
 
 GRAMMAR_LIBRARY = "guidance"
-"""What vLLM is to compile grammars with, unless it is told: llguidance, which the transformers backend has too.
+"""vLLM's name for llguidance, the default grammar library here. The transformers backend uses it too.
 
-Left to itself, vLLM decides by the first request for one: what later ones ask for beyond that library's reach it ignores.
+With "auto", vLLM chooses a library for the first request with a grammar. It then silently ignores what that library does
+not support in later requests.
 """
 
 TOKENIZER_FILE = "tokenizer.json"
-"""What llguidance reads; without it, vLLM is left to itself."""
+"""The file that llguidance reads. If the model has none, vLLM chooses the grammar library."""
 
 ALIASES = {
     "max_rolling_batch_size": "max_num_seqs",
@@ -50,7 +51,7 @@ ALIASES = {
     "quantize": "quantization",
     "cpu_offload_gb_per_gpu": "cpu_offload_gb",
 }
-"""Our option -> the engine argument that it sets, where that has another name."""
+"""Our option -> the engine argument that it sets, if that has a different name."""
 
 OURS = {
     "model": "option.model_id",
@@ -94,13 +95,13 @@ ALONE: Mapping[str, str] = {
     "max_num_queued_reqs": _QUEUE,
     "max_num_queued_tokens": _QUEUE,
 }
-"""Engine arguments that one engine stepped in this process cannot serve -> why.
+"""Engine arguments that must keep their default, because one engine is stepped in this process -> why.
 
-With any other value, most would make vLLM wait for peers that never start.
+Most other values would make vLLM wait for peers that never start.
 """
 
 _EXECUTORS = (None, "mp", "uni")
-"""Where vLLM's workers may run. Others are on other machines, or started by somebody else."""
+"""Supported executors. The others run workers on other machines, or expect someone else to start them."""
 
 NO_COUNTERPART = {
     "device": "the engine finds the device itself",
@@ -112,13 +113,13 @@ NO_COUNTERPART = {
     "record_acceptance_rate": "vLLM counts accepted tokens itself",
     "speculative_telemetry": "vLLM counts accepted tokens itself",
 }
-"""Options of LMI that today's vLLM has no argument for."""
+"""LMI options that the current vLLM has no argument for -> why."""
 
 TEXT_LAYER = (
     "model_id",
     "revision",
 )
-"""Options of LMI's vLLM handler that concern text, which the engine never sees here."""
+"""Options of LMI's vLLM handler that are handled outside the engine here."""
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
@@ -126,9 +127,10 @@ DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 def engine_arguments(
     path: Path, properties: ServingProperties, *, backend: str = "vllm", adapters: int = 0
 ) -> EngineArgs:
-    """Return the arguments for the model in `path`, which comes with so many adapters. Raises `ConfigError` naming the option.
+    """Return the arguments for the model in `path` with this number of adapters.
 
-    `backend` is whose options count: `vllm`, or another that runs on it.
+    `backend` is the backend whose options are read: `vllm`, or another one that runs on vLLM. Raises `ConfigError` with
+    the name of the option.
     """
     fields = {field.name for field in dataclasses.fields(EngineArgs)}
     texts = {"max_num_seqs": str(DEFAULT_BATCH_SIZE)} | _declared(properties, backend, fields)
@@ -140,18 +142,18 @@ def engine_arguments(
         if name not in fields:
             raise ConfigError(f"option.{name}: neither this server nor vLLM has such an option{_nearest(name, fields)}")
         texts[name] = text
-    # Without a seed of the operator's, every restart would give unseeded requests the same samples.
+    # By default, unseeded requests would get the same samples after every restart.
     texts.setdefault("seed", str(secrets.randbits(32)))
     arguments = EngineArgs.from_cli_args(_parse({"model": str(path)} | texts))
     _check_alone(arguments)
     arguments.disable_log_stats = True
     arguments.use_tqdm_on_load = False
-    arguments.runner = "generate"  # left to itself, vLLM loads some models for embeddings, and refuses each request
+    arguments.runner = "generate"  # by default, vLLM loads some models for embeddings only
     if arguments.structured_outputs_config.backend == "auto" and (path / TOKENIZER_FILE).exists():
         arguments.structured_outputs_config.backend = GRAMMAR_LIBRARY
     if current_platform.is_cpu() and arguments.enable_chunked_prefill is None:
-        # A seeded request whose prompt is read in pieces is the end of vLLM on a CPU: it takes back a draw of torch's
-        # generator, which cannot do that there.
+        # On a CPU, vLLM crashes if a seeded request's prompt is computed in chunks. It tries to rewind torch's random
+        # generator, which the CPU generator does not support.
         arguments.enable_chunked_prefill = False
     if arguments.enable_lora:
         _make_room(arguments, adapters, explicit="max_loras" in texts)
@@ -159,21 +161,21 @@ def engine_arguments(
 
 
 def _check_alone(arguments: EngineArgs) -> None:
-    """Refuse what needs more than this one engine. Raises `ConfigError`."""
+    """Raise `ConfigError` for options that need more than this one engine."""
     for name, reason in ALONE.items():
         value = getattr(arguments, name)
-        # The class's default: an instance without a model would look for vLLM's own.
+        # Compare with the class attribute, because an instance without a model would load vLLM's default model.
         if value not in (getattr(EngineArgs, name), "generate" if name == "runner" else None):
             raise ConfigError(f"{option_of(name)} has value {value!r}: {reason}")
     stages = arguments.pipeline_parallel_size
-    if stages > 1 and current_platform.is_cpu():  # in vLLM 0.32 its first step is a KeyError
+    if stages > 1 and current_platform.is_cpu():  # in vLLM 0.32 the first step raises KeyError
         raise ConfigError(
             f"{option_of('pipeline_parallel_size')} has value {stages}: must be 1 on a CPU, where vLLM's pipelines fail"
         )
     executor = arguments.distributed_executor_backend
     if executor not in _EXECUTORS:
         raise ConfigError(f"option.distributed_executor_backend has value {executor!r}: must be mp or uni")
-    if engine_environment.VLLM_DP_SIZE > 1:  # which vLLM reads where the option is not set
+    if engine_environment.VLLM_DP_SIZE > 1:  # vLLM reads this variable if the option is not set
         raise ConfigError(f"VLLM_DP_SIZE has value {engine_environment.VLLM_DP_SIZE}: {_ONE_ENGINE}")
 
 
@@ -181,20 +183,20 @@ def _make_room(arguments: EngineArgs, adapters: int, *, explicit: bool) -> None:
     if not explicit:
         arguments.max_loras = DEFAULT_MAX_LORAS
     if current_platform.is_cpu():
-        # On CPU a request without an adapter computes with what is in the last place, which must therefore stay empty.
+        # On a CPU, requests without an adapter use whatever is in the last slot, so that slot must stay empty.
         arguments.max_loras = max(arguments.max_loras, adapters + 1)
     if arguments.max_cpu_loras is not None:
         arguments.max_cpu_loras = max(arguments.max_cpu_loras, arguments.max_loras)
 
 
 def option_of(argument: str) -> str:
-    """Return what our users call an engine argument."""
+    """Return the option name that users set for an engine argument."""
     names = {engine: ours for ours, engine in ALIASES.items()} | {"model": "model_id"}
     return f"option.{names.get(argument, argument)}"
 
 
 def _declared(properties: ServingProperties, backend: str, fields: set[str]) -> dict[str, str]:
-    """The declared options that somebody has set, or that have a default of ours."""
+    """Return the declared options that are set or have a default here, as engine argument -> text."""
     texts = {}
     for declared in OPTIONS.values():
         name = declared.name
@@ -216,10 +218,10 @@ def _declared(properties: ServingProperties, backend: str, fields: set[str]) -> 
 
 
 class _Parser(FlexibleArgumentParser):
-    """vLLM's parser, as a function: it raises where it would end the process."""
+    """vLLM's parser, but an error raises `ConfigError` instead of exiting the process."""
 
     def error(self, message: str) -> NoReturn:
-        """Turn "argument --max-num-seqs: ..." around."""
+        """Raise `ConfigError` with our option name, taken from "argument --max-num-seqs: ..."."""
         flags, _, reason = message.removeprefix("argument ").partition(": ")
         name = flags.split("/")[-1].split(",")[-1].strip().lstrip("-").replace("-", "_")
         raise ConfigError(f"{option_of(name)}: {' '.join((reason or message).split())}")
@@ -228,7 +230,7 @@ class _Parser(FlexibleArgumentParser):
 def _parse(texts: Mapping[str, str]) -> argparse.Namespace:
     parser = _Parser(add_help=False, allow_abbrev=False)
     EngineArgs.add_cli_args(parser)
-    actions = {action.dest: action for action in parser._actions}  # noqa: SLF001  argparse has no public way to list them
+    actions = {action.dest: action for action in parser._actions}  # noqa: SLF001  argparse has no public way to list actions
     words = []
     for name, text in texts.items():
         action = actions.get(name)

@@ -1,4 +1,4 @@
-"""vLLM's `EngineArgs` and what is on disk -> the configuration of the engine, with what only that tells."""
+"""Turns vLLM's `EngineArgs` and the model's files into the engine's configuration, and adjusts it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ AUTO = "auto"
 
 
 def engine_config(arguments: EngineArgs) -> VllmConfig:
-    """Read the model's configuration and complete the engine's. Raises whatever vLLM raises, of many kinds."""
+    """Return the engine's configuration for the model, with our dtype and logits processor. May raise anything."""
     config = _create(arguments)
-    if current_platform.is_cpu() and config.model_config.quantization is None:  # which supports few types
+    if current_platform.is_cpu() and config.model_config.quantization is None:  # quantized models support few dtypes
         own: torch.dtype = config.model_config.dtype
         chosen = choose_cpu_dtype(None if arguments.dtype == AUTO else own, own)
         if chosen != own:

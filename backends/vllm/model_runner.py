@@ -1,6 +1,7 @@
-"""vLLM's two model runners. The second, made of Triton kernels, runs on GPUs; the first on CPUs and for what the second lacks.
+"""Differences between vLLM's two model runners.
 
-Logits processors are written for one of them, and the second has buffers of fixed sizes for each request.
+The second runner consists of Triton kernels and runs on GPUs. The first runs on CPUs, and for features that the second
+lacks. A logits processor works with only one of them. The second has buffers of fixed size for each request.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _TYPICAL_V2 = "backends.vllm.typical:TypicalV2"
 
 
 def typical_processor(config: VllmConfig) -> str | None:
-    """Return the logits processor that brings `typical_p` in this configuration, None where there is none.
+    """Return the logits processor that implements `typical_p` in this configuration, or None if none can.
 
-    The first runner has every step of asynchronous scheduling wait for the tokens of the one before as soon as it has any
-    processor, whether a request uses it or not. With speculative decoding it takes none at all.
+    With asynchronous scheduling, any logits processor makes the first runner wait for the previous step's tokens in
+    every step, even if no request uses it. With speculative decoding the first runner accepts no processor at all.
     """
     if config.speculative_config is not None:
         return None
@@ -36,13 +37,13 @@ def typical_processor(config: VllmConfig) -> str | None:
 
 
 def check_buffers(params: SamplingParams) -> None:
-    """Refuse what the second runner has no room for: it would find out during a step, which is the engine's end.
+    """Raise `InvalidRequest` for a field that exceeds the second runner's buffers.
 
-    Raises `InvalidRequest` with the field.
+    vLLM itself would fail during a step, which ends the engine.
     """
     _check("allowed_token_ids", params.allowed_token_ids, MAX_NUM_ALLOWED_TOKEN_IDS)
     _check("logit_bias", params.logit_bias, MAX_NUM_LOGIT_BIAS_TOKENS)
-    if params.min_tokens > 0:  # else it has no use for them
+    if params.min_tokens > 0:  # otherwise they are not stored
         _check("stop_token_ids", params.all_stop_token_ids, MAX_NUM_STOP_TOKEN_IDS)
     most = engine_environment.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS
     tokens = sum(map(len, params.bad_words_token_ids or ()))

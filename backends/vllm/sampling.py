@@ -1,4 +1,4 @@
-"""Our `SamplingParams` and `TokenOutput`, and vLLM's."""
+"""Our `SamplingParams` -> vLLM's, and vLLM's `RequestOutput` -> our `TokenOutput`."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _SEED_BITS = 63
 def engine_sampling_params(
     params: SamplingParams, eos_token_ids: tuple[int, ...], grammar: str | None = None
 ) -> EngineSamplingParams:
-    """Return a new object, as the engine changes the one it is given. Raises vLLM's errors where it refuses a value.
+    """Return a new object, because the engine modifies it. Raises vLLM's errors if it rejects a value.
 
-    The engine reads one end-of-sequence id, or more, from the model itself; ours are stop ids to it, so that both agree.
-    `grammar` is what `params.structured_outputs` ask for, where that has been translated for llguidance.
+    The engine reads end-of-sequence ids from the model itself. Ours are added as stop ids, so that both agree.
+    `grammar` is `params.structured_outputs` translated for llguidance, None if it was not translated.
     """
     values = {name: getattr(params, name) for name in _SAME_NAME}
     if params.seed is not None:
@@ -73,7 +73,7 @@ def _structured_outputs(wanted: StructuredOutputs | None, grammar: str | None) -
 
 
 def token_output(output: RequestOutput, request: TokenRequest) -> TokenOutput:
-    """Return what the engine says of one sequence, which is a delta, in our words."""
+    """Convert vLLM's output for one sequence, which contains only the new tokens."""
     params, prompt = request.sampling_params, output.prompt_token_ids or []
     completion = output.outputs[0]
     token_ids = list(completion.token_ids)
@@ -84,7 +84,7 @@ def token_output(output: RequestOutput, request: TokenRequest) -> TokenOutput:
         if params.logprobs:
             top_logprobs = [_best(position, params.logprobs) for _, position in positions]
     prompt_logprobs, prompt_top_logprobs = None, None
-    if output.prompt_logprobs:  # with the first output only
+    if output.prompt_logprobs:  # only in the first output
         prompt_logprobs = [
             None if position is None else position[token_id].logprob
             for token_id, position in zip(prompt, output.prompt_logprobs, strict=True)
@@ -113,7 +113,10 @@ def token_output(output: RequestOutput, request: TokenRequest) -> TokenOutput:
 
 
 def _best(position: Mapping[int, Logprob], count: int) -> list[tuple[int, float]]:
-    """The `count` best of a position, best first; vLLM gives the sampled or the prompt's token too, whatever its rank."""
+    """Return the `count` most likely tokens of a position, best first.
+
+    vLLM also includes the sampled token or the prompt's token, whatever its rank.
+    """
     best = sorted(position.items(), key=lambda item: item[1].rank or 0)
     return [(token_id, logprob.logprob) for token_id, logprob in best[:count]]
 
@@ -121,5 +124,5 @@ def _best(position: Mapping[int, Logprob], count: int) -> list[tuple[int, float]
 def _finish_reason(reason: str, stop_reason: int | str | None, params: SamplingParams) -> FinishReason:
     if reason != "stop":
         return _FINISH_REASONS.get(reason, FinishReason.ERROR)
-    # The id that matched; None where it was the model's own end of sequence.
+    # `stop_reason` is the id that matched, or None for the model's own end-of-sequence id.
     return FinishReason.STOP_SEQUENCE if stop_reason in params.stop_token_ids else FinishReason.EOS_TOKEN

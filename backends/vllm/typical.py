@@ -1,4 +1,4 @@
-"""Typical sampling, which vLLM leaves to logits processors: one for each of its model runners. Imported by its workers."""
+"""Typical sampling as a logits processor, one for each of vLLM's two model runners. Imported by vLLM's workers."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProc
 from backends.nucleus import outside_typical_p
 
 TYPICAL_P = "typical_p"
-"""Its name in `SamplingParams.extra_args`."""
+"""The key in `SamplingParams.extra_args`."""
 
 
 class TypicalV1(AdapterLogitsProcessor):
-    """For the first model runner, which has divided by the temperature before it asks."""
+    """For the first model runner, which divides by the temperature before it calls processors."""
 
     def is_argmax_invariant(self) -> bool:
-        """To vLLM this means: after the temperature, and never for a greedy request."""
+        """True makes vLLM call this after applying the temperature, and never for greedy requests."""
         return True
 
     def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
-        """The filter of one request, None where it has none."""
+        """Return the filter for one request, or None if it does not set `typical_p`."""
         typical_p = (params.extra_args or {}).get(TYPICAL_P)
         if typical_p is None:
             return None
@@ -39,9 +39,9 @@ class TypicalV1(AdapterLogitsProcessor):
 
 
 class TypicalV2(LogitsProcessor):
-    """For the second model runner, which asks before it divides by the temperature, and of greedy requests too.
+    """For the second model runner, which calls processors before applying the temperature, and for greedy requests too.
 
-    It costs nothing until a request asks for it, and nothing here makes the GPU wait for the CPU.
+    It costs nothing until a request uses it, and it never makes the GPU wait for the CPU.
     """
 
     def __init__(self, vllm_config: VllmConfig, req_states: LogitsProcRequestState) -> None:
@@ -51,7 +51,7 @@ class TypicalV2(LogitsProcessor):
         self._temperatures = np.ones(req_states.max_num_reqs, dtype=np.float32)
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
-        """Take the place of whichever request had this slot before."""
+        """Store the request's values in its slot. Returns whether it uses `typical_p`."""
         typical_p = (sampling_params.extra_args or {}).get(TYPICAL_P)
         wanted = typical_p is not None and sampling_params.temperature > 0
         self._masses[req_idx] = typical_p if wanted else 1.0
@@ -59,7 +59,7 @@ class TypicalV2(LogitsProcessor):
         return wanted
 
     def apply(self, logits: torch.Tensor, ctx: LogitsContext) -> torch.Tensor:
-        """Filter the rows of the requests that ask for it. Without speculative decoding each request has one row."""
+        """Filter the rows of requests that set `typical_p`. Without speculative decoding each request has one row."""
         rows = np.flatnonzero(self._masses[ctx.idx_mapping_np] < 1.0)
         if not len(rows):
             return logits
