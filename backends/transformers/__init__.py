@@ -1,4 +1,4 @@
-"""Any causal language model of the transformers library, with a rolling batch on CPU and GPU."""
+"""Serves any causal language model of the transformers library, with a rolling batch on CPU and GPU."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Attention over a flattened batch: every sequence's new tokens in one row, every sequence's past in the cache.
+"""Attention over a flattened batch: the new tokens of all sequences are in one row, their past is in the cache.
 
-transformers hands each layer's attention to `rolling_attention` by name. It gets the step's `BatchLayout` as a keyword
-that the model passes down, so nothing here is global. Two cases: a token that continues a sequence (decode), computed
-for many sequences at once, and a piece of a prompt (prefill), computed by itself.
+transformers calls `rolling_attention` by its registered name in every layer. The model passes the step's `BatchLayout`
+down as a keyword argument, so there is no global state. There are two cases. A token that continues a sequence (decode)
+is computed together with those of other sequences. A piece of a prompt (prefill) is computed by itself.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ ATTENTION_NAME = "lmi_rolling_batch"
 
 
 class AttentionNotSupported(Exception):
-    """The model asks for something that `rolling_attention` does not compute."""
+    """The model needs something that `rolling_attention` does not support."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Consecutive slots that get one token each: tokens from `first_token` on, slots from `first_slot` on.
+    """Consecutive slots that get one token each, starting at `first_token` in the batch and `first_slot` in the cache.
 
-    `lengths` counts the cached tokens of each sequence, the new one included.
+    `lengths` has the number of cached tokens of each sequence, including the new one.
     """
 
     first_token: int
@@ -38,7 +38,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class PrefillSegment:
-    """The tokens `start:stop` of the batch are a piece of the prompt in `slot`, after `past` tokens of it."""
+    """Tokens `start:stop` of the batch, a piece of the prompt in `slot`. `past` tokens of it are cached already."""
 
     start: int
     stop: int
@@ -48,9 +48,9 @@ class PrefillSegment:
 
 @dataclass(slots=True)
 class BatchLayout:
-    """Which token of a step belongs where: `slots` and `positions` have an entry for each.
+    """Where each token of a step belongs. `slots` and `positions` have one entry per token.
 
-    `windows` collects each layer's sliding window as the layers say it, for whoever wants to check that they do.
+    `windows` collects the sliding window that each layer passes, so that a caller can check it.
     """
 
     cache: KVCache
@@ -63,7 +63,7 @@ class BatchLayout:
     _indices: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def cache_index(self, kv_heads: int, device: torch.device) -> torch.Tensor:
-        """Return where in the cache each head of each token goes, `[kv_heads * tokens]`; see `KVCache.write`."""
+        """Return the cache index for each head of each token, `[kv_heads * tokens]`. See `KVCache.write`."""
         index = self._indices.get(kv_heads)
         if index is None or index.device != device:
             heads = torch.arange(kv_heads, device=device)[:, None]
@@ -73,9 +73,9 @@ class BatchLayout:
         return index
 
     def decode_mask(self, group: DecodeGroup, first: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
-        """Return what to add to the scores of a decode group, `[slots, 1, 1, positions from first]`.
+        """Return the additive mask for the scores of a decode group, `[slots, 1, 1, positions from first]`.
 
-        Every layer with the same window shares it.
+        Layers with the same window share one mask.
         """
         key = group.first_token, window
         mask = self._masks.get(key)
@@ -105,11 +105,14 @@ def rolling_attention(
     is_causal: bool | None = None,
     **_kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend each of N tokens to its own sequence. `query` is `[1, heads, N, dim]`; the result `[1, N, heads, dim]`."""
+    """Compute attention of N tokens, each to its own sequence.
+
+    `query` is `[1, heads, N, dim]`. The result is `[1, N, heads, dim]`.
+    """
     if rolling_batch is None or attention_mask is not None or position_bias is not None or is_causal is False:
         raise AttentionNotSupported("its attention is not plainly causal")
     layout = rolling_batch
-    layer: int = module.layer_idx  # type: ignore[assignment]  # every attention module of the library numbers its layer
+    layer: int = module.layer_idx  # type: ignore[assignment]  # every attention module of the library has one
     layout.windows[layer] = sliding_window
     cached_keys, cached_values = layout.cache.write(
         layer, key[0], value[0], layout.cache_index(key.shape[1], key.device)
@@ -137,10 +140,10 @@ def _decode(
     window: int | None,
     scoring: _Scoring,
 ) -> torch.Tensor:
-    """Attend one token of each slot to the slot's past, `[slots, heads, dim]`.
+    """Compute attention of one token per slot to the slot's past. Returns `[slots, heads, dim]`.
 
-    The query heads that share a key-value head are given to the kernel as so many query positions of it: no key is
-    copied, and each is read once for all of them.
+    Query heads that share a key-value head are passed to the kernel as query positions of that head. This way no key is
+    copied, and each key is read only once.
     """
     heads, dim, kv_heads, count = query.shape[1], query.shape[3], keys.shape[1], len(group.lengths)
     shortest, longest = min(group.lengths), max(group.lengths)
@@ -159,7 +162,10 @@ def _decode(
 def _prefill(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None, scoring: _Scoring
 ) -> torch.Tensor:
-    """Attend the last tokens of a sequence, `[1, heads, tokens, dim]`, to all of it: `[tokens, heads, dim]`."""
+    """Compute attention of the last tokens of a sequence to all of it.
+
+    `query` is `[1, heads, tokens, dim]`. The result is `[tokens, heads, dim]`.
+    """
     count, length = query.shape[2], keys.shape[2]
     first = 0 if window is None else max(0, length - count + 1 - window)
     keys, values = keys[:, :, first:], values[:, :, first:]
@@ -172,7 +178,7 @@ def _prefill(
         if window is not None:
             outside |= positions <= at - window
         mask = _additive(outside, query)
-        # A fused kernel that takes both a mask and fewer key heads than query heads does not exist everywhere.
+        # Not every platform has a fused kernel that supports both a mask and fewer key heads than query heads.
         groups = query.shape[1] // keys.shape[1]
         keys, values = keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)
     return scoring.attend(query, keys, values, mask, causal=mask is None)[0].transpose(0, 1)
@@ -180,7 +186,7 @@ def _prefill(
 
 @dataclass(frozen=True, slots=True)
 class _Scoring:
-    """How a layer turns queries and keys into weights: the scale, Gemma's soft cap, gpt-oss's sink of each head."""
+    """How a layer computes attention weights: the scale, Gemma's soft cap, and gpt-oss's sink per head."""
 
     scaling: float | None
     softcap: float | None
@@ -188,7 +194,7 @@ class _Scoring:
 
     @property
     def by_hand(self) -> bool:
-        """True where no fused kernel computes it."""
+        """True if no fused kernel supports it."""
         return self.softcap is not None or self.sinks is not None
 
     def attend(
@@ -200,7 +206,7 @@ class _Scoring:
         *,
         causal: bool = False,
     ) -> torch.Tensor:
-        """Return `[batch, heads, queries, dim]` for such `query`; `mask` is added to the scores."""
+        """Return the attention output, `[batch, heads, queries, dim]` like `query`. `mask` is added to the scores."""
         if not self.by_hand:
             return scaled_dot_product_attention(
                 query,
@@ -217,7 +223,7 @@ class _Scoring:
         if mask is not None:
             scores = scores + mask
         if self.sinks is not None:
-            # As many heads, in the same order, whether the query heads stand in the head dimension or beside it.
+            # Grouped query heads are in the query dimension, otherwise in the head dimension. The order is the same.
             sinks = self.sinks.reshape(1, query.shape[1], -1, 1).to(scores.dtype)
             scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
         weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
@@ -225,7 +231,7 @@ class _Scoring:
 
 
 def _additive(outside: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Turn a mask of what not to look at into what to add to the scores."""
+    """Turn a boolean mask of excluded positions into an additive mask."""
     return torch.zeros(outside.shape, dtype=like.dtype, device=like.device).masked_fill_(outside, -math.inf)
 
 

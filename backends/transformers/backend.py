@@ -1,4 +1,4 @@
-"""The adapter: which sequences get what share of a step, and what comes of it."""
+"""The transformers adapter: schedules sequences, runs the model and returns the sampled tokens."""
 
 from __future__ import annotations
 
@@ -41,16 +41,18 @@ DEFAULT_BATCH_SIZE = 32
 DEFAULT_PREFILL_TOKENS = 512
 TOKENIZER_FILE = "tokenizer.json"
 GREENLIST_RATIO = 0.5
-"""TGI's share of marked tokens, for whoever detects its marks; the library's own default is 0.25."""
+"""TGI's value, so that existing watermark detectors work. The library's default is 0.25."""
 
 
 class TransformersBackend(Backend):
     """A rolling batch over any causal language model of the transformers library.
 
-    A step gives each running sequence its next token and spends up to `max_prefill_tokens` on the prompts that wait,
-    first come first served, so that a long prompt delays nobody by more than its share of a step. A sequence that must
-    match a grammar waits aside until that is compiled, and one with images until they are prepared. `tokenizer_file` is a
-    tokenizer.json: without one there are no grammars and no bad words. `processor` is the library's for this model's images.
+    Each step computes the next token of every running sequence and up to `max_prefill_tokens` tokens of waiting prompts,
+    first come, first served. So a long prompt delays the other sequences only a little per step. Sequences wait
+    separately until their grammar is compiled and their images are prepared.
+
+    `tokenizer_file` is a tokenizer.json. Without one, grammars and bad words are not supported. `processor` is the
+    library's processor for the model's images.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class TransformersBackend(Backend):
         self._max_model_len = choose_max_model_len(model.config, max_model_len)
         self._max_batch_size = max_batch_size
         self._max_prefill_tokens = max_prefill_tokens
-        # The rolling batch knows nothing of what image models do to positions and masks: the library's own way does.
+        # Image models have their own positions and masks, which only the library's own generation code handles.
         self._runner: Runner = (
             choose_runner(model, self._max_model_len) if processor is None else SequentialRunner(model)
         )
@@ -105,7 +107,7 @@ class TransformersBackend(Backend):
     def load(
         cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]
     ) -> TransformersBackend:
-        """Load weights from `model.path`."""
+        """Load the weights from `model.path`."""
         if model.path is None:
             raise ConfigError("option.model_id: the transformers backend needs a model")
         report("loading weights")
@@ -127,7 +129,7 @@ class TransformersBackend(Backend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """All sampling parameters but those in `UNSUPPORTED`, and those that need a tokenizer where it has none."""
+        """All fields except those in `UNSUPPORTED` and, without a tokenizer.json, those that need one."""
         needs = {"bad_words": self._bad_words, "structured_outputs": self._grammars}
         return Capabilities(
             backend="transformers",
@@ -142,7 +144,7 @@ class TransformersBackend(Backend):
         )
 
     def add_request(self, request: TokenRequest) -> None:
-        """Queue a sequence, if it can ever run; whether its grammar is one, and its images fit, a later `step` says."""
+        """Queue a sequence. Errors in its grammar or images are returned by a later `step`."""
         self._validate(request)
         wanted = request.sampling_params.structured_outputs
         grammar = None if wanted is None or self._grammars is None else self._grammars.submit(wanted)
@@ -153,7 +155,7 @@ class TransformersBackend(Backend):
             self._preparing.add(request, grammar, images)
 
     def _sequence(self, request: TokenRequest, images: ImageInputs | None = None) -> Sequence:
-        """Raises `InvalidRequest` where the prompt is too long with its images."""
+        """Raises `InvalidRequest` if the prompt with its images is too long."""
         params = request.sampling_params
         if images is not None:
             check_prompt(images.token_ids, self.capabilities)
@@ -169,7 +171,7 @@ class TransformersBackend(Backend):
         )
 
     def abort(self, request_id: str) -> None:
-        """Drop a sequence wherever it is; its slot is free at once."""
+        """Drop a sequence and free its slot."""
         if self._preparing.discard(request_id):
             return
         for sequences in (self._waiting, self._running):
@@ -180,13 +182,13 @@ class TransformersBackend(Backend):
                     return
 
     def step(self) -> list[TokenOutput]:
-        """Run one forward of the model over what `_schedule` picks."""
+        """Run one forward pass over the chunks that `_schedule` picks."""
         refused = self._take_prepared()
         chunks = self._schedule()
         if not chunks:
             if not refused:
                 self._preparing.wait()
-                self._progress += 1  # what prepares has limits of its own
+                self._progress += 1  # preparing has its own time limits
             return refused
         logits = self._runner.forward(chunks)
         self._progress += 1
@@ -205,29 +207,29 @@ class TransformersBackend(Backend):
 
     @property
     def num_preparing(self) -> int:
-        """Those whose grammar is being compiled or images prepared, as many of them as there are places."""
+        """Number of sequences whose grammar or images are being prepared, at most `max_num_seqs`."""
         return min(len(self._preparing), self._max_batch_size)
 
     @property
     def progress(self) -> int:
-        """Forwards that have been computed, and layers of the one under way."""
+        """Grows with every forward pass, and with every layer computed during one."""
         return self._progress + self._runner.layers_computed
 
     @property
     def kv_cache_usage(self) -> float:
-        """Of the tokens that there would be if every place were taken and every sequence as long as can be."""
+        """Cached tokens, divided by the maximum: a full batch of sequences of maximum length."""
         cached = sum(sequence.num_computed for sequence in tuple(self._running))
         return cached / (self._max_batch_size * self._max_model_len)
 
     def close(self) -> None:
-        """End what compiles grammars and prepares images."""
+        """Stop the processes that compile grammars and prepare images."""
         if self._grammars is not None:
             self._grammars.close()
         if self._images is not None:
             self._images.close()
 
     def _take_prepared(self) -> list[TokenOutput]:
-        """Queue the sequences that can start now, and return the last output of those that never will."""
+        """Queue the sequences that are ready, and return an error output for each one that failed."""
         prepared, refused = self._preparing.collect()
         for item in prepared:
             try:
@@ -240,7 +242,7 @@ class TransformersBackend(Backend):
         return refused
 
     def _schedule(self) -> list[Chunk]:
-        """Choose the step's chunks: one token of each running sequence, then prompts as far as the budget goes."""
+        """Choose the step's chunks: one token for each running sequence, then prompts until the budget is spent."""
         chunks = [next_chunk(sequence, len(sequence.token_ids)) for sequence in self._running]
         budget = self._max_prefill_tokens
         while self._waiting and budget > 0 and len(self._running) < self._max_batch_size:
@@ -250,14 +252,14 @@ class TransformersBackend(Backend):
                 chunks.append(next_chunk(sequence, sequence.num_computed + budget))
                 break
             if left > budget < self._max_prefill_tokens:
-                break  # a prompt that must come whole waits for a step of its own
+                break  # a prompt that cannot be split waits for a step with the full budget
             chunks.append(next_chunk(sequence, sequence.prompt_len))
             budget -= left
             self._running.append(self._waiting.popleft())
         return chunks
 
     def _advance(self, sequence: Sequence, sampled: Sampled) -> TokenOutput:
-        """Append the sampled token, and let go of the sequence where it ends."""
+        """Append the sampled token. Drop the sequence if it ends."""
         if sampled.error is not None:
             sequence.failed = True
             self._finish(sequence)
@@ -297,7 +299,7 @@ class TransformersBackend(Backend):
         return GrammarCompiler(vocabulary, lambda text: Grammar(tokenizer, text, self._vocab_size))
 
     def _watermark_processor(self) -> WatermarkLogitsProcessor:
-        """Made for the first request that wants it; it keeps a table of 8 MB."""
+        """Created by the first request that uses it, because its table takes 8 MB."""
         if self._watermark is None:
             self._watermark = WatermarkLogitsProcessor(
                 self._vocab_size, device=self._device, greenlist_ratio=GREENLIST_RATIO
@@ -315,7 +317,7 @@ class TransformersBackend(Backend):
 
 
 def _last_rows(chunks: list[Chunk]) -> list[int]:
-    """Return the row of logits that each sampling chunk's next token comes from."""
+    """Return, for each chunk that samples, the row of logits for its next token."""
     rows, end = [], 0
     for chunk in chunks:
         end += chunk.num_logits
@@ -325,7 +327,10 @@ def _last_rows(chunks: list[Chunk]) -> list[int]:
 
 
 def _collect_prompt_logprobs(chunks: list[Chunk], logits: torch.Tensor) -> None:
-    """Add to each sequence that asks for them the logprobs of the prompt tokens after the positions of its chunk."""
+    """Append prompt logprobs to each sequence that wants them.
+
+    Each position of a chunk gives the logprob of the prompt token that follows it.
+    """
     end = 0
     for chunk in chunks:
         start, end = end, end + chunk.num_logits

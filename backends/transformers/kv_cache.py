@@ -1,19 +1,19 @@
-"""Keys and values of the running sequences: one slot each, written in place."""
+"""Keys and values of the running sequences. Each sequence has one slot, which is written in place."""
 
 from __future__ import annotations
 
 import torch
 
-# A multiple of what the CPU's attention kernel takes at a time, and little enough to waste.
+# A multiple of the CPU attention kernel's block size, and small enough not to waste much memory.
 BLOCK_SIZE = 256
 
 
 class KVCache:
-    """For each layer, keys `[slots, kv_heads, positions, head_dim]` and values likewise.
+    """Keys and values of each layer, both `[slots, kv_heads, positions, head_dim]`.
 
-    A head's positions lie together because they are read together: on a CPU that is a third faster than token by token.
-    Layers appear as they are first written, since their shapes are the model's own affair. Room grows in both
-    directions as it is asked for and is not given back: what was needed once will be needed again.
+    The positions of a head are adjacent because they are read together. On a CPU this is a third faster than storing
+    token by token. A layer is allocated when it is first written, because its shape depends on the model. The cache
+    grows in slots and positions as needed and never shrinks, because the space will be needed again.
     """
 
     def __init__(self) -> None:
@@ -21,10 +21,10 @@ class KVCache:
         self.num_slots = 0
         self.num_positions = 0
         self.num_writes = 0
-        """Layers that have been written so far, one for each layer and forward."""
+        """Number of layer writes so far: one per layer and forward pass."""
 
     def reserve(self, num_slots: int, num_positions: int) -> None:
-        """Make room for at least `num_slots` sequences of `num_positions` tokens, what is stored kept."""
+        """Make room for at least `num_slots` sequences of `num_positions` tokens. Keeps the stored data."""
         if num_slots <= self.num_slots and num_positions <= self.num_positions:
             return
         if num_slots > self.num_slots:
@@ -56,14 +56,14 @@ class KVCache:
             values[target, :, :length] = values[source, :, :length]
 
     def erase(self, slot: int) -> None:
-        """Clear a slot of what must not be read again, not even behind a mask; see `_empty`."""
+        """Overwrite a slot with zeros. Some values must not be read again, not even if masked; see `_empty`."""
         for keys, values in self._layers.values():
             keys[slot] = 0
             values[slot] = 0
 
     def _empty(self, like: torch.Tensor) -> torch.Tensor:
-        # Zeros, not whatever the memory holds: a masked position still counts zero times its value, and zero times
-        # not-a-number is not zero.
+        # Zeros, not uninitialised memory: the value of a masked position is still multiplied by zero, and zero times NaN
+        # is NaN.
         return like.new_zeros(self.num_slots, like.shape[0], self.num_positions, like.shape[2])
 
     def _grown(self, stored: torch.Tensor) -> torch.Tensor:

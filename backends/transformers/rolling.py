@@ -1,4 +1,4 @@
-"""The rolling batch: all tokens of a step in one forward, whichever sequences they belong to."""
+"""The rolling batch: computes all tokens of a step in one forward pass, across sequences."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from backends.transformers.kv_cache import KVCache
 from backends.transformers.runner import Runner
 from backends.transformers.sequence import Chunk, Sequence
 
-# What one more call of the attention kernel costs, in positions of one sequence that it could have read instead. On the
-# CPU measured at about 30 us to 0.07 us a position; on a GPU reading is nearly free and calls are not.
+# The cost of one more call of the attention kernel, in positions that could be read in the same time. Measured on a CPU:
+# about 30 us per call, 0.07 us per position. On a GPU reading is nearly free, but calls are not.
 CALL_COST_CPU = 512
 CALL_COST_GPU = 65536
 
 
 class RollingRunner(Runner):
-    """Flattens the step's tokens to `[1, tokens]`, decoding sequences first, in the order of their slots."""
+    """Flattens the step's tokens to `[1, tokens]`. Decoding sequences come first, in slot order."""
 
     takes_partial_prompts = True
 
@@ -30,10 +30,10 @@ class RollingRunner(Runner):
         self._cache = KVCache()
         self._slots: list[Sequence] = []
         self.windows: dict[int, int | None] = {}
-        """Each layer's sliding window, as the layers gave it in the last step."""
+        """Sliding window of each layer, as the layer passed it in the last step."""
 
     def forward(self, chunks: list[Chunk]) -> torch.Tensor:
-        """Compute every chunk, new sequences first given a slot."""
+        """Compute all chunks. New sequences get a slot first."""
         self._slots += [chunk.sequence for chunk in chunks if chunk.start == 0]
         self._cache.reserve(len(self._slots), max(chunk.stop for chunk in chunks))
         slot_of = {id(sequence): slot for slot, sequence in enumerate(self._slots)}
@@ -64,7 +64,7 @@ class RollingRunner(Runner):
                 input_ids=self._tensor(token_ids)[None],
                 position_ids=positions[None],
                 use_cache=False,
-                logits_to_keep=self._tensor(wanted or [0]),  # not every model and kernel takes none
+                logits_to_keep=self._tensor(wanted or [0]),  # not every model and kernel accepts an empty list
                 rolling_batch=layout,
             )
         self.windows = layout.windows
@@ -73,11 +73,11 @@ class RollingRunner(Runner):
 
     @property
     def layers_computed(self) -> int:
-        """Each layer writes to the cache once a forward."""
+        """Number of cache writes. Each layer writes once per forward pass."""
         return self._cache.num_writes
 
     def release(self, sequence: Sequence) -> None:
-        """Free the sequence's slot; the last one moves into it, so that the slots in use stay without holes."""
+        """Free the sequence's slot. The last slot moves into it, so the used slots have no gaps."""
         if sequence not in self._slots:
             return
         slot, last = self._slots.index(sequence), self._slots.pop()
@@ -93,10 +93,10 @@ class RollingRunner(Runner):
 
 
 def decode_groups(slots: list[int], lengths: list[int], call_cost: int) -> list[DecodeGroup]:
-    """Split ascending `slots` where there is a hole, and where reading short sequences as if they were long costs more.
+    """Group ascending `slots`. A new group starts after a gap, or if reading short sequences as long ones costs more.
 
-    `lengths[i]` counts the cached tokens of `slots[i]`. A group is read up to its longest sequence; `call_cost` is what
-    one more group costs, in tokens read.
+    `lengths[i]` is the number of cached tokens of `slots[i]`. Every sequence of a group is read up to the longest one.
+    `call_cost` is the cost of one more group, in tokens read.
     """
     groups: list[DecodeGroup] = []
     for token, (slot, length) in enumerate(zip(slots, lengths, strict=True)):

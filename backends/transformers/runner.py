@@ -1,4 +1,4 @@
-"""The contract between the scheduler and whatever computes logits."""
+"""The interface between the scheduler and the code that computes logits."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from backends.transformers.sequence import Chunk, Sequence
 
 
 class Runner(ABC):
-    """Runs the model over chunks of sequences and keeps what they have computed."""
+    """Runs the model over chunks of sequences and caches the results."""
 
     takes_partial_prompts: bool
-    """True where a prompt may come in several chunks."""
+    """True if a prompt may be split into several chunks."""
 
     @property
     def layers_computed(self) -> int:
-        """Grows during a forward, where the runner can tell; any thread may ask."""
+        """Grows during a forward pass if the runner can tell. May be read from any thread."""
         return 0
 
     @abstractmethod
     def forward(self, chunks: list[Chunk]) -> torch.Tensor:
-        """Return the wanted logits, `[sum of num_logits, vocabulary]`, in the order of `chunks`."""
+        """Return the requested logits, `[sum of num_logits, vocabulary]`, in the order of `chunks`."""
 
     @abstractmethod
     def release(self, sequence: Sequence) -> None:
-        """Forget a sequence; one that was never in `forward` is ignored."""
+        """Drop a sequence. Ignored if it was never in `forward`."""

@@ -1,4 +1,4 @@
-"""One sequence on its way through the engine, and the piece of it that one step computes."""
+"""A sequence, and a chunk of one that is computed in a step."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from lmi_handlers.core.request import TokenRequest
 
 
 class Sequence:
-    """Prompt and generated ids in `token_ids`, of which the first `num_computed` have their keys and values cached.
+    """A prompt with its generated tokens.
 
-    `max_len` bounds `token_ids`: the prompt and `max_tokens`, or the model's length where that is less. `failed` says
-    that the model computed something unusable for it, which then also lies in its cache. `model_kwargs` are what the model's
-    first forward is to get besides the prompt: its images.
+    `token_ids` holds the prompt and generated ids. The keys and values of the first `num_computed` of them are cached.
+    `max_len` is the maximum length of `token_ids`: prompt plus `max_tokens`, but at most the model's maximum length.
+    `failed` means that the model computed something unusable, which is then in the cache as well.
+    `model_kwargs` are additional arguments for the model's first forward pass: the images.
     """
 
     def __init__(
@@ -65,22 +66,22 @@ class Sequence:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the sequence ends with its last token, or None where it goes on."""
+        """Why the sequence ends with its last token, or None if it continues."""
         last = self.token_ids[-1]
         if last in self.eos_token_ids:
             return FinishReason.EOS_TOKEN
         if last in self.stop_token_ids:
             return FinishReason.STOP_SEQUENCE
         if self.sampler.grammar is not None and self.sampler.grammar.ended:
-            return FinishReason.EOS_TOKEN  # nothing else could follow
+            return FinishReason.EOS_TOKEN  # the grammar allows nothing more
         return FinishReason.LENGTH if len(self.token_ids) >= self.max_len else None
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The tokens `start:stop` of a sequence, to be computed in this step after the `start` tokens before them.
+    """Tokens `start:stop` of a sequence, to be computed in this step. The tokens before `start` are computed already.
 
-    Logits are wanted for the positions `first_logit:stop`, which is none of them in the midst of a long prompt.
+    Logits are needed for positions `first_logit:stop`. In the middle of a long prompt this range is empty.
     """
 
     sequence: Sequence
@@ -90,27 +91,27 @@ class Chunk:
 
     @property
     def token_ids(self) -> list[int]:
-        """The ids to feed to the model."""
+        """The input ids for the model."""
         return self.sequence.token_ids[self.start : self.stop]
 
     @property
     def num_logits(self) -> int:
-        """How many rows of logits come back for this chunk."""
+        """Number of rows of logits for this chunk."""
         return self.stop - self.first_logit
 
     @property
     def decodes(self) -> bool:
-        """True for one token after others: what generates, and now and then the last token of a prompt."""
+        """True for a single token that follows others. Usually a generated token, sometimes the last one of a prompt."""
         return 0 < self.start == self.stop - 1
 
     @property
     def samples(self) -> bool:
-        """True where the chunk reaches the end of what is known, so that its last logits give the next token."""
+        """True if the chunk reaches the last known token, so that its last row of logits gives the next token."""
         return self.stop == len(self.sequence.token_ids)
 
 
 def next_chunk(sequence: Sequence, stop: int) -> Chunk:
-    """Make the chunk that takes `sequence` from what is computed to `stop`."""
+    """Return the chunk from the last computed token of `sequence` up to `stop`."""
     if sequence.prompt_logprobs is not None and sequence.num_computed < sequence.prompt_len:
         first_logit = sequence.num_computed
     elif stop == len(sequence.token_ids):
