@@ -1,4 +1,7 @@
-"""The engines: token ids in, token ids out. `BACKENDS` maps a name to where its class lives; nothing is imported until chosen."""
+"""The engines: token ids in, token ids out.
+
+`BACKENDS` maps each name to the location of its class. A backend is imported only when it is chosen.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ ENTRY_POINT_GROUP = "lmi_handlers.backends"
 
 
 def available_backends() -> dict[str, str]:
-    """`BACKENDS` and what other distributions register under the entry point group `lmi_handlers.backends`."""
+    """Return `BACKENDS` plus what other distributions register in the entry point group `lmi_handlers.backends`."""
     return with_entry_points(BACKENDS, ENTRY_POINT_GROUP)
 
 
 def load_backend_class(name: str) -> type[Backend]:
-    """Import the adapter called `name`. Raises `ConfigError` where there is none, or none that can be imported."""
-    return load_class("backend", available_backends(), name, Backend)  # type: ignore[type-abstract]  # only compared with
+    """Import the adapter called `name`. Raises `ConfigError` if it does not exist or cannot be imported."""
+    return load_class("backend", available_backends(), name, Backend)  # type: ignore[type-abstract]  # for a type check

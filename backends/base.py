@@ -15,9 +15,9 @@ from lmi_handlers.core.request import TokenRequest
 
 
 class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """The model on disk, as the engine process has resolved it. `path` is None for a backend that needs no model.
+    """The model on disk, as resolved by the engine process. `path` is None for a backend that needs no model.
 
-    `adapters` maps the name of each LoRA adapter to its directory; empty where `option.enable_lora` is off.
+    `adapters` maps the name of each LoRA adapter to its directory. It is empty if `option.enable_lora` is off.
     """
 
     path: Path | None
@@ -27,14 +27,16 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a loaded backend can do. Sent to the web workers; asking for more is the client's 4xx, never a silent drop.
+    """What a loaded backend can do. Sent to the web workers, which answer requests for more with a 4xx.
 
-    `max_model_len` counts prompt and generated tokens together, `max_num_seqs` the sequences that run at a time.
-    `max_logprobs` bounds `logprobs`, and `prompt_logprobs` too unless `max_prompt_logprobs` does. `unsupported` names the
-    `SamplingParams` fields that this backend cannot honour, or "adapters"; `adapters` are the LoRA adapters that requests may
-    ask for. `device` is what it runs on, in torch's words such as "cpu" or "cuda"; empty where it does not say,
-    and so is `dtype`, the type of the weights, such as "bfloat16".
-    `takes_images` is true where prompts may have images.
+    `max_model_len` is the maximum number of prompt and generated tokens together.
+    `max_num_seqs` is the maximum number of sequences that run at the same time.
+    `max_logprobs` is the limit for `logprobs`, and for `prompt_logprobs` unless `max_prompt_logprobs` is set.
+    `unsupported` lists the `SamplingParams` fields that this backend does not support, and may list "adapters".
+    `adapters` are the names of the LoRA adapters that requests may use.
+    `device` is torch's name for the device, for example "cpu" or "cuda". It is empty if the backend does not report it.
+    `dtype` is the type of the weights, for example "bfloat16". It is empty if the backend does not report it.
+    `takes_images` tells whether prompts may contain images.
     """
 
     backend: str
@@ -51,68 +53,74 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backend(ABC):
-    """One loaded model. One thread calls it, so adapters need no locks. Members that other threads may use say so.
+    """One loaded model. All calls come from one thread, so adapters need no locks. Exceptions to this are documented.
 
-    A method that raises `RequestFailed` or `InvalidRequest` fails the request at hand; any other exception, or the end of
-    the process, is the engine's death. Adapters turn their engine's exceptions into these at their own boundary.
+    `RequestFailed` and `InvalidRequest` fail only the current request. After any other exception, or when the process
+    exits, the engine counts as dead. Adapters translate their engine's exceptions accordingly.
     """
 
     needs_model: ClassVar[bool] = True
-    """False for an engine that generates without weights; it is then given a byte-level tokenizer."""
+    """False for an engine that generates without weights. It then gets a byte-level tokenizer."""
 
     @classmethod
     @abstractmethod
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> Backend:
-        """Load the model. `report` takes a short phase such as "loading weights" for `/ping`.
+        """Load the model. Call `report` with a short phase such as "loading weights", which `/ping` shows.
 
-        Raises `ConfigError`, or `LoadFailed` where another try may help (see `lmi_handlers.core.load_failure`).
+        Raises `ConfigError`, or `LoadFailed` if a retry may help (see `lmi_handlers.core.load_failure`).
         """
 
     @classmethod
     def check_options(cls, properties: ServingProperties) -> None:
-        """Raise `ConfigError` for an option that the engine would refuse, without a model; for `lmi check`."""
+        """Raise `ConfigError` for an option that the engine would reject. Needs no model; used by `lmi check`."""
 
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """What this engine, with this model, can do."""
+        """What this engine can do with this model."""
 
     @abstractmethod
     def add_request(self, request: TokenRequest) -> None:
-        """Start a sequence; its first output comes from a later `step`. Raises `InvalidRequest` if it never can."""
+        """Start a sequence. A later `step` returns its first output. Raises `InvalidRequest` if it can never run."""
 
     @abstractmethod
     def abort(self, request_id: str) -> None:
-        """Forget a sequence: no output of it comes from any later `step`. Unknown ids are ignored."""
+        """Drop a sequence. Later steps return no output for it. Unknown ids are ignored."""
 
     @abstractmethod
     def step(self) -> list[TokenOutput]:
-        """Advance every running sequence and return what is new; each ends with exactly one output with a finish reason."""
+        """Advance every running sequence and return the new outputs.
+
+        The last output of a sequence has a finish reason, and no other does.
+        """
 
     @property
     def num_preparing(self) -> int:
-        """Sequences that need no place yet, at most `max_num_seqs`; the loop starts as many others in their stead."""
+        """Number of sequences being prepared, at most `max_num_seqs`. The loop may start as many others meanwhile."""
         return 0
 
     @property
     def kv_cache_usage(self) -> float:
-        """How much of the room for keys and values is taken, from 0 to 1; 0 where that is not known. Any thread may ask."""
+        """Share of the KV cache in use, from 0 to 1, or 0 if unknown. May be read from any thread."""
         return 0.0
 
     @property
     def progress(self) -> int:
-        """A number that changes when work is done that no output shows yet, such as a part of a long prompt.
+        """A number that changes whenever the engine does work without output, such as part of a long prompt.
 
-        An engine with running sequences that shows neither outputs nor progress for `option.stall_timeout` is ended and
-        started again. Any thread may ask, during a step too.
+        If the engine has running sequences but neither outputs nor progress for `option.stall_timeout`, it is
+        restarted. May be read from any thread, even during a step.
         """
         return 0
 
     def check_health(self) -> None:
-        """Raise `EngineDead` where a process of the engine's has died. Called all the time from another thread, `step` or not."""
+        """Raise `EngineDead` if one of the engine's processes has died.
+
+        Called regularly from another thread, possibly during a `step`.
+        """
 
     def close(self) -> None:
-        """Give back what the process exit would not; for tests and programs that embed a backend.
+        """Release what would outlive the process. For tests and for programs that embed a backend.
 
-        An engine process does not call it: its whole group is ended.
+        Engine processes do not call it, because their whole process group is killed.
         """

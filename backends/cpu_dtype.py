@@ -1,4 +1,4 @@
-"""Which types of weights this CPU computes with, rather than converting them for every product."""
+"""Chooses a dtype that this CPU computes with natively, without converting the weights for every product."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ logger = logging.getLogger(__name__)
 
 
 def is_emulated(dtype: torch.dtype) -> bool:
-    """Return whether this CPU lacks arithmetic for `dtype`, which then runs several times slower than float32.
+    """Tell whether this CPU has no native arithmetic for `dtype`. Emulation is several times slower than float32.
 
-    `ONEDNN_MAX_CPU_ISA` counts where it excludes AVX-512, not where it only excludes AVX-512's bfloat16 instructions. Without
-    oneDNN, both 16-bit types are emulated.
+    `ONEDNN_MAX_CPU_ISA` is respected if it excludes AVX-512 altogether, but not if it excludes only the bfloat16
+    instructions of AVX-512. Without oneDNN, both 16-bit types are emulated.
     """
     if dtype not in (torch.bfloat16, torch.float16):
         return False
-    if not torch._C._has_mkldnn:  # noqa: SLF001 (as torch.compile asks; so below)
+    if not torch._C._has_mkldnn:  # noqa: SLF001 (the same private checks as in torch.compile)
         return True
     if dtype == torch.float16:
         return not torch.ops.mkldnn._is_mkldnn_fp16_supported()  # noqa: SLF001
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001
         return True
-    # oneDNN says yes to every AVX-512, also where it widens each operand to float32 first.
+    # oneDNN reports support on every AVX-512 CPU, even if it has to convert each operand to float32 first.
     on_x86 = platform.machine() in ("x86_64", "AMD64")
     return on_x86 and not torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001
 
 
 def choose_cpu_dtype(asked: torch.dtype | None, own: torch.dtype | None) -> torch.dtype:
-    """Return the type to load weights with on this CPU, and log it with the reason.
+    """Return the dtype to load the weights with on this CPU, and log it with the reason.
 
-    `asked` is `option.dtype`, None for `auto`. `own` is the model's, None where its configuration does not say.
+    `asked` is `option.dtype`, None for `auto`. `own` is the model's dtype, None if its configuration names none.
     """
     if asked is not None:
         chosen, reason = asked, "set by option.dtype"

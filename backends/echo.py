@@ -1,21 +1,23 @@
-"""`echo`: a deterministic engine without a model, for tests, benchmarks and the development of clients.
+"""`echo`: a deterministic engine without a model, for tests, benchmarks and developing clients.
 
-It answers with the prompt, over and over until `max_tokens`; without `ignore_eos` it ends the sequence after one round.
-`option.echo_tokens_per_second` paces each sequence. With `option.echo_faults=true` a prompt may ask for trouble: the words
+It repeats the prompt until `max_tokens`. Without `ignore_eos` it ends the sequence after one repetition.
+`option.echo_tokens_per_second` limits the speed of each sequence.
+
+With `option.echo_faults=true` these words in a prompt cause a fault at the given token:
 
     RAISE@3   the request fails at its third token
-    DIE@3     the process is killed there, as the kernel kills one that is out of memory
+    DIE@3     the process is killed, as the kernel's out-of-memory killer would do
     CRASH@3   `step` raises, which ends the engine for every request
-    SLEEP@3   one step takes `option.echo_load_seconds` seconds, in which nothing is done
-    WORK@3    one step takes as long, and computes
-    HANG@3    the sequence never produces another token, and never ends
-    MUTE@3    from there on no step produces a token of any sequence
-    GRIP@3    native code takes Python's lock there, and never gives it back
-    ADD@1     starting the sequence takes `option.echo_load_seconds` seconds
-    ABORT@3   from there on, so does aborting it
+    SLEEP@3   one step sleeps for `option.echo_load_seconds` seconds
+    WORK@3    one step computes for `option.echo_load_seconds` seconds
+    HANG@3    the sequence never produces another token and never ends
+    MUTE@3    no later step produces a token for any sequence
+    GRIP@3    native code takes the GIL and never releases it
+    ADD@1     adding the request takes `option.echo_load_seconds` seconds
+    ABORT@3   aborting the request from then on takes `option.echo_load_seconds` seconds
 
-`option.echo_fault` makes loading itself slow (`slow_load`, by `option.echo_load_seconds`), fail (`raise_in_load`), run out of
-memory (`out_of_memory_in_load`) or die (`exit_in_load`).
+`option.echo_fault` makes loading slow (`slow_load`, by `option.echo_load_seconds`), fail (`raise_in_load`), run out of
+memory (`out_of_memory_in_load`) or exit the process (`exit_in_load`).
 """
 
 from __future__ import annotations
@@ -52,14 +54,14 @@ _LOGPROB = -0.5
 
 
 def _compute(seconds: float) -> None:
-    """Use the processor for so long, one step of many short ones, as native code does that gives Python's lock away."""
+    """Keep the CPU busy for `seconds` without blocking other Python threads, like native code that releases the GIL."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         pass
 
 
 class _Sequence:
-    """A prompt on its way back."""
+    """A prompt that is being repeated."""
 
     def __init__(self, request: TokenRequest, max_tokens: int, fault: tuple[str, int] | None) -> None:
         self.request = request
@@ -70,7 +72,7 @@ class _Sequence:
 
 
 class EchoBackend(Backend):
-    """Repeats prompts. One token per sequence and step, at most `tokens_per_second` for each sequence."""
+    """Repeats prompts. Each step adds at most one token per sequence, limited to `tokens_per_second`."""
 
     needs_model = NEEDS_MODEL
 
@@ -102,7 +104,7 @@ class EchoBackend(Backend):
 
     @classmethod
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> EchoBackend:
-        """Load nothing, at the pace and with the outcome that the options ask for."""
+        """Simulate loading, with the delay and result that the options ask for."""
         fault = properties.echo_fault
         if fault == "exit_in_load":
             os._exit(3)
@@ -124,11 +126,11 @@ class EchoBackend(Backend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """No limits to speak of."""
+        """Supports all fields except those in `UNSUPPORTED`."""
         return self._capabilities
 
     def add_request(self, request: TokenRequest) -> None:
-        """Take the prompt; raises `InvalidRequest` if it fills the model length."""
+        """Start repeating the prompt. Raises `InvalidRequest` if it is empty or leaves no room for an answer."""
         prompt = request.prompt_token_ids
         limit = self._capabilities.max_model_len
         if not prompt or len(prompt) >= limit:
@@ -140,14 +142,14 @@ class EchoBackend(Backend):
         self._sequences[request.request_id] = sequence
 
     def abort(self, request_id: str) -> None:
-        """Forget the sequence."""
+        """Drop the sequence."""
         sequence = self._sequences.pop(request_id, None)
         fault = None if sequence is None else sequence.fault
         if fault is not None and fault[0] == "ABORT" and sequence is not None and sequence.produced + 1 >= fault[1]:
             time.sleep(self._sleep_seconds)
 
     def step(self) -> list[TokenOutput]:
-        """One token for every sequence whose time has come."""
+        """Return one token for every sequence that is due."""
         if self._mute:
             time.sleep(_PAUSE)
             return []
@@ -182,7 +184,7 @@ class EchoBackend(Backend):
             if fault in ("HANG", "MUTE"):
                 return None
             if fault == "GRIP":
-                ctypes.PyDLL(None).pause()  # returns only on a handled signal; this process handles none
+                ctypes.PyDLL(None).pause()  # never returns, because this process handles no signals
             if fault in ("SLEEP", "WORK"):
                 sequence.fault = None
                 (time.sleep if fault == "SLEEP" else _compute)(self._sleep_seconds)
@@ -233,6 +235,6 @@ class EchoBackend(Backend):
     def _fault_in(self, prompt: list[int]) -> tuple[str, int] | None:
         if not self._faults:
             return None
-        # Only the byte tokenizer's ids spell out the prompt; with a real model's tokenizer there are no faults to find.
+        # Works only with the byte-level tokenizer, whose ids are the bytes of the prompt.
         match = _FAULT.search(bytes(token_id for token_id in prompt if token_id < 256))
         return (match[1].decode(), int(match[2])) if match else None

@@ -1,4 +1,4 @@
-"""What each backend cannot do, read from its package without importing its engine: for the docs and the web workers.
+"""What each backend does not support, for the docs and the web workers. Reads packages without importing engines.
 
 `python -m backends.features > docs/backends.md` writes the reference page.
 """
@@ -15,36 +15,36 @@ from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.sampling_params import SamplingParams
 
 OF_THE_TEXT_LAYER = ("n", "stop", "include_stop_str_in_output", "skip_special_tokens")
-"""Fields of `SamplingParams` that no backend ever sees."""
+"""Fields of `SamplingParams` that the server handles itself, for every backend."""
 
 OF_REQUESTS = ("adapters", "priority")
-"""What a request may ask for besides `SamplingParams`."""
+"""Features of a request outside `SamplingParams`."""
 
 
 def unsupported(backend: str) -> Mapping[str, str]:
-    """Return field -> why not. Empty for a backend of another distribution, which says so when it has loaded."""
+    """Return field -> why it is not supported. Empty for third-party backends, which report this once loaded."""
     return getattr(_package(backend), "UNSUPPORTED", {})
 
 
 def sampled_defaults(backend: str) -> Mapping[str, float]:
-    """Return LMI's own values for this backend where a request asks to sample and leaves the rest open."""
+    """Return the defaults that LMI uses with this backend for sampling parameters that a sampling request omits."""
     return getattr(_package(backend), "SAMPLED_DEFAULTS", {})
 
 
 def passes_options(backend: str) -> bool:
-    """Tell whether options that no declaration knows go to the engine, which knows more of them than is written here."""
+    """Tell whether undeclared options are passed on to the engine."""
     return bool(getattr(_package(backend), "PASSES_OPTIONS", False))
 
 
 def needs_model(backend: str) -> bool:
-    """Tell whether the backend generates with a model. One of another distribution says so when it is imported."""
+    """Tell whether the backend needs a model. False for third-party backends, which are asked once imported."""
     return backend in BACKENDS and bool(getattr(_package(backend), "NEEDS_MODEL", True))
 
 
 def check_installed(backend: str) -> None:
-    """Raise `ConfigError` where a library that the backend imports is not installed. Imports none of them.
+    """Raise `ConfigError` if a library that the backend imports is not installed. Imports nothing itself.
 
-    A backend's `REQUIRES` names its libraries, alternatives separated by |.
+    A backend's `REQUIRES` lists its libraries. Alternatives are separated by |.
     """
     for library in getattr(_package(backend), "REQUIRES", ()):
         if not any(importlib.util.find_spec(name) for name in library.split("|")):
@@ -56,12 +56,12 @@ def check_installed(backend: str) -> None:
 
 
 def conditional(backend: str) -> Mapping[str, str]:
-    """Return field -> when the backend refuses it, for fields that it supports otherwise."""
+    """Return field -> when the backend rejects it, for fields that it otherwise supports."""
     return getattr(_package(backend), "CONDITIONAL", {})
 
 
 def only_on_a_gpu(backend: str) -> tuple[str, ...]:
-    """Return what has not been tested, as the tests run on CPUs."""
+    """Return what has not been tested because the tests run on CPUs."""
     return getattr(_package(backend), "ONLY_ON_A_GPU", ())
 
 

@@ -1,4 +1,4 @@
-"""Sequences that a backend has been handed and its engine has not heard of: their grammar or their images come first."""
+"""Sequences that wait for their grammar or images before the backend hands them to its engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Generic[Grammar, Images]):
-    """A sequence that can start, with what it had to wait for."""
+    """A sequence that can start, with the grammar and images it waited for."""
 
     request: TokenRequest
     grammar: Grammar | None
@@ -34,7 +34,7 @@ class Prepared(Generic[Grammar, Images]):
 
 
 class Preparing(Generic[Grammar, Images]):
-    """By request id, in the order of arrival. For one thread."""
+    """The waiting sequences by request id, in order of arrival. Not thread-safe."""
 
     def __init__(self) -> None:
         self._entries: dict[str, tuple[TokenRequest, Future[Grammar] | None, Future[Images] | None]] = {}
@@ -46,11 +46,11 @@ class Preparing(Generic[Grammar, Images]):
         return request_id in self._entries
 
     def add(self, request: TokenRequest, grammar: Future[Grammar] | None, images: Future[Images] | None) -> None:
-        """Take in a sequence that can start once both are there."""
+        """Add a sequence that can start once its grammar and its images are ready."""
         self._entries[request.request_id] = request, grammar, images
 
     def discard(self, request_id: str) -> bool:
-        """Forget a sequence; False where there is none of that id."""
+        """Drop a sequence. Returns False if the id is unknown."""
         entry = self._entries.pop(request_id, None)
         if entry is None:
             return False
@@ -60,7 +60,7 @@ class Preparing(Generic[Grammar, Images]):
         return True
 
     def collect(self) -> tuple[list[Prepared[Grammar, Images]], list[TokenOutput]]:
-        """Take out those that can start, and the last output of those that never will."""
+        """Remove finished entries. Returns the sequences that can start and an error output for each failed one."""
         ready: list[Prepared[Grammar, Images]] = []
         refused = []
         for request, grammar, images in list(self._entries.values()):
@@ -80,7 +80,7 @@ class Preparing(Generic[Grammar, Images]):
         return ready, refused
 
     def wait(self) -> None:
-        """Let a moment pass, less where something is done before; for a backend that has nothing else to do."""
+        """Wait up to 20 ms for the next result. For a backend that has nothing else to do."""
         pending: list[Future[Any]] = [
             future
             for entry in self._entries.values()
@@ -95,13 +95,13 @@ def _result(future: Future[Result] | None) -> Result | None:
 
 
 def give_way() -> None:
-    """Let this thread leave the cores to the loop where it wants them."""
-    if sys.platform == "linux":  # where a thread has a priority of its own
+    """Lower the priority of this thread, so that the engine loop gets the CPU first."""
+    if sys.platform == "linux":  # the only platform with a priority per thread
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def refusal(request_id: str, error: RequestError) -> TokenOutput:
-    """Return the one output of a sequence that never starts."""
+    """Return the only output of a sequence that cannot start."""
     return TokenOutput(
         request_id=request_id,
         token_ids=[],
