@@ -47,7 +47,7 @@ GREENLIST_RATIO = 0.5
 class TransformersBackend(Backend):
     """A rolling batch over any causal language model of the transformers library.
 
-    Each step computes the next token of every running sequence and up to `max_prefill_tokens` tokens of waiting prompts,
+    Each step computes the next token of every running sequence and up to `max_prefill_tokens` of waiting prompts,
     first come, first served. So a long prompt delays the other sequences only a little per step. Sequences wait
     separately until their grammar is compiled and their images are prepared.
 

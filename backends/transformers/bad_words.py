@@ -13,9 +13,9 @@ MAX_CHARACTERS = 50_000
 
 
 class BadWords:
-    """Turns words into ids by a tokenizer.json, of which the model knows those below `vocab_size`.
+    """Turns words into token ids with a tokenizer.json. The model only has ids below `vocab_size`.
 
-    The limits keep a request from holding up everybody's step.
+    The limits keep one request from delaying the step of all others.
     """
 
     def __init__(self, tokenizer_file: Path, vocab_size: int) -> None:
@@ -25,9 +25,9 @@ class BadWords:
         self._tokenizer.no_truncation()
 
     def token_ids(self, words: tuple[str, ...]) -> list[list[int]]:
-        """Return each word as it is at the start of a text and as it is after a space. Raises `InvalidRequest`.
+        """Return the ids of each word, both at the start of a text and after a space. Raises `InvalidRequest`.
 
-        As in vLLM, any space before a word is left out first.
+        As in vLLM, leading spaces of a word are removed first.
         """
         if len(words) > MAX_BAD_WORDS:
             raise InvalidRequest(f"must be at most {MAX_BAD_WORDS} words, got {len(words)}", field="bad_words")
@@ -38,7 +38,7 @@ class BadWords:
             for text in (word.lstrip(), f" {word.lstrip()}"):
                 try:
                     ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-                except TypeError as error:  # how the library meets a lone surrogate
+                except TypeError as error:  # raised by the library for a lone surrogate
                     raise InvalidRequest("must be valid Unicode text", field="bad_words") from error
                 if ids and ids not in sequences and max(ids) < self._vocab_size:
                     sequences.append(ids)

@@ -1,4 +1,4 @@
-"""The slow way that is right for every model: each sequence by itself, with the library's own cache."""
+"""The slow path that works for every model: each sequence by itself, with the library's own cache."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 class SequentialRunner(Runner):
-    """One forward of batch 1 for each chunk, as the library's `generate` would do it.
+    """Runs one forward pass of batch size 1 per chunk, like the library's `generate`.
 
-    What a model carries from token to token, keys and values or a recurrent state, stays in the keyword arguments that
-    the library hands on from one forward to the next, so no kind of cache is known here.
+    A model's state, be it keys and values or a recurrent state, stays in the keyword arguments that the library passes
+    from one forward to the next. So this class works with any kind of cache.
     """
 
     takes_partial_prompts = False
@@ -35,7 +35,7 @@ class SequentialRunner(Runner):
         self._kwargs: dict[int, dict[str, Any]] = {}
 
     def forward(self, chunks: list[Chunk]) -> torch.Tensor:
-        """Compute the chunks one after the other. What the model does not survive in a prompt's images is that prompt's end."""
+        """Compute the chunks one after the other. If a prompt with images makes the model fail, only that prompt fails."""
         with torch.inference_mode():
             return torch.cat(
                 [self._forward_image(c) if c.sequence.model_kwargs else self._forward_one(c) for c in chunks]
@@ -46,7 +46,7 @@ class SequentialRunner(Runner):
         self._kwargs.pop(id(sequence), None)
 
     def _forward_image(self, chunk: Chunk) -> torch.Tensor:
-        """Compute a prompt with images; of one that cannot be, every logit is no number."""
+        """Compute a prompt with images. If that fails, all its logits are NaN."""
         try:
             return self._forward_one(chunk)
         except Exception:
@@ -61,7 +61,7 @@ class SequentialRunner(Runner):
             kwargs = {"use_cache": True, "attention_mask": torch.ones_like(input_ids)}
             kwargs |= {name: value.to(self._device) for name, value in chunk.sequence.model_kwargs.items()}
             if self._takes_positions:
-                # Which need not be those of the tokens: an image has some in three dimensions.
+                # These may differ from the token positions: images can have positions in three dimensions.
                 kwargs["position_ids"] = self._model._prepare_position_ids_for_generation(input_ids, kwargs)  # noqa: SLF001
         if self._keeps_last_logits:
             kwargs["logits_to_keep"] = chunk.num_logits
@@ -69,10 +69,10 @@ class SequentialRunner(Runner):
             input_ids, next_sequence_length=chunk.stop - chunk.start, is_first_iteration=first, **kwargs
         )
         output = self._model(**inputs, return_dict=True)
-        # The library has no public names for these halves of its generation protocol; models override them, so do call them.
+        # These methods are private, but models override them for generation, so they must be called.
         kwargs = self._model._update_model_kwargs_for_generation(output, kwargs)  # noqa: SLF001
         if first:
-            chunk.sequence.model_kwargs = {}  # images are in the cache now, and their pixels are large
+            chunk.sequence.model_kwargs = {}  # the images are cached now, and their pixels take much memory
             kwargs = {name: value for name, value in kwargs.items() if not name.startswith("pixel_")}
         self._kwargs[id(chunk.sequence)] = kwargs
         logits: torch.Tensor = output.logits[0, -chunk.num_logits :]

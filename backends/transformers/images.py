@@ -1,4 +1,4 @@
-"""A prompt with images as the model's own processor prepares it."""
+"""Prepares prompts with images, using the model's own processor."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ImageInputs:
-    """The prompt's tokens, those of its images among them, and the further arguments of the model's first forward, on the CPU."""
+    """The prompt's tokens, including image tokens, and extra arguments for the model's first forward pass, on the CPU."""
 
     token_ids: list[int]
     model_kwargs: Mapping[str, Any]
 
 
 class ImageProcessor:
-    """Calls a processor of the library. For one thread."""
+    """Calls the library's processor. Not thread-safe."""
 
     def __init__(self, processor: Any, dtype: torch.dtype) -> None:
         self._processor = processor
         self._dtype = dtype
 
     def process(self, request: TokenRequest, images: list[Image.Image]) -> ImageInputs:
-        """Return the model's input for a prompt. Raises `InvalidRequest` where text and images do not fit."""
-        assert request.image_prompt is not None  # noqa: S101  who else has images
+        """Return the model's input for a prompt. Raises `InvalidRequest` if text and images do not match."""
+        assert request.image_prompt is not None  # noqa: S101  only called for prompts with images
         text = request.image_prompt.text
         try:
-            # A template has written the special tokens itself. Where a batch is one, lists of images are one's own.
+            # The chat template has already added the special tokens. Images are nested because the batch has one prompt.
             batch = self._processor(text=[text], images=[images], add_special_tokens=False, return_tensors="pt")
         except (MemoryError, torch.OutOfMemoryError):
             raise
-        except Exception as error:  # whatever a model's processor makes of what does not fit
+        except Exception as error:  # a model's processor may raise anything for images that do not fit
             reason = " ".join(str(error).split()) or type(error).__name__
             raise InvalidRequest(f"the model's processor refuses the images: {reason}", field="messages") from error
         batch = batch.to(dtype=self._dtype)

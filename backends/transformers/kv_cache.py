@@ -62,7 +62,7 @@ class KVCache:
             values[slot] = 0
 
     def _empty(self, like: torch.Tensor) -> torch.Tensor:
-        # Zeros, not uninitialised memory: the value of a masked position is still multiplied by zero, and zero times NaN
+        # Zeros, not uninitialised memory: the value of a masked position is still multiplied by zero, and NaN times zero
         # is NaN.
         return like.new_zeros(self.num_slots, like.shape[0], self.num_positions, like.shape[2])
 

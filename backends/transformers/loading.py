@@ -1,4 +1,4 @@
-"""Loading a model and choosing how to run it: by the rolling batch where a probe shows that it computes the same."""
+"""Loads a model and chooses how to run it: with the rolling batch if a probe shows that the results are the same."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ DTYPES: dict[str, torch.dtype | None] = {
     "bf16": torch.bfloat16,
 }
 
-# What a model without a stated limit (ALiBi, a recurrent state) is given when option.max_model_len is not set.
+# Default for option.max_model_len if the model states no limit (ALiBi, a recurrent state).
 UNBOUNDED_MAX_MODEL_LEN = 4096
 
-# How far logits may be from the model's own, as a part of their size: rounding gives about 1e-6 and 1e-2, a mask or a
-# bias left out much more.
+# Maximum relative error of the logits, compared with the model's own. Rounding gives about 1e-6 (1e-2 for 16-bit types),
+# a missing mask or bias much more.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
 _TOLERANCE_HALF = 0.05
 
 
 def load_model(path: Path, properties: ServingProperties) -> Any:
-    """Load the model in `path` for inference. Raises `ConfigError`, or `LoadFailed` where another try may help."""
+    """Load the model in `path` for inference. Raises `ConfigError`, or `LoadFailed` if a retry may help."""
     if properties.dtype not in DTYPES:
         raise ConfigError(f"option.dtype: transformers backend takes {', '.join(DTYPES)}, not {properties.dtype}")
     device_map = properties.device_map
@@ -57,7 +57,7 @@ def load_model(path: Path, properties: ServingProperties) -> Any:
         config = AutoConfig.from_pretrained(path, trust_remote_code=properties.trust_remote_code)
         options: dict[str, Any] = {}
         if getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None:
-            # The library's default attention leaves the soft cap out without a word; the model was trained with it.
+            # The library's default attention silently ignores the soft cap, but the model was trained with it.
             options["attn_implementation"] = "eager"
         takes_images = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
         auto_class = AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
@@ -87,7 +87,7 @@ def _choose_dtype(asked: torch.dtype | None, config: Any, device_map: str | None
 
 
 def choose_max_model_len(config: Any, asked: int | None) -> int:
-    """Return `asked` or the model's own limit. Raises `ConfigError` where `asked` is beyond it."""
+    """Return `asked` or else the model's own limit. Raises `ConfigError` if `asked` exceeds that limit."""
     limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     if asked is None:
         return limit or UNBOUNDED_MAX_MODEL_LEN
@@ -97,7 +97,7 @@ def choose_max_model_len(config: Any, asked: int | None) -> int:
 
 
 def choose_runner(model: Any, max_model_len: int) -> Runner:
-    """Pack the model's weights where that helps; return the fastest runner that computes what the model computes."""
+    """Pack the model's weights if possible. Returns the fastest runner that gives the same logits as the model."""
     vocab_size = model.get_input_embeddings().weight.shape[0]
     with LinearInputs(model) as inputs:
         expected = _stock_logits(model)
@@ -107,7 +107,7 @@ def choose_runner(model: Any, max_model_len: int) -> Runner:
             logger.warning("weights left as they are", extra={"reason": reason})
             unpack(model, originals)
     reason = _cannot_flatten(model.config.get_text_config(), max_model_len)
-    if not model._supports_attention_backend:  # noqa: SLF001 (the library's own mark; it has no public name)
+    if not model._supports_attention_backend:  # noqa: SLF001 (the library has no public name for it)
         reason = f"{type(model).__name__} does not take its attention from outside"
     if reason is None:
         stock = model.config._attn_implementation  # noqa: SLF001 (there is no public way to read it)
@@ -126,9 +126,9 @@ def choose_runner(model: Any, max_model_len: int) -> Runner:
 
 
 def _cannot_flatten(config: Any, max_model_len: int) -> str | None:
-    """Return why sequences of different lengths cannot share a forward of a model with this `config`, if they cannot."""
+    """Return why sequences of different lengths cannot share a forward pass with this `config`, None if they can."""
     parameters = getattr(config, "rope_parameters", None) or {}
-    # One set, or one for each type of layer.
+    # Either one set of parameters, or one per layer type.
     for rope in [parameters, *(value for value in parameters.values() if isinstance(value, dict))]:
         trained = rope.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", None)
         if rope.get("rope_type") in ("dynamic", "longrope") and max_model_len > (trained or 0):
@@ -137,7 +137,7 @@ def _cannot_flatten(config: Any, max_model_len: int) -> str | None:
 
 
 def _window_missing(config: Any, windows: dict[int, int | None], max_model_len: int) -> str | None:
-    """Return what is wrong with the sliding windows that the layers asked for, which a short probe cannot tell."""
+    """Return what is wrong with the layers' sliding windows, None if nothing. The probe is too short to show it."""
     types = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
     if types is None:
@@ -153,10 +153,10 @@ def _window_missing(config: Any, windows: dict[int, int | None], max_model_len: 
     return None
 
 
-# The probe: two sequences of known tokens, with the model's own logits at every position as the answer.
+# The probe: two sequences of fixed tokens. The model's own logits at every position are the expected result.
 
 _PROBE_LENGTHS = (9, 6)
-# (sequence, start, stop) of each step: a prompt in pieces, a second one that joins, both decoding, one left.
+# (sequence, start, stop) for each step: a prompt in pieces, a second one joins, both decode, one is left.
 _PROBE_STEPS = (((0, 0, 5),), ((0, 5, 8), (1, 0, 3)), ((0, 8, 9), (1, 3, 4)), ((1, 4, 5),), ((1, 5, 6),))
 
 
@@ -189,7 +189,7 @@ def _rolling_logits(runner: RollingRunner, vocab_size: int) -> torch.Tensor:
     for step in _PROBE_STEPS:
         chunks = [Chunk(sequences[number], start, stop, first_logit=start) for number, start, stop in step]
         parts = runner.forward(chunks).tensor_split([chunks[0].num_logits])
-        for (number, _, stop), part in zip(step, parts, strict=False):  # a step of one sequence leaves an empty part
+        for (number, _, stop), part in zip(step, parts, strict=False):  # with one sequence the second part is empty
             logits[number].append(part)
             sequences[number].num_computed = stop
     for sequence in sequences:
@@ -198,10 +198,10 @@ def _rolling_logits(runner: RollingRunner, vocab_size: int) -> torch.Tensor:
 
 
 def _difference(compute: Callable[[], torch.Tensor], expected: torch.Tensor) -> str | None:
-    """Return what is wrong with the logits that `compute` gives, or None where they are as `expected`."""
+    """Return what is wrong with the logits from `compute`, or None if they match `expected`."""
     try:
         logits = compute()
-    except Exception as error:  # noqa: BLE001 (whatever a model does that we do not know, another way is left)
+    except Exception as error:  # noqa: BLE001 (an unknown model may raise anything; there is a fallback)
         return f"{type(error).__name__}: {error}"
     distance = (logits.float() - expected.float()).norm(dim=-1) / expected.float().norm(dim=-1)
     worst = float(distance.max())

@@ -1,6 +1,7 @@
-"""Linear layers for the CPU: weights kept in the layout that oneDNN computes in, siblings of one input as one product.
+"""Fast linear layers for the CPU.
 
-PyTorch's own linear converts its weight to that layout on every call, which for few tokens costs more than the product.
+Weights are kept in oneDNN's own layout. PyTorch's linear layer converts them on every call, which costs more than the
+product itself if there are few tokens. Layers with the same input are computed as one product.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from torch import nn
 
 
 class PackedLinear(nn.Module):
-    """`torch.nn.Linear` for inference on the CPU, `[..., in_features]` to `[..., out_features]`."""
+    """`torch.nn.Linear` for inference on the CPU: `[..., in_features]` -> `[..., out_features]`."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        # The two operators that torch.compile makes of a linear layer on the CPU; they have no public name.
+        # The two operators that torch.compile uses for a linear layer on the CPU. They have no public name.
         self._linear = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach())  # noqa: SLF001
         self._bias = None if bias is None else bias.detach()
@@ -31,7 +32,7 @@ class PackedLinear(nn.Module):
 
 
 class MergedLinear:
-    """Several linear layers that always get the same input, computed as one product and handed out in parts."""
+    """Several linear layers with the same input, computed as one product."""
 
     def __init__(self, linears: list[nn.Linear]) -> None:
         weight = torch.cat([linear.weight.detach() for linear in linears])
@@ -42,7 +43,7 @@ class MergedLinear:
         self._parts: list[torch.Tensor | None] = []
 
     def part(self, number: int, x: torch.Tensor) -> torch.Tensor:
-        """Return the output of the layer `number` for `x`; the first to ask has them all computed."""
+        """Return the output of layer `number` for `x`. The first call for an input computes all layers."""
         part = self._parts[number] if x is self._input else None
         if part is None:
             self._input = x
@@ -56,7 +57,7 @@ class MergedLinear:
 
 
 class LinearPart(nn.Module):
-    """Stands where one of the layers of a `MergedLinear` stood."""
+    """Replaces one of the layers in a `MergedLinear`."""
 
     def __init__(self, merged: MergedLinear, number: int, linear: nn.Linear) -> None:
         super().__init__()
@@ -70,16 +71,16 @@ class LinearPart(nn.Module):
 
 
 class LinearInputs:
-    """Watches one forward of a model for which linear layers are fed by the same tensor.
+    """Records which linear layers get the same tensor as input during a forward pass.
 
-    Use as a context manager around the forward; `siblings` then has the names, each list in the order of the calls.
+    Use it as a context manager around the forward pass. Then `siblings` has the names, each list in call order.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._handles: list[Any] = []
         self._seen: dict[tuple[str, int], list[str]] = defaultdict(list)
-        self._alive: list[torch.Tensor] = []  # an id is a name only as long as what it names lives
+        self._alive: list[torch.Tensor] = []  # an `id` is only unique while its tensor is alive
 
     def __enter__(self) -> LinearInputs:
         for name, module in self._model.named_modules():
@@ -94,7 +95,7 @@ class LinearInputs:
 
     @property
     def siblings(self) -> list[list[str]]:
-        """Names of layers under one parent that got the very same tensor every time, where there are two or more."""
+        """Groups of two or more layer names with the same parent that always got the same tensor."""
         groups = {tuple(names) for names in self._seen.values()}
         in_groups = Counter(name for names in groups for name in names)
         return [list(names) for names in groups if len(names) > 1 and all(in_groups[name] == 1 for name in names)]
@@ -108,8 +109,8 @@ class LinearInputs:
 
 
 def can_pack(model: nn.Module) -> bool:
-    """Return whether every weight is on the CPU, in a type that oneDNN takes here, and no hook moves it about."""
-    if not torch._C._has_mkldnn:  # noqa: SLF001 (as torch.compile asks; so below)
+    """Tell whether all weights are on the CPU, in a dtype that oneDNN supports here, and not moved by hooks."""
+    if not torch._C._has_mkldnn:  # noqa: SLF001 (the same private checks as in torch.compile)
         return False
     supported = {torch.float32}
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001
@@ -122,7 +123,7 @@ def can_pack(model: nn.Module) -> bool:
 
 
 def pack(model: nn.Module, siblings: list[list[str]]) -> dict[str, nn.Module]:
-    """Replace every plain `nn.Linear` in `model`, the `siblings` by parts of one; return what stood there by name."""
+    """Replace every plain `nn.Linear` in `model`, and merge `siblings`. Returns the original layers by name."""
     linears: dict[str, nn.Linear] = {n: m for n, m in model.named_modules() if type(m) is nn.Linear}
     replaced: dict[str, nn.Module] = dict(linears)
     packed: dict[str, nn.Module] = {}
@@ -137,7 +138,7 @@ def pack(model: nn.Module, siblings: list[list[str]]) -> dict[str, nn.Module]:
 
 
 def unpack(model: nn.Module, modules: dict[str, nn.Module]) -> None:
-    """Put `modules` in their places in `model`, by name."""
+    """Set the `modules` in `model` by name."""
     for name, module in modules.items():
         parent, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(parent), attribute, module)

@@ -12,7 +12,7 @@ from backends.transformers.kv_cache import KVCache
 from backends.transformers.runner import Runner
 from backends.transformers.sequence import Chunk, Sequence
 
-# The cost of one more call of the attention kernel, in positions that could be read in the same time. Measured on a CPU:
+# The cost of one more call of the attention kernel, in positions that could be read in the same time. Measured on CPU:
 # about 30 us per call, 0.07 us per position. On a GPU reading is nearly free, but calls are not.
 CALL_COST_CPU = 512
 CALL_COST_GPU = 65536

@@ -1,8 +1,8 @@
-"""Choosing the next token of many sequences at once.
+"""Chooses the next token of many sequences at once, in a few passes over `[rows, vocabulary]`.
 
-Everything is a handful of passes over `[rows, vocabulary]`. Two things that torch offers for this are left out because
-they are slow there: `multinomial` (an exponential a token) gives way to the inverse of the cumulative distribution, and
-a full sort to `topk`, which grows until it holds the nucleus.
+Two slow torch functions are avoided. Instead of `multinomial`, which draws one exponential per token of the vocabulary,
+the cumulative distribution is inverted. Instead of a full sort, `topk` is used with a growing k until it holds the
+nucleus.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from backends.grammar import Grammar
 from backends.nucleus import nucleus_threshold, outside_typical_p
 from lmi_handlers.core.sampling_params import SamplingParams
 
-# Below this a temperature only overflows; the most probable token is all that is left of the distribution.
+# A lower temperature only overflows. The distribution has only its most likely token left.
 MIN_TEMPERATURE = 1e-5
 
-_BELOW_ONE = 1.0 - 2.0**-24  # the largest float32 under 1
+_BELOW_ONE = 1.0 - 2.0**-24  # the largest float32 below 1
 _NUCLEUS_SIZES = (64, 1024)
 
 Value = TypeVar("Value", int, float)
 
 
 class SamplerState:
-    """What the sampler must remember of one sequence: its parameters, its random numbers, what it has seen.
+    """The sampler's state for one sequence: parameters, random numbers and earlier tokens.
 
-    `stop_ids` are the ids that end the sequence, which `min_tokens` holds back. `bad_words` are the sequences of ids that
-    must not be generated. `watermark` marks where the parameters ask for it; `grammar` is set once it is compiled. A
-    sequence's random numbers come from its own generator, one for each token, so that its tokens do not depend on who
-    else is in the batch.
+    `stop_ids` end the sequence and are suppressed until `min_tokens` is reached. `bad_words` are sequences of ids that
+    must not be generated. `watermark` is set if the parameters ask for one. `grammar` is set once it is compiled. Each
+    sequence has its own random generator and draws one number per token, so its tokens do not depend on the rest of the
+    batch.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SamplerState:
         self._generated: list[int] = []
         self._bad_words = bad_words or []
         self._watermark = watermark
-        self._random = random.Random(params.seed)  # noqa: S311 (nothing secret; None takes the system's entropy)
+        self._random = random.Random(params.seed)  # noqa: S311 (nothing secret; None means the system's entropy)
         self._seen: torch.Tensor | None = None
         if params.repetition_penalty != 1.0:
             self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
@@ -77,12 +77,12 @@ class SamplerState:
 
     @property
     def edits_logits(self) -> bool:
-        """True where `edit_logits` would change something."""
+        """True if `edit_logits` may change anything."""
         edits = (self._watermark, self._seen, self._counts, self._bias, self._forbidden, self._held_back, self.grammar)
         return bool(self._bad_words) or any(edit is not None for edit in edits)
 
     def edit_logits(self, logits: torch.Tensor) -> None:
-        """Apply everything but temperature and what follows it to one row of logits, `[vocabulary]`, in place."""
+        """Apply everything that comes before the temperature to one row of logits, `[vocabulary]`, in place."""
         params = self.params
         if self._watermark is not None:
             last = torch.tensor([[self._last_token]], device=logits.device)
@@ -105,11 +105,11 @@ class SamplerState:
             logits.masked_fill_(~allowed, -math.inf)
         if self._held_back is not None and len(self._generated) < params.min_tokens:
             held_back = logits.index_fill(0, self._held_back, -math.inf)
-            if self.grammar is None or bool(held_back.max() > -math.inf):  # else the grammar has nothing but its end
+            if self.grammar is None or bool(held_back.max() > -math.inf):  # otherwise the grammar allows only the end
                 logits.copy_(held_back)
 
     def error(self, best: float) -> str | None:
-        """Why a row whose greatest logit is `best` after the edits has no next token; None where it has one."""
+        """Return why a row has no next token, or None if it has one. `best` is its greatest logit after the edits."""
         if self.grammar is not None and (error := self.grammar.error) is not None:
             return f"structured_outputs: the grammar cannot go on: {error}"
         if best == -math.inf and self.edits_logits:
@@ -117,16 +117,16 @@ class SamplerState:
         return None if math.isfinite(best) else "the model gave logits that are not finite numbers"
 
     def _ends_of_bad_words(self) -> list[int]:
-        """The last id of each bad word of which everything before it has just been generated."""
+        """Return the last id of each bad word whose other ids have just been generated."""
         generated = self._generated
         return [word[-1] for word in self._bad_words if generated[len(generated) - len(word) + 1 :] == word[:-1]]
 
     def draw(self) -> float:
-        """Return the next random number of this sequence, from 0 to just under 1."""
+        """Return the next random number of this sequence, at least 0 and below 1."""
         return min(self._random.random(), _BELOW_ONE)
 
     def append(self, token_id: int) -> None:
-        """Take note of a generated token."""
+        """Record a generated token."""
         self._last_token = token_id
         self._generated.append(token_id)
         if self._seen is not None:
@@ -138,7 +138,7 @@ class SamplerState:
 
 
 class Sampled(NamedTuple):
-    """The next token of one sequence, with `logprob` and `top` where its parameters ask for them; or an `error`."""
+    """The next token of one sequence, or an `error`. `logprob` and `top` are set if the parameters ask for them."""
 
     token_id: int
     logprob: float | None = None
@@ -150,8 +150,9 @@ class Sampled(NamedTuple):
 def sample(logits: torch.Tensor, states: list[SamplerState]) -> list[Sampled]:
     """Choose a token for each row of `logits`, `[rows, vocabulary]` of any float type, which may be overwritten.
 
-    The order is watermark, bias, penalties, `bad_words`, grammar, temperature, `top_k`, `top_p`, `min_p`,
-    `typical_p`. Logprobs are of the model's own distribution, before any of these. A row without a usable number fails alone.
+    The order is watermark, allowed tokens, bias, penalties, `bad_words`, grammar, `min_tokens`, temperature, `top_k`,
+    `top_p`, `min_p`, `typical_p`. Logprobs are those of the model's own distribution, before any of these. A row without
+    a usable logit fails alone.
     """
     logits = logits.float()
     wanted = [row for row, state in enumerate(states) if state.params.logprobs is not None]
@@ -180,9 +181,9 @@ def sample(logits: torch.Tensor, states: list[SamplerState]) -> list[Sampled]:
 def logprobs_and_best(
     raw: torch.Tensor, tokens: torch.Tensor, counts: list[int]
 ) -> tuple[list[float], list[list[tuple[int, float]] | None]]:
-    """Return the logprob of `tokens[i]` under row i of `raw`, float32 logits, and that row's `counts[i]` best tokens.
+    """Return the logprob of `tokens[i]` in row i, and the `counts[i]` most likely tokens of that row.
 
-    The best are pairs (id, logprob), best first; None where the count is 0.
+    `raw` contains float32 logits. The most likely tokens are pairs (id, logprob), best first, or None if the count is 0.
     """
     total = raw.logsumexp(dim=-1, keepdim=True)
     logprobs = (raw.gather(1, tokens[:, None]) - total).squeeze(1).tolist()
@@ -211,7 +212,7 @@ def _draw(logits: torch.Tensor, states: list[SamplerState]) -> torch.Tensor:
     cumulative = scores.softmax(dim=-1).cumsum(dim=-1)
     drawn = _column([state.draw() for state in states], scores) * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, drawn, right=True).squeeze(1)
-    return tokens.clamp_(max=vocab_size - 1)  # only rows of not-a-number end beyond the last token
+    return tokens.clamp_(max=vocab_size - 1)  # only rows of NaN get past the last token
 
 
 def _filter(
@@ -219,7 +220,7 @@ def _filter(
     values: list[Value | None],
     outside: Callable[[torch.Tensor, list[Value]], torch.Tensor],
 ) -> torch.Tensor:
-    """Set to minus infinity what `outside` marks, in the rows that have a value; the other rows cost nothing."""
+    """Set scores that `outside` marks to minus infinity. Rows without a value are skipped and cost nothing."""
     rows = [row for row, value in enumerate(values) if value is not None]
     if not rows:
         return scores
@@ -233,19 +234,19 @@ def _filter(
 
 
 def _outside_top_k(scores: torch.Tensor, top_k: list[int]) -> torch.Tensor:
-    """Mark what is less than the k-th best score; what ties with it stays."""
+    """Mark scores below the k-th best. Ties with it are kept."""
     best = scores.topk(max(top_k), dim=-1).values
     kth = torch.tensor(top_k, device=scores.device)[:, None] - 1
     return scores < best.gather(1, kth)
 
 
 def _outside_top_p(scores: torch.Tensor, top_p: list[float]) -> torch.Tensor:
-    """Mark what lies beyond the fewest best tokens that hold `top_p` of the probability."""
+    """Mark all but the smallest set of most likely tokens with probability `top_p`."""
     return scores < nucleus_threshold(scores, scores.softmax(dim=-1), _column(top_p, scores), _NUCLEUS_SIZES)
 
 
 def _outside_min_p(scores: torch.Tensor, min_p: list[float]) -> torch.Tensor:
-    """Mark what has less than `min_p` times the probability of the best token."""
+    """Mark tokens with less than `min_p` times the probability of the best token."""
     return scores < scores.amax(dim=-1, keepdim=True) + _column([math.log(p) for p in min_p], scores)
 
 

@@ -106,7 +106,7 @@ class Chunk:
 
     @property
     def samples(self) -> bool:
-        """True if the chunk reaches the last known token, so that its last row of logits gives the next token."""
+        """True if the chunk reaches the last known token, so that its last logits give the next token."""
         return self.stop == len(self.sequence.token_ids)
 
 
