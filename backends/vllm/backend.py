@@ -287,7 +287,7 @@ def _unsupported_by(config: VllmConfig) -> Iterator[str]:
     """Yield the fields that vLLM does not support in this configuration."""
     if typical_processor(config) is None:
         yield "typical_p"
-    # Without a GPU, vLLM's LoRA code assumes that every row of logits is sampled, so a step with two requests fails:
+    # Without a GPU, vLLM's LoRA code assumes that every row of logits is sampled. A step with two requests fails:
     # https://github.com/vllm-project/vllm/issues/16668
     if config.lora_config is not None and config.device_config.device_type != "cuda":
         yield "prompt_logprobs"
