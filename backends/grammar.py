@@ -1,7 +1,7 @@
-r"""What an answer must match, as llguidance's grammar, and one answer's way through it. Needs no torch.
+r"""Translates structured outputs to llguidance grammars and tracks a sequence's position in one. Needs no torch.
 
-Where the library knows more than one meaning, this is the one of TGI: `\d`, `\w` and `\s` are ASCII, and JSON has one
-space at most after a comma or a colon.
+Where the library offers a choice, TGI's behaviour is used: `\d`, `\w` and `\s` match ASCII only, and JSON has at most
+one space after a comma or colon.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from lmi_handlers.core.sampling_params import StructuredOutputs
 
 _ASCII_CLASSES = "dws"
 _LONGEST_CAUSE = 300
-_BEHIND_START = "at 1(8): "  # where the library finds what is wrong with a schema or a regex: a place in our text
-# A mask is computed within a step, so everybody waits for it: about 100 ms at the most, after which the sequence fails.
-# A state takes up to 2 kB.
+_BEHIND_START = "at 1(8): "  # the library's prefix for errors in a schema or regex, a position in our generated text
+# A mask is computed within a step, so all sequences wait for it. With these limits it takes at most about 100 ms; then the
+# sequence fails. A lexer state takes up to 2 kB.
 _LIMITS = LLParserLimits(step_max_items=10_000, max_lexer_states=50_000, verbose_errors=False)
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """The model's tokens: `tokenizer_file` is a tokenizer.json, `vocab_size` the length of a row of logits."""
+    """The model's tokens. `tokenizer_file` is a tokenizer.json, `vocab_size` is the length of a row of logits."""
 
     tokenizer_file: str
     vocab_size: int
     eos_token_ids: tuple[int, ...]
 
     def load(self) -> LLTokenizer:
-        """Read the file, which takes a third of a second. Raises `ValueError` where llguidance knows no such tokenizer."""
+        """Read the file, which takes a third of a second. Raises `ValueError` if llguidance does not support it."""
         tokenizer = Tokenizer.from_file(self.tokenizer_file)
-        num_tokens = max(tokenizer.get_vocab().values(), default=0) + 1  # of which a model may know fewer, or more
+        num_tokens = max(tokenizer.get_vocab().values(), default=0) + 1  # the model may have fewer or more
         return LLTokenizer(
             tokenizer.to_str(), n_vocab=max(self.vocab_size, num_tokens), eos_token=list(self.eos_token_ids) or None
         )
 
 
 def grammar_text(wanted: StructuredOutputs) -> str:
-    """Translate to llguidance's dialect of Lark. Raises `InvalidRequest`.
+    """Translate to llguidance's Lark dialect. Raises `InvalidRequest`.
 
-    `StructuredOutputs.grammar` is GBNF, whose first rule is `root ::=`, or that dialect already.
+    `StructuredOutputs.grammar` is either GBNF, whose first rule is `root ::=`, or that Lark dialect already.
     """
     try:
         if wanted.json is not None:
@@ -55,7 +55,7 @@ def grammar_text(wanted: StructuredOutputs) -> str:
         if wanted.regex is not None:
             return f"start: /{regex_to_lark(wanted.regex, _ASCII_CLASSES)}/"
         if wanted.choice is not None:
-            # A terminal, so in capitals: as a rule, each choice would be an item of its own in the parser's rows.
+            # In capitals it is a terminal. As a rule, each choice would be a separate item for the parser.
             choices = " | ".join(json.dumps(choice) for choice in wanted.choice)
             return f"start: CHOICE\nCHOICE: {choices}"
         return grammar_from("grammar", wanted.grammar or "")
@@ -68,9 +68,9 @@ def _json_grammar(schema: str) -> str:
 
 
 class Grammar:
-    """Where one sequence stands in its grammar. Raises `InvalidRequest` where `text` is none that can be compiled.
+    """The position of one sequence in its grammar. Raises `InvalidRequest` if `text` cannot be compiled.
 
-    Making one lets other threads run, and finds the first mask, which takes longer than those that follow.
+    The constructor releases the GIL. It also computes the first mask, which takes longer than later ones.
     """
 
     def __init__(self, tokenizer: LLTokenizer, text: str, vocab_size: int) -> None:
@@ -81,28 +81,28 @@ class Grammar:
             raise InvalidRequest(f"cannot be compiled: {error}", field="structured_outputs")
 
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """Tell of each token id whether it may come next, `[vocab_size]`; the ends of the sequence among them."""
+        """Return for each token id whether it may come next, `[vocab_size]`, including end-of-sequence ids."""
         mask = np.frombuffer(self._mask, dtype=np.uint8)
         return np.unpackbits(mask, count=self._vocab_size, bitorder="little").view(np.bool_)
 
     def advance(self, token_id: int) -> None:
-        """Take note of the token that came."""
+        """Record the next token."""
         if self._matcher.consume_token(token_id) and not self._matcher.is_stopped():
             self._mask = self._matcher.compute_bitmask()
 
     @property
     def ended(self) -> bool:
-        """True once the text is complete and nothing can follow."""
+        """True if the text is complete and nothing may follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     @property
     def error(self) -> str | None:
-        """Why there is no way on; None where there is one, or the end."""
+        """Why the grammar cannot continue, or None if it can or has ended."""
         return _cause(self._matcher.get_error()) if self._matcher.is_error() else None
 
 
 def _cause(message: str) -> str:
-    """One line of the library's several, without those that point at a place in another one."""
+    """Return the library's message on one line, without the lines that point at a position."""
     if message.startswith("NoExtension"):
         return "nothing can match it"
     message = message.removeprefix(_BEHIND_START)

@@ -1,4 +1,4 @@
-"""Compiling grammars beside the engine's loop."""
+"""Compiles grammars outside the engine loop."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Compiled = TypeVar("Compiled")
 
 
 class GrammarCompiler(Generic[Compiled]):
-    """Compiles what requests ask for in threads of its own, each new grammar first in a process that may die of it.
+    """Compiles grammars in its own threads. Each new grammar is first tried in a separate process.
 
-    `build` makes of a grammar's text what the backend needs, in a thread that gives way to the loop. A trial may use
-    `time_limit` seconds of processor time, `cpu_limit` of them for compiling. Its verdict is remembered, so that equal
-    grammars have equal answers, and those that have compiled wait for no trial. A trial that fails without a verdict is not.
+    `build` turns a grammar's text into what the backend needs. It runs in a thread with lower priority than the loop.
+    A trial may use `time_limit` seconds of CPU time, `cpu_limit` of them for compiling. Verdicts are cached, so that
+    equal grammars get the same answer and need no second trial. A trial that fails without a verdict is not cached.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class GrammarCompiler(Generic[Compiled]):
         self._on_trial: dict[StructuredOutputs, Shared[Verdict]] = {}
 
     def submit(self, wanted: StructuredOutputs) -> Future[Compiled]:
-        """Start; the future raises `InvalidRequest` where the grammar is wrong or takes too much."""
+        """Start compiling. The future raises `InvalidRequest` if the grammar is invalid or takes too long or too much memory."""
         with self._lock:
             verdict = self._known.get(wanted)
             if verdict is not None:
@@ -67,11 +67,11 @@ class GrammarCompiler(Generic[Compiled]):
         waiter = None if trial is None else trial.wait(self._after_trial)
         if waiter is None:
             waiter = self._start_trial(wanted).wait(self._after_trial)
-        assert waiter is not None  # noqa: S101  one that has just begun
+        assert waiter is not None  # noqa: S101  a new trial cannot be cancelled yet
         return waiter
 
     def close(self) -> None:
-        """End the threads and the processes."""
+        """Stop the threads and processes."""
         self._trials.close()
         for pool in (self._quick, self._slow):
             pool.shutdown(cancel_futures=True)
@@ -105,7 +105,7 @@ class GrammarCompiler(Generic[Compiled]):
             compiled.set_exception(error)
 
     def _deliver(self, verdict: Verdict, compiled: Future[Compiled]) -> None:
-        """Complete `compiled`: refuse now, or have it built."""
+        """Complete `compiled`: with an error now, or by building it in a thread."""
         if verdict.error is None:
             pool = self._quick if verdict.seconds <= _QUICK else self._slow
             pool.submit(self._complete, verdict.text, compiled)
@@ -117,11 +117,11 @@ class GrammarCompiler(Generic[Compiled]):
             return
         try:
             compiled.set_result(self._build(text))
-        except Exception as error:  # noqa: BLE001  it is whoever waits that has to know
+        except Exception as error:  # noqa: BLE001  the error goes to whoever waits
             compiled.set_exception(error)
 
     def _try(self, wanted: StructuredOutputs, process: LimitedProcess, seconds: float) -> Verdict:
-        """Return what is to be remembered of a grammar. Raises `Expired` where its turn was too short."""
+        """Try a grammar and return the verdict. Raises `Expired` if the turn was too short."""
         try:
             question = msgspec.json.encode(wanted)
         except UnicodeEncodeError:
@@ -149,6 +149,6 @@ class GrammarCompiler(Generic[Compiled]):
 
 
 def _size(wanted: StructuredOutputs, verdict: Verdict) -> int:
-    """Characters that a verdict keeps in memory."""
+    """Return the number of characters that a cached verdict keeps in memory."""
     texts = (wanted.json, wanted.regex, wanted.grammar, *(wanted.choice or ()), verdict.text, verdict.error)
     return sum(len(text) for text in texts if text is not None)

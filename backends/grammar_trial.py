@@ -1,8 +1,9 @@
-"""A process that compiles grammars before the engine does: one that takes all memory, or for ever, takes nobody along.
+"""Compiles grammars in a separate process before the engine does, because some exhaust memory or never finish.
 
-A schema of forty characters is enough for that (`{"type": "array", "minItems": 1000000000}`).
+A schema of forty characters is enough for that: `{"type": "array", "minItems": 1000000000}`.
 
-One that compiles may still grow with every token, as `root ::= root root | "a"` does. So a few tokens are tried as well.
+A grammar that compiles may still get slower with every token, for example `root ::= root root | "a"`. So the trial also
+generates a few tokens.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.sampling_params import StructuredOutputs
 
 MEMORY_LIMIT = 2**29
-"""Bytes that a grammar may take."""
+"""Maximum memory for a grammar in bytes."""
 
 _TOKENS = 128
 _SECONDS = 0.5
-"""Of a processor, for all these tokens: a model's own steps take about as long on a CPU, and much less on a GPU."""
+"""Maximum CPU time for all trial tokens. A model takes about as long for them on a CPU, and much less on a GPU."""
 
 
 class Verdict(msgspec.Struct, omit_defaults=True):
-    """The grammar's `text` and the processor time in seconds that it took to compile, or what is wrong with it."""
+    """The grammar's `text` and the CPU seconds that compiling took, or the `error`."""
 
     text: str = ""
     seconds: float = 0.0
@@ -36,7 +37,7 @@ class Verdict(msgspec.Struct, omit_defaults=True):
 
 
 def prepare(setup: bytes) -> Callable[[bytes], bytes]:
-    """Return what answers an encoded `StructuredOutputs` with an encoded `Verdict`; `setup` is an encoded `Vocabulary`."""
+    """Return a function from an encoded `StructuredOutputs` to an encoded `Verdict`. `setup` is a `Vocabulary`."""
     vocabulary = msgspec.json.decode(setup, type=Vocabulary)
     tokenizer = vocabulary.load()
 
@@ -56,8 +57,8 @@ def prepare(setup: bytes) -> Callable[[bytes], bytes]:
 
 
 def _follow(grammar: Grammar, eos_token_ids: tuple[int, ...]) -> None:
-    """Take tokens that are allowed, the same ones each time. Raises `InvalidRequest` where there is soon too much to look at."""
-    rng = random.Random(0)  # noqa: S311  no secret
+    """Generate some allowed tokens, the same ones each time. Raises `InvalidRequest` if that takes too much."""
+    rng = random.Random(0)  # noqa: S311  nothing secret
     started = time.process_time()
     for _ in range(_TOKENS):
         allowed = grammar.allowed()

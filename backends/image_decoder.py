@@ -1,7 +1,7 @@
 """Decodes images outside the engine, so that a decoder that hangs, exhausts memory or is exploited cannot harm it.
 
-The time is bounded as well as the pixels because a file says nothing of it: a progressive JPEG of 250 kB can hold thousands of
-scans of a whole image.
+Time is limited in addition to pixels, because a file does not show how long it takes. A progressive JPEG of 250 kB can
+contain thousands of scans of the whole image.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from lmi_handlers.media.images import FORMATS
 MODULE = "backends.image_decoder"
 
 MEMORY_LIMIT = 2**31
-"""Bytes; an image of `option.max_image_pixels`' largest value takes about 24 a pixel."""
+"""In bytes. At the highest allowed `option.max_image_pixels`, decoding takes about 24 bytes per pixel."""
 
 SECONDS = 2.0
 SECONDS_PER_PIXEL = 2e-7
-"""What decoding may take of a processor. The slowest honest file takes a third of this."""
+"""CPU time limit: `SECONDS` plus this per pixel. The slowest legitimate file takes a third of it."""
 
 _ORIENTATION = 0x0112
 _DEPTH_16 = "I;16"
 
 
 class Rgb(msgspec.Struct, frozen=True, array_like=True):
-    """`data` has `height` rows from the top down, each of `width` pixels of red, green and blue bytes."""
+    """`data` has `height` rows from top to bottom. Each row has `width` pixels of three bytes: red, green and blue."""
 
     width: int
     height: int
@@ -39,10 +39,10 @@ class Rgb(msgspec.Struct, frozen=True, array_like=True):
 
 
 def decode_image(image: EncodedImage, process: LimitedProcess, seconds: float) -> Image.Image:
-    """Return an image in RGB, decoded in so many seconds of a processor at most.
+    """Return the image in RGB, decoded in at most `seconds` of CPU time.
 
-    Raises `InvalidRequest` with its field, `RequestFailed` where nothing can be decoded, and `Expired` where a longer time
-    is allowed.
+    Raises `InvalidRequest` with the image's field, `RequestFailed` if the decoder process fails, and `Expired` if
+    `seconds` was too short but the image's own limit allows more.
     """
     limit = SECONDS + SECONDS_PER_PIXEL * image.pixels
     try:
@@ -66,7 +66,10 @@ def decode_image(image: EncodedImage, process: LimitedProcess, seconds: float) -
 
 
 def decode(data: bytes) -> Rgb | None:
-    """Decode a file: upright, on white where it is transparent, of several frames the first. None where it cannot be read."""
+    """Decode a file, or return None if it is invalid.
+
+    The image is turned upright, transparency becomes white, and only the first frame is used.
+    """
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             image.load()
@@ -74,17 +77,17 @@ def decode(data: bytes) -> Rgb | None:
             return Rgb(rgb.width, rgb.height, rgb.tobytes())
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001  a broken file can make a decoder raise anything
+    except Exception:  # noqa: BLE001  decoders may raise anything for a broken file
         return None
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Pillow would cut 16 bits a pixel off at 255."""
+    """Scale 16-bit images to 8 bits. Pillow would clip the values at 255."""
     return image.point(lambda value: value / 256).convert("L") if image.mode.startswith(_DEPTH_16) else image
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Turn it as its camera was held. Of its other tags any may be wrong."""
+    """Rotate as the EXIF orientation says. Other tags may be invalid and are ignored."""
     orientation = image.getexif().get(_ORIENTATION)
     turn = _TURNS.get(orientation) if isinstance(orientation, int) else None
     return image if turn is None else image.transpose(turn)
@@ -112,7 +115,7 @@ _TURNS = {
 
 def _prepare(_setup: bytes) -> Callable[[bytes], bytes]:
     Image.init()
-    Image.MAX_IMAGE_PIXELS = None  # whose pixels are counted before they come here
+    Image.MAX_IMAGE_PIXELS = None  # the pixels are checked before
     return lambda question: msgspec.msgpack.encode(decode(question))
 
 

@@ -1,4 +1,4 @@
-"""Images of prompts, made ready beside the engine's loop. Needs Pillow, as every model's processor does."""
+"""Prepares the images of prompts outside the engine loop. Needs Pillow, like every model's processor."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from backends.limited_process import LimitedProcess
 from lmi_handlers.core.request import ImagePrompt, TokenRequest
 
 _REMEMBERED = 4
-"""Prompts whose images are kept for further samples. Each may take hundreds of megabytes."""
+"""Number of prompts whose images are cached for further samples. Each may take hundreds of megabytes."""
 
 Images = TypeVar("Images")
 
 
 class ImagePreparer(Generic[Images]):
-    """Decodes images and runs a model's processor beside the loop, for one prompt at a time."""
+    """Decodes images and runs the model's processor outside the engine loop, for one prompt at a time."""
 
     def __init__(self, process: Callable[[TokenRequest, list[Image.Image]], Images]) -> None:
-        """`process` raises `InvalidRequest` for images that do not fit their text."""
+        """`process` raises `InvalidRequest` for images that do not match the text."""
         self._process = process
         self._processing = threading.Lock()
         self._pool = LimitedPool("images", MODULE)
-        self._known: dict[int, tuple[ImagePrompt, Shared[Images]]] = {}  # by identity, the last asked for at the end
+        self._known: dict[int, tuple[ImagePrompt, Shared[Images]]] = {}  # by `id` of the prompt, most recently used last
 
     def submit(self, request: TokenRequest) -> Future[Images] | None:
-        """Return what becomes of the request's images, None where it has none; the samples of one prompt share it."""
+        """Return a future for the request's images, or None if it has none. Samples of one prompt share the result."""
         prompt = request.image_prompt
         if prompt is None:
             return None
@@ -47,11 +47,11 @@ class ImagePreparer(Generic[Images]):
         return waiter
 
     def close(self) -> None:
-        """End the threads and the processes."""
+        """Stop the threads and processes."""
         self._pool.close()
 
     def _prepare(self, request: TokenRequest, prompt: ImagePrompt, process: LimitedProcess, seconds: float) -> Images:
-        """Raises `Expired` where the turn was too short for its images."""
+        """Raises `Expired` if the turn was too short for the images."""
         images = [decode_image(image, process, seconds / len(prompt.images)) for image in prompt.images]
         with self._processing:
             return self._process(request, images)

