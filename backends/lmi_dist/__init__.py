@@ -1,7 +1,7 @@
-"""`lmi-dist`: LMI's name, until 0.33, for AWS's build of vLLM with parameters of its own.
+"""`lmi-dist`: until LMI 0.33, AWS's own build of vLLM with additional parameters.
 
-Where the `lmi_dist` package is installed, it serves; anywhere else vLLM does, under lmi-dist's option names. `UNSUPPORTED`
-is about vLLM; what the package cannot do is asked of the package, once it has loaded.
+The `lmi_dist` package is used if it is installed. Otherwise vLLM is used, with lmi-dist's option names. `UNSUPPORTED` is
+for vLLM. What the package does not support is read from the package once it has loaded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The adapter behind `option.rolling_batch=lmi-dist`, and the choice of what serves under that name.
+"""The adapter for `option.rolling_batch=lmi-dist`. Chooses between the `lmi_dist` package and vLLM.
 
-The `lmi_dist` wheel is neither public nor made any more. What is written here was checked against what LMI's own code
-calls (`interface.py`), never against the wheel.
+The `lmi_dist` wheel is not public and no longer built. This code was checked against the calls in LMI's own code
+(`interface.py`), never against the wheel.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_LOGPROBS = 20
-"""The default of the vLLM that lmi_dist brings; LMI sets no other."""
+"""The default of the vLLM version in lmi_dist, which LMI does not change."""
 
 _DEFAULTS = SamplingParams()
 
 
 class LmiDistBackend(Backend):
-    """lmi_dist's engine, stepped in the engine process. `load` returns vLLM in its place where there is no lmi_dist."""
+    """lmi_dist's engine, stepped in the engine process. `load` returns vLLM instead if lmi_dist is not installed."""
 
     def __init__(self, engine: LmiDistEngine, model: ModelFiles, *, max_num_seqs: int) -> None:
         self._engine = engine
@@ -54,7 +54,7 @@ class LmiDistBackend(Backend):
 
     @classmethod
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> Backend:
-        """Start lmi_dist's engine or vLLM's, and say which. Raises `ConfigError` or `LoadFailed` for whatever stops it."""
+        """Start lmi_dist's engine or vLLM's, and log which. Any failure raises `ConfigError` or `LoadFailed`."""
         if not _installed():
             logger.warning("lmi_dist is not installed; vLLM serves in its place, with lmi-dist's options")
             return _on_vllm().load(model, properties, report)
@@ -71,14 +71,14 @@ class LmiDistBackend(Backend):
             engine.load_adapters(model.adapters)
         except ConfigError:
             raise
-        except Exception as error:  # whatever stops the engine from starting, the operator must hear of it
+        except Exception as error:  # the operator must hear of any failure to start
             verdict = ConfigError(f"option.model_id: lmi_dist cannot serve {model.path}: {_one_line(error)}")
             raise load_failure(verdict, error) from error
         return cls(engine, model, max_num_seqs=max_num_seqs(properties))
 
     @classmethod
     def check_options(cls, properties: ServingProperties) -> None:
-        """Check what the engine that would serve is passed."""
+        """Check the options for the engine that would be used."""
         if _installed():
             engine_arguments(Path(), properties)
         else:
@@ -86,11 +86,11 @@ class LmiDistBackend(Backend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """As far as this version of lmi_dist goes."""
+        """What this version of lmi_dist supports."""
         return self._capabilities
 
     def add_request(self, request: TokenRequest) -> None:
-        """Hand over a sequence, if it can ever run."""
+        """Start a sequence. Raises `InvalidRequest` if it can never run."""
         self._validate(request)
         params = request.sampling_params
         room = self._capabilities.max_model_len - len(request.prompt_token_ids)
@@ -110,7 +110,7 @@ class LmiDistBackend(Backend):
             self._engine.abort(request_id)
 
     def step(self) -> list[TokenOutput]:
-        """Run one step of the engine. Raises `EngineDead` for anything that goes wrong in it."""
+        """Run one step of the engine. Any error in it raises `EngineDead`."""
         if not self._sequences:
             return []
         try:
@@ -145,7 +145,7 @@ def _installed() -> bool:
 
 def _on_vllm() -> type[Backend]:
     location = {"lmi_dist": "backends.lmi_dist.on_vllm:LmiDistOnVLLM"}
-    return load_class("backend", location, "lmi_dist", Backend)  # type: ignore[type-abstract]  # only compared with
+    return load_class("backend", location, "lmi_dist", Backend)  # type: ignore[type-abstract]  # for a type check
 
 
 def _one_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""All that touches the `lmi_dist` package: starting its engine, and making its requests."""
+"""The only module that uses the `lmi_dist` package: starts its engine and creates its requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SAME_NAME = (
     "bad_words",
     "allowed_token_ids",
 )
-"""Fields of our `SamplingParams` that are the engine's as they stand, where its version has them."""
+"""Fields of our `SamplingParams` that have the same name in the engine, if its version has them."""
 
 _NEVER = ("structured_outputs", "watermark")
 _DEFAULTS = SamplingParams()
@@ -41,7 +41,7 @@ _SEED_BITS = 63
 
 
 class LmiDistEngine:
-    """An engine of `lmi_dist`, as LMI calls it. `deltas` tells whether outputs have what is new, or all there is so far."""
+    """An `lmi_dist` engine, called as LMI calls it. `deltas` tells whether outputs contain only the new tokens or all."""
 
     def __init__(self, path: Path, properties: ServingProperties) -> None:
         self._engine: Engine = engine_from_args(VllmEngineArgs(**engine_arguments(path, properties)))
@@ -52,14 +52,14 @@ class LmiDistEngine:
 
     @property
     def unsupported(self) -> tuple[str, ...]:
-        """The fields of our `SamplingParams` that this version has no parameter for."""
+        """Fields of our `SamplingParams` that this version does not support."""
         return (*_NEVER, *(name for name in _SAME_NAME if name not in self._fields))
 
     def load_adapters(self, adapters: Mapping[str, Path]) -> None:
-        """Load each now, as requests are to wait for none. Raises `ConfigError`."""
+        """Load all adapters now, so that no request waits for one. Raises `ConfigError`."""
         if not adapters:
             return
-        from vllm.lora.request import LoRARequest  # the vLLM that lmi_dist brings
+        from vllm.lora.request import LoRARequest  # the vLLM version in lmi_dist
 
         for number, (name, path) in enumerate(adapters.items(), 1):
             self._adapters[name] = LoRARequest(lora_name=name, lora_int_id=number, lora_path=str(path))
@@ -67,7 +67,7 @@ class LmiDistEngine:
                 raise ConfigError(f"option.enable_lora: lmi_dist does not load adapter {name!r}")
 
     def add(self, request: TokenRequest, *, max_tokens: int, stop_token_ids: Sequence[int]) -> None:
-        """Start a request, `max_tokens` and `stop_token_ids` in place of its own. Raises what the engine raises."""
+        """Start a request with these `max_tokens` and `stop_token_ids` instead of its own. May raise engine errors."""
         options: dict[str, Any] = {} if request.adapter is None else {"lora_request": self._adapters[request.adapter]}
         self._engine.add_requests(
             [
@@ -85,22 +85,22 @@ class LmiDistEngine:
         return self._engine.step()
 
     def abort(self, request_id: str) -> None:
-        """Drop a request that runs."""
+        """Drop a running request."""
         self._engine.reset([request_id])
 
     def _request_params(self, params: SamplingParams, max_tokens: int, stop_token_ids: Sequence[int]) -> RequestParams:
-        """What is left at its default is left out, as a version may not have it; an absent field raises `TypeError`."""
+        """Return the engine's parameters. Defaults are left out, as an unknown field would raise `TypeError`."""
         values = {name: value for name in _SAME_NAME if (value := getattr(params, name)) != getattr(_DEFAULTS, name)}
         if values.get("top_k", 1) < 1:
-            del values["top_k"]  # off is -1 to this engine, and 0 an error
+            del values["top_k"]  # this engine uses -1 for "off" and rejects 0
         if params.seed is not None:
-            values["seed"] = params.seed % 2**_SEED_BITS  # torch's generators take no more
+            values["seed"] = params.seed % 2**_SEED_BITS  # torch's generators accept no larger seeds
         for name in ("bad_words", "allowed_token_ids"):
             if name in values:
                 values[name] = list(values[name])
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(params, name)) is not None:
-                values[name] = max(count, 1)  # LMI asks for 1 at least, and so never saw what 0 does
+                values[name] = max(count, 1)  # LMI always asks for at least 1, so the effect of 0 is unknown
         if self.deltas:
             values["output_kind"] = type(RequestParams().output_kind).DELTA
         return RequestParams(max_tokens=max_tokens, stop_token_ids=list(stop_token_ids), **values)

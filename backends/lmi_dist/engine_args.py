@@ -13,7 +13,7 @@ from lmi_handlers.core.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 DEFAULT_BATCH_SIZE = 256
-"""As LMI sets it for this engine."""
+"""LMI's default for this engine."""
 
 DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
@@ -38,7 +38,7 @@ _ARGUMENTS = {
     "speculative_length": "speculate_length",
     "draft_model_tp_size": "draft_model_tp_size",
 }
-"""Option -> the argument that LMI passes it as; only what somebody has set is passed here."""
+"""Option -> LMI's argument for it. Only options that are set are passed."""
 
 _NO_COUNTERPART = (
     "task",
@@ -66,7 +66,7 @@ def engine_arguments(path: Path, properties: ServingProperties) -> dict[str, Any
     arguments = {
         "model": str(path),
         "dtype": _dtype(properties),
-        # LMI's is always 0, with which every restart gives unseeded requests the same samples.
+        # LMI always passes 0, so unseeded requests get the same samples after every restart.
         "seed": secrets.randbits(32),
         "tensor_parallel_size": _one_gpu(properties),
         "max_num_seqs": max_num_seqs(properties),
@@ -82,7 +82,7 @@ def engine_arguments(path: Path, properties: ServingProperties) -> dict[str, Any
 
 
 def max_num_seqs(properties: ServingProperties) -> int:
-    """Most sequences that the engine takes at a time."""
+    """Return the maximum number of sequences that run at the same time."""
     return (properties.max_rolling_batch_size or DEFAULT_BATCH_SIZE) if properties.rolling else properties.batch_size
 
 
@@ -93,7 +93,7 @@ def _dtype(properties: ServingProperties) -> str:
 
 
 def _one_gpu(properties: ServingProperties) -> int:
-    """LMI runs lmi_dist under MPI with a process for each GPU, which have to step together; here there is one process."""
+    """Return 1. LMI runs lmi_dist under MPI with one process per GPU, but here there is only one process."""
     for name in ("tensor_parallel_degree", "pipeline_parallel_degree"):
         degree = getattr(properties, name)
         if degree not in ("max", 1):

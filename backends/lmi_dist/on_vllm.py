@@ -1,4 +1,4 @@
-"""vLLM under lmi-dist's option names, as LMI itself has it since 0.33."""
+"""vLLM with lmi-dist's option names, as in LMI since 0.33."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULT_SPECULATIVE_LENGTH = 5
 
 
 class LmiDistOnVLLM(VLLMBackend):
-    """vLLM, with the options that only lmi-dist had."""
+    """vLLM with the options that only lmi-dist has."""
 
     name = "lmi_dist"
 
@@ -31,12 +31,12 @@ class LmiDistOnVLLM(VLLMBackend):
 
     @classmethod
     def check_options(cls, properties: ServingProperties) -> None:
-        """Ask vLLM's own parser."""
+        """Check the options with vLLM's own parser."""
         super().check_options(with_speculation(properties))
 
 
 def with_speculation(properties: ServingProperties) -> ServingProperties:
-    """Turn lmi-dist's three options of a draft model into vLLM's one. Raises `ConfigError` where they exclude others."""
+    """Turn lmi-dist's three draft model options into vLLM's one. Raises `ConfigError` if they conflict with others."""
     draft = properties.speculative_draft_model
     if draft is None:
         return properties

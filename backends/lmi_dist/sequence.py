@@ -1,4 +1,4 @@
-"""One sequence on its way: lmi_dist's outputs -> immutable deltas."""
+"""Converts lmi_dist's outputs for a sequence into immutable deltas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FINISH_REASONS = {"length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
 
 class Sequence:
-    """What has been taken of a request's outputs so far; they have all of it each time, unless they are `deltas`."""
+    """Tracks which tokens of a request have been returned. With `deltas`, outputs contain only new tokens, else all."""
 
     def __init__(self, request: TokenRequest, *, deltas: bool) -> None:
         self._request = request
@@ -21,7 +21,7 @@ class Sequence:
         self._taken = 0
 
     def take(self, output: RequestOutput) -> TokenOutput | None:
-        """Return what is new, None for nothing."""
+        """Return what is new in `output`, or None if nothing is."""
         params = self._request.sampling_params
         completion = output.outputs[0]
         start = 0 if self._deltas else self._taken
@@ -71,6 +71,9 @@ class Sequence:
 
 
 def _best(position: Mapping[int, Logprob], count: int) -> list[tuple[int, float]]:
-    """The `count` best of a position, best first; the engine gives the sampled or the prompt's token too, whatever its rank."""
+    """Return the `count` most likely tokens of a position, best first.
+
+    The engine also includes the sampled token or the prompt's token, whatever its rank.
+    """
     best = sorted(((token_id, entry.logprob) for token_id, entry in position.items()), key=lambda entry: -entry[1])
     return best[:count]
