@@ -54,7 +54,7 @@ class GrammarCompiler(Generic[Compiled]):
         self._on_trial: dict[StructuredOutputs, Shared[Verdict]] = {}
 
     def submit(self, wanted: StructuredOutputs) -> Future[Compiled]:
-        """Start compiling. The future raises `InvalidRequest` if the grammar is invalid or takes too long or too much memory."""
+        """Start compiling. The future raises `InvalidRequest` if the grammar is invalid or takes too much."""
         with self._lock:
             verdict = self._known.get(wanted)
             if verdict is not None:

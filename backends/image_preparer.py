@@ -28,7 +28,7 @@ class ImagePreparer(Generic[Images]):
         self._process = process
         self._processing = threading.Lock()
         self._pool = LimitedPool("images", MODULE)
-        self._known: dict[int, tuple[ImagePrompt, Shared[Images]]] = {}  # by `id` of the prompt, most recently used last
+        self._known: dict[int, tuple[ImagePrompt, Shared[Images]]] = {}  # by `id` of the prompt, latest used last
 
     def submit(self, request: TokenRequest) -> Future[Images] | None:
         """Return a future for the request's images, or None if it has none. Samples of one prompt share the result."""

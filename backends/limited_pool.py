@@ -1,4 +1,4 @@
-"""Jobs for processes with limits, in turns: whoever is soon done does not wait for those who are not."""
+"""Runs jobs in limited processes, in turns, so that short jobs do not wait for long ones."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from backends.preparing import give_way
 from lmi_handlers.core.errors import RequestFailed
 
 TURNS = (0.1, 1.0, 2.0, math.inf)
-"""Seconds of a processor. What needs more than its turn starts once more, with the next one."""
+"""CPU seconds per turn. A job that needs more than its turn starts again with the next one."""
 
 OVERTAKING = 10
-"""How many shorter turns may pass a longer one that waits for the same process."""
+"""How many shorter turns may overtake a longer one that waits for the same process."""
 
 Result = TypeVar("Result")
 Given = TypeVar("Given")
 
 Job = Callable[[LimitedProcess, float], Result]
-"""Asks the process for at most so many seconds of a processor, and passes `Expired` on where more would have helped."""
+"""Uses the process for at most the given CPU seconds. Raises `Expired` if more would help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class _Entry:
 
 
 class LimitedPool:
-    """Two processes, one for the first two turns of each job and one for the last two.
+    """Two processes: one for the first two turns of each job and one for the last two.
 
-    In each of them shorter turns come first, up to a limit, so that nobody waits for ever. A job does not say whose it is: many
-    of one client delay another's as those of many would. A job whose future is cancelled gets no further turn.
+    In each process shorter turns come first, but only up to a limit, so that no job waits forever. Jobs are not tracked
+    per client, so one client with many jobs delays the others. A job gets no further turn if its future is cancelled.
     """
 
     def __init__(self, name: str, module: str, setup: bytes = b"") -> None:
@@ -53,13 +53,13 @@ class LimitedPool:
             thread.start()
 
     def submit(self, job: Job[Result]) -> Future[Result]:
-        """Line up."""
+        """Queue a job and return the future of its result."""
         future: Future[Result] = Future()
         self._put(0, _Entry(job, future))
         return future
 
     def close(self) -> None:
-        """End the threads and the processes."""
+        """Stop the threads and processes."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -81,7 +81,7 @@ class LimitedPool:
             self._changed.notify_all()
 
     def _work(self, process: LimitedProcess, first: int) -> None:
-        """Give turns `first` and `first` + 1."""
+        """Run the jobs that wait for turns `first` and `first` + 1."""
         give_way()
         shorter, longer = self._queues[first : first + 2]
         overtaken = 0
@@ -104,7 +104,7 @@ class LimitedPool:
             result = entry.job(process, TURNS[turn])
         except Expired:
             self._put(turn + 1, entry)
-        except Exception as error:  # noqa: BLE001  it is whoever waits that has to know
+        except Exception as error:  # noqa: BLE001  the error goes to whoever waits
             if entry.future.set_running_or_notify_cancel():
                 entry.future.set_exception(error)
         else:
@@ -113,7 +113,7 @@ class LimitedPool:
 
 
 class Shared(Generic[Given]):
-    """One future for many who wait; it is cancelled when all of them have given up."""
+    """One future with several waiters. It is cancelled when all of them have given up."""
 
     def __init__(self, future: Future[Given]) -> None:
         self._future = future
@@ -122,11 +122,11 @@ class Shared(Generic[Given]):
 
     @property
     def done(self) -> bool:
-        """Whether nothing more is done for them."""
+        """True if the future is done."""
         return self._future.done()
 
     def wait(self, deliver: Callable[[Future[Given], Future[Result]], None]) -> Future[Result] | None:
-        """Return a future that `deliver` is to complete once this one is; None where it has been cancelled already."""
+        """Return a new future, which `deliver` completes when the shared one is done. None if that is already cancelled."""
         waiter: Future[Result] = Future()
         with self._lock:
             if self._future.cancelled():

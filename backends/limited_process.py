@@ -1,9 +1,10 @@
 """Runs code that may exhaust memory, hang or crash in a child process with limits.
 
-The child sets itself up once and answers each question in a fork, so a question that reaches a limit costs the next one
-nothing; after any other end the child starts again. The limit is processor time, because wall time also depends on other load.
+The child sets itself up once and answers each question in a fork. So a question that reaches a limit does not affect
+the next one. If the fork ends in any other way, the child is restarted. The limit is CPU time, because wall time also
+depends on other load.
 
-Both ways go frames, a length of 4 bytes, big-endian, and so many bytes; the first is what the child sets itself up with.
+Both directions use frames: a length of 4 bytes, big-endian, followed by the data. The first frame is the child's setup.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from pathlib import Path
 from typing import IO
 
 NICENESS = 5
-"""A question gets a quarter of a core while the engine keeps all of them busy: 10 s of a processor take 40 s at most."""
+"""With all cores busy, a question still gets a quarter of one: 10 s of CPU time take at most 40 s."""
 
 PATIENCE = 300.0
-"""Seconds by the clock for one question: far more than it needs, as it gets little of a core while the engine is busy."""
+"""Wall time limit per question in seconds. It is generous, because a busy engine leaves little CPU time."""
 
 _LENGTH = struct.Struct(">I")
 _LIMITS = struct.Struct(">dd")
@@ -33,33 +34,36 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Ended(Exception):
-    """There is no answer. This class itself: the child has crashed or was killed, which another attempt may survive."""
+    """There is no answer. If it is not a subclass, the child crashed or was killed, and a retry may help."""
 
 
 class Expired(Ended):
-    """The question has taken all of its processor time."""
+    """The question has used up its CPU time."""
 
 
 class Exhausted(Ended):
-    """The question has taken all of its memory."""
+    """The question has reached its memory limit."""
 
 
 class Stalled(Ended):
-    """The child has not had its processor time within reason: the machine is too busy."""
+    """The child did not get enough CPU time in `patience` seconds, because the machine is too busy."""
 
 
-# The first byte of what comes back.
+# The first byte of an answer.
 _ANSWERED, _EXPIRED, _EXHAUSTED, _STALLED = (bytes([kind]) for kind in range(4))
 _ENDS = {_EXPIRED: Expired, _EXHAUSTED: Exhausted, _STALLED: Stalled}
 _LIMITS_REACHED = {
     signal.SIGPROF: _EXPIRED,
     signal.SIGALRM: _STALLED,
-    signal.SIGABRT: _EXHAUSTED,  # libraries in Rust and C++ abort where Python raises `MemoryError`
+    signal.SIGABRT: _EXHAUSTED,  # Rust and C++ libraries abort when they run out of memory
 }
 
 
 class LimitedProcess:
-    """The parent's side: `python -m module`, started for the first question and again after it has ended. For one thread."""
+    """The parent's side. Runs `python -m module`.
+
+    The child starts with the first question, and again after it has ended. Not thread-safe, except `kill`.
+    """
 
     def __init__(self, module: str, setup: bytes = b"", *, patience: float = PATIENCE) -> None:
         self._module = module
@@ -69,11 +73,11 @@ class LimitedProcess:
         self._killed = False
 
     def ask(self, question: bytes, *, seconds: float) -> bytes:
-        """Return the answer, which may take so many seconds of a processor.
+        """Return the answer, which may take at most `seconds` of CPU time.
 
-        Raises `Ended`, and `RuntimeError` where the child does not even start.
+        Raises `Ended`, or `RuntimeError` if the child does not start.
         """
-        if self._process is not None and self._process.poll() is not None:  # has been killed since
+        if self._process is not None and self._process.poll() is not None:  # it was killed since the last question
             self.close()
         process = self._process or self._start()
         answer = _exchange(process, _LIMITS.pack(seconds, self._patience), question)
@@ -85,17 +89,17 @@ class LimitedProcess:
         return answer[1:]
 
     def kill(self) -> None:
-        """Let `ask` end, whatever it is at, now and from now on; any thread may call it."""
+        """Stop the current `ask` and all later ones. May be called from any thread."""
         self._killed = True
         if (process := self._process) is not None:
             process.kill()
 
     def close(self) -> None:
-        """End the child."""
+        """Stop the child."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            # Closes the pipes, with what is left in them, and waits.
+            # Closes the pipes, discards what is left in them, and waits for the child.
             with contextlib.suppress(BrokenPipeError), process:
                 pass
 
@@ -104,7 +108,7 @@ class LimitedProcess:
             [sys.executable, "-m", self._module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # a library's last words; the client gets the cause
+            stderr=subprocess.DEVNULL,  # error messages of libraries; the client gets the cause
         )
         if self._killed:
             process.kill()
@@ -119,10 +123,10 @@ class LimitedProcess:
 
 
 def serve(prepare: Callable[[bytes], Callable[[bytes], bytes]], *, memory: int) -> None:
-    """The child's side: answer on the standard streams until there is no more to read.
+    """The child's side: answer questions on the standard streams until stdin is closed.
 
-    `prepare` gets the setup and returns what answers one question; `memory` is how many bytes a question may then take,
-    where the kernel heeds that.
+    `prepare` gets the setup and returns a function that answers one question. `memory` is how many bytes a question may
+    take on top of that. This limit works on Linux only.
     """
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -144,17 +148,17 @@ def serve(prepare: Callable[[bytes], Callable[[bytes], bytes]], *, memory: int) 
         _, status = os.waitpid(fork, 0)
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) in _LIMITS_REACHED:
             _write(answers, _LIMITS_REACHED[signal.Signals(os.WTERMSIG(status))])
-        elif status != 0:  # maybe in the midst of its answer
+        elif status != 0:  # maybe in the middle of its answer
             return
 
 
 def _answer(server: int, answer: Callable[[], bytes], limits: tuple[float, ...], answers: IO[bytes]) -> None:
-    """The fork's whole life. The kernel ends it at its limit, whatever library it is in."""
+    """Answer one question in the fork and exit. At a time limit the kernel kills it, whatever code it is running."""
     status = 1
     try:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != server:  # which has died before that
+            if os.getppid() != server:  # it died before the call above
                 return
         timers = (signal.ITIMER_PROF, signal.ITIMER_REAL)
         for timer, ended_by, seconds in zip(timers, (signal.SIGPROF, signal.SIGALRM), limits, strict=True):
@@ -165,7 +169,7 @@ def _answer(server: int, answer: Callable[[], bytes], limits: tuple[float, ...],
         except MemoryError:
             parts = _EXHAUSTED, b""
         for timer in timers:
-            signal.setitimer(timer, 0)  # an answer is whole
+            signal.setitimer(timer, 0)  # so that the answer is written completely
         _write(answers, *parts)
         status = 0
     finally:
@@ -173,8 +177,8 @@ def _answer(server: int, answer: Callable[[], bytes], limits: tuple[float, ...],
 
 
 def _exchange(process: subprocess.Popen[bytes], *frames: bytes) -> bytes | None:
-    """Return the child's answer, None where it has ended instead."""
-    assert process.stdin is not None  # noqa: S101  the type of a pipe that was asked for
+    """Return the child's answer, or None if the child has ended."""
+    assert process.stdin is not None  # noqa: S101  for the type checker; it is a pipe
     assert process.stdout is not None  # noqa: S101
     try:
         for frame in frames:
@@ -193,7 +197,7 @@ def _write(stream: IO[bytes], *parts: bytes) -> None:
 
 
 def _read(stream: IO[bytes]) -> bytes | None:
-    """Return the next frame, None where the other side has ended, maybe in the midst of one."""
+    """Return the next frame, or None if the other side has ended, possibly in the middle of a frame."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None

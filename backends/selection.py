@@ -55,7 +55,7 @@ def select_backend(properties: ServingProperties) -> Selection:
 
 
 def choose_backend(*, builds: Mapping[str, Build | None], gpu: str | None, architectures: tuple[str, ...]) -> Selection:
-    """Resolve `auto`: the first engine that is installed, has a suitable GPU and can serve the model; else transformers.
+    """Resolve `auto`: the first engine that is installed, has its GPU and can serve the model; else transformers.
 
     `builds` has None for an engine that is not installed. `gpu` is the vendor, or None without a GPU. `architectures`
     come from the model's config.json. They are empty if not known yet.
