@@ -1,4 +1,4 @@
-"""TensorRT-LLM 1.2 through its `LLM` class, on its PyTorch runtime."""
+"""TensorRT-LLM 1.2, used through its `LLM` class on the PyTorch runtime."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ UNSUPPORTED = {
 }
 
 SAMPLED_DEFAULTS = {"temperature": 0.8, "top_k": 5, "top_p": 0.85}
-"""LMI's documented values for this engine where a request has `do_sample` and does not say more."""
+"""LMI's documented defaults for this engine, used if a request sets `do_sample` but not these parameters."""

@@ -1,4 +1,4 @@
-"""The thread that talks to the engine: requests go in, outputs come out, the engine's own objects stay inside."""
+"""The thread that talks to the engine. The engine's own objects never leave it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _JOIN_SECONDS = 5.0
 
 
 class LLMActor:
-    """Submits to an `LLM` and reads its results, on an asyncio loop of its own.
+    """Submits requests to an `LLM` and reads the results, on its own asyncio loop.
 
-    A result belongs to the loop that runs while it is made, and changes whenever it is read. So each one is made, read
+    A result belongs to the loop in which it is created, and it changes whenever it is read. So results are created, read
     and dropped in this thread, and only `TokenOutput`s leave it.
     """
 
@@ -36,17 +36,17 @@ class LLMActor:
     def submit(
         self, sequence: Sequence, prompt_token_ids: list[int], sampling_params: SamplingParams, **options: Any
     ) -> None:
-        """Start a sequence; `options` are further ones of `generate_async`. Raises what the engine raises at once."""
+        """Start a sequence. `options` are passed to `generate_async`. Raises its immediate errors."""
         asyncio.run_coroutine_threadsafe(
             self._start(sequence, prompt_token_ids, sampling_params, options), self._loop
         ).result()
 
     def abort(self, sequence: Sequence) -> None:
-        """Stop a sequence. What it produced before may still be received."""
+        """Stop a sequence. Earlier outputs may still be received."""
         self._loop.call_soon_threadsafe(self._abort, sequence)
 
     def receive(self, timeout: float) -> list[tuple[Sequence, TokenOutput]]:
-        """Return everything new, after at most `timeout` seconds if there is nothing. Raises `EngineDead`."""
+        """Return all new outputs. Waits at most `timeout` seconds for the first. Raises `EngineDead`."""
         received: list[tuple[Sequence, TokenOutput]] = []
         try:
             item = self._outputs.get(timeout=timeout)
@@ -67,7 +67,7 @@ class LLMActor:
         self._thread.join(_JOIN_SECONDS)
         self._loop.close()
 
-    # In the thread
+    # Called in the thread
 
     async def _start(
         self, sequence: Sequence, prompt_token_ids: list[int], sampling_params: SamplingParams, options: dict[str, Any]
@@ -90,7 +90,7 @@ class LLMActor:
         except RequestFailed as error:
             result.abort()
             self._outputs.put((sequence, sequence.fail(str(error))))
-        except Exception as error:  # noqa: BLE001 (what is no request's own error has ended the engine; `receive` says so)
+        except Exception as error:  # noqa: BLE001 (not an error of one request, so the engine is dead; `receive` raises it)
             self._outputs.put(error)
         finally:
             del self._results[sequence]

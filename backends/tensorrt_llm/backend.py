@@ -1,4 +1,4 @@
-"""The adapter: what the engine can do, which requests it gets, what becomes of its errors."""
+"""The TensorRT-LLM adapter: capabilities, validation of requests, and translation of errors."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import TokenRequest
 
 MAX_LOGPROBS = 0
-"""The sampler gives the log probability of the sampled token, and of no other."""
+"""The sampler returns only the log probability of the sampled token."""
 
 MAX_PROMPT_LOGPROBS = 20
-"""These are made here, of the prompt's logits; as many as other engines give."""
+"""Computed here from the prompt's logits. The limit is the same as in other engines."""
 
 _WAIT = 0.01
 
 
 class TensorRTLLMBackend(Backend):
-    """Hands requests to TensorRT-LLM, which batches them itself, and collects what comes back.
+    """Submits requests to TensorRT-LLM, which batches them itself, and collects the outputs.
 
-    `max_input_len` and `max_output_len` bound a prompt and an answer each for itself; None where they are not.
-    `guided_decoding` tells whether the engine was started with a library for grammars: without one it would ignore what
-    an answer must match, and say nothing. `adapters` are the LoRA adapters that it was started for, by name.
+    `max_input_len` and `max_output_len` are the limits for prompt and answer, None if unlimited. `guided_decoding` tells
+    whether the engine was started with a grammar library. Without one it silently ignores grammars. `adapters` are the
+    LoRA adapters that the engine was started with, by name.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class TensorRTLLMBackend(Backend):
             llm = LLM(**llm_arguments(model.path, properties, max_model_len=max_model_len, adapters=model.adapters))
         except ConfigError:
             raise
-        except Exception as error:  # whatever stops the engine from starting, the operator must hear of it
+        except Exception as error:  # the operator must hear of any failure to start
             reason = " ".join(str(error).split()) or type(error).__name__
             verdict = ConfigError(f"option.model_id: TensorRT-LLM cannot serve {model.path}: {reason}")
             raise load_failure(verdict, error) from error
@@ -100,7 +100,7 @@ class TensorRTLLMBackend(Backend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Everything but what `UNSUPPORTED` names, and no alternatives of a generated token."""
+        """All fields except those in `UNSUPPORTED`. Alternatives to generated tokens are not supported."""
         missing = () if self._guided_decoding else ("structured_outputs",)
         return Capabilities(
             backend="tensorrt_llm",
@@ -114,12 +114,12 @@ class TensorRTLLMBackend(Backend):
         )
 
     def add_request(self, request: TokenRequest) -> None:
-        """Submit a sequence, if it can ever run. Raises `EngineDead` where the engine takes no requests any more."""
+        """Start a sequence. Raises `InvalidRequest` if it can never run, and `EngineDead` if the engine has stopped."""
         self._validate(request)
         sequence = Sequence(request, self._eos_token_ids)
         options: dict[str, Any] = {}
         if request.sampling_params.prompt_logprobs is not None:
-            # A cached beginning of the prompt is not computed and has no logits; nothing is cached under a new salt.
+            # Cached prompt tokens are not computed again and have no logits. With a new salt nothing is cached.
             options["cache_salt"] = secrets.token_hex(8)
         if request.adapter is not None:
             options["lora_request"] = self._adapters[request.adapter]
@@ -138,13 +138,13 @@ class TensorRTLLMBackend(Backend):
         self._sequences[request.request_id] = sequence
 
     def abort(self, request_id: str) -> None:
-        """Cancel a sequence in the engine; what is on its way already is dropped by `step`."""
+        """Cancel a sequence. `step` drops outputs that are already queued."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is not None:
             self._actor.abort(sequence)
 
     def step(self) -> list[TokenOutput]:
-        """Collect what the engine has produced since the last call, after a short wait if that is nothing."""
+        """Return the outputs since the last call. Waits briefly if there are none."""
         outputs = []
         for sequence, output in self._actor.receive(_WAIT):
             if self._sequences.get(sequence.request_id) is not sequence:
@@ -155,17 +155,17 @@ class TensorRTLLMBackend(Backend):
         return outputs
 
     def check_health(self) -> None:
-        """An engine whose worker process is gone may be silent instead of failing its requests."""
-        if not self._llm._check_health():  # noqa: SLF001 (the library's own servers ask so; there is no public way)
+        """Raise `EngineDead` if a worker is gone. The engine may just stop answering instead of failing requests."""
+        if not self._llm._check_health():  # noqa: SLF001 (not public, but the library's servers use it)
             raise EngineDead("TensorRT-LLM has shut down")
 
     def close(self) -> None:
-        """Cancel what runs and shut the engine down."""
+        """Cancel all sequences and shut down the engine."""
         self._actor.close()
         self._llm.shutdown()
 
     def _max_tokens(self, request: TokenRequest) -> int:
-        """Always a number: None would leave the engine's own default or limit to apply."""
+        """Return a limit, never None, because then the engine would apply its own default."""
         room = self._max_model_len - len(request.prompt_token_ids)
         return min(
             limit for limit in (room, request.sampling_params.max_tokens, self._max_output_len) if limit is not None

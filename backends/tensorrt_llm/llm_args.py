@@ -17,12 +17,12 @@ from lmi_handlers.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-# The engine's other sampler, its default, takes `seed`, the penalties and `min_p` and ignores them, and its log
-# probabilities need not include the sampled token's.
+# The engine's default sampler silently ignores `seed`, the penalties and `min_p`. Its log probabilities may lack the
+# sampled token.
 SAMPLER_TYPE = "TRTLLMSampler"
 
 DEFAULT_BATCH_SIZE = 256
-"""As LMI sets it for this engine."""
+"""LMI's default for this engine."""
 
 DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
@@ -44,7 +44,7 @@ _SAME_NAME = (
     "moe_expert_parallel_size",
     "enable_attention_dp",
 )
-"""Options that are arguments of `LLM` as they stand."""
+"""Options with the same name as the argument of `LLM`."""
 
 _KV_CACHE = {
     "enable_block_reuse": "enable_kv_cache_reuse",
@@ -68,7 +68,7 @@ _NO_COUNTERPART = (
     "auto_parallel",
     "auto_parallel_world_size",
 )
-"""Options of LMI for which TensorRT-LLM 1.2 publishes no argument on its PyTorch runtime."""
+"""LMI options without a public argument in TensorRT-LLM 1.2 on the PyTorch runtime."""
 
 
 def llm_arguments(
@@ -112,14 +112,14 @@ def llm_arguments(
 
 
 def max_batch_size(properties: ServingProperties) -> int:
-    """Most sequences that the engine takes at a time."""
+    """Return the maximum number of sequences that run at the same time."""
     return (properties.max_rolling_batch_size or DEFAULT_BATCH_SIZE) if properties.rolling else properties.batch_size
 
 
 def choose_max_model_len(path: Path, properties: ServingProperties) -> int:
-    """Return the option, or LMI's two older ones together, or the checkpoint's own limit.
+    """Return `option.max_model_len`, or the sum of LMI's two older options, or the checkpoint's own limit.
 
-    Raises `ConfigError` where nothing states one.
+    Raises `ConfigError` if none of them is known.
     """
     if properties.max_model_len is not None:
         return properties.max_model_len
@@ -152,7 +152,7 @@ def _check_quantize(path: Path, properties: ServingProperties) -> None:
 
 
 def _skip_tokenizer_init(properties: ServingProperties) -> bool:
-    """Text is none of this engine's business; only grammars need its tokenizer."""
+    """Tell whether the engine runs without its tokenizer. Only grammars need it."""
     guided = properties.guided_decoding_backend is not None
     if guided and properties.skip_tokenizer_init:
         raise ConfigError("option.skip_tokenizer_init: option.guided_decoding_backend needs the tokenizer")
@@ -196,7 +196,7 @@ def _kv_cache_arguments(properties: ServingProperties) -> dict[str, Any]:
     arguments = {
         name: value for name, option in _KV_CACHE.items() if (value := getattr(properties, option)) is not None
     }
-    # The engine counts in what is free once the weights are loaded; that is the nearest it has to a share of all.
+    # This is a share of the memory that is free after loading the weights. The engine has no option for a share of all.
     fraction = properties.kv_cache_free_gpu_mem_fraction or properties.gpu_memory_utilization
     if fraction is not None:
         arguments["free_gpu_memory_fraction"] = fraction

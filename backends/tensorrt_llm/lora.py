@@ -1,4 +1,4 @@
-"""LoRA adapters: what the engine is told of them at the start, and what a request carries."""
+"""LoRA adapters: the engine's configuration at startup and the parameter of a request."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _MODULES = {
     "w3": "moe_gate",
     "gate": "moe_router",
 }
-"""Layer in an adapter's `target_modules` -> TensorRT-LLM's name for it."""
+"""Layer name in an adapter's `target_modules` -> TensorRT-LLM's name."""
 
 
 def lora_config(properties: ServingProperties, adapters: Mapping[str, Path]) -> LoraConfig:
-    """Return the limits, and the layers that `adapters` (name -> folder) change. Raises `ConfigError`.
+    """Return the limits and the layers that `adapters` (name -> folder) change. Raises `ConfigError`.
 
-    The engine finds the layers out itself from one folder but not from several, and puts memory aside for every layer
-    there is where it is told of none.
+    The engine itself can read the layers from one folder, but not from several. If it is told no layers, it reserves
+    memory for all of them.
     """
     limits = {name: getattr(properties, name) for name in ("max_lora_rank", "max_loras", "max_cpu_loras")}
     return LoraConfig(
@@ -45,7 +45,7 @@ def lora_config(properties: ServingProperties, adapters: Mapping[str, Path]) -> 
 
 
 def lora_requests(adapters: Mapping[str, Path]) -> dict[str, LoRARequest]:
-    """Return name -> what a request for the adapter carries; the engine tells adapters apart by their numbers."""
+    """Return name -> the engine's parameter for a request. The engine identifies adapters by number."""
     return {
         name: LoRARequest(lora_name=name, lora_int_id=number, lora_path=str(path))
         for number, (name, path) in enumerate(adapters.items(), 1)
@@ -53,7 +53,10 @@ def lora_requests(adapters: Mapping[str, Path]) -> dict[str, LoRARequest]:
 
 
 def _target_modules(adapters: Mapping[str, Path]) -> list[str]:
-    """Empty where an adapter has a pattern instead of a list, or a layer that is not in the table: any may be meant."""
+    """Return the layers that the adapters change.
+
+    The list is empty, which means all layers, if an adapter has a pattern instead of a list or an unknown layer.
+    """
     layers: set[str] = set()
     for name, path in adapters.items():
         try:

@@ -15,15 +15,15 @@ from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 NO_END_ID = -1
 
 _REGEX_CHARACTERS = re.compile(r"[\\.^$|?*+()\[\]{}]")
-"""What means itself only after a backslash. xgrammar and llguidance do not know all the escapes of `re.escape`."""
+"""Characters that need a backslash. xgrammar and llguidance do not support all the escapes of `re.escape`."""
 
 
 def engine_sampling_params(
     params: SamplingParams, *, max_tokens: int, eos_token_ids: tuple[int, ...], vocab_size: int
 ) -> tensorrt_llm.SamplingParams:
-    """Return a new object, as the engine keeps and changes the one it is given.
+    """Return a new object, because the engine keeps and modifies it.
 
-    The engine knows one end-of-sequence id and holds back that one alone for `min_tokens`; the others are stop ids to it.
+    The engine supports one end-of-sequence id, and `min_tokens` suppresses only that one. The others become stop ids.
     """
     end_id, *others = eos_token_ids or (NO_END_ID,)
     stop_token_ids = [*params.stop_token_ids, *(() if params.ignore_eos else others)]
@@ -34,9 +34,9 @@ def engine_sampling_params(
         min_tokens=params.min_tokens or None,
         ignore_eos=params.ignore_eos,
         stop_token_ids=stop_token_ids or None,
-        include_stop_str_in_output=True,  # otherwise the id that matched is taken out again at the end
-        logprobs=None if params.logprobs is None else 1,  # the sampled token's; 0 would be none
-        # The engine's own `prompt_logprobs` are those of the likeliest tokens, which the prompt's need not be among.
+        include_stop_str_in_output=True,  # otherwise the matched id is removed at the end
+        logprobs=None if params.logprobs is None else 1,  # only the sampled token; 0 would mean none
+        # The engine's own `prompt_logprobs` cover only the most likely tokens and may lack the prompt's.
         return_context_logits=params.prompt_logprobs is not None,
         guided_decoding=_guided_decoding(params.structured_outputs),
         detokenize=False,
@@ -47,19 +47,19 @@ def engine_sampling_params(
 
 def _randomness(params: SamplingParams, vocab_size: int) -> dict[str, Any]:
     if params.greedy:
-        return {}  # none of the three given is the engine's way of saying so
+        return {}  # the engine is greedy if temperature, top_p and top_k are all unset
     return {
         "temperature": params.temperature,
         "top_p": params.top_p,
         "top_k": params.top_k if 0 < params.top_k < vocab_size else 0,
         "min_p": params.min_p or None,
-        # To the engine no seed is seed 0, which gives every request the same random numbers.
+        # Without a seed the engine uses 0, so every request would get the same random numbers.
         "seed": random.getrandbits(63) if params.seed is None else params.seed,
     }
 
 
 def _edits(params: SamplingParams, vocab_size: int) -> dict[str, Any]:
-    """What changes the logits, where it does."""
+    """Return the parameters that change the logits, without those at their default."""
     edits: dict[str, Any] = {}
     if params.repetition_penalty != 1.0:
         edits["repetition_penalty"] = params.repetition_penalty
@@ -75,7 +75,7 @@ def _edits(params: SamplingParams, vocab_size: int) -> dict[str, Any]:
 
 
 def _guided_decoding(wanted: StructuredOutputs | None) -> GuidedDecodingParams | None:
-    """The engine knows no choice; one of several texts is a regex too."""
+    """Return the engine's parameters. It does not support `choice`, which becomes a regex."""
     if wanted is None:
         return None
     return GuidedDecodingParams(

@@ -1,4 +1,4 @@
-"""One sequence on its way: the engine's ever-growing result -> immutable deltas."""
+"""Converts the engine's growing result for a sequence into immutable deltas."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from lmi_handlers.core.errors import RequestFailed
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import TokenRequest
 
-_ROWS = 256  # of logits turned into log probabilities at a time, each as wide as the vocabulary
+_ROWS = 256  # of logits to convert at a time, each as wide as the vocabulary
 
 
 class Sequence:
-    """What has been taken of a result so far.
+    """Tracks which tokens of a result have been returned.
 
-    The engine hands out one object for each request, again and again, and lengthens its lists in place. It says itself
-    what is new in them, but not reliably; the count kept here is.
+    The engine returns the same object for a request every time and appends to its lists. What it reports as new is not
+    reliable, so the tokens are counted here.
     """
 
     def __init__(self, request: TokenRequest, eos_token_ids: tuple[int, ...]) -> None:
@@ -26,11 +26,11 @@ class Sequence:
         self._prompt_token_ids = request.prompt_token_ids
         self._eos_token_ids = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         self._wants_logprobs = params.logprobs is not None
-        self._prompt_logprobs = params.prompt_logprobs  # as asked for; None once they have been handed out
+        self._prompt_logprobs = params.prompt_logprobs  # as requested; None once they have been returned
         self._taken = 0
 
     def take(self, result: RequestOutput) -> TokenOutput | None:
-        """Return what is new in `result`, None for nothing. Raises `RequestFailed` where it lacks what was asked for."""
+        """Return what is new in `result`, or None. Raises `RequestFailed` if requested logprobs are missing."""
         completion: CompletionOutput = result.outputs[0]
         finish_reason, error = self._ending(completion)
         if finish_reason is FinishReason.ERROR:
@@ -59,7 +59,7 @@ class Sequence:
         )
 
     def fail(self, error: str) -> TokenOutput:
-        """Return the output that ends the sequence with an error."""
+        """End the sequence and return its error output."""
         self.finished = True
         return TokenOutput(
             request_id=self.request_id, token_ids=[], finish_reason=FinishReason.ERROR, error=error or "no cause given"
@@ -72,7 +72,7 @@ class Sequence:
             case "length":
                 return FinishReason.LENGTH, ""
             case "stop":
-                # The engine's one end id has no `stop_reason`; the model's others are stop ids to the engine.
+                # `stop_reason` is None for the engine's own end id. The model's other end ids are stop ids to it.
                 at_eos = completion.stop_reason is None or completion.stop_reason in self._eos_token_ids
                 return FinishReason.EOS_TOKEN if at_eos else FinishReason.STOP_SEQUENCE, ""
             case "cancelled":
@@ -92,9 +92,9 @@ class Sequence:
 def _prompt_logprobs(
     context_logits: torch.Tensor | None, prompt_token_ids: list[int], count: int
 ) -> tuple[list[float | None], list[list[tuple[int, float]] | None] | None]:
-    """Return the logprob of each prompt token, and the `count` best of its position where that is not 0.
+    """Return the logprob of each prompt token, and the `count` most likely tokens of its position unless that is 0.
 
-    Row t of the logits, `[prompt, vocabulary]`, foretells token t + 1.
+    The logits are `[prompt, vocabulary]`. Row t predicts token t + 1.
     """
     rows = 0 if context_logits is None else context_logits.shape[0]
     if context_logits is None or rows != len(prompt_token_ids):
