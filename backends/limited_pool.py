@@ -126,7 +126,7 @@ class Shared(Generic[Given]):
         return self._future.done()
 
     def wait(self, deliver: Callable[[Future[Given], Future[Result]], None]) -> Future[Result] | None:
-        """Return a new future, which `deliver` completes when the shared one is done. None if that is already cancelled."""
+        """Return a future that `deliver` completes when the shared one is done, or None if that is cancelled."""
         waiter: Future[Result] = Future()
         with self._lock:
             if self._future.cancelled():

@@ -44,7 +44,7 @@ def nucleus_threshold(
 def _search(
     keys: torch.Tensor, probs: torch.Tensor, masses: torch.Tensor, size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row's threshold among its `size` best tokens, and how many come before it: `size` if all are too few."""
+    """Return each row's threshold among its `size` best tokens, and how many precede it: `size` if too few."""
     best, ids = keys.topk(size, dim=-1)
     inside = (probs.gather(1, ids).cumsum(dim=-1) < masses).sum(dim=-1, keepdim=True)
     return best.gather(1, inside.clamp(max=size - 1)), inside

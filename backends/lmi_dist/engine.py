@@ -41,7 +41,7 @@ _SEED_BITS = 63
 
 
 class LmiDistEngine:
-    """An `lmi_dist` engine, called as LMI calls it. `deltas` tells whether outputs contain only the new tokens or all."""
+    """An `lmi_dist` engine, called as LMI does. `deltas` is true if outputs contain only the new tokens, not all."""
 
     def __init__(self, path: Path, properties: ServingProperties) -> None:
         self._engine: Engine = engine_from_args(VllmEngineArgs(**engine_arguments(path, properties)))

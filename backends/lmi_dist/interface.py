@@ -1,7 +1,7 @@
-"""What is known of `lmi_dist`: the parts of it that LMI 0.30 to 0.32 call. The package itself is not public.
+"""The parts of `lmi_dist` that LMI 0.30 to 0.32 call. The package itself is not public.
 
-LMI's callers are `rolling_batch/lmi_dist_rolling_batch.py` and `rolling_batch_vllm_utils.py` of djl-serving. The outputs
-are those of the vLLM of that time (0.6), which the package brings.
+The calls are in `rolling_batch/lmi_dist_rolling_batch.py` and `rolling_batch_vllm_utils.py` of djl-serving. The outputs
+are those of vLLM 0.6, which the package contains.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from typing import Any, Protocol
 
 
 class Logprob(Protocol):
-    """Of one token at one position."""
+    """The log probability of one token at one position."""
 
     @property
     def logprob(self) -> float:
-        """Its natural logarithm."""
+        """The natural logarithm of the probability."""
 
 
 class CompletionOutput(Protocol):
-    """A sequence so far, or what is new of it where `RequestParams.output_kind` was set to that.
+    """The sequence so far, or only its new tokens if `RequestParams.output_kind` is set to DELTA.
 
-    `logprobs` has one entry for each of `token_ids`: the best ones, and the sampled one whatever its rank.
+    `logprobs` has one entry per token: the most likely ones and the sampled one, whatever its rank.
     """
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """The end-of-sequence id is among them."""
+        """Includes the end-of-sequence id."""
 
     @property
     def logprobs(self) -> Sequence[Mapping[int, Logprob]] | None:
-        """None unless asked for."""
+        """None unless requested."""
 
     @property
     def finish_reason(self) -> str | None:
@@ -38,11 +38,11 @@ class CompletionOutput(Protocol):
 
     @property
     def stop_reason(self) -> int | str | None:
-        """The stop id that matched, None for the model's own end of sequence."""
+        """The stop id that matched, or None for the model's own end-of-sequence id."""
 
 
 class RequestOutput(Protocol):
-    """What `Engine.step` says of a request; with chunks of a long prompt, there may be no tokens in it yet."""
+    """The output of `Engine.step` for a request. It may have no tokens while a long prompt is computed in chunks."""
 
     @property
     def request_id(self) -> str:
@@ -54,7 +54,7 @@ class RequestOutput(Protocol):
 
     @property
     def prompt_logprobs(self) -> Sequence[Mapping[int, Logprob] | None] | None:
-        """One entry for each prompt token, the first None; with every output of the request."""
+        """One entry per prompt token, the first is None. Repeated in every output of the request."""
 
 
 class ModelConfig(Protocol):
@@ -62,15 +62,15 @@ class ModelConfig(Protocol):
 
     @property
     def max_model_len(self) -> int:
-        """Of prompt and answer together."""
+        """Maximum length of prompt and answer together."""
 
 
 class Preprocessor(Protocol):
-    """Has the tokenizer too."""
+    """Holds the tokenizer and the model's configuration."""
 
     @property
     def model_config(self) -> ModelConfig:
-        """As vLLM has it."""
+        """vLLM's model configuration."""
 
 
 class Engine(Protocol):
@@ -78,7 +78,7 @@ class Engine(Protocol):
 
     @property
     def preprocessor(self) -> Preprocessor:
-        """What turns text into tokens, and knows the model."""
+        """Turns text into tokens."""
 
     def add_requests(self, requests: list[Any]) -> None:
         """Take `lmi_dist.api.Request`s."""
@@ -87,7 +87,7 @@ class Engine(Protocol):
         """Advance every request."""
 
     def reset(self, request_ids: Iterable[str]) -> None:
-        """Abort these; LMI knows no other way to."""
+        """Abort these requests. LMI uses no other way to do it."""
 
     def add_lora(self, lora_request: object) -> bool:
-        """Load a `vllm.lora.request.LoRARequest`. Returns False where that did not happen."""
+        """Load a `vllm.lora.request.LoRARequest`. Returns False if that failed."""

@@ -21,8 +21,8 @@ _JOIN_SECONDS = 5.0
 class LLMActor:
     """Submits requests to an `LLM` and reads the results, on its own asyncio loop.
 
-    A result belongs to the loop in which it is created, and it changes whenever it is read. So results are created, read
-    and dropped in this thread, and only `TokenOutput`s leave it.
+    A result belongs to the loop that creates it, and it changes whenever it is read. So results are created, read and
+    dropped in this thread, and only `TokenOutput`s leave it.
     """
 
     def __init__(self, llm: LLM) -> None:

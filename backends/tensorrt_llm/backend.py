@@ -36,8 +36,8 @@ _WAIT = 0.01
 class TensorRTLLMBackend(Backend):
     """Submits requests to TensorRT-LLM, which batches them itself, and collects the outputs.
 
-    `max_input_len` and `max_output_len` are the limits for prompt and answer, None if unlimited. `guided_decoding` tells
-    whether the engine was started with a grammar library. Without one it silently ignores grammars. `adapters` are the
+    `max_input_len` and `max_output_len` are the limits for prompt and answer, None if unlimited. `guided_decoding` is
+    true if the engine was started with a grammar library. Without one it silently ignores grammars. `adapters` are the
     LoRA adapters that the engine was started with, by name.
     """
 

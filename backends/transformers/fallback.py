@@ -35,7 +35,7 @@ class SequentialRunner(Runner):
         self._kwargs: dict[int, dict[str, Any]] = {}
 
     def forward(self, chunks: list[Chunk]) -> torch.Tensor:
-        """Compute the chunks one after the other. If a prompt with images makes the model fail, only that prompt fails."""
+        """Compute chunks one after the other. If the model raises for a prompt with images, only that prompt fails."""
         with torch.inference_mode():
             return torch.cat(
                 [self._forward_image(c) if c.sequence.model_kwargs else self._forward_one(c) for c in chunks]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ImageInputs:
-    """The prompt's tokens, including image tokens, and extra arguments for the model's first forward pass, on the CPU."""
+    """The prompt's tokens, including image tokens, and extra arguments for the first forward pass, on the CPU."""
 
     token_ids: list[int]
     model_kwargs: Mapping[str, Any]

@@ -221,7 +221,7 @@ class _Parser(FlexibleArgumentParser):
     """vLLM's parser, but an error raises `ConfigError` instead of exiting the process."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise `ConfigError` with our option name, taken from "argument --max-num-seqs: ..."."""
+        """Raise `ConfigError` with our option name, found in "argument --max-num-seqs: ..."."""
         flags, _, reason = message.removeprefix("argument ").partition(": ")
         name = flags.split("/")[-1].split(",")[-1].strip().lstrip("-").replace("-", "_")
         raise ConfigError(f"{option_of(name)}: {' '.join((reason or message).split())}")
