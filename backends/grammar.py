@@ -21,8 +21,8 @@ from lmi_handlers.core.sampling_params import StructuredOutputs
 _ASCII_CLASSES = "dws"
 _LONGEST_CAUSE = 300
 _BEHIND_START = "at 1(8): "  # the library's prefix for schema and regex errors: a position in our text
-# A mask is computed within a step, so all sequences wait for it. With these limits it takes at most about 100 ms; then the
-# sequence fails. A lexer state takes up to 2 kB.
+# A mask is computed within a step, so all sequences wait for it. It takes at most about 100 ms. If these limits do not
+# suffice, the sequence fails. A lexer state takes up to 2 kB.
 _LIMITS = LLParserLimits(step_max_items=10_000, max_lexer_states=50_000, verbose_errors=False)
 
 

@@ -58,7 +58,7 @@ class RequestOutput(Protocol):
 
 
 class ModelConfig(Protocol):
-    """VLLM's description of the model."""
+    """The model as vLLM describes it."""
 
     @property
     def max_model_len(self) -> int:
@@ -70,7 +70,7 @@ class Preprocessor(Protocol):
 
     @property
     def model_config(self) -> ModelConfig:
-        """vLLM's model configuration."""
+        """The model's configuration in vLLM."""
 
 
 class Engine(Protocol):

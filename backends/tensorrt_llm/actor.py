@@ -90,7 +90,7 @@ class LLMActor:
         except RequestFailed as error:
             result.abort()
             self._outputs.put((sequence, sequence.fail(str(error))))
-        except Exception as error:  # noqa: BLE001 (not an error of one request, so the engine is dead; `receive` raises it)
+        except Exception as error:  # noqa: BLE001 (the engine is dead; `receive` raises the error)
             self._outputs.put(error)
         finally:
             del self._results[sequence]

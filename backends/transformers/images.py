@@ -35,7 +35,7 @@ class ImageProcessor:
         assert request.image_prompt is not None  # noqa: S101  only called for prompts with images
         text = request.image_prompt.text
         try:
-            # The chat template has already added the special tokens. Images are nested because the batch has one prompt.
+            # The chat template has added the special tokens. Images are nested because the batch has one prompt.
             batch = self._processor(text=[text], images=[images], add_special_tokens=False, return_tensors="pt")
         except (MemoryError, torch.OutOfMemoryError):
             raise

@@ -62,8 +62,8 @@ class KVCache:
             values[slot] = 0
 
     def _empty(self, like: torch.Tensor) -> torch.Tensor:
-        # Zeros, not uninitialised memory: the value of a masked position is still multiplied by zero, and NaN times zero
-        # is NaN.
+        # Zeros, not uninitialised memory: the value of a masked position is still multiplied by zero, and zero times
+        # NaN is NaN.
         return like.new_zeros(self.num_slots, like.shape[0], self.num_positions, like.shape[2])
 
     def _grown(self, stored: torch.Tensor) -> torch.Tensor:

@@ -40,8 +40,8 @@ DTYPES: dict[str, torch.dtype | None] = {
 # Default for option.max_model_len if the model states no limit (ALiBi, a recurrent state).
 UNBOUNDED_MAX_MODEL_LEN = 4096
 
-# Maximum relative error of the logits, compared with the model's own. Rounding gives about 1e-6 (1e-2 for 16-bit types),
-# a missing mask or bias much more.
+# Maximum relative error of the logits, compared with the model's own. Rounding gives about 1e-6, or 1e-2 for 16-bit
+# types. A missing mask or bias gives much more.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
 _TOLERANCE_HALF = 0.05
 

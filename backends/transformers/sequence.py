@@ -101,7 +101,7 @@ class Chunk:
 
     @property
     def decodes(self) -> bool:
-        """True for a single token that follows others. Usually a generated token, sometimes the last one of a prompt."""
+        """True for a single token that follows others. Usually generated, sometimes the last one of a prompt."""
         return 0 < self.start == self.stop - 1
 
     @property

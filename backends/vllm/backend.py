@@ -219,8 +219,8 @@ class VLLMBackend(Backend):
         try:
             params = engine_sampling_params(request.sampling_params, self._eos_token_ids, grammar)
             if self._has_buffers:
-                # `add_request` would do this too. It sets the fields that are checked: bad words as tokens, and the stop
-                # ids from the model.
+                # `add_request` would do this too. It sets fields that are checked: the bad words' tokens and the
+                # stop ids from the model.
                 params.update_from_tokenizer(self._engine.get_tokenizer())
                 fields = self._engine.input_processor.generation_config_fields
                 params.update_from_generation_config(fields, self._engine.renderer.get_eos_token_id())
@@ -267,7 +267,7 @@ class VLLMBackend(Backend):
         return rendered
 
     def _grammar_compiler(self, model: ModelFiles) -> GrammarCompiler[str] | None:
-        """Return the compiler that tries each grammar first. vLLM would compile it in this process and without limits."""
+        """Return the compiler that tries each grammar first. vLLM would compile it in this process, without limits."""
         if model.path is None or not (model.path / TOKENIZER_FILE).exists():
             return None
         vocab_size = self._capabilities.vocab_size

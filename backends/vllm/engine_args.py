@@ -230,7 +230,7 @@ class _Parser(FlexibleArgumentParser):
 def _parse(texts: Mapping[str, str]) -> argparse.Namespace:
     parser = _Parser(add_help=False, allow_abbrev=False)
     EngineArgs.add_cli_args(parser)
-    actions = {action.dest: action for action in parser._actions}  # noqa: SLF001  argparse has no public way to list actions
+    actions = {action.dest: action for action in parser._actions}  # noqa: SLF001  no public way to list actions
     words = []
     for name, text in texts.items():
         action = actions.get(name)
