@@ -93,7 +93,10 @@ def _dtype(properties: ServingProperties) -> str:
 
 
 def _one_gpu(properties: ServingProperties) -> int:
-    """Return 1. LMI runs lmi_dist under MPI with one process per GPU, but here there is only one process."""
+    """Return 1. Raises `ConfigError` for more GPUs.
+
+    LMI runs lmi_dist under MPI with one process per GPU, and these must step together. Here there is only one process.
+    """
     for name in ("tensor_parallel_degree", "pipeline_parallel_degree"):
         degree = getattr(properties, name)
         if degree not in ("max", 1):
