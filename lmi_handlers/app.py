@@ -1,4 +1,4 @@
-"""The routes: bytes in, bytes out. The one module, with the blueprints beside it, that knows Flask."""
+"""The Flask application and its invoke routes. Only this module and the blueprints depend on Flask."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from lmi_handlers.web.tgi_routes import TgiRoutes
 
 
 def create_app() -> Flask:
-    """The application, configured by serving.properties and the environment. Raises `ConfigError`.
+    """Create the application from serving.properties and the environment. Raises `ConfigError`.
 
-    The engine is another process, whose socket the environment variable `LMI_ENGINE_SOCKET` names; gunicorn's
-    configuration `python:lmi_handlers.gunicorn_conf` starts one and sets it.
+    The engine runs in another process. The environment variable `LMI_ENGINE_SOCKET` names its socket; gunicorn's
+    configuration `python:lmi_handlers.gunicorn_conf` starts an engine and sets the variable.
     """
     configuration = read_configuration(os.environ)
     settings, properties = configuration.settings, configuration.properties
@@ -49,7 +49,7 @@ def create_app() -> Flask:
         raise ConfigError(f"{SOCKET_VARIABLE} is not set: run gunicorn with -c python:lmi_handlers.gunicorn_conf")
     model = ServedModel(properties, Path(os.environ[SOCKET_VARIABLE]))
     app = Flask(__name__, static_folder=None)
-    # One byte more than allowed: Werkzeug cuts a chunked body at its limit without a word.
+    # One byte more than allowed, because Werkzeug silently truncates a chunked body at its limit.
     app.config["MAX_CONTENT_LENGTH"] = properties.max_request_size + 1
     app.extensions["lmi_model"] = model
     app.extensions["lmi_bodies"] = ArrivingBodies.of(properties.max_request_size)
@@ -62,7 +62,7 @@ def create_app() -> Flask:
     ):
         app.add_url_rule(rule, view_func=invocations.invoke, methods=["POST"], endpoint=f"invoke-{number}")
     app.add_url_rule("/metrics", view_func=partial(metrics, model), endpoint="metrics")
-    api_key = os.environ.get("API_KEY")  # a secret is read where it is used and goes through no record of settings
+    api_key = os.environ.get("API_KEY")  # a secret: read only here and kept out of the settings
     access = AccessControl(properties.cors_allowed_origin, api_key, loopback_only=is_loopback(settings.host))
     document = cache(partial(openapi_document, properties, has_api_key=bool(api_key), checks_names=access.checks_names))
     for rule in ("/openapi.json", "/api-doc/openapi.json"):
@@ -79,24 +79,24 @@ def create_app() -> Flask:
 
 
 def ping(model: ServedModel) -> Response:
-    """Health as SageMaker asks for it: 200 once requests are taken, until then 503 with the phase in the body."""
+    """SageMaker's health check: 200 once the model accepts requests, until then 503 with the phase in the body."""
     if model.state is EngineState.READY:
         return _json(200, {model.name: {"status": "Healthy"}})
     return _json(503, {model.name: {"status": model.state.value.capitalize(), "phase": model.phase}})
 
 
 def metrics(model: ServedModel) -> Response:
-    """What this server has done and does, of all of its processes, as Prometheus reads it."""
+    """Prometheus metrics, summed over all processes of this server."""
     return Response(model.metrics.page(), content_type=CONTENT_TYPE)
 
 
 def openapi(document: Callable[[], bytes]) -> Response:
-    """What the routes take and answer, as OpenAPI has it."""
+    """The OpenAPI document of the routes."""
     return Response(document(), content_type="application/json")
 
 
 class Invocations:
-    """The invoke routes: one model, and the dialect that the body is in."""
+    """The invoke routes. The request body decides which dialect applies."""
 
     def __init__(self, model: ServedModel, dialects: InvocationsDialects, properties: ServingProperties) -> None:
         self._model = model
@@ -106,7 +106,7 @@ class Invocations:
         self._budget = Budget.of(properties)
         self._batches = BatchBodies(model, dialects, properties)
 
-    def invoke(self, model: str | None = None, version: str | None = None) -> Response:  # noqa: ARG002  one version
+    def invoke(self, model: str | None = None, version: str | None = None) -> Response:  # noqa: ARG002  only one
         """`POST /invocations`, `/predictions/<model>`, `/models/<model>/invoke`."""
         exchange = Exchange(self._dialects.native)
         try:
@@ -140,12 +140,12 @@ class Invocations:
             content_type=request.mimetype,
             accept=request.headers.get("Accept", self._default_accept).replace("*/*", self._default_accept),
             stream=request.headers.get("X-Amzn-SageMaker-Forwarded-Api") == "InvokeEndpointWithResponseStream",
-            # "" is the model itself, as it is in a body.
+            # "" means the base model, as in a body.
             adapter=request.headers.get("X-Amzn-SageMaker-Adapter-Identifier") or request.args.get("adapter") or None,
         )
 
 
 def _json(status: int, value: object) -> Response:
-    """A document of the front end's own: indented, with a newline, as DJL writes them."""
+    """A JSON response of the front end itself: indented, with a trailing newline, as DJL writes it."""
     body = json.dumps(value, ensure_ascii=False, indent=2) + "\n"
     return Response(body, status=status, content_type="application/json")

@@ -68,7 +68,7 @@ def serve(
         "python:lmi_handlers.gunicorn_conf",
         "lmi_handlers.app:create_app()",
     ]
-    os.execve(sys.executable, command, environ)  # noqa: S606  ourselves, without a shell
+    os.execve(sys.executable, command, environ)  # noqa: S606  our own module, no shell
 
 
 @main.command()
@@ -115,7 +115,7 @@ def check(*, model_dir: Path | None, host: str | None, port: int | None, show_al
 
 
 def _environ(**given: object) -> dict[str, str]:
-    """The environment with what the command line says."""
+    """The environment, overridden by the command line."""
     return dict(os.environ) | {name: str(value) for name, value in given.items() if value is not None}
 
 

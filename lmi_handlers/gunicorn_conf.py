@@ -1,7 +1,7 @@
 """gunicorn's configuration: `gunicorn -c python:lmi_handlers.gunicorn_conf "lmi_handlers.app:create_app()"`.
 
-The arbiter starts the engine's supervisor unless `LMI_ENGINE_SOCKET` names an engine that runs already. It ends with the
-arbiter; should it give up on the engine, the arbiter ends too, with a failure as its exit status.
+The arbiter starts the engine's supervisor unless `LMI_ENGINE_SOCKET` names an engine that is already running. The
+supervisor exits with the arbiter. If it gives up on the engine, the arbiter exits too, with a nonzero status.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from lmi_handlers.web.client_socket import ClientSocket
 
 
 def _start_up() -> tuple[ServerSettings, ServingProperties]:
-    """Read and check all configuration; what is wrong with it ends the process with a line, not with a traceback."""
+    """Read and check all configuration. Each mistake is one error line, then the process exits: no traceback."""
     try:
         configuration = read_configuration(os.environ)
     except ConfigError as error:
@@ -57,16 +57,19 @@ def _fail(*causes: str) -> NoReturn:
 
 
 _OTHER_FILES = 1024
-"""Descriptors of a web worker that are no client's: its code, the engine, images on their way, connections that are ending."""
+"""File descriptors reserved in a web worker for everything but clients.
+
+These are its own files, the engine's socket, image downloads and connections that are closing.
+"""
 
 
 def _raise_file_limit() -> int:
-    """Allow this process, and those it starts, as many open files as the system lets it have; returns their number."""
+    """Raise the open-file limit of this process and its children as far as allowed, and return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return wanted
-    with contextlib.suppress(ValueError, OSError):  # some systems have further limits
+    with contextlib.suppress(ValueError, OSError):  # some systems impose other limits
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         return wanted
     return soft
@@ -78,8 +81,8 @@ bind = netloc(_settings.host, _settings.port)
 workers = _settings.workers or _properties.web_workers or default_workers()
 worker_class = "lmi_handlers.web.gevent_worker.ClientLimitingWorker"
 worker_connections = max(64, min(4096, _raise_file_limit() - _OTHER_FILES))
-threads = 64  # for those who choose gthread
-timeout = 60  # for a worker whose loop stands still, whatever its requests wait for: it is killed and replaced
+threads = 64  # only used with the gthread worker class
+timeout = 60  # a worker whose event loop is blocked this long is killed and replaced; waiting requests do not block it
 if os.access("/dev/shm", os.W_OK):  # noqa: S108  gunicorn makes the file with mkstemp
     worker_tmp_dir = "/dev/shm"  # noqa: S108  a heartbeat must not wait for a disk
 graceful_timeout = 27
@@ -88,28 +91,28 @@ control_socket_disable = True
 limit_request_line = 8190
 
 
-class logger_class(Logger):  # type: ignore[misc]  # noqa: N801  gunicorn has no types; the name is the setting's
-    """gunicorn's own messages through our logging; no access log, for ours says more and costs less."""
+class logger_class(Logger):  # type: ignore[misc]  # noqa: N801  gunicorn has no types, and its setting has this name
+    """Sends gunicorn's own messages to our logging. Its access log is off: ours says more and costs less."""
 
     def setup(self, cfg: Any) -> None:  # noqa: ARG002  gunicorn's signature
-        """Warnings and worse go where everything else does."""
+        """Send warnings and errors to our handlers."""
         configure_logging()
         self.error_log.handlers.clear()
         self.error_log.propagate = True
         self.error_log.setLevel("WARNING")
 
     def access(self, *_arguments: Any) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 DRAIN_SECONDS = 24.0
-"""After a SIGTERM, what is still running then gets a well-formed error; gunicorn's own patience ends a little later."""
+"""Requests still running this long after a SIGTERM get a well-formed error. gunicorn's timeout is a little longer."""
 
 _DRAIN_SILENCE = 3.0
-"""Seconds for which shutting down waits for a client that sends no more of its request, or takes nothing of its answer."""
+"""During shutdown, a client is cut off if it has sent and read nothing for this many seconds."""
 
 _LISTENER_CLOSES = 1.2
-"""Seconds after which a gevent worker that was told to stop accepts nothing new."""
+"""Seconds until a gevent worker that was told to stop no longer accepts connections."""
 
 logger = logging.getLogger(__name__)
 
@@ -119,10 +122,10 @@ _supervisor_pid: int | None = None
 
 
 def on_starting(server: Any) -> None:
-    """Start the engine, which loads while the workers boot."""
+    """Start the engine. It loads the model while the workers boot."""
     global _engine, _supervisor_pid
     configure_logging()
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' too: `/ping` and the log tell the phase
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' too: `/ping` and the log show the phase
     try:
         for address in _own_addresses(server):
             check_port(*address)
@@ -133,17 +136,18 @@ def on_starting(server: Any) -> None:
         return
     _engine = EngineSettings(runtime_dir=tempfile.mkdtemp(prefix="lmi-"), properties=_properties)
     os.environ[SOCKET_VARIABLE] = str(_engine.socket_path)
-    # Ctrl-C reaches every process of a terminal. The supervisor, and the engine below it, leave it to this one from the start.
+    # Ctrl-C reaches every process of a terminal. The supervisor and its engine ignore it: this process handles it.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     supervisor = subprocess.Popen([sys.executable, "-m", "lmi_handlers.engine.supervisor"], stdin=subprocess.PIPE)
     signal.signal(signal.SIGINT, handler)
     assert supervisor.stdin is not None  # noqa: S101  follows from stdin=PIPE
     supervisor.stdin.write(msgspec.json.encode(_engine) + b"\n")
     supervisor.stdin.flush()
-    # The pipe stays open for as long as this process, or a worker forked from it, lives: that is the engine's lifeline.
+    # The pipe stays open while this process or one of its forked workers lives. The engine exits when it closes.
     server.lmi_supervisor = supervisor
     _supervisor_pid = supervisor.pid
-    # gunicorn installs its handlers later; until then a signal, be it the supervisor's own that no engine starts, has to wait.
+    # gunicorn installs its signal handlers later. Until then signals must wait, including the one that the supervisor
+    # sends if the engine cannot start.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     _preload()
     if signal.sigpending() & {*_ENDING}:
@@ -152,29 +156,29 @@ def on_starting(server: Any) -> None:
 
 
 def _own_addresses(server: Any) -> Iterator[tuple[str, int]]:
-    """Yield where this process is about to listen alone: no Unix socket, nothing inherited, nothing shared."""
+    """Yield the TCP addresses that only this process will listen on: not Unix, inherited or shared sockets."""
     inherits = server.master_pid or listen_fds(unset_environment=False)  # USR2 or systemd
     if not (inherits or server.cfg.reuse_port or any(isinstance(address, int) for address in server.cfg.address)):
         yield from (address for address in server.cfg.address if isinstance(address, tuple))
 
 
 def _preload() -> None:
-    """Import what web workers need before they are forked, so that one that replaces another is there at once.
+    """Import what web workers need before they are forked, so that a replacement worker starts at once.
 
-    Their imports take half a second, in which they answer nobody. `create_app` is still called in each.
+    The imports take half a second, during which a worker cannot answer. Each worker still calls `create_app` itself.
     """
     import lmi_handlers.app  # noqa: F401
 
 
 def when_ready(server: Any) -> None:
-    """Say where requests are taken from now on; the model may still be loading."""
+    """Log the addresses that now accept requests. The model may still be loading."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     for listener in server.LISTENERS:
         logger.info("listening on %s", listener)
 
 
 def _tell_host(addresses: list[Any]) -> None:
-    """Tell the workers where this server listens, whether `lmi serve` or gunicorn's own `-b` says so."""
+    """Pass the listening host to the workers, whether `lmi serve` or gunicorn's `-b` set it."""
     hosts = [address[0] if isinstance(address, tuple) else "" for address in addresses]
     loopback = bool(hosts) and all(map(is_loopback, hosts))
     os.environ["LMI_HOST"] = hosts[0] if loopback else ALL_INTERFACES
@@ -187,17 +191,17 @@ def _tell_host(addresses: list[Any]) -> None:
 
 
 def pre_request(worker: Any, req: Any) -> None:  # noqa: ARG001  gunicorn's hook signature
-    """Count the requests that are being answered, and read their bodies our way."""
+    """Count the request as in flight, and install our body reader."""
     global _in_flight
     _in_flight += 1
     if isinstance(req.body, Body):  # HTTP/1
         BodyReader(req)
-        if not isinstance(req.unreader.sock, ClientSocket):  # another worker class: at least this much
+        if not isinstance(req.unreader.sock, ClientSocket):  # another worker class: at least set a read timeout
             req.unreader.sock.settimeout(_properties.client_timeout)
 
 
 def post_request(worker: Any, req: Any, environ: Any, resp: Any) -> None:  # noqa: ARG001  gunicorn's hook signature
-    """A response has been written, or its client has gone."""
+    """Called after a response has been written or its client has disconnected."""
     global _in_flight
     _in_flight -= 1
 
@@ -206,25 +210,26 @@ _ENDING = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
 def post_fork(server: Any, worker: Any) -> None:  # noqa: ARG001  gunicorn's hook signature
-    """Block the signals that end a worker until it has started; before that it would lose them or spin.
+    """Block the signals that end a worker until it has started: before that it would lose them or spin.
 
-    Its first heartbeat is here, as gunicorn never gives up on a worker that has shown none.
+    Also send its first heartbeat, because gunicorn never times out a worker that has sent none.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     worker.tmp.notify()
 
 
 def post_worker_init(worker: Any) -> None:
-    """Watch for the worker's shutdown, which gunicorn announces by a flag only."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, and the arbiter's to act on
+    """Watch for the worker's shutdown, which gunicorn announces only by a flag."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal: the arbiter handles it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     worker.client_timeout = _properties.client_timeout
     if "gevent" in type(worker).__module__:
-        from lmi_handlers.web.gevent_threads import threads_beside  # only a worker of gevent's may import it
+        from lmi_handlers.web.gevent_threads import threads_beside  # only a gevent worker may import it
 
         worker.wsgi.extensions["lmi_model"].run_beside = threads_beside()
     threading.Thread(target=_drain, args=(worker,), daemon=True).start()
-    # What is loaded by now stays for good, and of what comes later little is cyclic: look for garbage there, and less often.
+    # Everything loaded so far stays loaded, so exclude it from garbage collection. Requests create few cycles, so
+    # collect less often.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
@@ -239,11 +244,14 @@ def _exists(pid: int) -> bool:
 
 
 def _drain(worker: Any) -> None:
-    """Let what is in flight end, within limits; do not wait for connections that are merely open."""
+    """Wait for the worker's shutdown, then let requests in flight finish, within limits. Idle connections do not count.
+
+    Also shuts the server down if the supervisor was killed.
+    """
     while worker.alive:
         time.sleep(0.1)
         if _engine is not None and _supervisor_pid is not None and not _exists(_supervisor_pid):
-            # Killed, as by the kernel when memory is short: nobody could start an engine again.
+            # The supervisor was killed, for example by the kernel for lack of memory. Nothing could restart the engine.
             _engine.failure_path.write_text("1")
             os.kill(os.getppid(), signal.SIGTERM)
             break
@@ -253,16 +261,16 @@ def _drain(worker: Any) -> None:
     time.sleep(_LISTENER_CLOSES)
     while _in_flight and time.monotonic() < deadline:
         time.sleep(0.05)
-        if hasattr(worker, "cut_silent"):  # ours
+        if hasattr(worker, "cut_silent"):  # our worker class
             worker.cut_silent(_DRAIN_SILENCE)
     if _in_flight:
         model.end_draining()
         time.sleep(1.0)
-    os.kill(os.getpid(), signal.SIGQUIT)  # gunicorn's word for "at once", which is safe now
+    os.kill(os.getpid(), signal.SIGQUIT)  # makes gunicorn stop at once, which is safe now
 
 
 def on_exit(server: Any) -> None:  # noqa: ARG001  gunicorn's hook signature
-    """Clean up; fail if the engine was what ended the server."""
+    """Clean up. Exit with status 1 if the server stopped because of the engine."""
     if _engine is None:
         return
     failed = _engine.failure_path.exists()

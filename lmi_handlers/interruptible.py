@@ -1,10 +1,10 @@
-"""Starts a program whose imports Ctrl-C may interrupt: the process then ends at once, not with a traceback from an import.
+"""Starts a program so that Ctrl-C during its imports ends the process at once, without a traceback.
 
     lmi ..                                                 the command line
     python -m lmi_handlers.interruptible gunicorn -c ..    any module, as `python -m` would run it
 
-Python raises `KeyboardInterrupt` wherever it happens to be. Here SIGINT has its default action until the program, once it
-has something to clean up, handles it.
+By default Python raises `KeyboardInterrupt` wherever it happens to be. Here SIGINT keeps the system's default action
+until the program installs its own handler, once it has something to clean up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 
 
 def main() -> None:
-    """Entry of `lmi`."""
+    """Entry point of `lmi`."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from lmi_handlers.cli import main as command_line
 

@@ -1,6 +1,6 @@
 """Logging on standard error: readable lines on a terminal, one JSON object per line anywhere else.
 
-`LOG_FORMAT=json` or `LOG_FORMAT=text` in the environment chooses regardless of the terminal.
+`LOG_FORMAT=json` or `LOG_FORMAT=text` in the environment takes precedence.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """Renders a record as `12:34:56.789 INFO    engine ready  backend=echo model=m`, in colours where `coloured`.
+    """Renders a record as `12:34:56.789 INFO    engine ready  backend=echo model=m`, in colour if `coloured`.
 
-    Fields without a value are left out. What a client may have chosen, such as a path, cannot steer the terminal.
+    Fields that are None are left out. Control characters, which may come from a client, are escaped.
     """
 
     def __init__(self, *, coloured: bool) -> None:
@@ -54,7 +54,7 @@ class TextLines(logging.Formatter):
         self._coloured = coloured
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line without its newline, and below it the traceback where there is one."""
+        """Return the line without its newline, followed by the traceback, if any."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = min(record.levelno // 10 * 10, logging.ERROR)
         message = _printable(record.getMessage())
@@ -76,7 +76,7 @@ class TextLines(logging.Formatter):
 
 
 def configure_logging(level: int = logging.INFO) -> None:
-    """Send everything from `level` up to standard error, in place of whatever was configured."""
+    """Log everything from `level` up to standard error, replacing any earlier configuration."""
     handler = logging.StreamHandler(sys.stderr)
     as_text = log_format(os.environ, sys.stderr) == "text"
     handler.setFormatter(TextLines(coloured=_takes_colours(sys.stderr)) if as_text else JsonLines())
@@ -84,7 +84,10 @@ def configure_logging(level: int = logging.INFO) -> None:
 
 
 def log_format(environ: Mapping[str, str], stream: TextIO) -> str:
-    """Return "json" or "text": what `LOG_FORMAT` says, else by whether `stream` is a terminal. Raises `ConfigError`."""
+    """Return "json" or "text": the value of `LOG_FORMAT`, else "text" if `stream` is a terminal.
+
+    Raises `ConfigError` if `LOG_FORMAT` has any other value.
+    """
     given = environ.get("LOG_FORMAT", "").lower()
     if given and given not in _FORMATS:
         raise ConfigError(f"LOG_FORMAT has value {environ['LOG_FORMAT']!r}: not one of {', '.join(_FORMATS)}")
@@ -92,9 +95,9 @@ def log_format(environ: Mapping[str, str], stream: TextIO) -> str:
 
 
 def tell(kind: str, message: str) -> None:
-    """Write `lmi: error: ..` or `lmi: warning: ..` to standard error: for the operator who has just started the server.
+    """Write `lmi: error: ..` or `lmi: warning: ..` to standard error, for the operator who has just started the server.
 
-    These lines stay text among JSON lines, since people read them first.
+    These lines are plain text even when the log is JSON, because people read them first.
     """
     if _takes_colours(sys.stderr):
         kind = f"{_COLOURS[logging.ERROR if kind == 'error' else logging.WARNING]}{_BOLD}{kind}{_RESET}"
@@ -121,7 +124,7 @@ def _shown(value: object) -> str:
 
 
 def _printable(text: str) -> str:
-    """Escape what a terminal would obey, but for the ends of lines."""
+    """Escape control characters, except tabs and line ends."""
     return "\n".join(
         line if line.isprintable() else "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in line)
         for line in text.splitlines()

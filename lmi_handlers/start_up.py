@@ -1,4 +1,4 @@
-"""Everything that can be known before a model is loaded: the same for `lmi serve` and `lmi check`."""
+"""The checks that need no loaded model, shared by `lmi serve` and `lmi check`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from lmi_handlers.text.reasoning import choose_reasoning
 
 
 class PortTaken(ConfigError):
-    """Somebody listens on the port, perhaps this very server."""
+    """The port is in use, perhaps by this very server."""
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be served, where, and by which backend. `is_default_model` where nobody has asked for a model."""
+    """What to serve, where, and with which backend. `is_default_model` is true if no model was configured."""
 
     settings: ServerSettings
     loaded: LoadedProperties
@@ -46,12 +46,12 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def model_dir(self) -> Path | None:
-        """The directory with serving.properties, where there is one."""
+        """The model directory, with serving.properties, if there is one."""
         return self.settings.model_dir
 
     @property
     def passes_options(self) -> bool:
-        """Tell whether options that no declaration knows are the engine's to judge."""
+        """Whether unknown options are passed to the engine, which accepts or rejects them."""
         return passes_options(self.selection.name)
 
 
@@ -76,13 +76,13 @@ def read_configuration(environ: Mapping[str, str]) -> Configuration:
 
 
 def mistakes(configuration: Configuration, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what stops this configuration from being served, as far as that can be known without loading the model."""
+    """Return the errors that prevent serving, as far as they can be found without loading the model."""
     found = (_mistake(check, configuration, environ) for check in _CHECKS)
     return tuple(dict.fromkeys(filter(None, found)))
 
 
 def warnings(configuration: Configuration) -> Iterator[str]:
-    """Yield what does not stop the start, but may not be what was meant."""
+    """Yield warnings: the server starts, but may not do what was intended."""
     properties, backend = configuration.properties, configuration.selection.name
     if configuration.is_default_model:
         where = "" if configuration.model_dir is None else f" and {configuration.model_dir} holds no model"
@@ -94,7 +94,7 @@ def warnings(configuration: Configuration) -> Iterator[str]:
 
 
 def check_engine(configuration: Configuration) -> None:
-    """Import the engine and let it check the options that are its own to judge. Raises `ConfigError`.
+    """Import the engine and let it check its own options. Raises `ConfigError`.
 
     `lmi serve` leaves this to the engine process, which imports the engine anyway.
     """
@@ -104,9 +104,9 @@ def check_engine(configuration: Configuration) -> None:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise `ConfigError` where nobody can listen there: gunicorn would try for five seconds before it said so.
+    """Check that the address can be listened on. gunicorn alone would retry for five seconds before it failed.
 
-    `PortTaken` where somebody does already.
+    Raises `PortTaken` if the port is in use, `ConfigError` if it cannot be used for another reason.
     """
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -174,7 +174,7 @@ _CHECKS: tuple[_Check, ...] = (
 
 
 def _mistake(check: _Check, configuration: Configuration, environ: Mapping[str, str]) -> str:
-    """Return what `check` finds wrong, "" for nothing."""
+    """Return the error that `check` finds, or ""."""
     try:
         check(configuration, environ)
     except ConfigError as error:
@@ -185,7 +185,7 @@ def _mistake(check: _Check, configuration: Configuration, environ: Mapping[str, 
 
 
 def _local_model(properties: ServingProperties) -> Path | None:
-    """The directory that `option.model_id` names, where it does."""
+    """The directory that `option.model_id` names, or None if it is not a directory."""
     if properties.model_id is None or "://" in properties.model_id:
         return None
     path = Path(properties.model_dir or ".") / Path(properties.model_id).expanduser()
@@ -193,6 +193,6 @@ def _local_model(properties: ServingProperties) -> Path | None:
 
 
 def _unreadable(error: OSError) -> ConfigError:
-    """A directory that may not be read, a name that is too long, ..."""
+    """A `ConfigError` for a directory without read permission, a name that is too long, and the like."""
     name = f"{error.filename}: " if error.filename else ""
     return ConfigError(f"{name}{error.strerror or error}")

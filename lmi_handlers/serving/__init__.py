@@ -1,1 +1,1 @@
-"""One model in a web worker: a request is checked, encoded, submitted to the engine and answered."""
+"""The model in a web worker: checks each request, tokenises it, submits it to the engine and answers it."""

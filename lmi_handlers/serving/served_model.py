@@ -1,4 +1,4 @@
-"""The one way of a request through a web worker: checked, encoded, submitted to the engine, answered."""
+"""Request lifecycle in a web worker: check, tokenise, submit to the engine, answer."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from lmi_handlers.text.tokenizer import Tokenizer
 
 
 class ServedModel:
-    """The model that this worker serves, wherever its engine is. Thread-safe.
+    """The model that this worker serves; its engine runs in another process. Thread-safe.
 
-    `run_beside` is what keeps long work off the event loop; a worker that has one sets it.
+    `run_beside` runs long work off the event loop. Workers that have an event loop set it.
     """
 
     def __init__(self, properties: ServingProperties, socket_path: Path) -> None:
@@ -46,12 +46,12 @@ class ServedModel:
         self._client = EngineClient(socket_path, self._on_ready, properties.stall_timeout)
 
     def start(self) -> None:
-        """Connect to the engine, in the background."""
+        """Connect to the engine in the background."""
         self._client.start()
 
     @property
     def state(self) -> EngineState:
-        """For `/ping`; never blocks."""
+        """The engine's state, for `/ping`. Never blocks."""
         return self._client.state
 
     @property
@@ -61,7 +61,7 @@ class ServedModel:
 
     @property
     def loaded(self) -> LoadedText:
-        """What is known of the model. Raises `EngineNotReady` where none has loaded yet, nor does within a second."""
+        """The model's tokenizer and limits. Raises `EngineNotReady` unless it is loaded or loads within a second."""
         if self._loaded is None:
             self._client.wait_ready(_PATIENCE)
         if self._loaded is None:
@@ -70,24 +70,24 @@ class ServedModel:
 
     @property
     def facts(self) -> ModelFacts:
-        """What dialects may want to know of it. Raises `EngineNotReady` before it has loaded."""
+        """What dialects need to know about the model. Raises `EngineNotReady` before it has loaded."""
         loaded = self.loaded
         return ModelFacts(
             self._model_id, loaded.info.adapters, loaded.bundle.tool_template, takes_images=loaded.info.takes_images
         )
 
     def start_draining(self) -> None:
-        """The worker is shutting down: `/ping` says so."""
+        """Make `/ping` report that the worker is shutting down."""
         self._client.start_draining()
 
     def end_draining(self) -> None:
-        """The time to finish is over: what is still in flight fails."""
+        """Fail all requests that are still in flight."""
         self._client.end_draining()
 
     def start_generation(self, parsed: Parsed, usage: Usage, connected: Callable[[], bool]) -> Answer:
         """Validate against the engine's limits, tokenise and submit.
 
-        Raises `InvalidRequest` where the prompt or a parameter is out of the model's reach, `EngineNotReady`.
+        Raises `InvalidRequest` if the prompt or a parameter exceeds the model's limits, and `EngineNotReady`.
         """
         _check_sequences(parsed, self._budget)
         self._client.wait_ready(_PATIENCE)
@@ -158,11 +158,11 @@ class ServedModel:
 def _prepare(
     parsed: Parsed, loaded: LoadedText, budget: Budget, deadline: float
 ) -> tuple[GenerationRequest, list[list[int]], TextRules]:
-    """Return the request with its prompts' texts, their token ids, and what its sequences have in common.
+    """Return the request with its rendered prompts, their token ids, and the text rules of its sequences.
 
-    What `takes_long` measures is all in here.
+    All work that `takes_long` estimates happens here.
     """
-    if time.monotonic() >= deadline:  # others were before it
+    if time.monotonic() >= deadline:  # it may have waited for a thread
         raise DeadlineExceeded("the request was not done within predict_timeout")
     request, prompts = encode_prompts(parsed, loaded)
     params = request.sampling_params
@@ -183,7 +183,7 @@ def _check_sequences(parsed: Parsed, budget: Budget) -> None:
 
 
 def _check_limits(parsed: Parsed, info: EngineInfo) -> None:
-    """Refuse what this engine cannot do, before it hears of it. Raises `InvalidRequest` with the client's name of the field."""
+    """Refuse what this engine cannot do before submitting it. Raises `InvalidRequest` with the client's field name."""
     try:
         check_sampling_params(parsed.request.sampling_params, info)
         for adapter in parsed.request.adapters:
@@ -193,5 +193,8 @@ def _check_limits(parsed: Parsed, info: EngineInfo) -> None:
 
 
 _PATIENCE = 1.0
-"""Seconds that a request waits for an engine that is not ready. `/ping` may have said 200 through another worker, which heard
-of it a moment sooner; and a web worker that has just been replaced has not heard at all."""
+"""Seconds that a request waits for an engine that is not ready.
+
+Another worker may have answered `/ping` with 200 because it heard from the engine a moment earlier. A worker that was
+just started has not heard from it at all.
+"""

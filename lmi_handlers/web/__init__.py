@@ -1,1 +1,1 @@
-"""HTTP: connections, bodies, access, the log of requests. Knows no API."""
+"""HTTP: connections, request bodies, access control, routes and the request log."""

@@ -1,4 +1,4 @@
-"""One HTTP request on its way to its response: what every route that generates does, whatever its dialect."""
+"""One HTTP request and its response: the steps that all generating routes share, whatever their dialect."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
 class Exchange:
-    """The request that Flask is handling: its id, its `dialect`, the headers to send, and the line to log at the end.
+    """The request that Flask is handling: its id, its `dialect`, the response headers and its log line.
 
-    `counts` says whether it is a request in the sense of the metrics, which one that generates nothing is not.
+    `counts` is false for a request that the metrics leave out, for example one that generates nothing.
     """
 
     def __init__(self, dialect: Dialect, *, counts: bool = True) -> None:
@@ -64,10 +64,10 @@ class Exchange:
             self.headers[_INFERENCE_ID] = self.request_id
 
     def body(self, max_request_size: int) -> bytes:
-        """Read the request's body. Raises `PayloadTooLarge` where it has more than `max_request_size` bytes.
+        """Read the request body. Raises `PayloadTooLarge` if it has more than `max_request_size` bytes.
 
-        `UnsupportedMediaType` where it is compressed, `UnsupportedFeature` where a header asks for what is not there,
-        `QueueFull` where too many large bodies are arriving.
+        Raises `UnsupportedMediaType` if it is compressed, `UnsupportedFeature` if a header asks for a feature that is
+        not supported, and `QueueFull` if too many large bodies are arriving.
         """
         check_headers(request.headers.get)
         coding = request.headers.get("Content-Encoding", "identity")
@@ -83,12 +83,12 @@ class Exchange:
         return data
 
     def name_ignored(self, names: tuple[str, ...]) -> None:
-        """Tell the client which fields of its body have no effect."""
+        """List the ignored body fields in a response header."""
         if names:
             self.headers["x-lmi-ignored-parameters"] = _header_value(", ".join(names))
 
     def generate(self, model: ServedModel, payload: Payload) -> Response:
-        """Generate the answer. No status line is sent before the first output, so earlier failures get their own status."""
+        """Generate the answer. The status line is sent with the first output, so an earlier error sets the status."""
         parsed = self.dialect.parse(payload)
         self.name_ignored(parsed.request.ignored_parameters)
         answer = model.start_generation(parsed, self.usage, self.connected)
@@ -109,19 +109,19 @@ class Exchange:
         return self.stream(first, chunks, answer.content_type, answer)
 
     def document(self, body: bytes, content_type: str) -> Response:
-        """Send a whole body. The client has `predict_timeout` seconds to take it."""
+        """Send a complete body. The client has `predict_timeout` seconds to read it."""
         self.limit_writes(time.monotonic() + self._model.predict_timeout)
         response = Response(body, headers=self.headers, content_type=content_type)
         self.log(200)
         return response
 
     def stream(self, first: bytes, rest: Iterator[bytes], content_type: str, answer: Answer | None = None) -> Response:
-        """Send `first` and then `rest`, a chunk for each of its items."""
+        """Send `first` and then `rest`, one chunk per item."""
         body = StreamBody(self, first, rest, answer)
         return Response(body, headers=self.headers, content_type=content_type, direct_passthrough=True)
 
     def refuse(self, error: LMIError) -> Response:
-        """Send an error in the dialect's shape."""
+        """Send an error in the dialect's format."""
         rendered = self.dialect.error(error)
         response = Response(rendered.body, status=rendered.status, content_type=rendered.content_type)
         if isinstance(error, QueueFull | EngineNotReady):
@@ -129,13 +129,13 @@ class Exchange:
         return self.close(response, error)
 
     def close(self, response: Response, error: LMIError) -> Response:
-        """Complete the response to a request that failed."""
+        """Add the headers to an error response, and log the request."""
         response.headers.extend(self.headers)
         self.log(response.status_code, error)
         return response
 
     def log(self, status: int, error: LMIError | None = None) -> None:
-        """Write the request's line, and count it."""
+        """Write the log line, and count the request."""
         if self.counts:
             self._model.metrics.ended(self.usage, error)
         cause = None if error is None else f"{type(error).__name__}: {error}"
@@ -143,17 +143,20 @@ class Exchange:
 
 
 def records(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield each record by itself: SageMaker makes a part of each write, and some of its clients take a part for a record."""
+    """Yield records one by one: SageMaker sends one part per write, and some clients take each part for a record."""
     for chunk in chunks:
         yield from _RECORD.findall(chunk)
 
 
 _LAST_RECORD = 1.0
-"""Seconds after its deadline within which a stream may still write how it has ended."""
+"""Seconds after its deadline in which a stream may still write its last record."""
 
 
 class StreamBody:
-    """A response body that aborts its generation, and logs, when the server closes it: at its end or when the client has left."""
+    """A streamed response body.
+
+    The server closes it at its end or when the client has left. That aborts the generation and logs the request.
+    """
 
     def __init__(self, exchange: Exchange, first: bytes, rest: Iterator[bytes], answer: Answer | None) -> None:
         self._exchange = exchange
@@ -163,7 +166,7 @@ class StreamBody:
         self._failure: LMIError | None = ClientDisconnected("the client closed the connection")
 
     def __iter__(self) -> Iterator[bytes]:
-        with contextlib.suppress(ClientDisconnected):  # of a batch; nobody is left to tell
+        with contextlib.suppress(ClientDisconnected):  # from a batch body; the client has gone
             for chunk in itertools.chain([self._first], self._rest):
                 if self._answer is not None:
                     self._exchange.limit_writes(self._answer.deadline + _LAST_RECORD)
@@ -171,7 +174,7 @@ class StreamBody:
             self._failure = None
 
     def close(self) -> None:
-        """Called by the WSGI server exactly once."""
+        """Stop and log. The WSGI server calls this exactly once."""
         if self._answer is not None:
             self._answer.close()
             self._failure = self._answer.failure
@@ -181,10 +184,10 @@ class StreamBody:
 
 
 class ArrivingBodies:
-    """Reads bodies, and bounds what a web worker holds of those that are not complete yet: to twice `limit` bytes.
+    """Reads request bodies. A web worker holds at most twice `limit` bytes of incomplete bodies.
 
-    Above `limit`, a body must be smaller than its share of what is left. So a large one may be refused, while small ones
-    find room even beside clients that keep large ones incomplete on purpose.
+    Once more than `limit` bytes are held, a body is refused if it is larger than an equal share of the remaining room.
+    So small bodies get through even if clients keep large ones incomplete on purpose.
     """
 
     def __init__(self, limit: int) -> None:
@@ -195,15 +198,15 @@ class ArrivingBodies:
 
     @classmethod
     def of(cls, max_request_size: int) -> ArrivingBodies:
-        """Room for four bodies of the largest size, and for 256 MiB of any."""
+        """Set the limit to four bodies of the maximum size, and at least 256 MiB."""
         return cls(max(256 << 20, 4 * max_request_size))
 
     def read(self, stream: IO[bytes]) -> bytes:
         """Read a body to its end. Raises `QueueFull`.
 
-        In pieces: one that comes fast would otherwise hold the event loop until it is complete.
+        It is read in pieces, because a body that arrives fast would otherwise block the event loop until complete.
         """
-        body = io.BytesIO()  # which hands over what it holds without copying it
+        body = io.BytesIO()  # its getvalue() does not copy
         self._count(bodies=1)
         try:
             while piece := stream.read(_PIECE):
@@ -228,5 +231,5 @@ class ArrivingBodies:
 
 
 def _header_value(text: str) -> str:
-    """Printable ASCII only, and short: the text came from a client."""
+    """Replace all but printable ASCII and shorten to 256 characters, because the text came from a client."""
     return _UNPRINTABLE.sub("?", text)[:256]
