@@ -1,8 +1,8 @@
-"""Numbers that outlive the process that counts them: a file of doubles for each process, mapped into its memory.
+"""Metric values that survive their process: each process maps its own file of doubles into memory.
 
-A process takes the first file of the directory that no living process holds, and counts on from what is there. So a worker
-that is killed has lost nothing, its successor adds to its numbers, and files do not pile up. Whoever is asked for metrics adds
-them up.
+A process takes the first file in the directory that no living process has locked, and continues from its values. So a
+killed worker loses nothing, its successor adds to the same values, and files do not pile up. The worker that serves
+`/metrics` adds them up.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from lmi_handlers.metrics.series import Catalogue, Metric
 
 _CELL = 8
-"""Bytes of a double. Aligned as it is, nobody sees half of one."""
+"""Bytes per double. Doubles are aligned, so readers never see half of one."""
 
 
 class Cells:
-    """The numbers of one process, at first those of the dead one whose file it takes. For one thread at a time."""
+    """The values of one process, continuing those of a dead process whose file it takes. Not thread-safe."""
 
     def __init__(self, directory: Path, catalogue: Catalogue) -> None:
         directory.mkdir(mode=0o700, exist_ok=True)
@@ -33,11 +33,11 @@ class Cells:
                 self.set(metric, 0.0)
 
     def add(self, counter: Metric, amount: float = 1.0, label_value: str = "") -> None:
-        """Raise a counter; `label_value` says which of its series."""
+        """Increase the counter's series for `label_value`."""
         self._cells[counter.first + counter.label_values.index(label_value)] += amount
 
     def set(self, gauge: Metric, value: float) -> None:
-        """Say how it is now."""
+        """Set the current value."""
         self._cells[gauge.first] = value
 
     def observe(self, histogram: Metric, value: float, times: int = 1) -> None:
@@ -48,7 +48,7 @@ class Cells:
 
 
 def totals(directory: Path, catalogue: Catalogue) -> list[float]:
-    """Add up the cells of all processes; gauges of the living only."""
+    """Add up the cells of all processes. Gauges of dead processes are left out."""
     size = catalogue.size * _CELL
     gauges = [metric.first for metric in catalogue.metrics if metric.kind == "gauge"]
     sums = [0.0] * catalogue.size
@@ -57,7 +57,7 @@ def totals(directory: Path, catalogue: Catalogue) -> list[float]:
             content = file.read()
             orphaned = _lock(file.fileno(), fcntl.LOCK_SH)
         if len(content) < size:
-            continue  # claimed this very moment
+            continue  # just created, not yet filled
         values = array.array("d", content)
         if orphaned:
             for position in gauges:
@@ -67,13 +67,13 @@ def totals(directory: Path, catalogue: Catalogue) -> list[float]:
 
 
 def _claim(directory: Path, size: int) -> int:
-    """Lock the first file that nobody holds, for as long as this process lives. It has `size` bytes."""
+    """Lock the first free file for the life of this process, and return its descriptor. The file has `size` bytes."""
     number = 0
     while True:
         descriptor = os.open(directory / str(number), os.O_RDWR | os.O_CREAT, 0o600)
         if _lock(descriptor, fcntl.LOCK_EX):
             if os.fstat(descriptor).st_size < size:
-                os.write(descriptor, bytes(size))  # a full disk is an error now, and not a signal at the first number
+                os.write(descriptor, bytes(size))  # a full disk fails here, not with a signal later
             return descriptor
         os.close(descriptor)
         number += 1

@@ -1,4 +1,4 @@
-"""What the engine process says of itself."""
+"""The engine process's own metrics."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from lmi_handlers.metrics.cells import Cells
 
 
 class EngineMetrics:
-    """The metrics of the engine process. `directory` is where every process of this server keeps its numbers."""
+    """The metrics of the engine process. `directory` holds the values of all processes of this server."""
 
     def __init__(self, directory: Path) -> None:
         self._cells = Cells(directory, CATALOGUE)
 
     def set_load(self, *, running: int, waiting: int, kv_cache_usage: float) -> None:
-        """Say how many sequences run and wait now, and what share of the cache they take."""
+        """Set the number of running and waiting sequences, and the share of the cache in use."""
         self._cells.set(catalogue.KV_CACHE_USAGE, kv_cache_usage)
         for gauge in (catalogue.RUNNING, catalogue.BATCH_SIZE):
             self._cells.set(gauge, running)

@@ -1,4 +1,4 @@
-"""What a web worker counts: each request once, at its end, and its tokens as they come."""
+"""A web worker's metrics: each request is counted once, at its end; tokens are counted as they are generated."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _FINISHED = {
     FinishReason.ERROR: "error",
 }
 _UNFINISHED = {"dropped": "abort", "timeout": "abort", "not_ready": "abort", "generation": "error"}
-"""What becomes of the sequences that run when a request fails for this cause; for the others none does."""
+"""By cause of failure, how the request's unfinished sequences are counted. Other causes have none."""
 
 
 class RequestMetrics:
-    """The metrics of the requests of one worker, and the page with those of all workers. Thread-safe.
+    """Request metrics of one worker, and the page with those of all workers. Thread-safe.
 
-    `directory` is where every process of this server keeps its numbers.
+    `directory` holds the values of all processes of this server.
     """
 
     def __init__(self, directory: Path, model_name: str) -> None:
@@ -62,14 +62,14 @@ class RequestMetrics:
         return exposition(CATALOGUE.metrics, totals(self._directory, CATALOGUE), self._model_labels)
 
     def generated(self, tokens: int, gap: float | None) -> None:
-        """Count new tokens of a sequence; `gap` is the seconds since those before them, None for the first."""
+        """Count new tokens of a sequence. `gap` is the seconds since its previous tokens, None for the first."""
         with self._lock:
             self._cells.add(catalogue.GENERATION_TOKENS, tokens)
             if gap is not None:
                 self._cells.observe(catalogue.INTER_TOKEN_LATENCY, gap / tokens, tokens)
 
     def ended(self, usage: Usage, error: LMIError | None) -> None:
-        """Count a request that was answered to the end, or that `error` ended."""
+        """Count a request that was answered in full, or that failed with `error`."""
         duration = time.monotonic() - usage.started
         with self._lock:
             self._cells.add(catalogue.REQUESTS)
@@ -90,7 +90,7 @@ class RequestMetrics:
             self._cells.add(catalogue.FINISHED, unfinished, _UNFINISHED[cause])
 
     def _measure_start(self, usage: Usage) -> None:
-        """Observe what is known of a request once it has a token, however it ended later."""
+        """Observe the values that are known once a request has its first token, even if it failed later."""
         first, validation, queue = usage.first_token_time, usage.validation_time, usage.queue_time
         if first is None or validation is None or queue is None:
             return
@@ -103,7 +103,7 @@ class RequestMetrics:
         self._observe(max(0.0, first - validation - queue), catalogue.PREFILL_TIME)
 
     def _measure_answer(self, usage: Usage, duration: float) -> None:
-        """Observe what is known of a request once its answer is complete."""
+        """Observe the values that are known once the answer is complete."""
         tokens, sequences = usage.generated_tokens, usage.sequences
         self._observe(duration, catalogue.DURATION, catalogue.E2E_LATENCY)
         self._observe(tokens, catalogue.GENERATED_TOKENS, catalogue.REQUEST_GENERATION_TOKENS)
@@ -113,7 +113,7 @@ class RequestMetrics:
         inference, decode = max(0.0, duration - validation - queue), max(0.0, duration - first)
         self._observe(inference, catalogue.INFERENCE_DURATION, catalogue.INFERENCE_TIME)
         self._observe(decode, catalogue.DECODE_TIME)
-        # Sequences run side by side: in the time that one of them takes for a token, each of the others gets one too.
+        # Sequences run in parallel: while one gets a token, each of the others gets one too.
         if tokens:
             self._observe(inference * sequences / tokens, catalogue.TIME_PER_TOKEN)
         if tokens > sequences:

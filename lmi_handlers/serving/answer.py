@@ -1,4 +1,4 @@
-"""An answer on its way back: tokens from the engine become text, and the text the bytes of a format."""
+"""Turns the engine's tokens into text, and the text into response bytes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 class Answer:
-    """An answer in the making. Iterating yields response bytes, each of them whole records; `close` aborts it.
+    """An answer being generated. Iterating yields response bytes in whole records; `close` aborts it.
 
-    The engine's and the client's errors are raised until the first bytes have been yielded, and from then on written as
-    a record where the format has one; `failure` is the error then. Either way that is the end.
+    An error before the first bytes is raised. A later error is written as a record, if the format has one, and stored in
+    `failure`. Either way it ends the answer.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Answer:
         return self._chunks
 
     def close(self) -> None:
-        """Stop generating what nobody will read."""
+        """Abort the generation."""
         self._chunks.close()
         self._generation.close()
 
@@ -73,7 +73,7 @@ class Answer:
             except GeneratorExit:
                 self.failure = self._generation.failure or ClientDisconnected("the client closed the connection")
                 raise
-            except Exception as error:  # noqa: BLE001  whatever it is, the client is told
+            except Exception as error:  # noqa: BLE001  every error is reported to the client
                 if not begun:
                     raise self._told(error) from None
                 self.failure = self._told(error).without_frames()
@@ -96,7 +96,7 @@ class Answer:
             self._metrics.generated(tokens, None if previous is None else now - previous)
         size = _size(output)
         self._size += size
-        # The last record of a stream may tell again of every token.
+        # The last record of a stream may repeat every token.
         run = self._runner(size if output.finish_reason is None else self._size)
         delta = run(self._texts[item.index].feed, output)
         if delta.finish_reason is not None:
@@ -109,12 +109,12 @@ class Answer:
         return respelled(error, self._spelling) if isinstance(error, LMIError) else _unforeseen(error)
 
     def _runner(self, size: int) -> RunBeside:
-        """Return who makes text of an output, or a document of an answer, of this size."""
+        """Return the runner for an output or a whole answer of `size` tokens: large ones run off the event loop."""
         return self._run_beside if size > _LARGE else at_once
 
 
 def _size(output: TokenOutput) -> int:
-    """How many tokens an output tells of, those of the prompt and alternatives counted."""
+    """The number of tokens in an output, including prompt tokens and alternatives."""
     generated = len(output.token_ids) * (1 + _alternatives(output.top_logprobs))
     return generated + len(output.prompt_logprobs or ()) * (1 + _alternatives(output.prompt_top_logprobs))
 
@@ -124,17 +124,17 @@ def _alternatives(top: Sequence[Sequence[object] | None] | None) -> int:
 
 
 def respelled(error: LMIError, spelling: Callable[[str], str]) -> LMIError:
-    """Return the error with the client's name of the field that it is about."""
+    """Return the error with the client's own name for its field."""
     if isinstance(error, InvalidRequest) and error.field is not None:
         return type(error)(error.message, field=spelling(error.field))
     return error
 
 
 def _unforeseen(error: Exception) -> RequestFailed:
-    """Log a mistake of ours, or of a plug-in's formatter, which must not cost the client its well-formed end."""
+    """Log a bug of ours or of a plug-in formatter. The client still gets a well-formed error."""
     logger.exception("internal error", exc_info=error)
     return RequestFailed(f"internal error ({type(error).__name__}); the server's log says more")
 
 
 _LARGE = 1024
-"""Tokens that take a few milliseconds to write. Nobody else must notice that there are more."""
+"""Tokens that take a few milliseconds to format. More would delay other clients, so they run off the event loop."""

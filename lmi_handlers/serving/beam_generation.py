@@ -1,7 +1,7 @@
-"""Beam search on any engine: each step is a request of one token for every live beam.
+"""Beam search on any engine: each step requests one token for every live beam.
 
-No engine learns of it. A step submits the live beams as prompts and asks for the most probable next tokens, so it costs
-what reading these prompts costs: little where an engine caches prefixes, all of it where it does not.
+The engine needs no support for it. A step submits the live beams as prompts and asks for the most probable next tokens.
+It costs one prefill of these prompts: cheap if the engine caches prefixes, expensive if it does not.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _HONOURED = frozenset(
         "skip_special_tokens",
         "logprobs",
         "prompt_logprobs",
-        # These change nothing where the most probable tokens are taken, here as in a request without beams.
+        # No effect when the most probable tokens are taken, with or without beams.
         "temperature",
         "seed",
         "top_k",
@@ -55,16 +55,16 @@ _HONOURED = frozenset(
         "typical_p",
     }
 )
-"""Fields of `SamplingParams` that beam search is right with. The others edit logits by what was generated, or change the
-probabilities that it sees; a field that is new is refused until somebody has thought about it.
+"""Fields of `SamplingParams` that beam search supports. The others edit logits depending on the generated tokens, or change
+the probabilities. New fields are refused until they are added here.
 """
 
 
 class BeamGeneration:
-    """Beam search in the place of a `Generation`: iterating yields one list, the whole sequences of every prompt.
+    """Beam search with the interface of a `Generation`. Iterating yields one list: the complete sequences of all prompts.
 
-    The `sampling_params.n` best beams of prompt i are the sequences from i * n, best first. Raises what a `Generation`
-    does; the request has one deadline for all of its steps. The first step is submitted at once.
+    The `sampling_params.n` best beams of prompt i are the sequences from i * n on, best first. Raises the same errors as
+    a `Generation`. One deadline applies to all steps. The first step is submitted at once.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class BeamGeneration:
         timeout: float,
         connected: Callable[[], bool],
     ) -> None:
-        """Raises `EngineNotReady`. The request has passed `check_beam_search`."""
+        """Raises `EngineNotReady`. Call `check_beam_search` first."""
         self._client = client
         self._prompts = prompts
         self._request = request
@@ -90,7 +90,7 @@ class BeamGeneration:
         self._searches = [
             begin_search(prompt, request.sampling_params, params, info.max_model_len, rules) for prompt in prompts
         ]
-        self._first: list[TokenOutput] = []  # one for each prompt, with the prompt's logprobs
+        self._first: list[TokenOutput] = []  # one per prompt, with the prompt's logprobs
         self._queue_time = 0.0
         self._step = self._submit(self._step_params)
 
@@ -114,15 +114,15 @@ class BeamGeneration:
 
     @property
     def failure(self) -> LMIError | None:
-        """What has ended the step under way from outside."""
+        """The error that ended the current step from outside, if any."""
         return self._step.failure
 
     def close(self) -> None:
-        """Abort the step under way."""
+        """Abort the current step."""
         self._step.close()
 
     def abort(self, index: int) -> None:
-        """Nothing: by the time there is a sequence `index`, the engine has finished."""
+        """Does nothing: sequences are only yielded after the engine has finished."""
 
     def _submit(self, sampling_params: SamplingParams) -> Generation:
         """Submit every live beam as a prompt."""
@@ -145,12 +145,12 @@ class BeamGeneration:
         """The adapter of each live beam."""
         return [
             adapter
-            for adapter, search in zip(self._request.adapters, self._searches, strict=False)  # one each, or none at all
+            for adapter, search in zip(self._request.adapters, self._searches, strict=False)  # one per prompt, or empty
             for _ in search.running
         ]
 
     def _outputs(self) -> list[SequenceOutput]:
-        """The token of each beam of the step under way, in their order."""
+        """The next token of each beam in the current step, in beam order."""
         with self._step as step:
             items = [item for batch in step for item in batch if item.output.token_ids]
         if len(items) != sum(len(search.running) for search in self._searches):
@@ -158,9 +158,9 @@ class BeamGeneration:
         return sorted(items, key=lambda item: item.index)
 
     def _next_outputs(self, sampling_params: SamplingParams) -> list[SequenceOutput]:
-        """Run a later step. What would refuse a new request must not fail one that the engine has begun."""
+        """Run a later step. A full queue or a stalled engine is retried: it must not fail a request already begun."""
         while True:
-            # A step can be over before the client's watch has looked at it once.
+            # A step can finish before the engine client has checked the connection and deadline even once.
             if not self._connected():
                 raise ClientDisconnected("the client closed the connection")
             if time.monotonic() >= self.deadline:
@@ -177,7 +177,7 @@ class BeamGeneration:
                 raise EngineDead("the engine process ended while it worked on this request") from error
 
     def _advance(self, items: list[SequenceOutput]) -> None:
-        """Hand each search the outputs of its own beams."""
+        """Pass each search the outputs of its beams."""
         outputs = iter(items)
         for search in self._searches:
             if search.running:
@@ -216,7 +216,10 @@ def check_beam_search(
     tokenizer: Tokenizer,
     spelling: Callable[[str], str],
 ) -> None:
-    """Refuse what cannot be right. Raises `InvalidRequest` or `UnsupportedFeature` on `num_beams`, with its `spelling`."""
+    """Refuse requests that beam search cannot serve correctly.
+
+    Raises `InvalidRequest` or `UnsupportedFeature` on `num_beams`, under the client's name for it.
+    """
     field, asked = spelling("num_beams"), request.sampling_params
     if request.stream:
         raise InvalidRequest("beam search cannot be streamed: no token is certain before the last one", field=field)
@@ -246,9 +249,9 @@ def check_beam_search(
 
 
 def step_params(asked: SamplingParams, params: BeamSearchParams, tokenizer: Tokenizer) -> SamplingParams:
-    """The parameters of the first step; the later ones have no `prompt_logprobs`.
+    """The parameters of the first step. Later steps omit `prompt_logprobs`.
 
-    `ignore_eos`, since an engine may keep the token that ended a sequence, and so its rivals, to itself.
+    `ignore_eos` is set because an engine may not return the token that ended a sequence, nor its alternatives.
     """
     return SamplingParams(
         max_tokens=1,
@@ -265,7 +268,7 @@ def begin_search(
     """The search for the answers to one prompt, given as token ids."""
 
     def contains_stop(token_ids: Sequence[int]) -> bool:
-        # From the start each time: beams fork, and matching is cheap beside a step that reads all of the beam again.
+        # From the start each time, because beams fork. Matching is cheap compared to a step, which reads the whole beam.
         text = SequenceText(rules, prompt)
         return text.feed(TokenOutput(request_id="", token_ids=list(token_ids))).finish_reason is not None
 

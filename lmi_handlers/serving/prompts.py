@@ -1,4 +1,4 @@
-"""What a client sends as a prompt, as an engine takes it: a conversation rendered, a text tokenised, images loaded."""
+"""Prepares prompts for the engine: renders conversations, tokenises text, loads images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lmi_handlers.text.tokenizer import Tokenizer
 
 
 class LoadedText(msgspec.Struct, frozen=True):
-    """What the engine's `Ready` gave this worker: its limits, and all that concerns the model's text."""
+    """What a worker loads when the engine is ready: limits, tokenizer and the model's text files."""
 
     info: EngineInfo
     limits: TokenLimits
@@ -26,18 +26,18 @@ class LoadedText(msgspec.Struct, frozen=True):
 
 
 def takes_long(parsed: Parsed) -> bool:
-    """Whether a request's texts are so long that other clients would notice if they were encoded on the event loop."""
+    """Whether encoding a request's texts on the event loop would noticeably delay other clients."""
     prompts = parsed.prompts or parsed.request.prompts
     return sum(map(prompt_size, prompts)) + sum(map(len, parsed.request.sampling_params.stop)) > LONG
 
 
 def prompt_size(prompt: Prompt) -> int:
-    """The cost of encoding a prompt, as the number of plain characters that take as long."""
+    """The cost of encoding a prompt, in plain characters that take as long."""
     return _chat_size(prompt) if isinstance(prompt, ChatPrompt) else len(prompt)
 
 
 def _chat_size(chat: ChatPrompt) -> int:
-    """Tools and documents count as long, as measuring them would take a while."""
+    """The cost of a conversation. Tools and documents always count as long, because measuring them takes time."""
     if chat.tools or chat.documents:
         return LONG + 1
     return sum(map(_message_size, chat.messages)) + sum(map(_value_size, chat.template_kwargs.values()))
@@ -56,7 +56,7 @@ def _value_size(value: object) -> int:
 
 
 def encode_prompts(parsed: Parsed, loaded: LoadedText) -> tuple[GenerationRequest, list[list[int]]]:
-    """Return the request with the texts of its prompts, and their token ids. Raises `InvalidRequest` with the field."""
+    """Return the request with rendered prompts, and their token ids. Raises `InvalidRequest` with the field."""
     request = parsed.request
     prompts = parsed.prompts or request.prompts
     texts, token_ids = [], []
@@ -73,7 +73,7 @@ def encode_prompts(parsed: Parsed, loaded: LoadedText) -> tuple[GenerationReques
 
 def _encode_prompt(parsed: Parsed, position: int, prompt: Prompt, loaded: LoadedText) -> tuple[str, list[int]]:
     request, tokenizer, limit = parsed.request, loaded.tokenizer, loaded.info.max_model_len
-    # A prompt that is cut to more than the model takes is refused as it would be uncut, without encoding all of it.
+    # Ignore a `truncate` above the model's limit: a prompt that is too long is then refused without being fully encoded.
     truncate = request.truncate if (request.truncate or 0) <= limit else None
     if isinstance(prompt, tuple):
         if truncate is None:
@@ -91,13 +91,13 @@ def _encode_prompt(parsed: Parsed, position: int, prompt: Prompt, loaded: Loaded
             estimate = tokenizer.estimate_beyond(text, limit)
             if estimate is not None:
                 parsed.check_length(request, position, estimate, loaded.limits)
-        # A template has written the special tokens itself.
+        # A chat template writes the special tokens itself.
         ids = tokenizer.encode(text, add_special_tokens=isinstance(prompt, str), truncate=truncate)
     return text, ids
 
 
 def _check_media_tokens(parsed: Parsed, position: int, ids: list[int], bundle: TextBundle) -> None:
-    """Refuse a prompt with more places for images, or for videos, than it has of them: engines do not survive some such."""
+    """Refuse a prompt with more image, video or audio tokens than images: some crash the engine."""
     prompt = parsed.prompts[position] if parsed.prompts else None
     images = len(prompt.images) if isinstance(prompt, ChatPrompt) else 0
     for token, token_id in bundle.media_tokens.items():
@@ -114,7 +114,7 @@ def _prompt_field(parsed: Parsed, position: int) -> str:
 
 
 def load_images(parsed: Parsed, request: GenerationRequest, loader: ImageLoader) -> list[ImagePrompt | None]:
-    """Return each prompt with its images, or an empty list where there are none at all.
+    """Return each prompt with its images (None without any), or an empty list if no prompt has images.
 
     `request` is what `encode_prompts` returned. Raises `InvalidRequest` with the field.
     """

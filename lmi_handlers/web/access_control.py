@@ -1,8 +1,8 @@
-"""Who may ask: pages in browsers (by their origin), names that a loopback server answers to, and the API key.
+"""Access control: browser origins, host names of a loopback server, and the API key.
 
-A browser sends a "simple" POST to any server that its machine can reach, without asking first, so a page could spend a
-laptop's model even though it may not read the answer. CORS alone does not help; the request itself has to be refused.
-Browsers mark what they send with `Origin` and `Sec-Fetch-Site`, which no page can change. Other clients send neither.
+A browser sends a "simple" POST to any reachable server without a preflight, so any web page could use a model on a
+laptop, even though it cannot read the answer. CORS alone does not prevent that; the request itself must be refused.
+Browsers set `Origin` and `Sec-Fetch-Site`, which pages cannot change. Other clients send neither.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lmi_handlers.config.server_settings import ip_address, is_loopback, parse_o
 
 ANY_ORIGIN = "*"
 ADMITTED = "lmi.admitted"
-"""Set in the WSGI environment of a request that the server itself passes on, having admitted the client's."""
+"""Set in the WSGI environment of an internal request whose original client request was already admitted."""
 
 _VARY = "origin, access-control-request-method, access-control-request-headers"
 _READING = ("GET", "HEAD", "OPTIONS")
@@ -28,14 +28,14 @@ _OPTION = "cors_allowed_origin (CORS_ALLOW_ORIGIN)"
 
 
 class AccessControl:
-    """Answers every `OPTIONS`, marks every response for browsers, and refuses what may not be asked.
+    """Answers every `OPTIONS`, adds CORS headers to every response, and refuses requests that are not allowed.
 
-    `allowed_origins` is `*` for the pages of every origin, or origins separated by commas. None stands for pages of the
-    server's own origin and of this machine's loopback addresses. With `loopback_only` the server must be asked by a name
-    that cannot point elsewhere: a page may have its own name resolve to 127.0.0.1 and thus share the server's origin.
+    `allowed_origins` is `*` for any origin, or origins separated by commas. None allows the server's own origin and
+    this machine's loopback addresses. With `loopback_only` the request's host name must be local: otherwise a page could
+    have its own name resolve to 127.0.0.1 and so share the server's origin.
 
     With `api_key` every POST needs `Authorization: Bearer <key>`, or an AWS signature whose access key id is the key,
-    since that is all that an AWS client can send. GETs need no key: they tell health, metrics and names.
+    because AWS clients can send nothing else. GETs need no key: they show only health, metrics and names.
     """
 
     def __init__(self, allowed_origins: str | None, api_key: str | None, *, loopback_only: bool = False) -> None:
@@ -46,12 +46,12 @@ class AccessControl:
         self._key = os.fsencode(api_key) if api_key else None
 
     def install(self, app: Flask) -> None:
-        """Stand in front of every route of `app`, unknown ones included."""
+        """Check every request to `app`, including those to unknown routes."""
         app.before_request(self._admit)
         app.after_request(self._mark)
 
     def _admit(self) -> Response | None:
-        """Return the answer to a request that goes no further. Raises `Forbidden`."""
+        """Return a response if the request must not reach its route, else None. Raises `Forbidden`."""
         if ADMITTED in request.environ:
             return None
         if self.checks_names and not self._is_local(_host_name(request.host)):
@@ -61,7 +61,7 @@ class AccessControl:
             )
         if request.method == "OPTIONS":
             allowed = "content-type" if self._key is None else "content-type,authorization"
-            if self._from_allowed_page():  # OpenAI's client sends a key to any server, and headers of its own
+            if self._from_allowed_page():  # OpenAI's client always sends a key and its own headers
                 allowed = request.headers.get("Access-Control-Request-Headers") or allowed
             return Response(
                 headers={"Access-Control-Allow-Methods": "GET,POST", "Access-Control-Allow-Headers": allowed}
@@ -77,7 +77,7 @@ class AccessControl:
         return None
 
     def _from_allowed_page(self) -> bool:
-        """Whether the request comes from no page at all, as far as browsers tell, or from one that may send it."""
+        """Whether the request comes from an allowed page or, judging by its headers, from no other site's page."""
         if ANY_ORIGIN in self._listed:
             return True
         origin = request.headers.get("Origin")
@@ -86,7 +86,7 @@ class AccessControl:
         return self._allows(origin)
 
     def _allows(self, origin: str) -> bool:
-        """`origin` is a scheme, a name and a port, or "null" for a page that hides where it comes from."""
+        """Whether `origin` is allowed: scheme, host and port, or "null" for a page that hides its origin."""
         if origin.lower() in self._listed:
             return True
         _, separator, host = origin.lower().partition("://")
@@ -95,7 +95,7 @@ class AccessControl:
         return host == request.host.lower() or (self._loopback_pages and is_loopback(_host_name(host)))
 
     def _is_local(self, name: str) -> bool:
-        """Whether no stranger can have a page under this name: an address, a reserved name or one that was allowed."""
+        """Whether no outsider can serve a page under this name: an address, a reserved name or an allowed one."""
         return "." not in name or name.endswith(_LOCAL_SUFFIXES) or ip_address(name) is not None or name in self._names
 
     @staticmethod
@@ -106,7 +106,7 @@ class AccessControl:
             given = given.partition("Credential=")[2].partition(",")[0].rsplit("/", 4)[0]
         elif scheme.lower() != "bearer":
             return False
-        # WSGI hands over a header's bytes as Latin-1 text.
+        # WSGI decodes header bytes as Latin-1.
         return hmac.compare_digest(given.encode("latin-1"), key)
 
     def _mark(self, response: Response) -> Response:
@@ -120,6 +120,6 @@ class AccessControl:
 
 
 def _host_name(host: str) -> str:
-    """Return what stands before the port in a `Host` header, an IPv6 address without its brackets."""
+    """Return a `Host` header without its port; IPv6 addresses also lose their brackets."""
     name = host.rpartition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
     return name.lower().rstrip(".")

@@ -1,4 +1,4 @@
-"""One JSON line a request: what was asked, what it cost, how it ended. Never the prompt, never the answer."""
+"""The request log: one line per request with path, status, tokens and times. Never the prompt or the answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 def log_request(*, request_id: str, path: str, status: int, usage: Usage, error: str | None = None) -> None:
-    """Write the line. Times are in milliseconds since its body had arrived."""
+    """Write the line. Times are in milliseconds since the request body arrived."""
     fields: dict[str, object] = {
         "request_id": request_id,
         "path": path,

@@ -24,11 +24,11 @@ from lmi_handlers.web.exchange import Exchange
 CONTENT_TYPES = ("application/jsonlines", "application/jsonl", "application/x-jsonlines", "application/x-ndjson")
 
 WINDOW = 32
-"""Records of one body that are in the engine at a time."""
+"""Maximum number of records of one body in the engine at a time."""
 
 
 class BatchBodies:
-    """Answers such bodies, over one model."""
+    """Answers JSON-lines bodies."""
 
     def __init__(self, model: ServedModel, dialects: InvocationsDialects, properties: ServingProperties) -> None:
         self._model = model
@@ -37,8 +37,8 @@ class BatchBodies:
         self._timeout = properties.batch_timeout
 
     def lines(self, exchange: Exchange, payload: Payload) -> Iterator[bytes]:
-        """Yield the answer to each record, a line, in order; an error takes the place of its record's answer."""
-        exchange.counts = False  # its records do
+        """Yield one answer line per record, in order. A record that fails gets its error as the answer line."""
+        exchange.counts = False  # its records are counted instead
         deadline = time.monotonic() + self._timeout
         begun: deque[_Record] = deque()
         try:
@@ -86,13 +86,13 @@ class BatchBodies:
         return msgspec.json.format(body, indent=0) + b"\n" if b"\n" in body.strip() else body.strip() + b"\n"
 
     def _finish(self, exchange: Exchange, record: _Record) -> tuple[bytes, LMIError | None]:
-        """Wait for a record's answer. Where the queue is full it is tried again: the batch's other records make room."""
+        """Wait for a record's answer. If the queue is full, retry, because other records of the batch make room."""
         body, failure = self._outcome(record)
         while isinstance(failure, QueueFull):
             time.sleep(max(min(failure.retry_after, record.deadline - time.monotonic()), 0))
             if not exchange.connected():
                 return b"", ClientDisconnected("the client closed the connection")
-            record.usage.started = time.monotonic()  # predict_timeout is for each try, batch_timeout for all
+            record.usage.started = time.monotonic()  # predict_timeout applies per try, batch_timeout overall
             record = self._begin(exchange, record.payload, record.usage, record.deadline)
             body, failure = self._outcome(record)
         return body, failure
@@ -108,7 +108,7 @@ class BatchBodies:
 
 @dataclass(frozen=True)
 class _Record:
-    """One record that has been begun, or could not be: then its `answer` is the error."""
+    """One record that was started. If it could not be, `answer` is the error."""
 
     payload: Payload
     usage: Usage
@@ -129,5 +129,5 @@ def records(data: bytes) -> Iterator[bytes]:
 
 
 def is_batch(data: bytes) -> bool:
-    """Return whether there are several records. A single one is answered as any other body is."""
+    """Return whether there are several records. A single record is answered like any other body."""
     return len(list(islice(records(data), 2))) > 1

@@ -1,4 +1,4 @@
-"""A request's body as gunicorn reads it, with our errors for all that can be wrong with the way it comes."""
+"""Reads a request body through gunicorn, and turns all read failures into our errors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from lmi_handlers.core.errors import ClientDisconnected, MalformedRequest, Reque
 
 
 class BodyReader:
-    """Stands before gunicorn's reader of `request`. After an error the connection closes: the next request's start is unknown.
+    """Wraps gunicorn's body reader of `request`.
 
-    `complete` says whether the body has been read to its end.
+    After an error the connection is closed, because the start of the next request is unknown. `complete` is true once
+    the body has been read to its end.
     """
 
     def __init__(self, request: Any) -> None:
@@ -24,7 +25,7 @@ class BodyReader:
         request.body.reader = self
 
     def read(self, size: int) -> bytes:
-        """As gunicorn's. Raises `MalformedRequest`, `RequestTimeout` and `ClientDisconnected`."""
+        """Like gunicorn's `read`. Raises `MalformedRequest`, `RequestTimeout` and `ClientDisconnected`."""
         try:
             return self._read(size)
         except Exception:

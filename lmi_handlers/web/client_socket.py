@@ -1,17 +1,17 @@
-"""A client's socket with limits: how long the server waits for the client, whatever it waits for.
+"""A client's socket with time limits on every read and write.
 
-It works over any socket with timeouts and knows neither gevent nor gunicorn. The worker tells it where its request is:
+It wraps any socket with timeouts and depends on neither gevent nor gunicorn. The worker reports the request's phase:
 
     idle      no byte of a request yet                   `client_timeout` seconds on a new connection, `keepalive`
                                                          after an answer, then the connection closes
-    head      a part of the head                         `client_timeout` seconds in all, then `HeadTimeout`
-    body      the head is there, the answer is not       `client_timeout` seconds without a byte, then `TimeoutError`
-    rest      answered, the body not read to its end     5 seconds without a byte, 30 in all, then the connection closes
+    head      part of the head has arrived               `client_timeout` seconds in all, then `HeadTimeout`
+    body      head complete, not answered yet            `client_timeout` seconds without a byte, then `TimeoutError`
+    rest      answered, but the body was not all read    5 seconds without a byte, 30 in all, then the connection closes
 
-A body and each write must also keep up `MIN_RATE` on average. Bytes buy time, but never more than `client_timeout` seconds
-from now: who was fast for a moment may not be slow for hours. A client that takes bytes too slowly is cut off: its
-connection is reset, so that the kernel does not keep what it has not read. The kernel does the same with what is left when
-all has been written.
+A body and each write must also keep up an average of `MIN_RATE`. Each byte extends the deadline, but never to more than
+`client_timeout` seconds from now, so a client that was fast for a moment cannot be slow for hours. A client that reads
+too slowly is cut off: its connection is reset, so that the kernel discards the unread data. The kernel does the same with
+data that is still unsent after everything has been written.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from typing import Any
 import msgspec
 
 MIN_RATE = 1024
-"""Bytes per second that a client must send of a body, or take of an answer, on average over `client_timeout` seconds."""
+"""Minimum bytes per second, averaged over `client_timeout` seconds, for sending a body and for reading an answer."""
 
 _TCP_USER_TIMEOUT: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
 _TCP_NOTSENT_LOWAT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _UNSENT = 1 << 14
-"""Bytes that the kernel takes before it can send them. By default it takes megabytes, and a slow client seems to stand still."""
+"""Maximum unsent bytes that the kernel buffers. By default it buffers megabytes, and a slow client looks stalled."""
 
 _REST_SILENCE = 5.0
 _REST_LIMIT = 30.0
@@ -44,11 +44,11 @@ _FIRST_QUESTION = 0.5
 
 
 class HeadTimeout(Exception):
-    """A part of a request's head came, the rest did not in time."""
+    """A request head started to arrive but was not complete in time."""
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Seconds; see the module."""
+    """Time limits in seconds; see the module docstring."""
 
     client_timeout: float
     keepalive: float
@@ -62,11 +62,11 @@ class _Phase(enum.Enum):
 
 
 Waiting = dict["ClientSocket", float]
-"""The sockets whose client is being waited for, the one that has done nothing for longest first, and since when."""
+"""Sockets that are waiting for their client and the time since when, the longest-waiting first."""
 
 
 class ClientSocket:
-    """What gunicorn reads requests from and writes answers to; it is in `waiting` while it waits for its client."""
+    """The socket that gunicorn reads and writes. It adds itself to `waiting` while it waits for its client."""
 
     def __init__(self, sock: socket.socket, limits: Limits, waiting: Waiting) -> None:
         self.in_request = False
@@ -88,13 +88,13 @@ class ClientSocket:
     # Where the request is
 
     def begin_request(self) -> None:
-        """The head has been read."""
+        """Call this when the head has been read."""
         self.in_request = True
         self._begin(_Phase.BODY, self._limits.client_timeout)
         self._begin_answer()
 
     def end_request(self, *, complete: bool) -> None:
-        """The answer has been written; `complete` says whether the body had been read to its end."""
+        """Call this when the answer has been written. `complete` says whether the body was read to its end."""
         self.in_request = False
         if complete:
             self._begin(_Phase.IDLE, self._limits.keepalive)
@@ -122,7 +122,7 @@ class ClientSocket:
     # Reading
 
     def recv(self, size: int, *flags: int) -> bytes:
-        """As a socket's `recv`, within the limits of the request's phase."""
+        """Like a socket's `recv`, within the time limits of the current phase."""
         if self._closing:
             return b""
         now = time.monotonic()
@@ -140,8 +140,8 @@ class ClientSocket:
                 raise
             return b""
         except OSError:
-            if self._closing:  # by now: gevent wakes who waits with an error
-                return b""  # type: ignore[unreachable]  # mypy takes it that nobody else calls `hang_up`
+            if self._closing:  # set meanwhile: gevent wakes the waiting greenlet with an error
+                return b""  # type: ignore[unreachable]  # mypy ignores that others call `hang_up`
             raise
         finally:
             self._waiting.pop(self, None)
@@ -152,13 +152,13 @@ class ClientSocket:
         return data
 
     def _extended(self, deadline: float, moved: int) -> float:
-        """Return when the client is too slow, now that it has `moved` so many bytes."""
+        """Return the new deadline after `moved` more bytes."""
         return min(deadline + moved / MIN_RATE, time.monotonic() + self._limits.client_timeout)
 
     # Writing
 
     def sendall(self, data: bytes, *flags: int) -> None:
-        """As a socket's `sendall`. Raises `ConnectionResetError` where the client takes too few bytes, and cuts it off."""
+        """Like a socket's `sendall`. Cuts off a client that reads too slowly and raises `ConnectionResetError`."""
         rest = memoryview(data)
         if not self._answering:
             self._answering = True
@@ -171,7 +171,7 @@ class ClientSocket:
         try:
             while rest:
                 now = time.monotonic()
-                self._waiting.pop(self, None)  # to the end: it is not the one that has done nothing for longest
+                self._waiting.pop(self, None)  # re-added below as the most recent
                 self._waiting[self] = now
                 self._sock.settimeout(max(min(deadline, self._write_deadline) - now, _SHORTEST))
                 sent = self._sock.send(rest, *flags)
@@ -187,18 +187,18 @@ class ClientSocket:
             self._waiting.pop(self, None)
 
     def limit_writes(self, deadline: float) -> None:
-        """End writing this answer at the monotonic time `deadline`, whatever the client does."""
+        """Stop writing this answer at the monotonic time `deadline`, whatever the client does."""
         self._write_deadline = deadline
 
     # Ending
 
     def ask(self) -> bool:
-        """Find out whether a client that has closed its sending side still reads. False where it certainly does not.
+        """Find out whether a client that has closed its sending side still reads. False if it certainly does not.
 
-        A half-closed client and one that has left look the same until something is sent to them: the first takes it, the
-        other's kernel answers with a reset. So the next byte of the answer is sent ahead, where it is known: the start
-        of the status line, or a chunk size's leading zero. Asked again at growing intervals, as even a client that has
-        half-closed may leave.
+        A half-closed client and one that has left look the same until something is sent: the first accepts it, the
+        kernel of the other answers with a reset. So the next byte of the answer is sent early if it is known: part of
+        the start of the status line, or a leading zero of a chunk size. This is repeated at growing intervals, because
+        a half-closed client may still leave.
         """
         now = time.monotonic()
         if now < self._next_question or self in self._waiting or self._ahead == len(_STATUS_LINE):
@@ -216,13 +216,13 @@ class ClientSocket:
         return True
 
     def hang_up(self) -> None:
-        """End the connection: a greenlet that is waiting for the client wakes up and reads end-of-file."""
+        """End the connection. A greenlet that is waiting for the client wakes up and reads end-of-file."""
         self._closing = True
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def cut(self) -> None:
-        """Hang up and have the kernel forget what the client has not read."""
+        """Hang up and have the kernel discard what the client has not read."""
         with contextlib.suppress(OSError):
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.hang_up()
@@ -230,7 +230,7 @@ class ClientSocket:
     def close(self) -> None:
         """Close the socket.
 
-        If the client is still sending, drain that first; otherwise it gets a reset instead of its answer.
+        If the client is still sending, read that first: otherwise it could get a reset instead of its answer.
         """
         if self._phase is _Phase.REST and not self._closing:
             with contextlib.suppress(OSError):

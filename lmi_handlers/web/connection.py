@@ -1,7 +1,7 @@
-"""A request's connection: whether its client is still there, and how long an answer may be written to it.
+"""A request's connection: whether the client is still connected, and a time limit on writing the answer.
 
-Both are asked of the kernel without reading from the socket: reading would take bytes of a next request away from the
-server, and under gevent two greenlets must not wait on one socket.
+The connection state comes from the kernel, not from reading the socket: a read would take bytes of the next request
+away from the server, and under gevent two greenlets must not wait on one socket.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _SHORTEST = 0.001
 
 
 def client_connected(environ: Mapping[str, Any]) -> bool:
-    """False once the client has gone. True where nobody can tell: not a TCP socket, not Linux, not gunicorn.
+    """False once the client has disconnected. True if that is unknown: without gunicorn, or for TCP outside Linux.
 
-    A client that has closed its sending side only is still there. `ClientSocket` can tell the two apart; over any other
-    socket, as gthread's workers have them, it counts as gone.
+    A client that has closed only its sending side is still connected. `ClientSocket` can tell the difference; with any
+    other socket, as in gthread workers, that client counts as gone.
     """
     sock = environ.get("gunicorn.socket")
     if sock is None:
@@ -39,10 +39,10 @@ def client_connected(environ: Mapping[str, Any]) -> bool:
 
 
 def limit_writes(environ: Mapping[str, Any], deadline: float) -> None:
-    """Have the next write end at the monotonic time `deadline`, though the client reads slowly or not at all.
+    """Make writes fail at the monotonic time `deadline`, even if the client reads slowly or not at all.
 
-    `ClientSocket` remembers it; any other socket, as gthread's workers have them, has a time limit per write, so tell it
-    before each of them.
+    `ClientSocket` remembers the deadline. Any other socket, as in gthread workers, only has a timeout per write, so
+    call this before each write.
     """
     sock = environ.get("gunicorn.socket")
     if sock is None:
@@ -60,7 +60,7 @@ def _still_reads(sock: Any) -> bool:
 
 
 def _at_end(sock: socket.socket) -> bool:
-    """Peek through a copy of the descriptor that gevent knows nothing of: the kernel tells no state of a Unix socket."""
+    """Whether the client closed a Unix socket. Its state can only be peeked at, here on a copy hidden from gevent."""
     try:
         twin = _socket.socket(fileno=os.dup(sock.fileno()))
     except OSError:

@@ -1,7 +1,7 @@
-"""What the front end answers by itself: no such route, wrong method, not for you. Each in the shape of the API asked.
+"""Errors of the front end itself, such as 403, 404 and 405, in the format of the requested API.
 
-The path tells which API that is: below `/v1` OpenAI's, below `/endpoints` the SageMaker runtime's, and so on. Paths of no
-API that is known here get DJL Serving's shape, which is also that of the invoke routes.
+The path decides which API that is: `/v1` is OpenAI's, `/endpoints` the SageMaker runtime's, and so on. All other paths,
+including the invoke routes, get DJL Serving's format.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from flask import Response, current_app, request
 from werkzeug.exceptions import HTTPException
 
 Shape = Callable[[int, str, str], object]
-"""`(status, kind, message)` to the error document; `kind` is the exception's name in werkzeug, such as `NotFound`."""
+"""Makes the error document from `(status, kind, message)`. `kind` is Werkzeug's exception name, e.g. `NotFound`."""
 
 _HIDDEN = ("HEAD", "OPTIONS")
 
 
 def front_end_error(error: HTTPException) -> Response:
-    """Answer what the router or the access control refuses."""
+    """Answer a request that the router or the access control refused."""
     status, kind, message = error.code or 500, type(error).__name__, str(error.description)
     methods = sorted(set(getattr(error, "valid_methods", None) or ()) - set(_HIDDEN))
     if status == 404:
@@ -38,7 +38,7 @@ def _document(path: str, status: int, kind: str, message: str) -> Response:
     shape = next((shape for prefix, shape in _SHAPES.items() if _below(path, prefix)), None)
     if shape is not None:
         response = Response(msgspec.json.encode(shape(status, kind, message)), status, content_type="application/json")
-    else:  # indented, with a newline, as DJL writes what its own front end says
+    else:  # indented, with a trailing newline, as DJL's front end writes it
         body = json.dumps(_djl(status, kind, message), ensure_ascii=False, indent=2) + "\n"
         response = Response(body, status, content_type="application/json")
     if shape is _runtime:
@@ -104,14 +104,14 @@ _SHAPES: Mapping[str, Shape] = {
     "/endpoints": _runtime,
     "/": _tgi,
 }
-"""By the beginning of a path; the first that fits counts."""
+"""By path prefix; the first match wins."""
 
 
-# What there is instead
+# Suggestions for unknown routes
 
 
 def _missing(path: str) -> str:
-    """Say that there is no such route, and what there is: what was probably meant, else the API's own routes, else all."""
+    """The message for an unknown route. It suggests a similar route, else the API's own routes, else the full list."""
     start = f"{path[:200]} is not a route of this server"
     if _below(path, "/endpoints"):
         if "local_runtime" in current_app.blueprints:
@@ -132,11 +132,11 @@ _INSTEAD = {
     "/api": "POST /v1/chat/completions",
     "/v2": "POST /v1/chat/completions",
 }
-"""Routes of APIs that are not spoken here, by the beginning of their paths."""
+"""Replacements for APIs that are not supported, by path prefix."""
 
 
 def _meant(path: str) -> str:
-    """The route that a path misses by a slash, by `/v1` in front, or by some letters; "" where there is none such."""
+    """The route that differs from the path only by a slash, a `/v1` prefix or a few letters, or ""."""
     routes = dict(_routes())
     plain = path.rstrip("/")
     for guess in (plain, f"/v1{plain}", plain.removeprefix("/v1"), plain.removeprefix("/v1/v1")):
@@ -156,7 +156,7 @@ def shown_routes() -> list[str]:
 
 
 def _routes() -> Iterator[tuple[str, str]]:
-    """Yield each path with how it is shown: `POST /generate`."""
+    """Yield each path and its display form, like `POST /generate`."""
     for rule in current_app.url_map.iter_rules():
         path = rule.rule.replace("<path:", "<")
         methods = sorted(set(rule.methods or ()) - set(_HIDDEN))

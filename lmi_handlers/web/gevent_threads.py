@@ -1,4 +1,4 @@
-"""Threads of the operating system beside gevent's event loop, whose own threads are all on it."""
+"""Real operating system threads beside gevent's event loop. gevent's own "threads" all run on the loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def threads_beside() -> RunBeside:
-    """Return what runs functions on such threads. For a worker that gevent has patched, once per process."""
+    """Return a function that runs others on these threads. Call it once per process, in a gevent worker."""
     sys.setswitchinterval(_SWITCH_INTERVAL)
     pool = ThreadPool(_THREADS)
 
@@ -31,14 +31,14 @@ def threads_beside() -> RunBeside:
             try:
                 raise error
             finally:
-                del error  # its traceback holds this frame, and with it the arguments
+                del error  # its traceback keeps this frame and its arguments alive
         return cast("T", value)
 
     return run_beside
 
 
 _THREADS = 4
-"""Long requests that are prepared at a time; others wait, which bounds the memory that this takes."""
+"""Maximum number of functions at a time. Others wait, which bounds the memory used."""
 
 _SWITCH_INTERVAL = 0.0005
-"""Seconds after which Python code on such a thread gives way. The loop may have to wait so long at every system call."""
+"""Seconds until Python code on these threads yields. The event loop may wait this long after every system call."""

@@ -1,4 +1,4 @@
-"""gunicorn's gevent worker with limits on its clients; named by gunicorn's configuration."""
+"""gunicorn's gevent worker, with time limits on clients. `gunicorn_conf` selects it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import contextlib
 import time
 from typing import Any
 
-# Before whatever has log handlers, whose locks gevent's become: at exit, modules go in the reverse order of their import.
+# Import this before any module with log handlers, whose locks become gevent's: at exit, modules are torn down in
+# reverse order of import.
 import gevent.thread  # type: ignore[import-not-found]  # noqa: F401  the stubs leave it out
 from gunicorn import util
 from gunicorn.workers.ggevent import GeventWorker
@@ -15,14 +16,14 @@ from lmi_handlers.core.errors import LMIError
 from lmi_handlers.web.client_socket import ClientSocket, HeadTimeout, Limits, Waiting
 
 _MARGIN = 512
-"""Places above `worker_connections` for connections that have been told to end, until they have."""
+"""Extra connections above `worker_connections`, for those that were told to end but have not yet."""
 
 
 class ClientLimitingWorker(GeventWorker):  # type: ignore[misc]  # gunicorn has no types
-    """Every connection has the limits of `ClientSocket`, and a new one always finds a place.
+    """Applies the limits of `ClientSocket` to every connection, and always has room for a new one.
 
-    With `worker_connections` open, the connection whose client has done nothing for longest makes room: one that is idle,
-    half-way through sending its request, or not reading its answer. Requests that wait for the engine stay.
+    At `worker_connections`, the connection that has waited longest for its client is closed: one that is idle, half-way
+    through sending its request, or not reading its answer. Requests that wait for the engine are not affected.
     """
 
     client_timeout: float
@@ -46,7 +47,7 @@ class ClientLimitingWorker(GeventWorker):  # type: ignore[misc]  # gunicorn has 
             self._open -= 1
 
     def timeout_ctx(self) -> contextlib.AbstractContextManager[None]:
-        """No further limit on reading a head: the socket has some."""
+        """Return a null context: `ClientSocket` already limits the time for reading a head."""
         return contextlib.nullcontext()
 
     def handle_request(self, listener_name: Any, req: Any, sock: ClientSocket, addr: Any) -> Any:
@@ -60,7 +61,7 @@ class ClientLimitingWorker(GeventWorker):  # type: ignore[misc]  # gunicorn has 
     def handle_error(self, req: Any, client: ClientSocket, addr: Any, exc: BaseException) -> None:
         """Answer a connection that sent no valid request."""
         if isinstance(exc, LMIError):
-            return  # a body of which nobody wanted the rest; its request has been answered
+            return  # from the unread rest of a body; its request has been answered
         client.expect_rest()
         if isinstance(exc, HeadTimeout):
             with contextlib.suppress(OSError):
@@ -69,7 +70,7 @@ class ClientLimitingWorker(GeventWorker):  # type: ignore[misc]  # gunicorn has 
         super().handle_error(req, client, addr, exc)
 
     def cut_silent(self, seconds: float) -> None:
-        """Cut off clients that have neither sent of their request nor taken of its answer for so long."""
+        """Cut off clients that have neither sent nor read anything for `seconds` during a request."""
         now = time.monotonic()
         for sock, since in list(self._waiting.items()):
             if sock.in_request and now - since >= seconds:

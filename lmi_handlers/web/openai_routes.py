@@ -1,6 +1,7 @@
 """OpenAI's routes, and Aleph Alpha's.
 
-OpenAI's are `/v1/chat/completions`, `/v1/completions` and `/v1/models`, Aleph Alpha's `/chat/completions` and `/complete`.
+OpenAI's are `/v1/chat/completions`, `/v1/completions` and `/v1/models`. Aleph Alpha's are `/chat/completions` and
+`/complete`.
 Sources: their API references.
 """
 
@@ -26,7 +27,7 @@ from lmi_handlers.web.exchange import Exchange
 
 
 class OpenAIRoutes:
-    """The views, over one model."""
+    """The views of both APIs."""
 
     def __init__(self, model: ServedModel, properties: ServingProperties) -> None:
         self._model = model
@@ -58,7 +59,7 @@ class OpenAIRoutes:
         for rule, dialect in dialects.items():
             routes.add_url_rule(rule, f"POST {rule}", self._view(dialect), methods=["POST"])
         routes.add_url_rule("/v1/models", "GET /v1/models", self.models, methods=["GET"])
-        # A model's name may have slashes in it.
+        # Model names may contain slashes.
         routes.add_url_rule("/v1/models/<path:model>", "GET /v1/models/<model>", self.model, methods=["GET"])
         return routes
 
@@ -67,11 +68,11 @@ class OpenAIRoutes:
         return self._tell(lambda: ModelList("list", self._infos()))
 
     def model(self, model: str) -> Response:
-        """One of them."""
+        """The model or adapter of that name."""
 
         def find() -> ModelInfo:
             for info in self._infos():
-                if info.id.lstrip("/") == model:  # a path's has no slash in front
+                if info.id.lstrip("/") == model:  # a URL path has no leading slash here
                     return info
             raise ModelNotFound(f"The model {model[:200]!r} does not exist")
 
@@ -85,7 +86,7 @@ class OpenAIRoutes:
             return exchange.refuse(error)
 
     def _infos(self) -> list[ModelInfo]:
-        """Raises `EngineNotReady`."""
+        """The model and its adapters. Raises `EngineNotReady`."""
         facts = self._model.facts
         parents = {facts.model_id: None, **dict.fromkeys(facts.adapters, facts.model_id)}
         return [ModelInfo(name, "model", self._created, "lmi-handlers", parent) for name, parent in parents.items()]

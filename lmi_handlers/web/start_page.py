@@ -1,4 +1,4 @@
-"""What `GET /` shows in a browser: what this is, whether it is ready, how to call it. No scripts, nothing from elsewhere."""
+"""The page that `GET /` shows in a browser: the model, its state and example calls. No scripts, nothing external."""
 
 from __future__ import annotations
 

@@ -36,11 +36,11 @@ from lmi_handlers.web.start_page import HEADERS, start_page
 JSON = "application/json"
 
 MOST_TOKENS = 65_536
-"""That `/tokenize` gives, or as many as the model takes where that is more."""
+"""Maximum tokens that `/tokenize` returns, unless the model takes more."""
 
 
 class TgiRoutes:
-    """The views, over one model. `workers` is how many processes like this one there are."""
+    """TGI's views. `workers` is the number of web workers."""
 
     def __init__(self, model: ServedModel, properties: ServingProperties, workers: int) -> None:
         self._model = model
@@ -69,7 +69,7 @@ class TgiRoutes:
         return routes
 
     def root(self) -> Response:
-        """As `/health`, and for a browser with a page in its body."""
+        """Like `/health`, with an HTML page as the body for browsers."""
         health = self.health()
         if not any(name == "text/html" and quality > 0 for name, quality in request.accept_mimetypes):
             return health
@@ -85,13 +85,13 @@ class TgiRoutes:
         return response
 
     def health(self) -> Response:
-        """200 without a body once requests are taken."""
+        """200 without a body once requests are accepted, else 503."""
         if self._model.state is EngineState.READY:
             return Response(status=200)
         return Response(error_document(EngineNotReady("unhealthy")), status=503, content_type=JSON)
 
     def info(self) -> Response:
-        """What is served, and within which limits."""
+        """The model and its limits."""
         try:
             loaded = self._model.loaded
         except EngineNotReady as error:
@@ -162,7 +162,7 @@ class TgiRoutes:
 
 @contextmanager
 def _template_errors() -> Iterator[None]:
-    """What is wrong with a conversation is the template's to say, in TGI's words."""
+    """Turn `InvalidRequest` into `InvalidChat`, which TGI reports as a template error."""
     try:
         yield
     except InvalidRequest as error:
@@ -176,7 +176,7 @@ def _chat_spans(loaded: LoadedText, chat: ChatPrompt) -> ChatTokenizeResponse:
 
 
 def _spans(loaded: LoadedText, text: str, *, add_special_tokens: bool) -> list[TokenSpan]:
-    """Tokenise what a client wants to see the tokens of. Raises `InvalidRequest` where these are too many."""
+    """Tokenise text into spans. Raises `InvalidRequest` if there are too many tokens."""
     most = max(MOST_TOKENS, loaded.limits.max_total_tokens)
     if (tokens := loaded.tokenizer.estimate_beyond(text, most)) is not None:
         raise InvalidRequest(f"`inputs` must have less than {most} tokens. Given: {tokens}")
