@@ -1,1 +1,1 @@
-"""Prometheus metrics: what is counted (`catalogue`), where the numbers live (`cells`) and how they are written (`series`)."""
+"""Prometheus metrics: definitions (`catalogue`), storage (`cells`) and the text format (`series`)."""

@@ -1,4 +1,4 @@
-"""Every metric: TGI's and vLLM's names, so that the dashboards of either show this server.
+"""All metrics, under TGI's and vLLM's names, so that dashboards for either also work with this server.
 
 `python -m lmi_handlers.metrics.catalogue > docs/metrics.md` writes the reference page.
 
@@ -20,7 +20,7 @@ _FIRST_TOKEN_SECONDS = [
     *[640, 2560],
 ]
 _TOKEN_SECONDS = [
-    *[0.001, 0.0025, 0.005],  # not vLLM's, whose first bucket would take all that a small model does
+    *[0.001, 0.0025, 0.005],  # in addition to vLLM's: small models are faster than its first bucket
     *[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80],
 ]
 _TOKENS = [*(mantissa * 10**power for power in range(6) for mantissa in (1, 2, 5)), 1_000_000]

@@ -1,6 +1,6 @@
-"""Declarations of metrics, and Prometheus' text format.
+"""Metric declarations and Prometheus' text format.
 
-Written by hand because prometheus_client lets no counter be called `tgi_request_count`: it appends `_total`.
+Written by hand because prometheus_client appends `_total` to counter names, so `tgi_request_count` is impossible.
 Source: https://prometheus.io/docs/instrumenting/exposition_formats/, version 0.0.4.
 """
 
@@ -15,10 +15,10 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """A metric and all of its series, known in advance: one, or one for each of `label_values`.
+    """A metric and its series, which are known in advance: one per label value.
 
-    Its numbers are `size` cells from number `first` on. A series of a counter or gauge has one; a series of a histogram has
-    one for each of `buckets`, not cumulative, one for what is above them all, and one for the sum.
+    Its values are `size` cells, starting at cell `first`. A counter or gauge series has one cell. A histogram series has
+    one per bucket (not cumulative), one for values above all buckets, and one for the sum.
     """
 
     name: str
@@ -32,12 +32,12 @@ class Metric(msgspec.Struct, frozen=True):
 
     @property
     def width(self) -> int:
-        """Cells of one series."""
+        """Cells per series."""
         return len(self.buckets) + 2 if self.kind == "histogram" else 1
 
     @property
     def size(self) -> int:
-        """Cells of all of them."""
+        """Cells of all series."""
         return self.width * len(self.label_values)
 
 
@@ -49,15 +49,15 @@ class Catalogue:
         self.size = 0
 
     def counter(self, name: str, unit: str, meaning: str, label: str = "", values: Sequence[str] = ("",)) -> Metric:
-        """Declare what only grows, with a series for each of the label's `values`."""
+        """Declare a counter, with one series per label value."""
         return self._add(Metric(name, "counter", unit, meaning, self.size, label=label, label_values=tuple(values)))
 
     def gauge(self, name: str, unit: str, meaning: str) -> Metric:
-        """Declare what is so at the moment."""
+        """Declare a gauge."""
         return self._add(Metric(name, "gauge", unit, meaning, self.size))
 
     def histogram(self, name: str, unit: str, meaning: str, buckets: Sequence[float]) -> Metric:
-        """Declare how values are distributed; `buckets` are the upper bounds, ascending."""
+        """Declare a histogram. `buckets` are the upper bounds, ascending."""
         return self._add(Metric(name, "histogram", unit, meaning, self.size, buckets=tuple(map(float, buckets))))
 
     def _add(self, metric: Metric) -> Metric:
@@ -67,7 +67,7 @@ class Catalogue:
 
 
 def exposition(metrics: Sequence[Metric], cells: Sequence[float], model_labels: Mapping[str, str]) -> str:
-    """Return the text of all series. vLLM's have `model_labels`; TGI's do not name the model."""
+    """Return the text of all series. vLLM's carry `model_labels`; TGI's do not name the model."""
     lines: list[str] = []
     for metric in metrics:
         lines += (f"# HELP {metric.name} {metric.meaning}", f"# TYPE {metric.name} {metric.kind}")

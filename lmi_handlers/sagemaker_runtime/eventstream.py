@@ -1,6 +1,6 @@
-"""AWS's event stream, as the answer of `InvokeEndpointWithResponseStream` is framed: messages, and what goes into each.
+"""AWS's event stream format, which frames the answer of `InvokeEndpointWithResponseStream`.
 
-A message, integers big-endian, both checksums the CRC-32 of zlib:
+The layout of a message; integers are big-endian, both checksums are zlib's CRC-32:
 
     4 bytes   length of the whole message
     4 bytes   length of the headers
@@ -34,7 +34,7 @@ _UTF8_CONTINUATION = re.compile(rb"[\x80-\xbf]")
 
 
 def encode_message(headers: Mapping[str, str], payload: bytes) -> bytes:
-    """Frame one message. Raises `ValueError` where it would be over one of the format's limits."""
+    """Frame one message. Raises `ValueError` if it exceeds one of the format's limits."""
     head = b"".join([_encode_header(name, value) for name, value in headers.items()])
     if len(head) > MAX_HEADERS_LENGTH:
         raise ValueError(f"headers of {len(head)} bytes; {MAX_HEADERS_LENGTH} are possible")
@@ -46,7 +46,7 @@ def encode_message(headers: Mapping[str, str], payload: bytes) -> bytes:
 
 
 def payload_part(data: bytes) -> bytes:
-    """Frame a `PayloadPart`: the container's bytes as they are. Raises `ValueError` over `MAX_PAYLOAD_LENGTH`."""
+    """Frame the container's unchanged bytes as a `PayloadPart`. Raises `ValueError` above `MAX_PAYLOAD_LENGTH`."""
     headers = {
         ":event-type": "PayloadPart",
         ":content-type": "application/octet-stream",
@@ -56,7 +56,7 @@ def payload_part(data: bytes) -> bytes:
 
 
 def model_stream_error(code: str, message: str) -> bytes:
-    """Frame a `ModelStreamError`, after which nothing comes; `code` is StreamBroken or ModelInvocationTimeExceeded."""
+    """Frame a `ModelStreamError`, which ends the stream. `code` is StreamBroken or ModelInvocationTimeExceeded."""
     headers = {
         ":exception-type": "ModelStreamError",
         ":content-type": "application/json",
@@ -66,11 +66,11 @@ def model_stream_error(code: str, message: str) -> bytes:
 
 
 def split_parts(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Cut a stream where AWS may and a client must cope: the same bytes, and for the same chunks the same cuts.
+    """Cut a stream at awkward places, as AWS may do. The bytes stay the same, and the same chunks get the same cuts.
 
-    Every other chunk is merged with the one that follows. What is sent of them ends inside a character of several bytes
-    where there is one, else inside a record, the rest of which comes with a later part. Some parts are a single byte, as
-    is the last. About three chunks are held back for that at most; should `chunks` raise, they are yielded before.
+    Every other chunk is merged with the next one. Parts end inside a multi-byte character if there is one, else inside a
+    record; the rest comes with a later part. Some parts are a single byte, as is the last. At most about three chunks
+    are held back. If `chunks` raises, they are yielded first.
     """
     held = b""
     try:
@@ -91,7 +91,7 @@ def split_parts(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _hostile_cut(data: bytes) -> int:
-    """Return an offset inside a character of several bytes, else one inside a record; from 2 on, if `data` is that long."""
+    """Return an offset inside a multi-byte character, else inside a record. It is at least 2 if `data` is that long."""
     middle = max(2, len(data) // 2)
     inside = _UTF8_CONTINUATION.search(data, middle) or _UTF8_CONTINUATION.search(data, 2)
     if inside is not None:

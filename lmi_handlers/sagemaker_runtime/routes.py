@@ -3,12 +3,12 @@
     boto3 -> POST /endpoints/<any name>/invocations                    -> /invocations of this app -> its answer
     boto3 -> POST /endpoints/<any name>/invocations-response-stream    -> /invocations of this app -> an event stream
 
-What AWS does between client and container is done here: headers are mapped both ways, the container's errors become 424
-`ModelError`, its time is limited. The container is called as a WSGI application, with the client's own connection: its
-bytes flow through as they come, and a client that leaves is noticed. Signatures are not checked and sizes not limited;
-with an API key the client's access key id must be that key, which `access_control` checks before the container is called.
+This module does what AWS does between client and container: it maps headers both ways, turns the container's errors into
+424 `ModelError`, and limits its time. The container is called as a WSGI application on the client's own connection, so
+bytes are passed on as they are generated and a disconnect is noticed. Signatures are not checked and sizes are not
+limited. With an API key, the client's access key id must be that key; `access_control` checks it before the call.
 
-Sources: the API reference of the SageMaker runtime, botocore's service model, and error messages that users have quoted.
+Sources: the API reference of the SageMaker runtime, botocore's service model, and error messages quoted by users.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from lmi_handlers.web.access_control import ADMITTED
 
 INVOKE_TIME_LIMIT = 60.0
 STREAM_TIME_LIMIT = 480.0
-"""Seconds that AWS gives a container for an answer, and for a stream."""
+"""AWS's time limits in seconds, for an answer and for a stream."""
 
 MESSAGE_LIMIT = 2048
-"""Characters of `Message` and `OriginalMessage` in a `ModelError`."""
+"""Maximum characters of `Message` and `OriginalMessage` in a `ModelError`."""
 
 PART_SIZE = 65536
-"""Bytes of a `PayloadPart`; AWS names no number, only that a part may end anywhere."""
+"""Maximum bytes per `PayloadPart`. AWS documents no number, only that a part may end anywhere."""
 
 REGION = "us-east-1"
 ACCOUNT = "000000000000"
-"""Of the log group that an error points to. There is none: the log is on the server's standard error."""
+"""Used for the log group that errors mention. It does not exist: the log goes to the server's standard error."""
 
 _PREFIX = "X-Amzn-SageMaker-"
 _ENVIRON_PREFIX = "HTTP_X_AMZN_SAGEMAKER_"
@@ -62,7 +62,7 @@ def local_runtime(
     invoke_time_limit: float = INVOKE_TIME_LIMIT,
     stream_time_limit: float = STREAM_TIME_LIMIT,
 ) -> Blueprint:
-    """Build the routes. `split_payload_parts` cuts streams where clients expect it least; the limits are in seconds."""
+    """Build the routes. `split_payload_parts` cuts streams at awkward places; the limits are in seconds."""
     runtime = LocalRuntime(split_payload_parts, invoke_time_limit, stream_time_limit)
     blueprint = Blueprint("local_runtime", __name__)
     for path, view in (
@@ -84,13 +84,13 @@ class ServiceError(Exception):
         self.fields = fields
 
     def response(self) -> Response:
-        """Render it. The `x-amzn-ErrorType` header is what a client chooses its exception by."""
+        """Render the error. Clients choose their exception by the `x-amzn-ErrorType` header."""
         headers = {"x-amzn-RequestId": str(uuid.uuid4()), "x-amzn-ErrorType": self.kind}
         return Response(json.dumps(self.fields), self.status, headers, content_type="application/json")
 
 
 class ModelError(ServiceError):
-    """The container's failure, in AWS's words around its own. `text` is its body, None where that could not be read."""
+    """The container's failure, in AWS's wording. `text` is the container's body, or None if it could not be read."""
 
     def __init__(self, endpoint: str, status: int, text: str | None) -> None:
         log_group = f"/aws/sagemaker/Endpoints/{endpoint[:63]}"
@@ -115,7 +115,7 @@ class ModelError(ServiceError):
 
 
 class LocalRuntime:
-    """The two operations."""
+    """The two operations of the runtime API."""
 
     def __init__(self, split_payload_parts: bool, invoke_time_limit: float, stream_time_limit: float) -> None:
         self._split_payload_parts = split_payload_parts
@@ -123,7 +123,7 @@ class LocalRuntime:
         self._stream_time_limit = stream_time_limit
 
     def invoke_endpoint(self, endpoint: str) -> Response:
-        """`InvokeEndpoint`: the container's answer, whole."""
+        """`InvokeEndpoint`: the container's complete answer."""
         check_headers(request.headers, _CONSTRAINTS)
         call = ContainerCall(endpoint, "InvokeEndpoint", request.headers.get("Accept"), self._invoke_time_limit)
         response = Response(call.read(), content_type=call.content_type)
@@ -131,7 +131,7 @@ class LocalRuntime:
         return response
 
     def invoke_endpoint_with_response_stream(self, endpoint: str) -> Response:
-        """`InvokeEndpointWithResponseStream`: the container's answer as an event stream, in parts as they come."""
+        """`InvokeEndpointWithResponseStream`: the container's answer as an event stream, sent as it is generated."""
         check_headers(request.headers, _STREAM_CONSTRAINTS)
         accept = request.headers.get(_PREFIX + "Accept")
         call = ContainerCall(endpoint, "InvokeEndpointWithResponseStream", accept, self._stream_time_limit)
@@ -156,13 +156,13 @@ class LocalRuntime:
 
 
 class TimeLimitExceeded(Exception):
-    """The container has not finished within its time."""
+    """The container did not finish within its time limit."""
 
 
 class ContainerCall:
-    """The client's request on its way to the container, and the answer: its head at once, its body as it comes.
+    """Passes the client's request to the container. The answer's head is available at once, its body as it is generated.
 
-    Raises `ModelError`, on construction, where the answer is none or not a 2xx. `close` lets the container stop.
+    The constructor raises `ModelError` if there is no answer or it is not a 2xx. `close` lets the container stop.
     """
 
     def __init__(self, endpoint: str, api: str, accept: str | None, time_limit: float) -> None:
@@ -184,9 +184,9 @@ class ContainerCall:
             raise ModelError(endpoint, status, self.read().decode(errors="replace"))
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield the body. Raises `TimeLimitExceeded`, or whatever the container does."""
+        """Yield the body. Raises `TimeLimitExceeded`, or whatever the container raises."""
         for chunk in self._response.iter_encoded():
-            if self._over:  # so this may be no more than the container's reaction to that
+            if self._over:  # this chunk may only be the container's reaction to the timeout
                 raise TimeLimitExceeded
             yield chunk
         if self._over:
@@ -205,7 +205,7 @@ class ContainerCall:
             self.close()
 
     def close(self) -> None:
-        """Tell the container that nobody reads on."""
+        """Let the container stop: its answer is no longer read."""
         self._response.close()
 
     @property
@@ -219,8 +219,7 @@ class ContainerCall:
 def container_environ(environ: Mapping[str, Any], api: str, accept: str | None, deadline: float) -> dict[str, Any]:
     """Derive the WSGI environment of the container's request from that of the client's.
 
-    Of the client's headers SageMaker passes on Content-Type, Accept and its own; all others end at its front door. The
-    body and the connection stay the client's.
+    SageMaker passes on only Content-Type, Accept and its own headers. The body and the connection stay the client's.
     """
     derived = {
         name: value
@@ -240,14 +239,14 @@ def container_environ(environ: Mapping[str, Any], api: str, accept: str | None, 
 
 
 class ContainerSocket:
-    """The client's connection as the container sees it: at its `deadline`, SageMaker hangs up."""
+    """The client's connection as the container sees it. It reports "closed" after the `deadline`."""
 
     def __init__(self, sock: Any, deadline: float) -> None:
         self._sock = sock
         self._deadline = deadline
 
     def getsockopt(self, level: int, option: int, length: int) -> bytes:
-        """Pass on what the kernel says while there is time, then say "closed". The option asked for is TCP_INFO."""
+        """Return the kernel's answer before the deadline, then "closed". Only used for TCP_INFO."""
         if time.monotonic() >= self._deadline:
             return bytes([_TCP_CLOSE]).ljust(length, b"\0")
         value: bytes = self._sock.getsockopt(level, option, length)
@@ -258,7 +257,7 @@ class ContainerSocket:
 
 
 class Constraint(msgspec.Struct, frozen=True):
-    """What AWS demands of a header; `member` is its name in the API. A `sensitive` value is not quoted."""
+    """AWS's rule for a header. `member` is its name in the API. A `sensitive` value is not quoted in errors."""
 
     header: str
     member: str
@@ -284,7 +283,7 @@ _STREAM_CONSTRAINTS = (*_COMMON_CONSTRAINTS, Constraint(_PREFIX + "Session-Id", 
 
 
 def check_headers(headers: Headers, constraints: Iterable[Constraint]) -> None:
-    """Refuse what AWS would have refused. Raises `ServiceError`, a 400 `ValidationError`."""
+    """Refuse headers that AWS would refuse. Raises `ServiceError`, a 400 `ValidationError`."""
     for constraint in constraints:
         value = headers.get(constraint.header)
         if value is None:
@@ -302,9 +301,9 @@ def check_headers(headers: Headers, constraints: Iterable[Constraint]) -> None:
 
 
 def _answer_headers(client: Headers, container: Headers) -> dict[str, str]:
-    """Choose what the client sees: the variant it asked for, and of the container's headers SageMaker's own.
+    """The headers that the client sees: the variant it asked for and the container's SageMaker headers.
 
-    A new session's id has another name there.
+    The session id header is renamed for the client.
     """
     variant = client.get(_PREFIX + "Target-Variant", "AllTraffic")
     headers = {"x-amzn-RequestId": str(uuid.uuid4()), "x-Amzn-Invoked-Production-Variant": variant}

@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 class Answer:
     """An answer being generated. Iterating yields response bytes in whole records; `close` aborts it.
 
-    An error before the first bytes is raised. A later error is written as a record, if the format has one, and stored in
-    `failure`. Either way it ends the answer.
+    An error before the first bytes is raised. A later error is written as a record, if the format has one, and stored
+    in `failure`. Either way it ends the answer.
     """
 
     def __init__(

@@ -55,16 +55,16 @@ _HONOURED = frozenset(
         "typical_p",
     }
 )
-"""Fields of `SamplingParams` that beam search supports. The others edit logits depending on the generated tokens, or change
-the probabilities. New fields are refused until they are added here.
+"""Fields of `SamplingParams` that beam search supports. The others edit logits depending on the generated tokens, or
+change the probabilities. New fields are refused until they are added here.
 """
 
 
 class BeamGeneration:
-    """Beam search with the interface of a `Generation`. Iterating yields one list: the complete sequences of all prompts.
+    """Beam search with the interface of a `Generation`. Iterating yields one list: all prompts' complete sequences.
 
-    The `sampling_params.n` best beams of prompt i are the sequences from i * n on, best first. Raises the same errors as
-    a `Generation`. One deadline applies to all steps. The first step is submitted at once.
+    The `sampling_params.n` best beams of prompt i are the sequences from i * n on, best first. Raises the same errors
+    as a `Generation`. One deadline applies to all steps. The first step is submitted at once.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ def begin_search(
     """The search for the answers to one prompt, given as token ids."""
 
     def contains_stop(token_ids: Sequence[int]) -> bool:
-        # From the start each time, because beams fork. Matching is cheap compared to a step, which reads the whole beam.
+        # From the start each time, because beams fork. Matching is cheap beside a step, which reads the whole beam.
         text = SequenceText(rules, prompt)
         return text.feed(TokenOutput(request_id="", token_ids=list(token_ids))).finish_reason is not None
 

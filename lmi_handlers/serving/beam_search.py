@@ -1,4 +1,4 @@
-"""Beam search: which of the possible answers to one prompt live on. Tokens and numbers only, no engine and no text."""
+"""The beam search algorithm for one prompt. It works on token ids and logprobs only, without engine or text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Continuations = Sequence[tuple[int, float]]
 
 
 class Beam(msgspec.Struct, frozen=True):
-    """A possible answer, or the start of one: its tokens, the logprob of each, and what else could have been in its place."""
+    """A possible answer or the start of one: its tokens, their logprobs and the alternatives to each."""
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
@@ -24,17 +24,17 @@ class Beam(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None = None
 
     def score(self, length_penalty: float) -> float:
-        """What beams of different lengths are compared by."""
+        """The length-normalised score that ranks beams of different lengths."""
         return self.cumulative_logprob / math.pow(len(self.token_ids), length_penalty)
 
 
 class BeamSearch:
-    """One prompt's beams. As long as any are `running`, find out what may follow each of them and `advance`.
+    """One prompt's beams. While any are `running`, get the possible next tokens of each and call `advance`.
 
-    The rules are those of transformers' `generate(num_beams=.., do_sample=False)`. `running` has the open beams, most
-    probable first and all of one length; `finished` the `num_beams` best of those that ended, best score first.
-    `endings` maps the token ids that end a beam to the reason; before `min_tokens` they are passed over.
-    `contains_stop` tells whether these ids read as a text with a stop string.
+    Follows the rules of transformers' `generate(num_beams=.., do_sample=False)`. `running` holds the open beams, most
+    probable first and all of the same length. `finished` holds the `num_beams` best ended beams, best score first.
+    `endings` maps token ids that end a beam to the reason; before `min_tokens` they are skipped.
+    `contains_stop` tells whether the text of some token ids contains a stop string.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class BeamSearch:
         self._contains_stop = contains_stop
 
     def advance(self, continuations: Sequence[Continuations]) -> None:
-        """Extend each of `running` by what may follow it, given in the same order, and keep the best.
+        """Extend each beam of `running` by its continuations, given in the same order, and keep the best.
 
-        `num_beams` and the number of `endings` together is how many continuations of each beam can ever matter.
+        At most `num_beams` plus the number of `endings` continuations per beam can matter.
         """
         num_beams = self._params.num_beams
         last_step = len(self.running[0].token_ids) + 1 == self._max_tokens
@@ -70,7 +70,7 @@ class BeamSearch:
             if candidate.finish_reason is None:
                 if len(running) < num_beams:
                     running.append(candidate)
-            elif rank < num_beams:  # the rest is there to have enough that go on, not to end
+            elif rank < num_beams:  # lower ranks only fill up `running`
                 ended.append(candidate)
         self._add_finished(ended)
         self.running = [] if self._is_done(running) else running
@@ -107,7 +107,7 @@ class BeamSearch:
         del self.finished[self._params.num_beams :]
 
     def _is_done(self, running: list[Beam]) -> bool:
-        """True once enough beams have ended and, as far as their present length tells, no open one will beat them."""
+        """True once enough beams have ended and no open one, scored at its current length, beats the worst of them."""
         if not running:
             return True
         if len(self.finished) < self._params.num_beams:

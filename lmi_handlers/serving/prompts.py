@@ -73,7 +73,7 @@ def encode_prompts(parsed: Parsed, loaded: LoadedText) -> tuple[GenerationReques
 
 def _encode_prompt(parsed: Parsed, position: int, prompt: Prompt, loaded: LoadedText) -> tuple[str, list[int]]:
     request, tokenizer, limit = parsed.request, loaded.tokenizer, loaded.info.max_model_len
-    # Ignore a `truncate` above the model's limit: a prompt that is too long is then refused without being fully encoded.
+    # Ignore `truncate` above the model's limit: a prompt that is too long is then refused without encoding all of it.
     truncate = request.truncate if (request.truncate or 0) <= limit else None
     if isinstance(prompt, tuple):
         if truncate is None:

@@ -31,8 +31,8 @@ class AccessControl:
     """Answers every `OPTIONS`, adds CORS headers to every response, and refuses requests that are not allowed.
 
     `allowed_origins` is `*` for any origin, or origins separated by commas. None allows the server's own origin and
-    this machine's loopback addresses. With `loopback_only` the request's host name must be local: otherwise a page could
-    have its own name resolve to 127.0.0.1 and so share the server's origin.
+    this machine's loopback addresses. With `loopback_only` the request's host name must be local: otherwise a page
+    could have its own name resolve to 127.0.0.1 and so share the server's origin.
 
     With `api_key` every POST needs `Authorization: Bearer <key>`, or an AWS signature whose access key id is the key,
     because AWS clients can send nothing else. GETs need no key: they show only health, metrics and names.

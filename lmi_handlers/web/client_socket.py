@@ -10,8 +10,8 @@ It wraps any socket with timeouts and depends on neither gevent nor gunicorn. Th
 
 A body and each write must also keep up an average of `MIN_RATE`. Each byte extends the deadline, but never to more than
 `client_timeout` seconds from now, so a client that was fast for a moment cannot be slow for hours. A client that reads
-too slowly is cut off: its connection is reset, so that the kernel discards the unread data. The kernel does the same with
-data that is still unsent after everything has been written.
+too slowly is cut off: its connection is reset, so that the kernel discards the unread data. Data that the kernel still
+holds once everything has been written is treated the same way.
 """
 
 from __future__ import annotations
