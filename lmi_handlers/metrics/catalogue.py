@@ -2,8 +2,8 @@
 
 `python -m lmi_handlers.metrics.catalogue > docs/metrics.md` writes the reference page.
 
-Sources of names, labels and buckets: TGI 3.3.7, router/src/server.rs and router/src/infer/; vLLM, vllm/v1/metrics/loggers.py
-and buckets.py.
+Sources of names, labels and buckets: TGI 3.3.7, router/src/server.rs and router/src/infer/; vLLM,
+vllm/v1/metrics/loggers.py and buckets.py.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ Kind = Literal["counter", "gauge", "histogram"]
 class Metric(msgspec.Struct, frozen=True):
     """A metric and its series, which are known in advance: one per label value.
 
-    Its values are `size` cells, starting at cell `first`. A counter or gauge series has one cell. A histogram series has
-    one per bucket (not cumulative), one for values above all buckets, and one for the sum.
+    Its values are `size` cells, starting at cell `first`. A counter or gauge series has one cell. A histogram series
+    has one per bucket (not cumulative), one for values above all buckets, and one for the sum.
     """
 
     name: str

@@ -68,8 +68,8 @@ def model_stream_error(code: str, message: str) -> bytes:
 def split_parts(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Cut a stream at awkward places, as AWS may do. The bytes stay the same, and the same chunks get the same cuts.
 
-    Every other chunk is merged with the next one. Parts end inside a multi-byte character if there is one, else inside a
-    record; the rest comes with a later part. Some parts are a single byte, as is the last. At most about three chunks
+    Every other chunk is merged with the next one. Parts end inside a multi-byte character if there is one, else inside
+    a record; the rest comes with a later part. Some parts are a single byte, as is the last. At most about three chunks
     are held back. If `chunks` raises, they are yielded first.
     """
     held = b""

@@ -3,8 +3,8 @@
     boto3 -> POST /endpoints/<any name>/invocations                    -> /invocations of this app -> its answer
     boto3 -> POST /endpoints/<any name>/invocations-response-stream    -> /invocations of this app -> an event stream
 
-This module does what AWS does between client and container: it maps headers both ways, turns the container's errors into
-424 `ModelError`, and limits its time. The container is called as a WSGI application on the client's own connection, so
+This module does what AWS does between client and container: it maps headers both ways, turns the container's errors
+into 424 `ModelError`, and limits its time. The container is called as a WSGI application on the client's own connection, so
 bytes are passed on as they are generated and a disconnect is noticed. Signatures are not checked and sizes are not
 limited. With an API key, the client's access key id must be that key; `access_control` checks it before the call.
 
@@ -160,7 +160,7 @@ class TimeLimitExceeded(Exception):
 
 
 class ContainerCall:
-    """Passes the client's request to the container. The answer's head is available at once, its body as it is generated.
+    """Passes the client's request to the container. The answer's head is available at once, its body as generated.
 
     The constructor raises `ModelError` if there is no answer or it is not a 2xx. `close` lets the container stop.
     """
