@@ -4,9 +4,10 @@
     boto3 -> POST /endpoints/<any name>/invocations-response-stream    -> /invocations of this app -> an event stream
 
 This module does what AWS does between client and container: it maps headers both ways, turns the container's errors
-into 424 `ModelError`, and limits its time. The container is called as a WSGI application on the client's own connection, so
-bytes are passed on as they are generated and a disconnect is noticed. Signatures are not checked and sizes are not
-limited. With an API key, the client's access key id must be that key; `access_control` checks it before the call.
+into 424 `ModelError`, and limits its time. The container is called as a WSGI application on the client's own
+connection, so bytes are passed on as they are generated and a disconnect is noticed. Signatures are not checked and
+sizes are not limited. With an API key, the client's access key id must be that key; `access_control` checks it before
+the container is called.
 
 Sources: the API reference of the SageMaker runtime, botocore's service model, and error messages quoted by users.
 """
