@@ -1,4 +1,4 @@
-"""The Flask application and its invoke routes. Only this module and the blueprints depend on Flask."""
+"""The Flask application and its invoke routes."""
 
 from __future__ import annotations
 
