@@ -120,8 +120,11 @@ class Server:
 
     def supervisor(self) -> psutil.Process:
         """The process that starts engines."""
-        children = psutil.Process(self.process.pid).children()
-        return next(child for child in children if "lmi_handlers.engine.supervisor" in child.cmdline())
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # a web worker that has just ended
+                if "lmi_handlers.engine.supervisor" in child.cmdline():
+                    return child
+        raise AssertionError("no supervisor runs")
 
     def stop(self) -> None:
         """End at once; a test of the graceful way sends SIGTERM itself."""
