@@ -8,8 +8,9 @@ import itertools
 import json
 import math
 import queue
-import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -888,18 +889,32 @@ def test_requests_end_at_their_deadline_where_the_engine_reads_nothing(tmp_path:
                     texts_of(generation)
 
 
+CLIENT_WITHOUT_FILE_DESCRIPTORS = """
+import resource
+import sys
+import time
+from pathlib import Path
+
+from lmi_handlers.engine.client import EngineClient, EngineState
+
+client = EngineClient(Path(sys.argv[1]), lambda info: None)
+_, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+client.start()
+time.sleep(0.3)
+assert client.state is EngineState.STARTING
+resource.setrlimit(resource.RLIMIT_NOFILE, before)
+while client.state is not EngineState.READY:
+    time.sleep(0.01)
+"""
+"""It runs in a process of its own: with such a limit `poll` fails in every thread, and ends the test's servers."""
+
+
 def test_client_without_file_descriptors_connects_once_there_are_some(tmp_path: Path) -> None:
-    client = EngineClient(tmp_path / "engine.sock", lambda info: None)
     engine = Engine(tmp_path / "engine.sock")
-    _, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        client.start()
-        time.sleep(0.3)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
     engine.start()
-    wait_until(lambda: client.state is EngineState.READY)
+    script = [sys.executable, "-c", CLIENT_WITHOUT_FILE_DESCRIPTORS, str(tmp_path / "engine.sock")]
+    subprocess.run(script, check=True, timeout=60)
     engine.stop()
 
 
