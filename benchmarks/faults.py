@@ -1,4 +1,4 @@
-"""Random faults on echo and on the real model: many rounds of tests/test_faults.py, with a new seed on every run."""
+"""Random faults on echo and on the real model: many rounds of tests/system/test_faults.py, with a new seed on every run."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def bench_faults(_: Path) -> None:
     seed = int(time.time())
     for name, rounds in ROUNDS.items():
         command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "--timeout", "3600"]
-        command += ["--fault-rounds", str(rounds), "--fault-seed", str(seed), f"tests/test_faults.py::{name}"]
+        command += ["--fault-rounds", str(rounds), "--fault-seed", str(seed), f"tests/system/test_faults.py::{name}"]
         subprocess.run(command, cwd=_ROOT, check=True)

@@ -1,0 +1,248 @@
+"""What TGI refuses, case by case: data/tgi/bad_requests.json holds TGI's own answers, taken with the limits used here."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from paths import DATA, SUPPORT
+from serving import Server, StartServer
+
+from lmi_handlers.apis.tgi.body import TgiParameters
+
+CASES: dict[str, dict[str, Any]] = {
+    case["id"]: case for case in json.loads((DATA / "tgi" / "bad_requests.json").read_text())
+}
+NOT_OURS = ("/v1/", "/vertex")
+"""Routes that belong to other dialects, or to no one."""
+
+DIFFERENT = {
+    "051": "`/invocations` says what is wrong, where TGI says that it is none of three kinds of requests",
+    "053": "the same",
+    "089": "an unknown path is a JSON 404 in the shape of LMI's front end, for all routes",
+    "120": "the JSON parser's own words differ",
+    "122": "what is wrong with a schema, the engine's grammar library says in its own words",
+    "127": "the same",
+    "129": "no option turns grammar off; a backend without it is named in the error",
+    "169": "there is no such case: every request ends in an answer or in a failure that says why",
+    "170": "the same",
+}
+"""Cases that are answered otherwise on purpose, with the reason; of all of them the tests below say how."""
+
+SERVER_STATES = {"087": "key", "088": "key", "164": "full queue", "168": "failing engine", "171": "still loading"}
+"""Cases that need more than a request; each has a test of its own below."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A tokenizer of one token a word and an engine that takes every parameter, with the limits of TGI's test server."""
+    directory = tmp_path_factory.mktemp("tgi") / "m"
+    plugin = SUPPORT / "plugin"
+    spec = importlib.util.spec_from_file_location("scripted_backend", plugin / "scripted_backend.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.write_model(directory)
+    properties = (
+        "option.rolling_batch=scripted\noption.max_model_len=512\noption.max_input_tokens=400\noption.tgi_compat=true\n"
+    )
+    path = os.pathsep.join(filter(None, [str(plugin), os.environ.get("PYTHONPATH")]))
+    server = Server(directory, properties, environ={"PYTHONPATH": path})
+    yield server.wait_ready()
+    server.stop()
+
+
+def send(server: Server, case: dict[str, Any]) -> requests.Response:
+    headers = {"Content-Type": "application/json"} | case.get("headers", {})
+    return requests.request(
+        case["method"], server.url + case["route"], data=case["body"].encode(), headers=headers, timeout=30
+    )
+
+
+def cases(*groups: str) -> list[Any]:
+    return [
+        pytest.param(case, id=f"{number} {case['route']} {case['body'][:40]}")
+        for number, case in CASES.items()
+        if case["group"] in groups
+        and not case["route"].startswith(NOT_OURS)
+        and number not in DIFFERENT
+        and number not in SERVER_STATES
+    ]
+
+
+def test_every_case_is_looked_at() -> None:
+    looked_at = {case.values[0]["id"] for case in cases("json_rejection", "validation", "stream_error")}
+    others = {number for number, case in CASES.items() if case["route"].startswith(NOT_OURS)}
+    assert set(CASES) == looked_at | others | set(DIFFERENT) | set(SERVER_STATES)
+
+
+PATH = re.compile(r"target type: ([\w.\[\]]+): ")
+
+
+@pytest.mark.parametrize("case", cases("json_rejection"))
+def test_malformed_body(server: Server, case: dict[str, Any]) -> None:
+    """The status is TGI's, the text, which is plain there, a JSON error here; it names the same field."""
+    answer = send(server, case)
+    assert answer.status_code == case["status"]
+    assert answer.headers["Content-Type"] == "application/json"
+    error = answer.json()
+    assert error["error_type"] == "validation"
+    path = PATH.search(case["error_body"])
+    if path is not None:
+        assert f"{path[1]}: " in error["error"]
+    elif "missing field" in case["error_body"]:
+        assert "missing required field `inputs`" in error["error"]
+
+
+@pytest.mark.parametrize("case", cases("validation"))
+def test_validation(server: Server, case: dict[str, Any]) -> None:
+    answer = send(server, case)
+    assert (answer.status_code, answer.text) == (case["status"], case["error_body"])
+    assert answer.headers["Content-Type"] == case["content_type"]
+
+
+@pytest.mark.parametrize("case", cases("stream_error"))
+def test_what_is_known_before_a_stream_begins_has_a_status(server: Server, case: dict[str, Any]) -> None:
+    """TGI sends 200 and the error as the one event; the error is the same here."""
+    answer = send(server, case)
+    assert answer.status_code == 422
+    assert answer.headers["Content-Type"] == "application/json"
+    assert f"data: {answer.text}\n\n" == case["error_body"]
+
+
+# The differences
+
+
+@pytest.mark.parametrize(("number", "path"), [("051", "inputs: "), ("053", "parameters: ")])
+def test_invocations_names_the_field(server: Server, number: str, path: str) -> None:
+    answer = send(server, CASES[number])
+    assert answer.status_code == CASES[number]["status"]
+    assert path in answer.json()["error"]
+
+
+def test_unknown_path(server: Server) -> None:
+    answer = send(server, CASES["089"])
+    assert (answer.status_code, answer.json()["type"]) == (404, "ResourceNotFoundException")
+
+
+def test_grammar_that_is_no_json(server: Server) -> None:
+    answer = send(server, CASES["120"])
+    assert (answer.status_code, answer.json()["error_type"]) == (422, "validation")
+    assert answer.json()["error"].startswith("Input validation error: grammar is not valid: ")
+
+
+@pytest.mark.model
+def test_schemas_that_make_no_sense(tiny_server: Server) -> None:
+    for number, cause in (("122", "foo"), ("127", "maxLength (2) must be greater than or equal to minLength (5)")):
+        answer = send(tiny_server, CASES[number])
+        assert (answer.status_code, answer.json()["error_type"]) == (CASES[number]["status"], "validation")
+        assert cause in answer.json()["error"]
+
+
+def test_grammar_on_a_backend_without(echo_server: Server) -> None:
+    answer = send(echo_server, CASES["129"])
+    assert answer.status_code == 422
+    assert answer.json() == {
+        "error": "Input validation error: parameters.grammar: the echo backend does not support it",
+        "error_type": "validation",
+    }
+
+
+# More than a request
+
+
+def test_without_the_key(guarded_server: Server) -> None:
+    for number in ("087", "088"):
+        answer = send(guarded_server, CASES[number])
+        assert (answer.status_code, answer.content) == (401, b"")
+        assert "WWW-Authenticate" not in answer.headers
+
+
+def test_overloaded(start_server: StartServer) -> None:
+    """One place, one that waits, one too many; TGI says no more than that, `Retry-After` is ours."""
+    server = start_server(
+        "option.rolling_batch=echo\njob_queue_size=1\noption.max_rolling_batch_size=1\noption.echo_tokens_per_second=20\n"
+    )
+    body = {"inputs": "0123456789" * 2, "parameters": {}}
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda path: server.invoke(body, path=path), ["/generate"] * 2 + ["/generate_stream"]))
+    answers.sort(key=lambda answer: answer.status_code)
+    assert [answer.status_code for answer in answers] == [200, 200, CASES["164"]["status"]]
+    assert answers[-1].text == CASES["164"]["error_body"]
+    assert int(answers[-1].headers["Retry-After"]) > 0
+
+
+def test_failing_engine(echo_server: Server) -> None:
+    answer = requests.post(echo_server.url + "/generate", json={"inputs": "a RAISE@1"}, timeout=30)
+    assert answer.status_code == CASES["168"]["status"]
+    assert answer.json() == {
+        "error": "Request failed during generation: the echo backend failed at token 1, as the prompt asked",
+        "error_type": "generation",
+    }
+
+
+def test_failure_in_mid_stream_is_the_last_event(echo_server: Server) -> None:
+    answer = requests.post(echo_server.url + "/generate_stream", json={"inputs": "a RAISE@3"}, timeout=30)
+    assert answer.status_code == 200
+    events = [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n")[:-1]]
+    assert [event.get("index") for event in events] == [1, 2, None]
+    assert events[-1]["error_type"] == "generation"
+
+
+def test_timeout_and_dead_engine(start_server: StartServer) -> None:
+    server = start_server("option.rolling_batch=echo\noption.echo_faults=true\noption.predict_timeout=2\n")
+    for prompt, status in (("a HANG@1", 504), ("a DIE@1", 424)):
+        answer = requests.post(server.url + "/generate", json={"inputs": prompt}, timeout=30)
+        assert (answer.status_code, answer.json()["error_type"]) == (status, "generation")
+
+
+def test_still_loading(loading_server: Server) -> None:
+    server = loading_server
+    for path in ("/health", "/"):
+        answer = requests.get(server.url + path, timeout=30)
+        assert (answer.status_code, answer.text) == (CASES["171"]["status"], CASES["171"]["error_body"])
+    assert requests.get(server.url + "/info", timeout=30).status_code == 503
+    for path in ("/generate", "/tokenize"):
+        answer = requests.post(server.url + path, json={"inputs": "a"}, timeout=30)
+        assert (answer.status_code, answer.json()["error_type"]) == (503, "healthcheck")
+        assert int(answer.headers["Retry-After"]) > 0
+
+
+# Anything at all
+
+
+VALUES: st.SearchStrategy[Any] = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5) | st.just([])
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@given(
+    st.sampled_from(["/", "/generate", "/generate_stream", "/tokenize", "/chat_tokenize"]),
+    st.fixed_dictionaries(
+        {"inputs": st.text(max_size=10)},
+        optional={
+            "parameters": st.dictionaries(st.sampled_from(TgiParameters.__struct_fields__), VALUES, max_size=4),
+            "stream": st.booleans(),
+            "messages": VALUES | st.lists(st.dictionaries(st.sampled_from(["role", "content"]), VALUES), max_size=2),
+        },
+    )
+    | VALUES,
+)
+def test_no_body_is_an_error_of_the_server(echo_server: Server, path: str, body: object) -> None:
+    answer = requests.post(
+        echo_server.url + path, data=json.dumps(body), headers={"Content-Type": "application/json"}, timeout=30
+    )
+    assert answer.status_code < 500, answer.text
+    if answer.status_code != 200:
+        assert set(answer.json()) == {"error", "error_type"}

@@ -1,0 +1,133 @@
+"""Backends and formatters, our own and third parties', by name."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from paths import SUPPORT
+from serving import StartServer
+
+from backends import BACKENDS, available_backends, load_backend_class
+from backends.base import Backend
+from formatters import FORMATTERS, available_formatters, load_formatter_class
+from formatters.base import Formatter
+from lmi_handlers.core.errors import ConfigError
+
+LIBRARIES = {"tensorrt_llm": "tensorrt_llm", "transformers": "torch", "vllm": "vllm"}
+PLUGIN = SUPPORT / "plugin"
+
+
+@pytest.mark.filterwarnings("ignore")  # engines warn of the libraries that they use themselves
+@pytest.mark.parametrize("name", sorted(BACKENDS))
+def test_backend_is_where_the_table_says(name: str) -> None:
+    if importlib.util.find_spec(LIBRARIES.get(name, "lmi_handlers")) is None:
+        with pytest.raises(ConfigError, match=f"backend '{name}' cannot be imported: ModuleNotFoundError"):
+            load_backend_class(name)
+        return
+    backend = load_backend_class(name)
+    assert issubclass(backend, Backend)
+    assert not getattr(backend, "__abstractmethods__", None)
+
+
+@pytest.mark.parametrize("name", sorted(FORMATTERS))
+def test_formatter_is_where_the_table_says(name: str) -> None:
+    formatter = load_formatter_class(name)
+    assert issubclass(formatter, Formatter)
+    assert not getattr(formatter, "__abstractmethods__", None)
+    assert "/" in formatter.content_type
+
+
+def test_unknown_formatter_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"unknown output formatter 'morse'; known: .*jsonlines.*sse"):
+        load_formatter_class("morse")
+
+
+def test_plugins_are_found_without_being_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "scripted" not in available_backends()
+    monkeypatch.syspath_prepend(PLUGIN)
+    assert available_backends() == BACKENDS | {"scripted": "scripted_backend:ScriptedBackend"}
+    assert available_formatters() == FORMATTERS | {"csv": "scripted_formatter:CsvFormatter"}
+    assert "scripted_formatter" not in sys.modules
+
+
+def test_server_with_a_third_partys_backend_and_formatter(start_server: StartServer) -> None:
+    server = start_server(
+        "option.rolling_batch=scripted\noption.output_formatter=csv\noption.model_id=model\n",
+        environ={"PYTHONPATH": plugin_path(PLUGIN)},
+        ready=False,
+    )
+    write_model(server.directory / "model")
+    server.wait_ready()
+    answer = server.invoke({"inputs": "What is Deep Learning?", "parameters": {"max_new_tokens": 3}})
+    assert answer.headers["Content-Type"] == "text/csv"
+    assert answer.text == '"Deep",21784\n" Learning",29257\n" is",338\n"",4\n'
+
+
+def plugin_path(directory: Path) -> str:
+    return os.pathsep.join(filter(None, [str(directory), os.environ.get("PYTHONPATH")]))
+
+
+def write_model(directory: Path) -> None:
+    spec = importlib.util.spec_from_file_location("scripted_backend", PLUGIN / "scripted_backend.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.write_model(directory)
+
+
+BROKEN = {
+    "missing_module": ("no_such_module_here:Thing", "No module named 'no_such_module_here'"),
+    "missing_name": ("broken_plugin:Nothing", "has no attribute 'Nothing'"),
+    "no_name": ("broken_plugin", "broken_plugin"),
+    "other_class": ("broken_plugin:Other", "broken_plugin:Other"),
+    "missing_library": ("broken_import:Thing", "No module named 'no_such_library'"),
+    "raises": ("broken_raise:Thing", "the plug-in is broken"),
+}
+
+
+@pytest.fixture
+def broken_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "broken_plugin.py").write_text("class Other:\n    pass\n")
+    (tmp_path / "broken_import.py").write_text("import no_such_library\n")
+    (tmp_path / "broken_raise.py").write_text("raise RuntimeError('the plug-in is broken')\n")
+    distribution = tmp_path / "broken-1.0.dist-info"
+    distribution.mkdir()
+    (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    points = "\n".join(f"{name} = {value}" for name, (value, _) in BROKEN.items())
+    groups = (f"[lmi_handlers.{kind}]\n{points}\n" for kind in ("backends", "formatters"))
+    (distribution / "entry_points.txt").write_text("\n".join(groups))
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("broken_plugins")
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_plugin_is_a_configuration_error_of_one_line(name: str) -> None:
+    cause = BROKEN[name][1]
+    for load, kind in ((load_backend_class, "backend"), (load_formatter_class, "output formatter")):
+        with pytest.raises(ConfigError) as caught:
+            load(name)
+        message = str(caught.value)
+        assert message.startswith(f"{kind} '{name}' ")
+        assert cause in message
+        assert "\n" not in message
+
+
+@pytest.mark.parametrize("option", ["rolling_batch", pytest.param("output_formatter", marks=pytest.mark.long)])
+def test_server_with_a_broken_plugin_ends_with_one_line(
+    start_server: StartServer, broken_plugins: Path, option: str
+) -> None:
+    properties = "option.rolling_batch=echo\n" if option == "output_formatter" else ""
+    server = start_server(
+        f"{properties}option.{option}=raises\n", environ={"PYTHONPATH": plugin_path(broken_plugins)}, ready=False
+    )
+    assert server.process.wait(30) == 1
+    [line] = [line for line in server.log.splitlines() if line.startswith("lmi: error: ")]
+    assert "'raises'" in line
+    assert "the plug-in is broken" in line
+    assert "Traceback" not in server.log

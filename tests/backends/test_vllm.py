@@ -1,0 +1,519 @@
+"""The vLLM adapter on real vLLM: options, start-up errors, what requests may ask for, adapters, agreement with transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from lora import write_adapter
+
+from backends.base import Backend, ModelFiles
+from lmi_handlers.config.options import OPTIONS
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError, InvalidRequest
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
+from lmi_handlers.engine.cache_dir import default_cache_dir
+from lmi_handlers.engine.model_store import resolve_model
+from lmi_handlers.text.bundle import build_text_bundle, load_text_bundle
+from lmi_handlers.text.tokenizer import Tokenizer
+
+pytestmark = [
+    pytest.mark.needs("vllm"),
+    pytest.mark.model,
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("without_flask"),
+]
+
+SMALL = {"kv_cache_memory_bytes": "256M"}
+EXACT: dict[str, Any] = {"dtype": "fp32", "enforce_eager": True, "max_model_len": 512, "extra": SMALL}
+PROMPTS = [
+    "The capital of France is",
+    "Once upon a time there was a",
+    "def fibonacci(n):",
+    "To be, or not to be,",
+    "The three primary colours are",
+    "Water boils at a temperature of",
+    "Dear Sir or Madam,",
+    "1, 1, 2, 3, 5, 8,",
+    "The largest planet of the solar system is",
+    "import numpy as np\n",
+    "A recipe for bread needs flour,",
+    "In 1969 the first man",
+    "The opposite of hot is",
+    "SELECT name FROM",
+    "My favourite season is",
+    "The mitochondria are",
+    "Roses are red,",
+    "Once the rain had stopped, the children",
+    "An apple a day",
+    "The speed of light is",
+]
+
+
+class Smol:
+    """The small model with its tokenizer, and backends loaded from it."""
+
+    def __init__(self, path: Path, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self.path = path
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self._decoder = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+        self._numbers = itertools.count()
+
+    def load(self, backend: str, adapters: dict[str, Path] | None = None, **options: Any) -> Backend:
+        from backends import load_backend_class
+
+        files = ModelFiles(
+            path=self.path,
+            eos_token_ids=tuple(self.tokenizer.eos_token_ids),
+            vocab_size=self.vocab_size,
+            adapters=adapters or {},
+        )
+        return load_backend_class(backend).load(files, ServingProperties(**options), lambda phase: None)
+
+    def add(
+        self, backend: Backend, prompt: str, *, adapter: str | None = None, priority: int = 0, **params: Any
+    ) -> str:
+        request_id = f"r{next(self._numbers)}"
+        defaults: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24}
+        backend.add_request(
+            TokenRequest(
+                request_id=request_id,
+                prompt_token_ids=self.tokenizer.encode(prompt),
+                sampling_params=SamplingParams(**(defaults | params)),
+                adapter=adapter,
+                priority=priority,
+            )
+        )
+        return request_id
+
+    def outputs(self, backend: Backend, *request_ids: str) -> dict[str, list[TokenOutput]]:
+        collected: dict[str, list[TokenOutput]] = {request_id: [] for request_id in request_ids}
+        running = set(request_ids)
+        while running:
+            for output in backend.step():
+                collected.setdefault(output.request_id, []).append(output)
+                if output.finish_reason is not None:
+                    running.discard(output.request_id)
+        return collected
+
+    def text(self, backend: Backend, prompt: str, **request: Any) -> str:
+        request_id = self.add(backend, prompt, **request)
+        return self.decode(self.outputs(backend, request_id)[request_id])
+
+    def decode(self, outputs: list[TokenOutput]) -> str:
+        text: str = self._decoder.decode([token for output in outputs for token in output.token_ids])
+        return text
+
+
+@pytest.fixture(scope="module")
+def smol(tmp_path_factory: pytest.TempPathFactory) -> Smol:
+    cache_dir = default_cache_dir(os.environ)
+    path = resolve_model(None, model_dir=None, revision=None, cache_dir=cache_dir, report=lambda phase: None)
+    directory = tmp_path_factory.mktemp("bundle")
+    bundle = build_text_bundle(path, directory, trust_remote_code=False)
+    return Smol(path, Tokenizer(directory, load_text_bundle(directory)), bundle.vocab_size)
+
+
+@pytest.fixture(scope="module")
+def engine(smol: Smol, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
+    """The model in float32 with two adapters, and requests in order of priority."""
+    folder = tmp_path_factory.mktemp("adapters")
+    adapters = {"loud": write_adapter(folder / "loud", 0.5), "still": write_adapter(folder / "still", 0.0)}
+    options = EXACT | {"enable_lora": True, "extra": SMALL | {"scheduling_policy": "priority"}}
+    backend = smol.load("vllm", adapters, **options, max_rolling_batch_size=4)
+    yield backend
+    backend.close()
+
+
+# Options
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> Callable[..., Any]:
+    """`arguments(option=value, ...)`: what vLLM is told."""
+    from backends.vllm.engine_args import engine_arguments
+
+    return lambda **options: engine_arguments(tmp_path, ServingProperties(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "argument", "value"),
+    [
+        ({}, "max_num_seqs", 256),
+        ({"max_rolling_batch_size": 7}, "max_num_seqs", 7),
+        ({"rolling_batch": "disable", "batch_size": 5}, "max_num_seqs", 5),
+        ({"max_rolling_batch_prefill_tokens": 999}, "max_num_batched_tokens", 999),
+        ({"tensor_parallel_degree": 2}, "tensor_parallel_size", 2),
+        ({"tensor_parallel_degree": "max"}, "tensor_parallel_size", 1),
+        ({"quantize": "awq"}, "quantization", "awq"),
+        ({"cpu_offload_gb_per_gpu": 1.5}, "cpu_offload_gb", 1.5),
+        ({"dtype": "fp32"}, "dtype", "float32"),
+        ({"dtype": "bf16"}, "dtype", "bfloat16"),
+        ({"dtype": "auto"}, "dtype", "auto"),
+        ({"gpu_memory_utilization": 0.5}, "gpu_memory_utilization", 0.5),
+        ({"enforce_eager": True}, "enforce_eager", True),
+        ({"enable_prefix_caching": False}, "enable_prefix_caching", False),
+        ({"trust_remote_code": True}, "trust_remote_code", True),
+        ({"max_logprobs": 3}, "max_logprobs", 3),
+        ({"extra": {"seed": "7"}}, "seed", 7),
+        ({"extra": {"block_size": "32"}}, "block_size", 32),
+        ({"extra": {"async_scheduling": "false"}}, "async_scheduling", False),
+        ({"extra": {"hf_overrides": '{"rope_theta": 1}'}}, "hf_overrides", {"rope_theta": 1}),
+        ({"extra": {"kv_cache_memory_bytes": "1M"}}, "kv_cache_memory_bytes", 2**20),
+    ],
+)
+def test_option_reaches_vllm(arguments: Callable[..., Any], options: dict[str, Any], argument: str, value: Any) -> None:
+    assert getattr(arguments(**options), argument) == value
+
+
+def test_seed_is_the_operators_or_a_new_one(arguments: Callable[..., Any]) -> None:
+    assert arguments().seed != arguments().seed
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"extra": {"max_num_sqs": "3"}}, "option.max_num_sqs: .* did you mean option.max_num_seqs"),
+        ({"extra": {"block_size": "abc"}}, "option.block_size: invalid int value: 'abc'"),
+        ({"extra": {"async_scheduling": "maybe"}}, "option.async_scheduling has value 'maybe': not true or false"),
+        ({"extra": {"model": "other"}}, "option.model: .* use option.model_id"),
+        ({"extra": {"served_model_name": "other"}}, "option.served_model_name: .* use option.model_name"),
+        ({"pipeline_parallel_degree": 2}, "option.pipeline_parallel_degree has value 2: must be 1 on a CPU"),
+        ({"dtype": "int8"}, "option.dtype: invalid choice: 'int8'"),
+    ],
+)
+def test_option_that_vllm_refuses(arguments: Callable[..., Any], options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        arguments(**options)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_option_that_says_vllm_reads_it_is_known(arguments: Callable[..., Any]) -> None:
+    from vllm import EngineArgs
+
+    from backends.vllm.engine_args import ALIASES, NO_COUNTERPART, OURS, TEXT_LAYER
+
+    fields = {field.name for field in dataclasses.fields(EngineArgs)}
+    for declared in OPTIONS.values():
+        name = declared.name
+        if "vllm" in declared.option.read_by:
+            assert (ALIASES.get(name, name) in fields) + (name in NO_COUNTERPART) + (name in TEXT_LAYER) >= 1, name
+        elif name in fields - set(OURS):
+            raise AssertionError(f"vLLM has an argument {name}; the declaration must say that vllm reads it")
+    assert not set(NO_COUNTERPART) & fields
+    assert set(ALIASES.values()) | set(OURS) <= fields
+
+
+# Starting
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "option", "words"),
+    [
+        ({"without": "config.json"}, {}, "model_id", "config.json"),
+        ({"without": "model.safetensors"}, {}, "model_id", "Cannot find any model weights"),
+        ({"config": {"architectures": ["FooForCausalLM"]}}, {}, "model_id", "FooForCausalLM"),
+        ({"config": {"architectures": ["FooForCausalLM"], "model_type": "foo"}}, {}, "model_id", "`foo`"),
+        ({}, {"quantize": "foo"}, "quantize", "foo"),
+        ({}, {"quantize": "awq"}, "quantize", "awq"),
+        ({}, {"load_format": "nonsense"}, "load_format", "nonsense"),
+        ({}, {"max_model_len": 100_000}, "max_model_len", "100000"),
+        ({}, {"tensor_parallel_degree": 3}, "tensor_parallel_degree", "divisible"),
+        (
+            {},
+            {"max_model_len": 2048, "dtype": "bf16", "extra": {"kv_cache_memory_bytes": "100k"}},
+            "max_model_len",
+            "KV cache",
+        ),
+        ({}, {"gpu_memory_utilization": 0.001, "extra": {}}, "gpu_memory_utilization", "memory"),
+    ],
+)
+def test_what_stops_vllm_from_starting_is_one_line_with_the_option(
+    tiny_llama: Path, tmp_path: Path, change: dict[str, Any], options: dict[str, Any], option: str, words: str
+) -> None:
+    from backends.vllm.backend import VLLMBackend
+
+    path = tmp_path / "model"
+    shutil.copytree(tiny_llama, path)
+    if "config" in change:
+        config = json.loads((path / "config.json").read_text()) | change["config"]
+        (path / "config.json").write_text(json.dumps(config))
+    if "without" in change:
+        (path / change["without"]).unlink()
+    files = ModelFiles(path=path, eos_token_ids=(2,), vocab_size=49152)
+    defaults: dict[str, Any] = {"enforce_eager": True, "max_model_len": 128, "extra": SMALL}
+    properties = ServingProperties(**(defaults | options))
+    with pytest.raises(ConfigError) as caught:
+        VLLMBackend.load(files, properties, lambda phase: None)
+    message = str(caught.value)
+    assert message.startswith(f"option.{option}: vLLM cannot serve {path}: ")
+    assert words in message
+    assert "\n" not in message
+    assert len(message) < 600
+
+
+def test_adapter_that_does_not_fit_the_model(smol: Smol, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "wrong", 0.1)
+    config = json.loads((folder / "adapter_config.json").read_text()) | {"r": 64}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"^option\.enable_lora: adapter 'wrong' cannot be loaded: .*64"):
+        smol.load("vllm", {"wrong": folder}, **EXACT, enable_lora=True, max_lora_rank=8)
+
+
+# What requests may ask for
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "maximum": 99, "minimum": 0},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def test_json_schema(smol: Smol, engine: Backend) -> None:
+    wanted = StructuredOutputs(json=json.dumps(SCHEMA))
+    person = json.loads(smol.text(engine, "A person as JSON: ", structured_outputs=wanted, max_tokens=80))
+    assert set(person) == {"name", "age"}
+    assert isinstance(person["name"], str)
+    assert 0 <= person["age"] <= 99
+
+
+@pytest.mark.parametrize(
+    ("wanted", "pattern"),
+    [
+        (StructuredOutputs(regex="[0-9]{3}-[a-z]{2}"), "[0-9]{3}-[a-z]{2}"),
+        (StructuredOutputs(choice=("blue", "green")), "blue|green"),
+        (StructuredOutputs(grammar='root ::= "a" ("b" | "c") "d"'), "a[bc]d"),
+    ],
+)
+def test_other_constraints(smol: Smol, engine: Backend, wanted: StructuredOutputs, pattern: str) -> None:
+    assert re.fullmatch(pattern, smol.text(engine, "The sky is ", structured_outputs=wanted))
+
+
+def test_any_json_object(smol: Smol, engine: Backend) -> None:
+    text = smol.text(engine, "JSON: ", structured_outputs=StructuredOutputs(json_object=True), max_tokens=12)
+    assert text.lstrip().startswith("{")
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        StructuredOutputs(json="{oops"),
+        StructuredOutputs(json='{"type": "nonsense"}'),
+        StructuredOutputs(regex="(["),
+        StructuredOutputs(grammar="root ::= ("),
+    ],
+)
+def test_grammar_that_does_not_compile_fails_alone(smol: Smol, engine: Backend, wanted: StructuredOutputs) -> None:
+    other = smol.add(engine, PROMPTS[0], max_tokens=6)
+    wrong = smol.add(engine, "x", structured_outputs=wanted)
+    assert engine.num_preparing == 1
+    outputs = smol.outputs(engine, other, wrong)
+    (refused,) = outputs[wrong]
+    assert (refused.token_ids, refused.finish_reason, refused.invalid_request) == ([], FinishReason.ERROR, True)
+    assert refused.error is not None
+    assert refused.error.startswith("cannot be compiled: ")
+    assert "\n" not in refused.error
+    assert smol.decode(outputs[other]) == smol.text(engine, PROMPTS[0], max_tokens=6)
+    assert engine.num_preparing == 0
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        StructuredOutputs(json='{"type": "array", "items": {"type": "integer"}, "minItems": 1000000000}'),
+        StructuredOutputs(choice=tuple(f"choice number {n} of very many" for n in range(100_000))),
+        StructuredOutputs(grammar='root ::= root root | "a" | ""'),
+    ],
+)
+def test_grammar_that_takes_too_much_holds_nobody_up(smol: Smol, engine: Backend, wanted: StructuredOutputs) -> None:
+    too_much = smol.add(engine, "x", structured_outputs=wanted)
+    other = smol.add(engine, PROMPTS[0], max_tokens=6)
+    assert all(output.request_id == other for output in smol.outputs(engine, other)[other])
+    assert engine.num_preparing == 1, "the other one did not wait for it"
+    (refused,) = smol.outputs(engine, too_much)[too_much]
+    assert refused.error is not None
+    assert refused.error.startswith("takes ")
+
+
+def test_abort_before_the_grammar_is_there(smol: Smol, engine: Backend) -> None:
+    gone = smol.add(engine, "x", structured_outputs=StructuredOutputs(regex="a{3}b"))
+    engine.abort(gone)
+    assert engine.num_preparing == 0
+    assert smol.outputs(engine, smol.add(engine, PROMPTS[0], max_tokens=3)).keys().isdisjoint({gone})
+
+
+def test_cache_usage(smol: Smol, engine: Backend) -> None:
+    assert engine.kv_cache_usage == 0.0
+    running = smol.add(engine, PROMPTS[0] * 10, max_tokens=3)
+    engine.step()
+    assert 0.0 < engine.kv_cache_usage < 1.0
+    smol.outputs(engine, running)
+    assert engine.kv_cache_usage == 0.0
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 2.5}, {"logprobs": 21}, {"stop_token_ids": (10**6,), "logit_bias": {10**6: 1.0}}]
+)
+def test_value_that_vllm_refuses_is_the_clients_error(smol: Smol, engine: Backend, params: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        smol.add(engine, "x", **params)
+    assert engine.step() == []
+
+
+def test_bad_words(smol: Smol, engine: Backend) -> None:
+    free = smol.text(engine, PROMPTS[0])
+    assert "Paris" in free
+    assert "Paris" not in smol.text(engine, PROMPTS[0], bad_words=("Paris",))
+
+
+def test_allowed_token_ids(smol: Smol, engine: Backend) -> None:
+    allowed = tuple(smol.tokenizer.encode("yes no"))
+    request_id = smol.add(engine, "x", allowed_token_ids=allowed, temperature=1.0, ignore_eos=True)
+    generated = {token for output in smol.outputs(engine, request_id)[request_id] for token in output.token_ids}
+    assert generated <= {*allowed, *smol.tokenizer.eos_token_ids}
+
+
+def test_typical_p_narrows_the_choice(smol: Smol, engine: Backend) -> None:
+    """So small a mass leaves one token a position: every seed gives the same text, which without it they do not."""
+    kept = {smol.text(engine, PROMPTS[1], temperature=1.0, seed=seed, typical_p=1e-6) for seed in range(3)}
+    free = {smol.text(engine, PROMPTS[1], temperature=1.0, seed=seed) for seed in range(3)}
+    assert (len(kept), len(free)) == (1, 3)
+
+
+def test_samples_are_those_of_vllms_own_n(smol: Smol, engine: Backend) -> None:
+    """The engine loop makes `n` sequences of a request; vLLM does the same inside, with the same seeds."""
+    from vllm import SamplingParams as EngineSamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    params = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=8, ignore_eos=True)
+    ours = []
+    for sample in range(3):
+        request_id = smol.add(engine, PROMPTS[2], temperature=1.0, max_tokens=8, ignore_eos=True, seed=5 + sample)
+        assert params.for_sample(sample).seed == 5 + sample
+        ours.append([token for output in smol.outputs(engine, request_id)[request_id] for token in output.token_ids])
+    own = engine._engine  # type: ignore[attr-defined]  # vLLM itself, to compare with
+    own.add_request(
+        "n3",
+        {"prompt_token_ids": smol.tokenizer.encode(PROMPTS[2])},
+        EngineSamplingParams(
+            n=3, temperature=1.0, seed=5, max_tokens=8, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY
+        ),
+    )
+    theirs: dict[int, list[int]] = {}
+    while own.has_unfinished_requests():
+        for output in own.step():
+            theirs |= {completion.index: list(completion.token_ids) for completion in output.outputs}
+    assert [theirs[index] for index in range(3)] == ours
+
+
+# Adapters and priority
+
+
+def test_adapters_in_one_batch(smol: Smol, engine: Backend) -> None:
+    assert engine.capabilities.adapters == ("loud", "still")
+    alone = smol.text(engine, PROMPTS[0])
+    ids = [smol.add(engine, PROMPTS[0], adapter=adapter) for adapter in (None, "loud", "still")]
+    outputs = smol.outputs(engine, *ids)
+    base, loud, still = (smol.decode(outputs[request_id]) for request_id in ids)
+    assert base == still == alone
+    assert loud != base
+
+
+def test_lowest_priority_number_first(smol: Smol, engine: Backend) -> None:
+    """With `option.scheduling_policy=priority`; four run at a time."""
+    running = [smol.add(engine, prompt, max_tokens=4, ignore_eos=True) for prompt in PROMPTS[:4]]
+    engine.step()
+    later = smol.add(engine, PROMPTS[4], max_tokens=1, priority=5)
+    sooner = smol.add(engine, PROMPTS[5], max_tokens=1, priority=1)
+    ended: list[str] = []
+    while len(ended) < 6:
+        ended += [output.request_id for output in engine.step() if output.finish_reason is not None]
+    assert ended.index(sooner) <= ended.index(later)
+    assert set(running) < set(ended)
+
+
+def test_length_and_end_of_sequence(smol: Smol, engine: Backend) -> None:
+    eos = min(smol.tokenizer.eos_token_ids)
+    ended = smol.add(engine, PROMPTS[0], logit_bias={eos: 100.0})
+    stopped = smol.add(engine, PROMPTS[0], logit_bias={eos: 100.0}, stop_token_ids=(eos,), ignore_eos=True)
+    outputs = smol.outputs(engine, ended, stopped)
+    assert outputs[ended][-1].finish_reason is FinishReason.EOS_TOKEN
+    assert outputs[stopped][-1].finish_reason is FinishReason.STOP_SEQUENCE
+
+
+# Agreement
+
+
+def test_greedy_agrees_with_transformers_token_for_token(smol: Smol, engine: Backend) -> None:
+    """In float32, 20 prompts of 64 tokens; where the two part, the two candidates must be a tie."""
+    wanted: dict[str, Any] = {"max_tokens": 64, "ignore_eos": True, "logprobs": 2}
+
+    def generate(backend: Backend) -> list[list[TokenOutput]]:
+        ids = [smol.add(backend, prompt, **wanted) for prompt in PROMPTS]
+        outputs = smol.outputs(backend, *ids)
+        return [outputs[request_id] for request_id in ids]
+
+    reference = smol.load("transformers", dtype="fp32", max_model_len=512)
+    ties = 0
+    for ours, theirs in zip(generate(engine), generate(reference), strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            if one.token_ids == other.token_ids:
+                continue
+            assert one.top_logprobs is not None
+            best = dict(one.top_logprobs[0])
+            assert math.isclose(best[one.token_ids[0]], best[other.token_ids[0]], abs_tol=1e-3), "no tie"
+            ties += 1
+            break  # from here on the two continue different texts
+    assert ties <= 2
+    reference.close()
+
+
+def test_prompt_logprobs_agree_with_transformers(smol: Smol) -> None:
+    """In float32: of each prompt token, and of the five best of each position, whatever order a tie gives these."""
+
+    def first_outputs(backend: Backend) -> list[TokenOutput]:
+        ids = [smol.add(backend, prompt, max_tokens=1, prompt_logprobs=5) for prompt in PROMPTS[:6]]
+        outputs = smol.outputs(backend, *ids)
+        return [outputs[request_id][0] for request_id in ids]
+
+    backend = smol.load("vllm", **EXACT)
+    reference = smol.load("transformers", dtype="fp32", max_model_len=512)
+    assert "prompt_logprobs" not in backend.capabilities.unsupported
+    for ours, theirs in zip(first_outputs(backend), first_outputs(reference), strict=True):
+        assert ours.prompt_logprobs is not None
+        assert theirs.prompt_logprobs is not None
+        assert len(theirs.prompt_top_logprobs or ()) == len(theirs.prompt_logprobs)
+        assert ours.prompt_logprobs[0] is theirs.prompt_logprobs[0] is None
+        assert ours.prompt_logprobs[1:] == pytest.approx(theirs.prompt_logprobs[1:], abs=1e-3)
+        for one, other in zip(ours.prompt_top_logprobs or (), theirs.prompt_top_logprobs or (), strict=True):
+            assert (one is None) == (other is None)
+            assert [value for _, value in one or ()] == pytest.approx([value for _, value in other or ()], abs=1e-3)
+            for token in dict(one or ()).keys() & dict(other or ()).keys():
+                assert dict(one or ())[token] == pytest.approx(dict(other or ())[token], abs=1e-3)
+            assert len(dict(one or ()).keys() - dict(other or ()).keys()) <= 1, "but for a tie, they are the same"
+    reference.close()
+    backend.close()
+
+
+def test_prompt_logprobs_beside_adapters_need_a_gpu(engine: Backend) -> None:
+    import torch
+
+    assert ("prompt_logprobs" in engine.capabilities.unsupported) == (not torch.cuda.is_available())

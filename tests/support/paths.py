@@ -1,0 +1,10 @@
+"""Where tests find files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TESTS = Path(__file__).parent.parent
+ROOT = TESTS.parent
+SUPPORT = TESTS / "support"
+DATA = TESTS / "data"

@@ -1,0 +1,49 @@
+"""Waits for a condition, and records what `/ping` answers meanwhile."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from collections.abc import Callable
+
+import requests
+from serving import Server
+
+
+def wait_until(condition: Callable[[], object], timeout: float = 20.0) -> None:
+    """Fail if the condition is not true within `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.01)
+
+
+class Watch:
+    """Every answer of `/ping` from now on, asked every 20 ms."""
+
+    def __init__(self, server: Server) -> None:
+        self.answers: list[requests.Response] = []
+        self._server = server
+        self._stop = False
+        self._pool = concurrent.futures.ThreadPoolExecutor(1)
+        self._task = self._pool.submit(self._run)
+
+    def _run(self) -> None:
+        with requests.Session() as session:
+            while not self._stop:
+                self.answers.append(session.get(f"{self._server.url}/ping", timeout=30))
+                time.sleep(0.02)
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop = True
+        self._task.result()
+        self._pool.shutdown()
+
+    @property
+    def statuses(self) -> list[int]:
+        """Statuses in order, repetitions left out."""
+        codes = [answer.status_code for answer in self.answers]
+        return [code for position, code in enumerate(codes) if position == 0 or code != codes[position - 1]]

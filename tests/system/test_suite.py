@@ -1,0 +1,102 @@
+"""How tests are chosen: `make test` and `make test-long` leave nothing out between them, nor does CI by skipping."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+
+LONG_AND_SHORT = """
+import pytest
+
+
+def test_short() -> None:
+    pass
+
+
+@pytest.mark.long
+def test_long() -> None:
+    pass
+
+
+@pytest.mark.needs("sys")
+def test_long_by_its_library() -> None:
+    pass
+
+
+@pytest.mark.needs("no_such_library")
+def test_without_its_library() -> None:
+    pass
+"""
+
+
+def commands(target: str, *variables: str) -> str:
+    done = subprocess.run(["make", "-n", target, *variables], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def selection(target: str) -> str:
+    """The expression by which `make <target>` chooses tests."""
+    expressions: list[str] = re.findall(r'-m pytest -m ("[^"]*"|\w+)', commands(target))
+    assert len(expressions) == 1
+    return expressions[0].strip('"')
+
+
+def outcomes(tmp_path: Path, expression: str, environ: dict[str, str]) -> dict[str, int]:
+    """What pytest says of `LONG_AND_SHORT`, with our settings and our conftest.py."""
+    (tmp_path / "test_both.py").write_text(LONG_AND_SHORT)
+    settings = [
+        "-c",
+        str(ROOT / "pyproject.toml"),
+        "--rootdir",
+        str(tmp_path),
+        "-p",
+        "conftest",
+        "-p",
+        "no:cacheprovider",
+    ]
+    ours = {name: value for name, value in os.environ.items() if name != "CI" and not name.startswith("PYTEST_")}
+    environ = ours | environ
+    folders = [str(ROOT / "tests"), str(ROOT / "tests" / "support")]
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*folders, os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "pytest", *settings, "-m", expression, str(tmp_path / "test_both.py")]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    summary = done.stdout.splitlines()[-1]
+    return {
+        outcome: int(number)
+        for number, outcome in re.findall(r"(\d+) (passed|failed|skipped|deselected|error)", summary)
+    }
+
+
+def test_each_test_is_run_by_one_of_the_two(tmp_path: Path) -> None:
+    assert (selection("test"), selection("test-long")) == ("not long", "long")
+    assert outcomes(tmp_path, selection("test"), {}) == {"passed": 1, "deselected": 3}
+    assert outcomes(tmp_path, selection("test-long"), {}) == {"passed": 2, "skipped": 1, "deselected": 1}
+
+
+def test_a_missing_library_is_a_failure_on_ci(tmp_path: Path) -> None:
+    assert outcomes(tmp_path, "needs", {"CI": "true"}) == {"passed": 1, "error": 1, "deselected": 2}
+
+
+def test_ci_runs_all_of_it_as_ci() -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    assert re.findall(r"^make (\S+)", script, re.MULTILINE) == ["check", "test", "test-long"]
+    assert "export CI=" in script
+
+
+@pytest.mark.parametrize("part", ["vllm", "clients"])
+def test_make_test_installs_only_what_it_runs(part: str) -> None:
+    """By all that `make` would do where nothing is installed yet."""
+    assert part not in commands("test", "VENV=/nonexistent")
+    assert part in commands("test-long", "VENV=/nonexistent")
+
+
+def test_no_test_skips_by_itself_for_want_of_a_library() -> None:
+    """`needs` does it in one place, which CI can forbid."""
+    skipping = "import" + "orskip"
+    assert [path.name for path in ROOT.glob("tests/**/*.py") if skipping in path.read_text()] == []

@@ -1,0 +1,440 @@
+"""Clients that send half a request, send nonsense, close half a connection or do not read: each costs only itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import select
+import signal
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+from serving import Server, StartServer
+from waiting import wait_until
+
+ECHO = "option.rolling_batch=echo\noption.echo_faults=true\n"
+ROUTES = {
+    "/invocations": {"inputs": "hello"},
+    "/generate": {"inputs": "hello"},
+    "/v1/completions": {"prompt": "hello"},
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that waits one second for its clients, and has two places."""
+    properties = ECHO + "option.client_timeout=1\noption.predict_timeout=30\noption.max_rolling_batch_size=2\n"
+    server = Server(tmp_path_factory.mktemp("limits") / "m", properties)
+    yield server.wait_ready()
+    server.stop()
+    assert "Traceback" not in server.log
+
+
+def connect(server: Server, data: bytes = b"") -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    sock.sendall(data)
+    return sock
+
+
+def head(path: str, *fields: str, version: str = "1.1") -> bytes:
+    lines = (f"POST {path} HTTP/{version}", "Host: x", "Content-Type: application/json", *fields)
+    return "\r\n".join(lines).encode() + b"\r\n\r\n"
+
+
+def request(body: object, path: str = "/invocations", version: str = "1.1", *fields: str) -> bytes:
+    data = json.dumps(body).encode()
+    return head(path, f"Content-Length: {len(data)}", *fields, version=version) + data
+
+
+def answer(sock: socket.socket) -> bytes:
+    """All that comes until the server closes the connection."""
+    parts = []
+    with contextlib.suppress(ConnectionResetError), sock:
+        while part := sock.recv(1 << 16):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def status_and_body(raw: bytes) -> tuple[int, Any]:
+    """Of one whole response."""
+    top, _, body = raw.partition(b"\r\n\r\n")
+    assert f"Content-Length: {len(body)}".encode() in top, raw
+    return int(top.split()[1]), json.loads(body)
+
+
+# Half a request
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [(b"", b""), (b"POST /invocations HT", b"HTTP/1.1 408 Request Timeout"), (head("/ping")[:-2], b"HTTP/1.1 408")],
+    ids=["nothing", "half a line", "half a head"],
+)
+def test_head_that_does_not_come_ends_the_connection(server: Server, data: bytes, expected: bytes) -> None:
+    raw = answer(connect(server, data))
+    assert raw.startswith(expected)
+    assert bool(raw) == bool(expected)
+
+
+def trickle(sock: socket.socket, data: bytes) -> None:
+    """Send a byte at a time, until the server says something."""
+    for byte in data:
+        if select.select([sock], [], [], 0.05)[0]:
+            return
+        sock.sendall(bytes([byte]))
+    raise AssertionError("the server took all of it")
+
+
+def test_head_has_one_limit_for_all_of_it(server: Server) -> None:
+    sock = connect(server)
+    trickle(sock, head("/invocations", *("X-Slow: 1",) * 40))
+    assert answer(sock).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("framing", ["Content-Length: 1000", "Transfer-Encoding: chunked"])
+def test_body_that_stops_coming_is_a_408_in_the_apis_shape(server: Server, path: str, framing: str) -> None:
+    start = b'{"inputs"' if "Length" in framing else b'9\r\n{"inputs"\r\n'
+    raw = answer(connect(server, head(path, framing) + start))
+    status, body = status_and_body(raw)
+    assert status == 408
+    assert b"\r\nConnection: close\r\n" in raw
+    assert "did not arrive in time" in str(body["error"])
+
+
+def test_body_that_trickles_is_too_slow(server: Server) -> None:
+    sock = connect(server, head("/invocations", "Content-Length: 100000"))
+    trickle(sock, b" " * 400)
+    assert status_and_body(answer(sock))[0] == 408
+
+
+def test_slow_body_is_waited_for_while_it_moves(server: Server) -> None:
+    data = json.dumps({"inputs": "hello", "parameters": {"unknown": "x" * 20_000}}).encode()
+    sock = connect(server, head("/invocations", f"Content-Length: {len(data)}", "Connection: close"))
+    for start in range(0, len(data), 800):  # 2.5 seconds in all
+        sock.sendall(data[start : start + 800])
+        time.sleep(0.1)
+    assert status_and_body(answer(sock)) == (200, {"generated_text": "hello"})
+
+
+# Nonsense
+
+CHUNK = b'13\r\n{"inputs": "hello"}\r\n'
+assert len(b'{"inputs": "hello"}') == 0x13
+MALFORMED: dict[str, bytes] = {
+    "no size": b"\r\nabc\r\n0\r\n\r\n",
+    "size is a word": b"zz\r\nabc\r\n0\r\n\r\n",
+    "size in hexadecimal notation": b"0x3\r\nabc\r\n0\r\n\r\n",
+    "negative size": b"-3\r\nabc\r\n0\r\n\r\n",
+    "size with a plus": b"+3\r\nabc\r\n0\r\n\r\n",
+    "size with an underscore": b"1_3\r\nabc\r\n0\r\n\r\n",
+    "size with a space before": b" 3\r\nabc\r\n0\r\n\r\n",
+    "size with a space after": b"3 \r\nabc\r\n0\r\n\r\n",
+    "size in other digits": "\u0663\r\nabc\r\n0\r\n\r\n".encode(),
+    "size with a fraction": b"3.0\r\nabc\r\n0\r\n\r\n",
+    "size with a NUL": b"3\0\r\nabc\r\n0\r\n\r\n",
+    "size without end": b"3" * 20_000,
+    "size line ends in LF": b"3\nabc\n0\n\n" + b"x" * 9000,
+    "size line ends in CR": b"3\rabc\r\n0\r\n\r\n",
+    "chunk longer than its size": b"3\r\nabcdef\r\n0\r\n\r\n",
+    "chunk shorter than its size": b"9\r\nabc\r\n0\r\n\r\n\r\n",
+    "chunk ends in LF": b"3\r\nabc\n0\r\n\r\n",
+    "no end of a chunk": b"3\r\nabc0\r\n\r\n",
+    "extension with a CR": CHUNK + b"0;a=\rb\r\n\r\n",
+    "extension without a name": CHUNK + b"0;=b\r\n\r\n",
+    "extension with an open quote": CHUNK + b'0;a="b\r\n\r\n',
+    "extension with a NUL": CHUNK + b"0;a=\0\r\n\r\n",
+    "trailer without a colon": CHUNK + b"0\r\nabc\r\n\r\n",
+    "trailer without a name": CHUNK + b"0\r\n: abc\r\n\r\n",
+    "trailer with a space in its name": CHUNK + b"0\r\na b: c\r\n\r\n",
+    "trailer with a NUL": CHUNK + b"0\r\na: \0\r\n\r\n",
+    "folded trailer": CHUNK + b"0\r\na: b\r\n c\r\n\r\n",
+    "trailer ends in LF": CHUNK + b"0\r\na: b\n\r\n",
+    "trailer that frames": CHUNK + b"0\r\nContent-Length: 3\r\n\r\n",
+    "trailers without end": CHUNK + b"0\r\n" + b"a: b\r\n" * 200_000,
+    "nothing after the last chunk": CHUNK + b"0\r\n",
+    "nothing after a chunk": CHUNK,
+    "nothing at all": b"",
+}
+
+
+ON_EACH_ROUTE = ("size is a word", "trailer without a colon", "nothing after a chunk")
+"""Forms that `make test` tries on every route; the others on the first one."""
+
+
+def malformed() -> Iterator[Any]:
+    for number, path in enumerate(ROUTES):
+        for form, chunks in MALFORMED.items():
+            marks = [pytest.mark.long] if number > 0 and form not in ON_EACH_ROUTE else []
+            yield pytest.param(path, chunks, id=f"{form}-{path}", marks=marks)
+
+
+@pytest.mark.parametrize(("path", "chunks"), list(malformed()))
+def test_malformed_chunks_are_a_400_in_the_apis_shape(server: Server, path: str, chunks: bytes) -> None:
+    sock = connect(server, head(path, "Transfer-Encoding: chunked"))
+    with contextlib.suppress(ConnectionError):
+        sock.sendall(chunks)
+        sock.shutdown(socket.SHUT_WR)
+    raw = answer(sock)
+    status, body = status_and_body(raw)
+    assert status == 400
+    assert b"\r\nConnection: close\r\n" in raw
+    assert "malformed" in str(body["error"]) or "ended" in str(body["error"])
+
+
+@pytest.mark.parametrize("path", ["/ping", "/nowhere"])
+def test_malformed_body_that_nobody_reads_only_ends_its_connection(server: Server, path: str) -> None:
+    raw = answer(connect(server, head(path, "Transfer-Encoding: chunked") + b"zz\r\n"))
+    assert raw.count(b"HTTP/1.1 ") == 1
+    assert raw.startswith((b"HTTP/1.1 200", b"HTTP/1.1 404"))
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 1000", "Transfer-Encoding: chunked"])
+@pytest.mark.parametrize("reset", [True, False])
+def test_client_that_leaves_in_mid_upload_is_one_line_in_the_log(server: Server, framing: str, reset: bool) -> None:
+    path = f"/predictions/{server.name}"
+    logged = len(lines(server, path))
+    sock = connect(server, head(path, framing) + b'9\r\n{"inputs"\r\n')
+    if reset:
+        time.sleep(0.2)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+    wait_until(lambda: len(lines(server, path)) > logged)
+    [line] = lines(server, path)[logged:]
+    assert line["status"] in (400, 499)
+    assert line["error"].startswith(("MalformedRequest: the connection ended", "ClientDisconnected"))
+
+
+def lines(server: Server, path: str) -> list[dict[str, Any]]:
+    """What the log has of requests for `path`."""
+    records = [json.loads(line) for line in server.log.splitlines() if line.startswith("{")]
+    return [record for record in records if record.get("path") == path]
+
+
+def test_body_shorter_than_it_says_is_refused(server: Server) -> None:
+    sock = connect(server, head("/invocations", "Content-Length: 10") + b"123")
+    sock.shutdown(socket.SHUT_WR)
+    status, body = status_and_body(answer(sock))
+    assert (status, body["error"]) == (400, "the connection ended with 7 bytes of the body missing")
+
+
+# Half a connection
+
+SLOW = {"inputs": "abcdefgh", "parameters": {"max_new_tokens": 8, "details": True}}
+
+
+@pytest.fixture(scope="module")
+def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that generates eight tokens a second, two sequences at a time."""
+    properties = ECHO + "option.echo_tokens_per_second=8\noption.max_rolling_batch_size=2\noption.echo_load_seconds=1\n"
+    server = Server(tmp_path_factory.mktemp("slow") / "m", properties)
+    yield server.wait_ready()
+    server.stop()
+    assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_half_closed_client_gets_its_whole_answer(slow_server: Server, stream: bool, version: str) -> None:
+    body = SLOW | {"stream": stream}
+    answers = []
+    for half_close in (False, True):
+        sock = connect(slow_server, request(body, "/invocations", version, "Connection: close"))
+        if half_close:
+            sock.shutdown(socket.SHUT_WR)
+        answers.append(answer(sock))
+    whole, half = [without_date(raw) for raw in answers]
+    if stream and version == "1.1":
+        # Where one chunk ends and the next begins may differ.
+        assert half.partition(b"\r\n\r\n")[0] == whole.partition(b"\r\n\r\n")[0]
+        whole, half = dechunked(whole), dechunked(half)
+    assert whole == half
+    assert b"abcdefgh" in half
+
+
+def without_date(raw: bytes) -> bytes:
+    """A response without what differs from one to the next."""
+    return re.sub(rb"\r\n(Date|x-request-id): [^\r]*", b"", raw)
+
+
+def dechunked(raw: bytes) -> bytes:
+    """The body of a chunked response, which must have a well-formed end."""
+    rest = raw.partition(b"\r\n\r\n")[2]
+    chunks: list[bytes] = []
+    while True:
+        size, _, rest = rest.partition(b"\r\n")
+        assert size, raw
+        chunk, rest = rest[: int(size, 16)], rest[int(size, 16) :]
+        assert rest.startswith(b"\r\n"), raw
+        rest = rest[2:]
+        if not chunk:
+            assert not rest, raw
+            return b"".join(chunks)
+        chunks.append(chunk)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("half_closed_before", [False, True])
+def test_client_that_leaves_while_the_engine_is_silent(
+    slow_server: Server, stream: bool, half_closed_before: bool
+) -> None:
+    body = {"inputs": "abc HANG@3", "stream": stream}
+    socks = [connect(slow_server, request(body)) for _ in range(2)]
+    for sock in socks:
+        if stream:
+            assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+        if half_closed_before:
+            sock.shutdown(socket.SHUT_WR)
+    time.sleep(1.0)  # the second token of a stream comes, and no more
+    for sock in socks:
+        with sock:
+            sock.settimeout(0)
+            with contextlib.suppress(BlockingIOError):
+                sock.recv(1 << 16)
+    assert slow_server.invoke({"inputs": "x"}, timeout=15).json() == {"generated_text": "x"}
+
+
+# A client that does not read
+
+
+@pytest.fixture(scope="module")
+def hasty_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose requests have less time than its clients."""
+    properties = ECHO + "option.client_timeout=4\noption.predict_timeout=1\noption.max_rolling_batch_size=2\n"
+    server = Server(tmp_path_factory.mktemp("hasty") / "m", properties)
+    yield server.wait_ready()
+    server.stop()
+    assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize("record", ["short", "long"])
+def test_client_that_never_reads_ends_with_its_deadline(hasty_server: Server, record: str) -> None:
+    """A second of short records fits into the kernel's buffers, long ones do not: then the server cannot write the end."""
+    server = hasty_server
+    parameters: dict[str, Any] = {"max_new_tokens": 1_000_000, "ignore_eos_token": True}
+    if record == "long":
+        parameters |= {"details": True, "top_n_tokens": 20}
+    body = {"inputs": "abc", "stream": True, "parameters": parameters}
+    path = f"/predictions/{server.name}/{record}"
+    with contextlib.ExitStack() as stack:
+        socks = [stack.enter_context(silent_reader(server, request(body, path))) for _ in range(2)]
+        wait_until(lambda: server.invoke({"inputs": "next"}).status_code == 200)
+        wait_until(lambda: len(lines(server, path)) == 2)
+        wait_until(lambda: not any(server_keeps(sock) for sock in socks))
+    for line in lines(server, path):
+        assert line["error"] == "DeadlineExceeded: the request was not done within predict_timeout"
+
+
+def silent_reader(server: Server, data: bytes) -> socket.socket:
+    """A client that leaves its answer in the kernel's hands, which hold little."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.connect(("127.0.0.1", server.port))
+    sock.sendall(data)
+    return sock
+
+
+def server_keeps(sock: socket.socket) -> bool:
+    """Whether there still is another end of this connection, if only in the kernel with what is unsent."""
+    try:
+        ends = (sock.getpeername(), sock.getsockname())
+    except OSError:
+        return False  # it has been reset
+    return any((connection.laddr, connection.raddr) == ends for connection in psutil.net_connections("tcp4"))
+
+
+def test_document_that_nobody_takes_is_cut_off(server: Server) -> None:
+    parameters = {"max_new_tokens": 2000, "ignore_eos_token": True, "details": True, "top_n_tokens": 20}
+    path = f"/predictions/{server.name}/document"
+    with silent_reader(server, request({"inputs": "abc", "parameters": parameters}, path)) as sock:
+        wait_until(lambda: len(lines(server, path)) == 1)
+        assert lines(server, path)[0]["generated_tokens"] == 2000
+        wait_until(lambda: not server_keeps(sock))
+
+
+def test_document_has_predict_timeout_to_be_taken(hasty_server: Server) -> None:
+    """However steadily: its client may not have the server hold an answer for hours."""
+    parameters = {"max_new_tokens": 500, "ignore_eos_token": True, "details": True, "top_n_tokens": 20}
+    with silent_reader(hasty_server, request({"inputs": "abc", "parameters": parameters})) as sock:
+        top = sock.recv(1000)
+        size = int(re.findall(rb"Content-Length: (\d+)", top)[0])
+        assert size > 300_000
+        with pytest.raises(ConnectionResetError):
+            read_slowly(sock)
+
+
+def read_slowly(sock: socket.socket) -> None:
+    while sock.recv(2000):
+        time.sleep(0.05)
+
+
+def test_batch_whose_client_has_left_is_logged_as_one(slow_server: Server) -> None:
+    path = f"/predictions/{slow_server.name}/batch"
+    body = b"".join(json.dumps(SLOW | {"inputs": f"{number}bcdefgh"}).encode() + b"\n" for number in range(4))
+    fields = ("Content-Type: application/jsonlines", f"Content-Length: {len(body)}")
+    top = head(path, *fields).replace(b"Content-Type: application/json\r\n", b"")
+    with connect(slow_server, top + body) as sock:
+        assert b"abcdefgh" not in sock.recv(1000)
+    wait_until(lambda: len(lines(slow_server, path)) == 1)
+    assert lines(slow_server, path)[0]["error"] == "ClientDisconnected: the client closed the connection"
+
+
+def test_shutting_down_does_not_wait_for_clients_that_do_nothing(start_server: StartServer) -> None:
+    server = start_server(ECHO + "option.echo_tokens_per_second=4000\n")
+    parameters = {"max_new_tokens": 1_000_000, "ignore_eos_token": True, "details": True, "top_n_tokens": 20}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(silent_reader(server, request({"inputs": "abc", "stream": True, "parameters": parameters})))
+        stack.enter_context(connect(server, head("/invocations", "Content-Length: 1000") + b'{"inputs"'))
+        time.sleep(3.0)  # the buffers are full
+        server.process.send_signal(signal.SIGTERM)
+        started = time.monotonic()
+        assert server.process.wait(40) == 0
+        assert time.monotonic() - started < 18, "it had to wait for 24 seconds"
+    assert "Traceback" not in server.log
+
+
+# Many of them
+
+
+def test_ping_finds_a_place_among_many_half_requests(start_server: StartServer) -> None:
+    few, text = {"GUNICORN_CMD_ARGS": "--worker-connections 40"}, "abcdefgh" * 8
+    server = start_server(ECHO + "option.echo_tokens_per_second=16\n", environ=few)
+    kinds = [
+        b"",
+        b"GET /pi",
+        head("/invocations", "Content-Length: 1000") + b"{",
+        b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n",
+    ]
+    with contextlib.ExitStack() as stack:
+        body = {"inputs": text, "stream": True, "parameters": {"max_new_tokens": len(text)}}
+        stream = stack.enter_context(connect(server, request(body, "/invocations", "1.0")))
+        assert stream.recv(9) == b"HTTP/1.0 "
+        for number in range(300):
+            stack.enter_context(connect(server, kinds[number % len(kinds)]))
+            if number % 30 == 29:
+                assert server.ping().status_code == 200
+        assert f'"generated_text": "{text}"'.encode() in answer(stream), (
+            "a request that the engine works on keeps its place"
+        )
+    assert "Traceback" not in server.log
+
+
+# A worker that stands still
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["serving", "booting"])
+def test_worker_that_stands_still_is_replaced(start_server: StartServer, ready: bool) -> None:
+    server = start_server(ECHO, "--workers", "2", environ={"GUNICORN_CMD_ARGS": "--timeout 8"}, ready=ready)
+    wait_until(lambda: len(psutil.Process(server.process.pid).children()) == 3)  # with the supervisor
+    wedged, _ = server.web_workers()
+    wedged.suspend()
+    wait_until(lambda: not psutil.pid_exists(wedged.pid), timeout=60)
+    wait_until(lambda: len(server.web_workers()) == 2, timeout=60)
+    server.wait_ready()
+    assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}

@@ -1,0 +1,123 @@
+"""A client's socket without a server: which client counts as slow, and which as silent."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from waiting import wait_until
+
+from lmi_handlers.core.errors import QueueFull
+from lmi_handlers.web.client_socket import ClientSocket, Limits, Waiting
+from lmi_handlers.web.connection import limit_writes
+from lmi_handlers.web.exchange import ArrivingBodies
+
+MIB = 1 << 20
+
+
+@contextlib.contextmanager
+def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of a TCP connection: the server's, and the client's, whose kernel holds little."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        client.settimeout(20)
+        client.connect(listener.getsockname())
+        server, _ = listener.accept()
+        with server:
+            yield server, client
+
+
+def send_all(sock: ClientSocket, data: bytes) -> None:
+    with contextlib.suppress(ConnectionResetError):
+        sock.sendall(data)
+
+
+def receive_all(sock: ClientSocket) -> None:
+    while sock.recv(1 << 16):
+        pass
+
+
+def test_a_client_that_takes_bytes_is_not_the_one_that_has_done_nothing_for_longest() -> None:
+    waiting: Waiting = {}
+    limits = Limits(client_timeout=20, keepalive=20)
+    with connection() as (server, reader), connection() as (other, _):
+        busy, idle = ClientSocket(server, limits, waiting), ClientSocket(other, limits, waiting)
+        sending = threading.Thread(target=send_all, args=(busy, bytes(8 * MIB)))
+        listening = threading.Thread(target=idle.recv, args=(1,))
+        sending.start()
+        wait_until(lambda: busy in waiting and time.monotonic() - waiting[busy] > 0.5)  # the kernel takes no more
+        listening.start()
+        wait_until(lambda: list(waiting) == [busy, idle])
+        reader.recv(MIB // 2, socket.MSG_WAITALL)
+        wait_until(lambda: list(waiting) == [idle, busy])
+        assert waiting[busy] > waiting[idle]
+        busy.hang_up()
+        idle.hang_up()
+        sending.join()
+        listening.join()
+
+
+def test_a_burst_does_not_buy_hours() -> None:
+    with connection() as (server, client):
+        sock = ClientSocket(server, Limits(client_timeout=1, keepalive=1), {})
+        sock.begin_request()
+
+        def send() -> None:
+            client.sendall(bytes(MIB))
+            for _ in range(100):
+                if not ended.wait(0.1):
+                    client.sendall(b"x")
+            client.shutdown(socket.SHUT_WR)
+
+        ended = threading.Event()
+        sending = threading.Thread(target=send)
+        sending.start()
+        with pytest.raises(TimeoutError):
+            receive_all(sock)
+        ended.set()
+        sending.join()
+
+
+@pytest.mark.parametrize(("timeout", "left", "expected"), [(5.0, 60.0, 5.0), (5.0, 2.0, 2.0), (None, 2.0, 2.0)])
+def test_a_deadline_never_lengthens_what_a_plain_socket_waits(
+    timeout: float | None, left: float, expected: float
+) -> None:
+    with connection() as (server, _):
+        server.settimeout(timeout)
+        limit_writes({"gunicorn.socket": server}, time.monotonic() + left)
+        assert server.gettimeout() == pytest.approx(expected, abs=0.5)
+
+
+class Upload(io.BytesIO):
+    """A body that pauses, for another to be read, when `size` bytes of it have been."""
+
+    def __init__(self, data: bytes, size: int, pause: Callable[[], None]) -> None:
+        super().__init__(data)
+        self._size = size
+        self._pause = pause
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self.tell() == self._size:
+            self._size = -1
+            self._pause()
+        return super().read(size)
+
+
+def test_bodies_that_are_on_their_way_have_a_limit_together() -> None:
+    arriving = ArrivingBodies(4 * MIB)
+    large, small = bytes(4 * MIB), bytes(MIB // 4)
+    outcomes: list[object] = []
+
+    def others() -> None:
+        with pytest.raises(QueueFull, match=r"^2 request bodies of 5 MiB are arriving: no room for a large one$"):
+            arriving.read(io.BytesIO(large))
+        outcomes.append(arriving.read(io.BytesIO(small)))
+
+    assert arriving.read(Upload(large, 15 * MIB // 4, others)) == large
+    assert outcomes == [small]
+    assert arriving.read(io.BytesIO(large)) == large, "what was refused or is complete counts no more"

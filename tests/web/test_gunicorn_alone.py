@@ -1,0 +1,209 @@
+"""gunicorn started by hand, without `lmi serve`: same server, and gunicorn's own options hold."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import http.client
+import json
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from serving import Server, free_port
+from waiting import wait_until
+
+ECHO = "option.rolling_batch=echo\noption.echo_faults=true\n"
+STREAM: dict[str, Any] = {
+    "inputs": "abc",
+    "stream": True,
+    "parameters": {"max_new_tokens": 1_000_000, "ignore_eos_token": True},
+}
+
+Start = Callable[..., Server]
+
+
+@pytest.fixture
+def gunicorn(tmp_path: Path) -> Iterator[Start]:
+    """Start gunicorn in a directory with a serving.properties; `gunicorn(properties, *arguments)`."""
+    servers: list[Server] = []
+
+    def start(properties: str, *arguments: str, environ: dict[str, str] | None = None, name: str = "m") -> Server:
+        port = free_port()
+        command = [str(Path(sys.executable).with_name("gunicorn")), "-c", "python:lmi_handlers.gunicorn_conf"]
+        command += [*arguments, "lmi_handlers.app:create_app()"]
+        environ = {"LMI_HOST": "127.0.0.1", "LMI_PORT": str(port)} | (environ or {})
+        server = Server(tmp_path / name, properties, command=command, port=port, environ=environ)
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+def streamed(server: Server, body: dict[str, Any]) -> str:
+    lines = server.invoke(body | {"stream": True}).text.splitlines()
+    assert len(lines) > 1
+    text = json.loads(lines[-1])["generated_text"]
+    assert isinstance(text, str)
+    return text
+
+
+def assert_stops_in_order(server: Server) -> None:
+    """SIGTERM lets what is in flight end, and the exit status is 0."""
+    body = {"inputs": "x" * 30, "parameters": {"max_new_tokens": 30}}
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(streamed, server, body) for _ in range(4)]
+        server.wait_for_sequences(4)
+        server.process.send_signal(signal.SIGTERM)
+        assert [answer.result() for answer in answers] == ["x" * 30] * 4
+    assert server.process.wait(30) == 0
+    assert "Traceback" not in server.log
+
+
+def test_bare_command_starts_the_engine_and_stops_in_order(gunicorn: Start) -> None:
+    server = gunicorn(ECHO + "option.echo_tokens_per_second=20\n").wait_ready()
+    assert server.name == "m"
+    assert list(server.ping().json()) == ["m"]
+    assert server.engine().parent() == server.supervisor()
+    assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
+    assert_stops_in_order(server)
+
+
+def test_gthread_worker(gunicorn: Start) -> None:
+    limits = "option.max_rolling_batch_size=4\noption.echo_tokens_per_second=20\n"
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        taken, port = sock.getsockname()[1], free_port()
+        arguments = ("--worker-class", "gthread", "--threads", "32", "--bind", f"127.0.0.1:{port}")
+        server = gunicorn(ECHO + limits, *arguments, environ={"LMI_PORT": str(taken)})
+        server.port, server.url = port, f"http://127.0.0.1:{port}"
+        server.wait_ready()  # with gunicorn's own bind nobody needs our port
+    assert streamed(server, {"inputs": "hello"}) == "hello"
+    for _ in range(3):  # more in all than there are places
+        server.wait_for_sequences(0)
+        answers = [server.invoke(STREAM, stream=True) for _ in range(4)]
+        for answer in answers:
+            assert next(answer.iter_lines())
+            answer.close()
+        server.wait_for_sequences(0)
+        silent = [open_request(server, STREAM | {"stream": False}) for _ in range(4)]
+        server.wait_for_sequences(4)
+        for sock in silent:
+            sock.close()
+    assert server.invoke({"inputs": "next"}, timeout=10).json() == {"generated_text": "next"}
+    assert server.invoke({"inputs": "hello RAISE@2"}).status_code == 424
+    assert_stops_in_order(server)
+
+
+def open_request(server: Server, body: dict[str, Any]) -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", server.port))
+    data = json.dumps(body).encode()
+    sock.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+    return sock
+
+
+def test_two_workers_share_one_engine_and_its_limits(gunicorn: Start) -> None:
+    limits = "option.max_rolling_batch_size=2\njob_queue_size=2\noption.echo_tokens_per_second=10\n"
+    server = gunicorn(ECHO + limits, "--workers", "2").wait_ready()
+    first, second = server.web_workers()
+    wait_until(lambda: {pings(server) for _ in range(4)} == {200})
+    for idle, busy in ((first, second), (second, first)):  # each of them serves without the other
+        idle.suspend()
+        try:
+            answers = [busy_answer(server) for _ in range(3)]
+        finally:
+            idle.resume()
+        assert {"hello"} == set(answers), busy
+    body = {"inputs": "x" * 20, "parameters": {"max_new_tokens": 20}}
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        results = list(pool.map(lambda _: server.invoke(body, headers={"Connection": "close"}), range(12)))
+    assert sorted(result.status_code for result in results) == [200] * 4 + [503] * 8
+    refused = next(result for result in results if result.status_code == 503)
+    assert refused.json()["error"] == "2 requests are waiting already (job_queue_size=2)"
+
+
+def pings(server: Server) -> int:
+    return server.ping().status_code
+
+
+def busy_answer(server: Server) -> str:
+    """An answer while one of the workers cannot accept. A connection that it has accepted before is tried anew."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            answer = server.invoke({"inputs": "hello"}, headers={"Connection": "close"}, timeout=2)
+        except requests.Timeout:
+            continue
+        return str(answer.json()["generated_text"])
+    raise AssertionError("the other worker does not serve alone")
+
+
+class UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=20)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def test_unix_socket(gunicorn: Start, tmp_path: Path) -> None:
+    path = tmp_path / "http.sock"
+    server = gunicorn(
+        ECHO + "option.max_rolling_batch_size=1\noption.echo_tokens_per_second=50\n", "--bind", f"unix:{path}"
+    )
+    wait_until(lambda: path.exists() and unix_request(path, "GET", "/ping")[0] == 200)
+    status, body = unix_request(path, "POST", "/invocations", {"inputs": "hello"})
+    assert (status, json.loads(body)) == (200, {"generated_text": "hello"})
+    connection = UnixConnection(path)
+    connection.request("POST", "/invocations", json.dumps(STREAM))
+    assert connection.getresponse().read(10)
+    connection.close()
+    assert unix_request(path, "POST", "/invocations", {"inputs": "next"})[0] == 200
+    connection = UnixConnection(path)
+    connection.request("POST", "/invocations", json.dumps(STREAM | {"stream": False}))
+    wait_until(lambda: re.search(rb"\nvllm:num_requests_running{.*} 1\n", unix_request(path, "GET", "/metrics")[1]))
+    connection.close()
+    assert unix_request(path, "POST", "/invocations", {"inputs": "next"})[0] == 200
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(30) == 0
+
+
+def unix_request(path: Path, method: str, target: str, body: object = None) -> tuple[int, bytes]:
+    connection = UnixConnection(path)
+    try:
+        connection.request(method, target, None if body is None else json.dumps(body), {"Connection": "close"})
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def test_two_servers_may_share_a_port(gunicorn: Start) -> None:
+    first = gunicorn(ECHO, "--reuse-port")
+    wait_until(lambda: "engine ready" in first.log)
+    second = gunicorn(ECHO, "--reuse-port", environ={"LMI_PORT": str(first.port)}, name="second")
+    wait_until(lambda: "engine ready" in second.log)
+
+
+def test_application_without_the_configuration_says_what_is_missing(tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("gunicorn")), "--bind", f"127.0.0.1:{free_port()}"]
+    server = Server(tmp_path / "m", ECHO, command=[*command, "lmi_handlers.app:create_app()"])
+    try:
+        assert server.process.wait(30) != 0
+    finally:
+        server.stop()
+    assert "LMI_ENGINE_SOCKET is not set: run gunicorn with -c python:lmi_handlers.gunicorn_conf" in server.log
