@@ -12,7 +12,7 @@ import msgspec
 
 from formatters.openai_chat import ChatJsonLinesFormatter, ChatSseFormatter
 from formatters.openai_completions import CompletionJsonLinesFormatter, CompletionSseFormatter
-from lmi_handlers.apis.base import Dialect, ModelFacts, Payload
+from lmi_handlers.apis.base import Dialect, Payload
 from lmi_handlers.apis.lmi.dialect import LmiDialect
 from lmi_handlers.apis.lmi.dynamic import LmiDynamicDialect
 from lmi_handlers.apis.mindie.dialect import MindieDialect
@@ -23,6 +23,7 @@ from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.media.images import image_loader
+from lmi_handlers.serving.parsed import ModelFacts
 from lmi_handlers.text.reasoning import reasoning_format
 from lmi_handlers.text.tool_formats import choose_format
 

@@ -12,7 +12,7 @@ from lmi_handlers.apis import InvocationsDialects, root_dialect
 from lmi_handlers.apis.aleph_alpha import responses as aleph
 from lmi_handlers.apis.aleph_alpha.chat import AlephAlphaBody, AlephAlphaDialect
 from lmi_handlers.apis.aleph_alpha.completion import AlephAlphaCompletionBody
-from lmi_handlers.apis.base import Dialect, ModelFacts
+from lmi_handlers.apis.base import Dialect
 from lmi_handlers.apis.lmi import responses as lmi
 from lmi_handlers.apis.mindie import responses as mindie
 from lmi_handlers.apis.openai import responses as openai
@@ -41,6 +41,7 @@ from lmi_handlers.core.errors import (
 )
 from lmi_handlers.openapi import requests
 from lmi_handlers.openapi.front_end import FrontEndError, Health
+from lmi_handlers.serving.parsed import ModelFacts
 from lmi_handlers.text.spans import TokenSpan
 
 JSON = "application/json"

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from lmi_handlers.apis.base import Parsed, TokenLimits
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.request import ChatPrompt, GenerationRequest, ImagePrompt, Prompt
 from lmi_handlers.engine.messages import EngineInfo
 from lmi_handlers.media.images import ImageLoader
+from lmi_handlers.serving.parsed import Parsed, TokenLimits
 from lmi_handlers.text.bundle import TextBundle
 from lmi_handlers.text.chat_template import render_chat
 from lmi_handlers.text.tokenizer import Tokenizer

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lmi_handlers.apis.base import ModelFacts, Parsed, TokenLimits
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.beside import RunBeside, at_once
@@ -21,6 +20,7 @@ from lmi_handlers.media.images import image_loader
 from lmi_handlers.metrics.requests import RequestMetrics
 from lmi_handlers.serving.answer import Answer, respelled
 from lmi_handlers.serving.beam_generation import BeamGeneration, check_beam_search
+from lmi_handlers.serving.parsed import ModelFacts, Parsed, TokenLimits
 from lmi_handlers.serving.prompts import LoadedText, encode_prompts, load_images, takes_long
 from lmi_handlers.text.bundle import load_text_bundle
 from lmi_handlers.text.sequence import SequenceText, TextRules

@@ -10,10 +10,10 @@ import requests
 from serving import Server
 
 from lmi_handlers.apis.aleph_alpha.chat import AlephAlphaDialect
-from lmi_handlers.apis.base import ModelFacts
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import DeadlineExceeded, EngineDead, EngineNotReady, InvalidRequest, LMIError, QueueFull
+from lmi_handlers.serving.parsed import ModelFacts
 
 BUDGET = Budget.of(ServingProperties())
 

@@ -14,13 +14,14 @@ from serving import Server
 
 from formatters.aleph_alpha_completion import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
 from lmi_handlers.apis.aleph_alpha.completion import NEUTRAL, AlephAlphaCompletionDialect
-from lmi_handlers.apis.base import ModelFacts, Parsed, Payload
+from lmi_handlers.apis.base import Payload
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import InvalidRequest, QueueFull
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.serving.parsed import ModelFacts, Parsed
 
 BUDGET = Budget.of(ServingProperties())
 

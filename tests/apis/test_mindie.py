@@ -16,7 +16,7 @@ from serving import Server, StartServer
 from formatters.mindie import MindieJsonFormatter, MindieSseFormatter
 from formatters.tgi import TgiFormatter
 from lmi_handlers.apis import invocations_dialect, root_dialect
-from lmi_handlers.apis.base import Parsed, Payload, TokenLimits
+from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.mindie.dialect import MindieDialect
 from lmi_handlers.apis.tgi.body import TgiParameters
 from lmi_handlers.apis.tgi.dialect import CompatDialect
@@ -25,6 +25,7 @@ from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.serving.parsed import Parsed, TokenLimits
 
 EXAMPLES = DATA / "mindie"
 REQUEST: dict[str, Any] = json.loads((EXAMPLES / "request.json").read_text())

@@ -13,7 +13,7 @@ import pytest
 from paths import ROOT
 
 from lmi_handlers.apis.aleph_alpha.chat import AlephAlphaBody, AlephAlphaDialect
-from lmi_handlers.apis.base import Dialect, ModelFacts, Parsed, Payload, TokenLimits
+from lmi_handlers.apis.base import Dialect, Payload
 from lmi_handlers.apis.lmi.body import LmiParameters
 from lmi_handlers.apis.lmi.dialect import LmiDialect
 from lmi_handlers.apis.openai.body import ChatCompletionBody, CompletionBody
@@ -23,6 +23,7 @@ from lmi_handlers.apis.tgi.dialect import CompatDialect
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.serving.parsed import ModelFacts, Parsed, TokenLimits
 
 BUDGET = Budget.of(ServingProperties())
 

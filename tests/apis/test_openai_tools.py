@@ -13,13 +13,14 @@ from json_schemas import examples
 from jsonschema import Draft202012Validator
 
 from backends.grammar import Grammar, Vocabulary, grammar_text
-from lmi_handlers.apis.base import ModelFacts, Parsed, Payload
+from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.openai.dialect import ChatDialect
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.request import ChatPrompt
 from lmi_handlers.core.sampling_params import StructuredOutputs
+from lmi_handlers.serving.parsed import ModelFacts, Parsed
 from lmi_handlers.text.bundle import TOKENIZER_FILE, build_byte_bundle
 
 BUDGET = Budget.of(ServingProperties())

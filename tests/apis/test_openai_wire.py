@@ -18,7 +18,7 @@ from formatters.openai_chat import (
     ChatSseFormatter,
 )
 from formatters.openai_completions import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
-from lmi_handlers.apis.base import ModelFacts, Parsed, Payload, TokenLimits
+from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.openai.dialect import ChatDialect, CompletionsDialect
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.options import ServingProperties
@@ -39,6 +39,7 @@ from lmi_handlers.core.errors import (
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import ChatPrompt, GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
+from lmi_handlers.serving.parsed import ModelFacts, Parsed, TokenLimits
 from lmi_handlers.text.tool_calls import CallListParser, NamedCallParser
 
 BUDGET = Budget.of(ServingProperties())

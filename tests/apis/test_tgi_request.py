@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from formatters.tgi import TgiArrayFormatter, TgiJsonFormatter, TgiSseFormatter
 from lmi_handlers.apis import invocations_dialect
-from lmi_handlers.apis.base import Parsed, Payload, TokenLimits
+from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.tgi.dialect import CompatDialect, GenerateDialect, TgiDialect
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError, InvalidBody, InvalidRequest, LMIError
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
+from lmi_handlers.serving.parsed import Parsed, TokenLimits
 
 GENERATE = GenerateDialect(ServingProperties(), TgiJsonFormatter)
 GENERATE_STREAM = GenerateDialect(ServingProperties(), TgiSseFormatter)

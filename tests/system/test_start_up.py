@@ -18,7 +18,7 @@ from gunicorn.util import parse_address
 from serving import Server, free_port
 
 from lmi_handlers.apis import InvocationsDialects
-from lmi_handlers.apis.base import ModelFacts, Payload
+from lmi_handlers.apis.base import Payload
 from lmi_handlers.cli import main
 from lmi_handlers.config.not_provided import NOT_PROVIDED, NotProvided, Place
 from lmi_handlers.config.properties import load_properties
@@ -26,6 +26,7 @@ from lmi_handlers.config.server_settings import parse_origins
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.engine.model_files import DEFAULT_MODEL_NAME
+from lmi_handlers.serving.parsed import ModelFacts
 
 CONFIGURATION = ("LMI_", "OPTION_", "SERVING_", "SAGEMAKER_", "HF_", "MODEL_", "DJL_", "CUDA_")
 ECHO = {"serving.properties": "option.rolling_batch=echo\n"}

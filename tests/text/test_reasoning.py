@@ -16,7 +16,7 @@ from serving import Server, StartServer
 
 from formatters.openai import SYSTEM_FINGERPRINT
 from formatters.openai_chat import ChatFormatter, ChatJsonFormatter, ChatOptions, ChatSseFormatter
-from lmi_handlers.apis.base import ModelFacts, Payload
+from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.openai.dialect import ChatDialect
 from lmi_handlers.apis.openai.messages import Message
 from lmi_handlers.config.budget import Budget
@@ -26,6 +26,7 @@ from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.openapi.document import openapi_document
+from lmi_handlers.serving.parsed import ModelFacts
 from lmi_handlers.text.reasoning import FORMATS, ReasoningParser, choose_reasoning, reasoning_format
 from lmi_handlers.text.tool_calls import MessageDelta, PlainParser, TaggedCallParser
 from lmi_handlers.text.tool_formats import FORMATS as TOOL_FORMATS

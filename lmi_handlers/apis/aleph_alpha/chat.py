@@ -12,12 +12,13 @@ from typing import Annotated, Literal
 import msgspec
 
 from formatters.aleph_alpha import AlephAlphaSseFormatter, error_document
-from lmi_handlers.apis.base import ErrorResponse, ModelFacts, Parsed, Payload
+from lmi_handlers.apis.base import ErrorResponse, Payload
 from lmi_handlers.apis.openai.body import ChatCompletionBody, StreamOptions
 from lmi_handlers.apis.openai.dialect import ChatDialect, decode_body, status_of
 from lmi_handlers.apis.openai.messages import Message
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.core.errors import DeadlineExceeded, InvalidRequest, LMIError, QueueFull, UnsupportedFeature
+from lmi_handlers.serving.parsed import ModelFacts, Parsed
 
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]

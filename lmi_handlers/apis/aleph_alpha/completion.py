@@ -13,12 +13,13 @@ import msgspec
 
 from formatters.aleph_alpha_completion import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
 from lmi_handlers.apis.aleph_alpha.chat import Penalty, error_response
-from lmi_handlers.apis.base import ErrorResponse, Parsed, Payload
+from lmi_handlers.apis.base import ErrorResponse, Payload
 from lmi_handlers.apis.openai.body import MAX_LOGPROBS
 from lmi_handlers.apis.openai.dialect import OpenAIDialect, check_length, decode_body
 from lmi_handlers.core.errors import InvalidRequest, LMIError, UnsupportedFeature
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.serving.parsed import Parsed
 
 NEUTRAL: Mapping[str, object] = {
     "sequence_penalty": 0,

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lmi_handlers.apis.base import Payload, decode_json, decode_typed, unknown_names
+from lmi_handlers.apis.base import Payload
+from lmi_handlers.apis.decoding import decode_json, decode_typed, unknown_names
 from lmi_handlers.apis.structured_outputs import StructuredOutputsBody, constraint_of
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.core.errors import InvalidBody, InvalidRequest

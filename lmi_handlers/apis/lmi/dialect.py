@@ -13,7 +13,7 @@ import msgspec
 
 from formatters import FORMATTERS, available_formatters, load_formatter_class
 from formatters.base import Formatter
-from lmi_handlers.apis.base import Dialect, ErrorResponse, Parsed, Payload
+from lmi_handlers.apis.base import Dialect, ErrorResponse, Payload
 from lmi_handlers.apis.lmi.body import LmiBody, parse_body
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
@@ -32,6 +32,7 @@ from lmi_handlers.core.errors import (
     RequestTimeout,
 )
 from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.serving.parsed import Parsed
 
 STATUS: dict[type[LMIError], int] = {
     MalformedRequest: 400,

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from formatters.dynamic import FAILURE, DynamicJsonFormatter, DynamicJsonLinesFormatter, pretty
-from lmi_handlers.apis.base import Dialect, ErrorResponse, Parsed, Payload
+from lmi_handlers.apis.base import Dialect, ErrorResponse, Payload
 from lmi_handlers.apis.lmi.body import parse_body
 from lmi_handlers.apis.lmi.dialect import FIXED_HEADERS, status_of
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.serving.parsed import Parsed
 
 _ROLLING_BATCH_ONLY = ("n", "best_of", "details", "decoder_input_details", "top_n_tokens", "output_formatter")
 

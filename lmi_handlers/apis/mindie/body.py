@@ -10,10 +10,11 @@ import secrets
 
 import msgspec
 
-from lmi_handlers.apis.base import Payload, TokenLimits
+from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.tgi.body import TgiCompatBody, TgiParameters, convert_body, read_body
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.serving.parsed import TokenLimits
 
 DOCUMENTED = (
     "decoder_input_details",

@@ -9,10 +9,11 @@ from __future__ import annotations
 import msgspec
 
 from formatters.mindie import MindieJsonFormatter, MindieSseFormatter
-from lmi_handlers.apis.base import Parsed, Payload, TokenLimits
+from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.mindie.body import check_bounds, check_model_bounds, decode_mindie
 from lmi_handlers.apis.tgi.dialect import TgiDialect
 from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.serving.parsed import Parsed, TokenLimits
 
 
 class MindieDialect(TgiDialect):

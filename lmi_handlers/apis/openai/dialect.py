@@ -17,16 +17,8 @@ import msgspec
 from formatters.openai import error_document
 from formatters.openai_chat import ChatJsonFormatter, ChatOptions, ChatSseFormatter
 from formatters.openai_completions import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
-from lmi_handlers.apis.base import (
-    Dialect,
-    ErrorResponse,
-    ModelFacts,
-    Parsed,
-    Payload,
-    TokenLimits,
-    decode_typed,
-    unknown_names,
-)
+from lmi_handlers.apis.base import Dialect, ErrorResponse, Payload
+from lmi_handlers.apis.decoding import decode_typed, unknown_names
 from lmi_handlers.apis.openai.body import (
     DEFAULT_COMPLETION_TOKENS,
     ChatCompletionBody,
@@ -53,6 +45,7 @@ from lmi_handlers.core.errors import (
 from lmi_handlers.core.request import ChatPrompt, GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.core.usage import Usage
+from lmi_handlers.serving.parsed import ModelFacts, Parsed, TokenLimits
 from lmi_handlers.text.reasoning import ReasoningFormat, choose_reasoning
 from lmi_handlers.text.tool_calls import (
     CallListParser,

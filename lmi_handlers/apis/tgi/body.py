@@ -14,13 +14,15 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from formatters.tgi import to_float32
-from lmi_handlers.apis.base import Payload, TokenLimits, conversion_error, decode_json
+from lmi_handlers.apis.base import Payload
+from lmi_handlers.apis.decoding import conversion_error, decode_json
 from lmi_handlers.apis.structured_outputs import Grammar
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import InvalidBody, InvalidJson, InvalidRequest
 from lmi_handlers.core.json_shape import count_members, json_shape
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.serving.parsed import TokenLimits
 
 Unsigned = Annotated[int, msgspec.Meta(ge=0)]
 Unsigned32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from lmi_handlers.apis.base import Payload, decode_typed, unknown_names
+from lmi_handlers.apis.base import Payload
+from lmi_handlers.apis.decoding import decode_typed, unknown_names
 from lmi_handlers.apis.openai.body import ChatCompletionBody
 from lmi_handlers.apis.openai.messages import Message
 from lmi_handlers.config.budget import Budget

@@ -12,7 +12,7 @@ from decimal import Decimal
 
 from formatters.base import Formatter
 from formatters.tgi import TgiArrayFormatter, TgiSseFormatter, error_document
-from lmi_handlers.apis.base import Dialect, ErrorResponse, Parsed, Payload
+from lmi_handlers.apis.base import Dialect, ErrorResponse, Payload
 from lmi_handlers.apis.tgi.body import (
     TgiBody,
     TgiCompatBody,
@@ -39,6 +39,7 @@ from lmi_handlers.core.errors import (
 )
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.usage import Usage
+from lmi_handlers.serving.parsed import Parsed
 
 STATUS: dict[type[LMIError], int] = {
     InvalidJson: 400,

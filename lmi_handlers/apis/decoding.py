@@ -1,0 +1,60 @@
+"""Decodes JSON bodies, with errors that name the field."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from lmi_handlers.core.errors import InvalidBody, InvalidJson
+
+T = TypeVar("T")
+
+
+def decode_json(data: bytes) -> object:
+    """Decode a body strictly.
+
+    Raises `InvalidJson` if it is not exactly one JSON value; NaN or very deep nesting is not allowed.
+    """
+    try:
+        return decode_typed(data, object)
+    except InvalidBody as error:  # a number out of range
+        raise InvalidJson(f"the body is not valid JSON: {error}") from error
+
+
+def decode_typed(data: bytes | msgspec.Raw, kind: type[T], *, prefix: str = "") -> T:
+    """Decode a body, or the part of it at `prefix`, as `kind`. Unknown fields are skipped without using memory.
+
+    Raises `InvalidJson` for invalid JSON, and `InvalidBody` if the JSON does not have that type.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise conversion_error(error, prefix=prefix) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidJson(f"the body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise InvalidJson("the body is not valid JSON: it is nested too deeply") from error
+
+
+def unknown_names(data: bytes | msgspec.Raw, kind: type[msgspec.Struct], *, nulls: bool) -> tuple[str, ...]:
+    """Return the names in a JSON object that `kind` has no field for.
+
+    With `nulls`, names whose value is null count too.
+
+    Raises `InvalidJson` for invalid JSON, and `InvalidBody` if `data` is not an object.
+    """
+    fields = decode_typed(data, dict[str, msgspec.Raw])
+    unknown = fields.keys() - set(kind.__struct_fields__)
+    return tuple(name for name in fields if name in unknown and (nulls or not _is_null(fields[name])))
+
+
+def _is_null(value: msgspec.Raw) -> bool:
+    return memoryview(value).nbytes == len(b"null") and bytes(value) == b"null"
+
+
+def conversion_error(error: msgspec.ValidationError, *, prefix: str = "") -> InvalidBody:
+    """Turn msgspec's message ("Expected `int`, got `str` - at `$.seed`") into one that starts with the field."""
+    message, _, path = str(error).replace(" - at `key` in `$", " as a name - at `$").partition(" - at `$")
+    field = (prefix + path.rstrip("`")).lstrip(".")
+    return InvalidBody(message, field=field or None)

@@ -1,0 +1,69 @@
+"""What an API reads a body into, for serving to answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from formatters.base import Formatter
+from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.core.request import GenerationRequest, Prompt
+
+
+class TokenLimits(msgspec.Struct, frozen=True):
+    """Maximum tokens in a prompt, maximum tokens in a prompt plus its answer, and the size of the vocabulary."""
+
+    max_input_tokens: int
+    max_total_tokens: int
+    vocab_size: int
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """What dialects need to know about the loaded model, including its public name and the names of its adapters."""
+
+    model_id: str
+    adapters: tuple[str, ...]
+    chat_template: str
+    takes_images: bool = False
+
+
+LengthCheck = Callable[[GenerationRequest, int, int, TokenLimits], None]
+"""`(request, position, tokens, limits)`: raises `InvalidRequest` if the prompt at `position` is too long."""
+
+
+FormatterFactory = Callable[[GenerationRequest, tuple[int, ...]], Formatter]
+"""A formatter class, or a partial of one that already has its options."""
+
+
+def check_length(request: GenerationRequest, position: int, tokens: int, limits: TokenLimits) -> None:
+    """Raise `InvalidRequest` if the prompt is too long or leaves no room for an answer.
+
+    An answer that would not fit in full is not an error: it ends where the room ends.
+    """
+    field = "inputs" if len(request.prompts) == 1 else f"inputs[{position}]"
+    if tokens >= limits.max_total_tokens:
+        raise InvalidRequest(
+            f"has {tokens} tokens; the model takes {limits.max_total_tokens} in all and one must be left to generate",
+            field=field,
+        )
+    if tokens > limits.max_input_tokens:
+        raise InvalidRequest(
+            f"has {tokens} tokens; prompts may have {limits.max_input_tokens} (option.max_input_tokens)", field=field
+        )
+
+
+class Parsed(msgspec.Struct, frozen=True):
+    """A parsed body: the request, its formatter, and the client's names for the fields of `SamplingParams`.
+
+    `prompts` is set if the prompts are not plain text yet: the text layer turns them into `request.prompts`.
+    `prompt_field` is the body field that they come from. `check_length` is called for each prompt once its tokens have
+    been counted.
+    """
+
+    request: GenerationRequest
+    formatter: FormatterFactory
+    spelling: Callable[[str], str]
+    check_length: LengthCheck = check_length
+    prompts: tuple[Prompt, ...] = ()
+    prompt_field: str = "inputs"
