@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from engine_thread import Engine
 from hypothesis import HealthCheck, settings
 from picture_server import PictureServer
 from serving import API_KEY, Server, StartServer
+from waiting import wait_until
 from werkzeug.local import LocalProxy
 
 from lmi_handlers.engine.cache_dir import default_cache_dir
+from lmi_handlers.engine.client import EngineClient, EngineState
 from lmi_handlers.engine.model_files import DEFAULT_MODEL_NAME
 from lmi_handlers.engine.model_store import resolve_model
 
@@ -67,6 +70,24 @@ def echo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("echo") / "m", properties, "--local-runtime")
     yield server.wait_ready()
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """An echo engine in the test process."""
+    engine = Engine(tmp_path_factory.mktemp("engine") / "engine.sock")
+    engine.start()
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture(scope="module")
+def client(engine: Engine) -> EngineClient:
+    """A client that is connected to `engine`."""
+    client = EngineClient(engine.path, lambda info: None)
+    client.start()
+    wait_until(lambda: client.state is EngineState.READY)
+    return client
 
 
 @pytest.fixture(scope="session")

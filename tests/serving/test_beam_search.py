@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import copy
 import itertools
-import json
 import math
 import os
 import random
-import re
-import socket
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-import requests
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serving import Server, StartServer
+from serving import Server
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from lmi_handlers.core.errors import InvalidRequest
@@ -319,192 +313,3 @@ def test_the_model_server_like_transformers(real_model: RealModel, model_server:
     assert texts == [tokenizer.decode(row[token_ids.shape[1] :], skip_special_tokens=True) for row in expected]
     assert details["generated_tokens"] == 12
     assert all(token["log_prob"] < 0 for token in details["tokens"])
-
-
-# Over HTTP. The echo backend gives the prompt's first byte -0.5, the one after it -1.5, and so on. A prompt's fault needs
-# its number, so "1 DIE@" asks for it when the most probable beam has begun with "1".
-
-
-def ask(server: Server, prompt: object, **parameters: object) -> requests.Response:
-    return server.invoke({"inputs": prompt, "parameters": {"num_beams": 2} | parameters})
-
-
-def test_all_beams_best_first(echo_server: Server) -> None:
-    answer = ask(echo_server, "a", max_new_tokens=3, top_n_tokens=2, decoder_input_details=True)
-    assert answer.status_code == 200, answer.text
-    body = answer.json()
-    details = body["details"]
-    [other] = details["best_of_sequences"]
-    assert (body["generated_text"], other["generated_text"]) == ("aaa", "aab")
-    assert (details["finish_reason"], details["generated_tokens"]) == ("length", 3)
-    assert [token["log_prob"] for token in other["tokens"]] == [-0.5, -0.5, -1.5]
-    assert [[token["text"] for token in step] for step in other["top_tokens"]] == [["a", "b"]] * 3
-    assert [token["text"] for token in details["prefill"]] == ["a"]
-
-
-def test_usage_is_counted_once(echo_server: Server) -> None:
-    body = {"inputs": "abcd", "parameters": {"num_beams": 2, "max_new_tokens": 3}}
-    request_id = echo_server.invoke(body, headers={"x-request-id": "beams counted"}).headers["x-request-id"]
-    entry = log_entry(echo_server, request_id)
-    assert (entry["prompt_tokens"], entry["generated_tokens"]) == (4, 6)
-    assert entry["finish_reasons"] == ["length", "length"]
-
-
-def test_stop_strings_end_beams(echo_server: Server) -> None:
-    body = ask(echo_server, "a", max_new_tokens=9, stop_sequences=["aa"]).json()
-    [other] = body["details"]["best_of_sequences"]
-    assert (body["generated_text"], other["generated_text"]) == ("", "b")
-    assert body["details"]["finish_reason"] == other["finish_reason"] == "stop_sequence"
-
-
-def test_stop_token_ids_end_beams_after_min_tokens(echo_server: Server) -> None:
-    body = ask(echo_server, "a", max_new_tokens=9, stop_token_ids=[ord("a")], min_tokens=2, early_stopping=True).json()
-    assert body["generated_text"] == "bb"  # and the token that ended it, which is no text
-    assert body["details"]["finish_reason"] == "stop_sequence"
-    assert [token["id"] for token in body["details"]["tokens"]] == [ord("b"), ord("b"), ord("a")]
-
-
-def test_tokens_that_must_not_end_a_beam_leave_enough_others(echo_server: Server) -> None:
-    body = ask(echo_server, "a", max_new_tokens=1, min_tokens=1, stop_token_ids=[ord("a")]).json()
-    [other] = body["details"]["best_of_sequences"]
-    assert (body["generated_text"], other["generated_text"]) == ("b", "c")
-
-
-def test_fewer_answers_than_beams(echo_server: Server) -> None:
-    body = ask(echo_server, "a", num_beams=4, n=2, max_new_tokens=2).json()
-    assert len(body["details"]["best_of_sequences"]) == 1
-
-
-def test_list_of_prompts(echo_server: Server) -> None:
-    first, second = ask(echo_server, ["a", "x"], max_new_tokens=2).json()
-    assert (first["generated_text"], second["generated_text"]) == ("aa", "xx")
-    assert second["details"]["best_of_sequences"][0]["generated_text"] == "xy"
-
-
-def test_the_model_length_ends_beams(echo_server: Server) -> None:
-    body = ask(echo_server, "a" * 4094, max_new_tokens=30).json()
-    assert (body["generated_text"], body["details"]["finish_reason"]) == ("aa", "length")
-
-
-def test_one_beam_is_no_beam_search(echo_server: Server) -> None:
-    answer = ask(echo_server, "abc", num_beams=1, length_penalty=2.0)
-    assert answer.json() == {"generated_text": "abc"}
-    assert answer.headers["x-lmi-ignored-parameters"] == "length_penalty"
-
-
-def test_beam_searchs_own_parameters_are_not_ignored(echo_server: Server) -> None:
-    answer = ask(echo_server, "a", max_new_tokens=2, length_penalty=2.0, early_stopping=True)
-    assert answer.status_code == 200
-    assert "x-lmi-ignored-parameters" not in answer.headers
-
-
-@pytest.mark.parametrize(
-    ("parameters", "named"),
-    [
-        ({"repetition_penalty": 1.2}, "parameters.repetition_penalty"),
-        ({"presence_penalty": 0.5}, "parameters.presence_penalty"),
-        ({"frequency_penalty": 0.5}, "parameters.frequency_penalty"),
-        ({"logit_bias": {"5": 1.0}}, "parameters.logit_bias"),
-        ({"temperature": 0.7}, "parameters.temperature"),
-        ({"do_sample": True}, "parameters.do_sample"),
-        ({"n": 3}, "parameters.n"),
-        ({"best_of": 3}, "parameters.best_of"),
-        ({"num_beams": 20}, "must be at most 19, got 20"),
-        ({"num_beams": 1000}, "must be from 2 to 128, got 1000"),
-        ({"num_beams": 0}, "must be at least 1, got 0"),
-    ],
-)
-def test_what_would_be_wrong_is_refused(echo_server: Server, parameters: dict[str, object], named: str) -> None:
-    answer = ask(echo_server, "a", **parameters)
-    assert answer.status_code == 424
-    error = answer.json()["error"]
-    assert error.startswith("parameters.num_beams: ")
-    assert named in error
-
-
-def test_a_stream_is_refused(echo_server: Server) -> None:
-    answer = echo_server.invoke({"inputs": "a", "stream": True, "parameters": {"num_beams": 2}})
-    assert (answer.status_code, answer.headers["Content-Type"]) == (424, "application/json")
-    assert answer.json()["error"].startswith("parameters.num_beams: beam search cannot be streamed")
-
-
-def test_length_penalty_out_of_range_is_named(echo_server: Server) -> None:
-    answer = ask(echo_server, "a", length_penalty=1e9)
-    assert answer.json()["error"].startswith("parameters.length_penalty: must be from -10 to 10")
-
-
-def test_dynamic_batch_answers_with_the_best_beam(start_server: StartServer) -> None:
-    server = start_server("option.rolling_batch=disable\noption.backend=echo\noption.enable_streaming=false\n")
-    answer = ask(server, ["a", "x"], max_new_tokens=2, return_full_text=False)
-    assert answer.json() == [{"generated_text": "aa"}, {"generated_text": "xx"}]
-
-
-def test_a_failure_in_a_later_step(echo_server: Server) -> None:
-    answer = ask(echo_server, "1 RAISE@")
-    assert answer.status_code == 424
-    assert answer.json()["error"] == "the echo backend failed at token 1, as the prompt asked"
-
-
-def test_a_client_that_leaves_in_a_later_step(echo_server: Server) -> None:
-    body = json.dumps({"inputs": "1 HANG@", "parameters": {"num_beams": 2}})
-    wait_for_running(echo_server, 0)
-    with socket.create_connection(("127.0.0.1", echo_server.port), timeout=30) as sock:
-        head = (
-            f"POST /invocations HTTP/1.1\r\nHost: x\r\nx-request-id: beams left\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        sock.sendall((head + body).encode())
-        wait_for_running(echo_server, 1)  # for good: the first step is over at once
-    assert log_entry(echo_server, "beams left")["error"].startswith("ClientDisconnected")
-
-
-def test_engine_death_and_deadline_in_a_later_step(start_server: StartServer) -> None:
-    server = start_server(
-        "option.rolling_batch=echo\noption.echo_faults=true\noption.predict_timeout=1\noption.echo_load_seconds=0.2\n"
-    )
-    hanging = ask(server, "1 HANG@")
-    assert (hanging.status_code, hanging.json()["error"]) == (504, "the request was not done within predict_timeout")
-    # None of these steps takes long; all of them together do.
-    slow = ask(server, "SLEEP@1 ")
-    assert (slow.status_code, slow.json()["error"]) == (504, "the request was not done within predict_timeout")
-    dead = ask(server, "1 DIE@")
-    assert (dead.status_code, dead.json()["error"]) == (500, "the engine process ended while it worked on this request")
-    server.wait_ready()
-    assert ask(server, "a", max_new_tokens=2).json()["generated_text"] == "aa"
-
-
-def test_a_full_queue_does_not_fail_what_has_begun(start_server: StartServer) -> None:
-    server = start_server(
-        "option.rolling_batch=echo\noption.echo_faults=true\noption.echo_load_seconds=1\n"
-        "option.echo_tokens_per_second=10\noption.max_rolling_batch_size=1\njob_queue_size=1\n"
-    )
-    with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        beams = pool.submit(ask, server, "SLEEP@1", max_new_tokens=2)
-        wait_for_running(server, 1)
-        # The first step is asleep. Before the second one comes, one of these takes the only place and one the queue.
-        others = [pool.submit(server.invoke, {"inputs": "others"}) for _ in range(2)]
-        assert [other.result().status_code for other in others] == [200, 200]
-        answer = beams.result()
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["generated_text"] == "SS"
-
-
-def wait_for_running(server: Server, number: int) -> None:
-    """Wait until the engine says that so many sequences run."""
-    deadline = time.monotonic() + 30
-    while True:
-        page = requests.get(f"{server.url}/metrics", timeout=30).text
-        if re.search(rf"^vllm:num_requests_running{{.*}} {number}(\.0)?$", page, re.MULTILINE):
-            return
-        assert time.monotonic() < deadline, page
-        time.sleep(0.05)
-
-
-def log_entry(server: Server, request_id: str) -> dict[str, Any]:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        for line in server.log.splitlines():
-            if request_id in line:
-                entry: dict[str, Any] = json.loads(line)
-                return entry
-        time.sleep(0.05)
-    raise AssertionError("no log line has the request's id")

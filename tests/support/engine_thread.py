@@ -1,0 +1,80 @@
+"""An engine that runs in threads of the test process, and requests to it."""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from backends.base import ModelFiles
+from backends.echo import EchoBackend
+from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.engine.admission import RollingBatch
+from lmi_handlers.engine.client import EngineClient, Generation
+from lmi_handlers.engine.loop import EngineLoop, Inbox
+from lmi_handlers.engine.messages import (
+    EngineInfo,
+    Ready,
+)
+from lmi_handlers.engine.process import WorkerServer
+
+
+class Engine:
+    """Runs what the engine process runs, except that no model is loaded. The batch and the queue hold two sequences each."""
+
+    info = EngineInfo(
+        bundle="", backend="echo", model_name="m", max_model_len=4096, vocab_size=257, max_logprobs=20, unsupported=()
+    )
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._inbox: Inbox = queue.SimpleQueue()
+        files = ModelFiles(path=None, eos_token_ids=(256,), vocab_size=257)
+        self.backend = EchoBackend(
+            files, max_model_len=4096, tokens_per_second=math.inf, faults=True, sleep_seconds=0.1
+        )
+        self._loop = EngineLoop(self.backend, RollingBatch(2), 2, self._inbox)
+        self.server = WorkerServer(path, self._inbox)
+        self._thread = threading.Thread(target=self._loop.run)
+
+    def start(self) -> None:
+        self._thread.start()
+        self.server.announce(Ready(self.info))
+
+    def stop(self) -> None:
+        self._loop.stop()
+        self._thread.join(10)
+
+
+def submit(
+    client: EngineClient,
+    *prompts: bytes,
+    timeout: float = 60,
+    connected: Callable[[], bool] = lambda: True,
+    **params: Any,
+) -> Generation:
+    return client.submit(
+        [list(prompt) for prompt in prompts],
+        SamplingParams(**params),
+        request_id="r",
+        timeout=timeout,
+        connected=connected,
+    )
+
+
+def texts_of(generation: Generation, count: int = 1) -> list[bytes]:
+    """The bytes of each sequence, once the generation has ended."""
+    answers = [b""] * count
+    with generation:
+        for batch in generation:
+            for item in batch:
+                answers[item.index] += bytes(token_id for token_id in item.output.token_ids if token_id < 256)
+    return answers
+
+
+def assert_engine_is_free(client: EngineClient) -> None:
+    """Both places in the batch can be taken, and no request is left over."""
+    assert texts_of(submit(client, b"one", b"two"), 2) == [b"one", b"two"]
