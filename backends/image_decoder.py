@@ -15,7 +15,7 @@ from PIL import Image
 from backends.limited_process import Ended, Exhausted, Expired, LimitedProcess, Stalled, serve
 from lmi_handlers.core.errors import InvalidRequest, RequestFailed
 from lmi_handlers.core.request import EncodedImage
-from lmi_handlers.media.images import FORMATS
+from lmi_handlers.media.images import IMAGE_FORMATS
 
 MODULE = "backends.image_decoder"
 
@@ -61,7 +61,7 @@ def decode_image(image: EncodedImage, process: LimitedProcess, seconds: float) -
         raise RequestFailed("the process that decodes images does not start") from error
     rgb = msgspec.msgpack.decode(answer, type=Rgb | None)
     if rgb is None:
-        raise InvalidRequest(f"is no image that can be read ({', '.join(FORMATS)})", field=image.field)
+        raise InvalidRequest(f"is no image that can be read ({', '.join(IMAGE_FORMATS)})", field=image.field)
     return Image.frombytes("RGB", (rgb.width, rgb.height), rgb.data)
 
 
@@ -71,7 +71,7 @@ def decode(data: bytes) -> Rgb | None:
     The image is turned upright, transparency becomes white, and only the first frame is used.
     """
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as image:
             image.load()
             rgb = _on_white(_upright(_eight_bits(image)))
             return Rgb(rgb.width, rgb.height, rgb.tobytes())

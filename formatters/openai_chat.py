@@ -25,8 +25,8 @@ from formatters.openai import DONE, error_document, finish_reason, head, number,
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import GenerationRequest
-from lmi_handlers.text.reasoning import ReasoningFormat, ReasoningParser
-from lmi_handlers.text.tool_calls import MessageDelta, MessageParser, PlainParser, ToolCallDelta
+from lmi_handlers.text.output_parsers.message import MessageDelta, MessageParser, PlainParser, ToolCallDelta
+from lmi_handlers.text.output_parsers.reasoning import ReasoningFormat, ReasoningParser
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9

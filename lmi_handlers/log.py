@@ -18,7 +18,7 @@ import msgspec
 from lmi_handlers.core.errors import ConfigError
 
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_FORMATS = ("json", "text")
+_LOG_FORMATS = ("json", "text")
 _OURS = ("lmi_handlers", "backends", "formatters")
 
 _DIM, _BOLD, _RESET = "\x1b[2m", "\x1b[1m", "\x1b[0m"
@@ -89,8 +89,8 @@ def log_format(environ: Mapping[str, str], stream: TextIO) -> str:
     Raises `ConfigError` if `LOG_FORMAT` has any other value.
     """
     given = environ.get("LOG_FORMAT", "").lower()
-    if given and given not in _FORMATS:
-        raise ConfigError(f"LOG_FORMAT has value {environ['LOG_FORMAT']!r}: not one of {', '.join(_FORMATS)}")
+    if given and given not in _LOG_FORMATS:
+        raise ConfigError(f"LOG_FORMAT has value {environ['LOG_FORMAT']!r}: not one of {', '.join(_LOG_FORMATS)}")
     return given or ("text" if stream.isatty() else "json")
 
 

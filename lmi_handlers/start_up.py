@@ -24,7 +24,7 @@ from lmi_handlers.engine.cache_dir import default_cache_dir
 from lmi_handlers.engine.model_files import DEFAULT_MODEL_NAME, has_model_files, locate_model
 from lmi_handlers.log import log_format
 from lmi_handlers.text.bundle import read_chat_template
-from lmi_handlers.text.reasoning import choose_reasoning
+from lmi_handlers.text.output_parsers.reasoning import choose_reasoning_format
 
 
 class PortTaken(ConfigError):
@@ -157,7 +157,7 @@ def _check_chat_template(configuration: Configuration, environ: Mapping[str, str
     properties = configuration.properties
     if properties.chat_template is not None:
         template = read_chat_template(properties.chat_template, configuration.model_dir)
-        choose_reasoning(template, properties.reasoning_parser, enabled=properties.enable_reasoning)
+        choose_reasoning_format(template, properties.reasoning_parser, enabled=properties.enable_reasoning)
 
 
 _Check = Callable[[Configuration, Mapping[str, str]], None]

@@ -24,8 +24,8 @@ from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.media.images import image_loader
 from lmi_handlers.serving.parsed import ModelFacts
-from lmi_handlers.text.reasoning import reasoning_format
-from lmi_handlers.text.tool_formats import choose_format
+from lmi_handlers.text.output_parsers.reasoning import reasoning_format
+from lmi_handlers.text.output_parsers.tool_formats import choose_tool_format
 
 NONE: Mapping[str, float] = MappingProxyType({})
 
@@ -113,7 +113,7 @@ def invocations_dialect(properties: ServingProperties, sampled_defaults: Mapping
 def check_dialects(properties: ServingProperties, sampled_defaults: Mapping[str, float] = NONE) -> None:
     """Raise `ConfigError` if an option of a dialect, or one for tools, images or reasoning, is wrong."""
     invocations_dialect(properties, sampled_defaults)
-    choose_format("", properties.tool_call_parser)
+    choose_tool_format("", properties.tool_call_parser)
     image_loader(properties)
     if properties.reasoning_parser is not None:
         reasoning_format(properties.reasoning_parser)

@@ -33,7 +33,7 @@ from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSe
 from lmi_handlers.log import configure_logging, tell
 from lmi_handlers.metrics.engine import EngineMetrics
 from lmi_handlers.text.bundle import build_byte_bundle, build_text_bundle, read_chat_template
-from lmi_handlers.text.reasoning import choose_reasoning
+from lmi_handlers.text.output_parsers.reasoning import choose_reasoning_format
 
 EXIT_STUCK = 70
 _WATCH_INTERVAL = 0.2
@@ -250,7 +250,7 @@ def _load(settings: EngineSettings, report: Callable[[str], None]) -> tuple[Back
             content_format=properties.chat_template_content_format,
         )
     # Only the template tells whether option.enable_reasoning alone is enough. Check it before loading the weights.
-    choose_reasoning(bundle.tool_template, properties.reasoning_parser, enabled=properties.enable_reasoning)
+    choose_reasoning_format(bundle.tool_template, properties.reasoning_parser, enabled=properties.enable_reasoning)
     report("loading the model")
     files = ModelFiles(
         path=model_path,

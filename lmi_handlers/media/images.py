@@ -18,7 +18,7 @@ from lmi_handlers.core.turns import give_way
 from lmi_handlers.media.allowed import AllowedMedia, allowed_media
 from lmi_handlers.media.fetcher import fetch
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 """The formats that OpenAI accepts. Each further decoder would add attack surface."""
 
 DEFAULT_MAX_IMAGES = 16
@@ -134,10 +134,10 @@ def count_pixels(data: bytes) -> tuple[int, int]:
         ) from error
     Image.MAX_IMAGE_PIXELS = None  # Pillow's own limit only warns, and the caller enforces ours
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as image:
             return image.width, image.height
     except Exception as error:  # a broken file can make a parser raise anything
-        raise InvalidRequest(f"is no image that can be read ({', '.join(FORMATS)})") from error
+        raise InvalidRequest(f"is no image that can be read ({', '.join(IMAGE_FORMATS)})") from error
 
 
 def max_images(option: str | None) -> int:

@@ -40,7 +40,8 @@ from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import ChatPrompt, GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.serving.parsed import ModelFacts, Parsed, TokenLimits
-from lmi_handlers.text.tool_calls import CallListParser, NamedCallParser
+from lmi_handlers.text.output_parsers.message import NamedCallParser
+from lmi_handlers.text.output_parsers.tool_calls import CallListParser
 
 BUDGET = Budget.of(ServingProperties())
 

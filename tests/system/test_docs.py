@@ -15,8 +15,8 @@ from serving import Server
 from backends import BACKENDS
 from backends.features import OF_REQUESTS, OF_THE_TEXT_LAYER, features_page, sampled_defaults, unsupported
 from lmi_handlers.core.sampling_params import SamplingParams
-from lmi_handlers.text import reasoning as reasoning_formats
-from lmi_handlers.text import tool_formats
+from lmi_handlers.text.output_parsers.reasoning import reasoning_parser_names
+from lmi_handlers.text.output_parsers.tool_formats import tool_call_parser_names
 
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("sagemaker/*.md")})
@@ -54,7 +54,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 def test_openai_page_names_every_parser() -> None:
     page = (ROOT / "docs" / "openai.md").read_text()
     tools, reasoning = page.split("## Reasoning")
-    for names, text in ((tool_formats.names(), tools), (reasoning_formats.names(), reasoning)):
+    for names, text in ((tool_call_parser_names(), tools), (reasoning_parser_names(), reasoning)):
         missing = [name for name in names if f"`{name}`" not in text]
         assert not missing
 

@@ -27,9 +27,15 @@ from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.openapi.document import openapi_document
 from lmi_handlers.serving.parsed import ModelFacts
-from lmi_handlers.text.reasoning import FORMATS, ReasoningParser, choose_reasoning, reasoning_format
-from lmi_handlers.text.tool_calls import MessageDelta, PlainParser, TaggedCallParser
-from lmi_handlers.text.tool_formats import FORMATS as TOOL_FORMATS
+from lmi_handlers.text.output_parsers.message import MessageDelta, PlainParser
+from lmi_handlers.text.output_parsers.reasoning import (
+    REASONING_FORMATS,
+    ReasoningParser,
+    choose_reasoning_format,
+    reasoning_format,
+)
+from lmi_handlers.text.output_parsers.tool_calls import TaggedCallParser
+from lmi_handlers.text.output_parsers.tool_formats import TOOL_FORMATS
 
 BUDGET = Budget.of(ServingProperties())
 
@@ -140,7 +146,7 @@ def test_what_calls_are_made_of_is_read_behind_thoughts_only() -> None:
     text = f"<think>I might write {CALL} now.</think>\n\nOne moment.\n{CALL}"
     for pieces in ((text,), tuple(text)):
         tools = TaggedCallParser(TOOL_FORMATS["hermes"], {"f": {}})
-        reader = ReasoningParser(FORMATS["deepseek_r1"], PROMPT, tools)
+        reader = ReasoningParser(REASONING_FORMATS["deepseek_r1"], PROMPT, tools)
         whole = join([*map(reader.feed, pieces), reader.finish()])
         assert whole.reasoning == f"I might write {CALL} now."
         assert whole.content == "One moment."
@@ -151,8 +157,14 @@ def test_what_calls_are_made_of_is_read_behind_thoughts_only() -> None:
 # Any text
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-MARKS = sorted({mark for form in FORMATS.values() for marks in (form.begins, form.ends, form.answer_begins, form.answer_ends)
-                for mark in marks})  # fmt: skip
+MARKS = sorted(
+    {
+        mark
+        for form in REASONING_FORMATS.values()
+        for marks in (form.begins, form.ends, form.answer_begins, form.answer_ends)
+        for mark in marks
+    }
+)
 SOUP = st.lists(
     st.sampled_from([*MARKS, *(mark[:3] for mark in MARKS), " ", "\n", "Hm", "<", "Here"]), max_size=12
 ).map("".join)
@@ -163,21 +175,23 @@ def cut(text: str, data: st.DataObject) -> list[str]:
     return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", REASONING_FORMATS)
 @given(SOUP | st.text(), st.booleans(), st.data())
 def test_any_text_in_any_pieces(name: str, text: str, begun: bool, data: st.DataObject) -> None:
-    prompt = PROMPT + (FORMATS[name].begins[0] + "\n" if begun else "")
+    prompt = PROMPT + (REASONING_FORMATS[name].begins[0] + "\n" if begun else "")
     whole = parse(parser(name, prompt), text)
     assert parse(parser(name, prompt), *cut(text, data)) == whole
     assert parse(parser(name, prompt), *text) == whole
-    if not begun and not text.lstrip().startswith((*FORMATS[name].begins, *FORMATS[name].answer_begins)):
+    if not begun and not text.lstrip().startswith(
+        (*REASONING_FORMATS[name].begins, *REASONING_FORMATS[name].answer_begins)
+    ):
         assert whole == ("", text)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", REASONING_FORMATS)
 @given(WORDS, WORDS, st.booleans(), st.data())
 def test_thoughts_and_answer_come_back(name: str, thoughts: str, answer: str, begun: bool, data: st.DataObject) -> None:
-    form = FORMATS[name]
+    form = REASONING_FORMATS[name]
     prompt = PROMPT + (form.begins[0] if begun else "")
     marks = [*form.begins, *form.ends, *form.answer_begins, *form.answer_ends]
     if any(mark in thoughts + answer for mark in marks):
@@ -196,7 +210,7 @@ def test_long_thoughts_cost_linear_time(text: str) -> None:
     for name in ("deepseek_r1", "granite"):
         whole = text * (200_000 // len(text))
         pieces = (whole[start : start + 3] for start in range(0, len(whole), 3))
-        assert parse(parser(name, FORMATS[name].begins[0]), *pieces) == (whole.strip(), "")
+        assert parse(parser(name, REASONING_FORMATS[name].begins[0]), *pieces) == (whole.strip(), "")
 
 
 # Which family
@@ -228,19 +242,19 @@ def test_names_of_vllm() -> None:
     ],
 )
 def test_a_template_tells_the_format(template: str, name: str) -> None:
-    chosen = choose_reasoning(template, None, enabled=True)
+    chosen = choose_reasoning_format(template, None, enabled=True)
     assert chosen is not None
     assert chosen.name == name
-    assert choose_reasoning(template, None, enabled=None) is None
-    assert choose_reasoning(template, None, enabled=False) is None
+    assert choose_reasoning_format(template, None, enabled=None) is None
+    assert choose_reasoning_format(template, None, enabled=False) is None
 
 
 def test_options() -> None:
-    assert choose_reasoning("<think>", "granite", enabled=None) is FORMATS["granite"]
-    assert choose_reasoning("<think>", "granite", enabled=True) is FORMATS["granite"]
-    assert choose_reasoning("<think>", "granite", enabled=False) is None
+    assert choose_reasoning_format("<think>", "granite", enabled=None) is REASONING_FORMATS["granite"]
+    assert choose_reasoning_format("<think>", "granite", enabled=True) is REASONING_FORMATS["granite"]
+    assert choose_reasoning_format("<think>", "granite", enabled=False) is None
     with pytest.raises(ConfigError, match=r"set option.reasoning_parser \(.*qwen3"):
-        choose_reasoning("{{ messages }}", None, enabled=True)
+        choose_reasoning_format("{{ messages }}", None, enabled=True)
 
 
 # Bytes
@@ -255,7 +269,7 @@ PIECES = ("<think>", "Hm", ".", "</think>", "\n\n", "Four")
 def written(kind: type[ChatFormatter], *pieces: str, prompt: str = PROMPT, **options: Any) -> str:
     request = GenerationRequest(request_id="r", prompts=(prompt,), sampling_params=SamplingParams())
     formatter = kind(
-        request, (10,), options=ChatOptions(model="m", created=7, reasoning=FORMATS["deepseek_r1"], **options)
+        request, (10,), options=ChatOptions(model="m", created=7, reasoning=REASONING_FORMATS["deepseek_r1"], **options)
     )
     last = len(pieces) - 1
     deltas = [

@@ -13,16 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.text.tool_calls import (
-    CallListParser,
+from lmi_handlers.text.output_parsers.message import (
     MessageDelta,
     MessageParser,
     NamedCallParser,
     PlainParser,
-    TaggedCallParser,
     ToolCallDelta,
 )
-from lmi_handlers.text.tool_formats import FORMATS, choose_format
+from lmi_handlers.text.output_parsers.tool_calls import CallListParser, TaggedCallParser
+from lmi_handlers.text.output_parsers.tool_formats import TOOL_FORMATS, choose_tool_format
 
 SCHEMAS: dict[str, dict[str, object]] = {
     "f": {},
@@ -44,7 +43,7 @@ Message = tuple[str, list[tuple[str, str]]]
 
 
 def tagged(name: str) -> TaggedCallParser:
-    return TaggedCallParser(FORMATS[name], SCHEMAS)
+    return TaggedCallParser(TOOL_FORMATS[name], SCHEMAS)
 
 
 def join(deltas: Iterable[MessageDelta]) -> Message:
@@ -583,7 +582,7 @@ def test_json_calls_among_words(
 ) -> None:
     # Three backquotes are a fence, before calls as behind them, and a bracket begins a list without a tag.
     before, after = before.replace("```", "` `"), after.replace("`", "")
-    if FORMATS[name].bare:
+    if TOOL_FORMATS[name].bare:
         before = before.replace("[", "(")
     message = parse(tagged(name), *cut(f"{before}{render(calls)} {after}", data))
     assert decoded(message) == (before.rstrip() + after.lstrip(), calls)
@@ -675,7 +674,7 @@ def test_gemma_calls(
 
 
 @pytest.mark.parametrize(
-    "parser", [*(lambda name=name: tagged(name) for name in FORMATS), CallListParser], ids=[*FORMATS, "list"]
+    "parser", [*(lambda name=name: tagged(name) for name in TOOL_FORMATS), CallListParser], ids=[*TOOL_FORMATS, "list"]
 )
 @given(SOUP | st.text(), st.data())
 def test_any_text_in_any_pieces(parser: Callable[[], MessageParser], text: str, data: st.DataObject) -> None:
@@ -724,13 +723,13 @@ def test_long_texts_cost_linear_time(name: str, text: str, calls: int, length: i
 
 @pytest.mark.parametrize("schema", [None, 5, {"type": 5}, {"type": [{}]}, {"anyOf": 5}, {"anyOf": [5, {"type": None}]}])
 def test_a_schema_that_is_none_means_text(schema: object) -> None:
-    parser = TaggedCallParser(FORMATS["qwen3_xml"], {"f": {"properties": {"a": schema}}})
+    parser = TaggedCallParser(TOOL_FORMATS["qwen3_xml"], {"f": {"properties": {"a": schema}}})
     assert parse(parser, "<function=f><parameter=a>1</parameter></function>") == ("", [("f", '{"a": "1"}')])
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "\ud800", "1" * 10_000])
 def test_a_value_that_cannot_be_checked_is_text(text: str) -> None:
-    parser = TaggedCallParser(FORMATS["qwen3_xml"], SCHEMAS)
+    parser = TaggedCallParser(TOOL_FORMATS["qwen3_xml"], SCHEMAS)
     message = parse(parser, f"<function=get_weather><parameter=days>{text}</parameter></function>")
     assert message[1][0][0] == "get_weather"
     assert json.loads(message[1][0][1], parse_int=str) == {"days": text}
@@ -774,13 +773,13 @@ def test_a_value_that_cannot_be_checked_is_text(text: str) -> None:
     ],
 )
 def test_a_template_tells_the_format(template: str, name: str) -> None:
-    assert choose_format(template, None).name == name
+    assert choose_tool_format(template, None).name == name
 
 
 @pytest.mark.parametrize(
     ("option", "name"),
     [
-        *((name, name) for name in FORMATS),
+        *((name, name) for name in TOOL_FORMATS),
         ("qwen3_coder", "qwen3_xml"),
         ("llama4_pythonic", "pythonic"),
         ("llama4_json", "llama3_json"),
@@ -795,9 +794,9 @@ def test_a_template_tells_the_format(template: str, name: str) -> None:
     ],
 )
 def test_an_option_goes_before_the_template(option: str, name: str) -> None:
-    assert choose_format("[TOOL_CALLS]", option).name == name
+    assert choose_tool_format("[TOOL_CALLS]", option).name == name
 
 
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'nope'.*hermes.*llama3_json.*mistral.*qwen3_coder"):
-        choose_format("", "nope")
+        choose_tool_format("", "nope")

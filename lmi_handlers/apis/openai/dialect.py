@@ -46,15 +46,10 @@ from lmi_handlers.core.request import ChatPrompt, GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.serving.parsed import ModelFacts, Parsed, TokenLimits
-from lmi_handlers.text.reasoning import ReasoningFormat, choose_reasoning
-from lmi_handlers.text.tool_calls import (
-    CallListParser,
-    MessageParser,
-    NamedCallParser,
-    PlainParser,
-    TaggedCallParser,
-)
-from lmi_handlers.text.tool_formats import choose_format
+from lmi_handlers.text.output_parsers.message import MessageParser, NamedCallParser, PlainParser
+from lmi_handlers.text.output_parsers.reasoning import ReasoningFormat, choose_reasoning_format
+from lmi_handlers.text.output_parsers.tool_calls import CallListParser, TaggedCallParser
+from lmi_handlers.text.output_parsers.tool_formats import choose_tool_format
 
 STATUS: dict[type[LMIError], int] = {
     RequestTimeout: 408,
@@ -142,7 +137,7 @@ class ChatDialect(OpenAIDialect):
     ) -> None:
         """`tool_call_parser` names a model family; None detects it from the chat template.
 
-        `reasoning_parser` and `enable_reasoning` are the values of these options, passed on to `choose_reasoning`.
+        `reasoning_parser` and `enable_reasoning` are the values of these options, passed on to `choose_reasoning_format`.
         `stream_formatter` formats streams.
         """
         super().__init__(facts, budget=budget)
@@ -197,7 +192,7 @@ class ChatDialect(OpenAIDialect):
             return asked, PlainParser
         if choice == "auto":
             schemas = {tool.function.name: tool.function.schema for tool in tools}
-            form = choose_format(self._facts().chat_template, self._tool_call_parser)
+            form = choose_tool_format(self._facts().chat_template, self._tool_call_parser)
             return asked, partial(TaggedCallParser, form, schemas)
         if asked is not None:
             raise InvalidRequest("cannot be combined with a tool that must be called", field="response_format")
@@ -212,7 +207,7 @@ class ChatDialect(OpenAIDialect):
         Not used with structured output: the grammar applies from the first token, so there is no room for reasoning.
         """
         template = self._facts().chat_template
-        return choose_reasoning(template, self._reasoning_parser, enabled=self._enable_reasoning)
+        return choose_reasoning_format(template, self._reasoning_parser, enabled=self._enable_reasoning)
 
     def _prompt(self, body: ChatCompletionBody, tools: list[dict[str, Any]]) -> ChatPrompt:
         """Return the conversation. A final assistant message is continued unless the request says otherwise."""

@@ -25,7 +25,7 @@ class Cursor:
     """A position in a text that grows at its end. Text is discarded once read, so time and memory are linear.
 
     What a method returns does not depend on how the text was split into pieces. The exceptions are `take` and
-    `available`, which do not wait. Between `hold` and `release` the cursor remembers what is read.
+    `take_available`, which do not wait. Between `hold` and `release` the cursor remembers what is read.
     """
 
     def __init__(self) -> None:
@@ -69,15 +69,15 @@ class Cursor:
             self._held.append(piece)
         return piece
 
-    def available(self, run: re.Pattern[str]) -> str:
-        """Read the part of a match of `run` that is already there, or "". `run` is a repeated character class."""
-        match = run.match(self._text, self._at)
+    def take_available(self, characters: re.Pattern[str]) -> str:
+        """Read the characters that match and are already there. `characters` is a repeated character class."""
+        match = characters.match(self._text, self._at)
         return self.take(match.end() - self._at) if match else ""
 
-    def run(self, run: re.Pattern[str]) -> Reading[str]:
-        """Read a whole match of `run`, or "" if the text does not match. `run` is a repeated character class."""
+    def take_while(self, characters: re.Pattern[str]) -> Reading[str]:
+        """Read all characters that match, waiting for the first that does not. `characters` as for `take_available`."""
         pieces = []
-        while (yield from self.peek()) and (piece := self.available(run)):
+        while (yield from self.peek()) and (piece := self.take_available(characters)):
             pieces.append(piece)
         return "".join(pieces)
 

@@ -21,7 +21,7 @@ class Tag(msgspec.Struct, frozen=True):
     known_names_only: bool = False
 
 
-class Format(msgspec.Struct, frozen=True):
+class ToolFormat(msgspec.Struct, frozen=True):
     """How a family of models marks its calls.
 
     `section` is an optional tag around a group of calls. Its marks are empty if the family has none. `bare` lists the
@@ -39,31 +39,31 @@ _TOOL_CALLS = Tag("[TOOL_CALLS]")
 _FENCES = (Tag("```json", "```", known_names_only=True), Tag("```", "```", known_names_only=True))
 _DEEPSEEK_SECTION = Tag("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 
-FORMATS = {
+TOOL_FORMATS = {
     entry.name: entry
     for entry in (
-        Format("hermes", (_TOOL_CALL,)),
-        Format("qwen3_xml", (_TOOL_CALL,), bare="<"),
-        Format("mistral", (_TOOL_CALLS,)),
-        Format("llama3_json", (Tag("<|python_tag|>"), *_FENCES), bare="{["),
-        Format("pythonic", (Tag("<|python_start|>", "<|python_end|>"), Tag("<|python_tag|>")), bare="{["),
-        Format("granite", (Tag("<|tool_call|>"), _TOOL_CALL), bare="["),
-        Format("internlm", (Tag("<|action_start|><|plugin|>", "<|action_end|>"),)),
-        Format("jamba", (Tag("<tool_calls>", "</tool_calls>"),)),
-        Format("olmo3", (Tag("<function_calls>", "</function_calls>"),)),
-        Format("phi4_mini_json", (Tag("functools"),)),
-        Format("granite-20b-fc", (Tag("<function_call>"),)),
-        Format("longcat", (Tag("<longcat_tool_call>", "</longcat_tool_call>"),)),
-        Format("lfm2", (Tag("<|tool_call_start|>", "<|tool_call_end|>"),)),
-        Format("seed_oss", (Tag("<seed:tool_call>", "</seed:tool_call>"),), bare="<"),
-        Format("minimax_m2", (Tag("<minimax:tool_call>", "</minimax:tool_call>"),), bare="<"),
-        Format(
+        ToolFormat("hermes", (_TOOL_CALL,)),
+        ToolFormat("qwen3_xml", (_TOOL_CALL,), bare="<"),
+        ToolFormat("mistral", (_TOOL_CALLS,)),
+        ToolFormat("llama3_json", (Tag("<|python_tag|>"), *_FENCES), bare="{["),
+        ToolFormat("pythonic", (Tag("<|python_start|>", "<|python_end|>"), Tag("<|python_tag|>")), bare="{["),
+        ToolFormat("granite", (Tag("<|tool_call|>"), _TOOL_CALL), bare="["),
+        ToolFormat("internlm", (Tag("<|action_start|><|plugin|>", "<|action_end|>"),)),
+        ToolFormat("jamba", (Tag("<tool_calls>", "</tool_calls>"),)),
+        ToolFormat("olmo3", (Tag("<function_calls>", "</function_calls>"),)),
+        ToolFormat("phi4_mini_json", (Tag("functools"),)),
+        ToolFormat("granite-20b-fc", (Tag("<function_call>"),)),
+        ToolFormat("longcat", (Tag("<longcat_tool_call>", "</longcat_tool_call>"),)),
+        ToolFormat("lfm2", (Tag("<|tool_call_start|>", "<|tool_call_end|>"),)),
+        ToolFormat("seed_oss", (Tag("<seed:tool_call>", "</seed:tool_call>"),), bare="<"),
+        ToolFormat("minimax_m2", (Tag("<minimax:tool_call>", "</minimax:tool_call>"),), bare="<"),
+        ToolFormat(
             "deepseek_v3",
             (Tag("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),),
             section=_DEEPSEEK_SECTION,
         ),
-        Format("deepseek_v31", (Tag("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),), section=_DEEPSEEK_SECTION),
-        Format(
+        ToolFormat("deepseek_v31", (Tag("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),), section=_DEEPSEEK_SECTION),
+        ToolFormat(
             "deepseek_v32",
             (
                 Tag("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
@@ -71,24 +71,24 @@ FORMATS = {
             ),
             bare="<",
         ),
-        Format(
+        ToolFormat(
             "kimi_k2",
             (Tag("<|tool_call_begin|>", "<|tool_call_end|>"),),
             section=Tag("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         ),
-        Format(
+        ToolFormat(
             "step3",
             (Tag("<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>"),),
             section=Tag("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
         ),
-        Format(
+        ToolFormat(
             "openai",
             (Tag("<|channel|>commentary to=functions.", "<|call|>"), Tag("to=functions.", "<|call|>")),
             section=Tag("<|start|>assistant"),
         ),
-        Format("functiongemma", (Tag("<start_function_call>", "<end_function_call>"),)),
-        Format("gemma4", (Tag("<|tool_call>", "<tool_call|>"),)),
-        Format("json", (_TOOL_CALL, _TOOL_CALLS, *_FENCES), bare="{["),
+        ToolFormat("functiongemma", (Tag("<start_function_call>", "<end_function_call>"),)),
+        ToolFormat("gemma4", (Tag("<|tool_call>", "<tool_call|>"),)),
+        ToolFormat("json", (_TOOL_CALL, _TOOL_CALLS, *_FENCES), bare="{["),
     )
 }
 """The formats by their name in vLLM's `--tool-call-parser`. `json` is ours, for models of unknown families."""
@@ -146,19 +146,19 @@ _MARKERS = (
 )
 
 
-def choose_format(chat_template: str, option: str | None) -> Format:
+def choose_tool_format(chat_template: str, option: str | None) -> ToolFormat:
     """Return the format that `option` names. Without it, detect the format from `chat_template`, or default to `json`.
 
     Raises `ConfigError` if the name is unknown.
     """
     if option is None:
-        return FORMATS[next((name for marker, name in _MARKERS if marker in chat_template), "json")]
+        return TOOL_FORMATS[next((name for marker, name in _MARKERS if marker in chat_template), "json")]
     name = _ALIASES.get(option, option)
-    if name not in FORMATS:
-        raise ConfigError(f"unknown option.tool_call_parser {option!r}; known: {', '.join(names())}")
-    return FORMATS[name]
+    if name not in TOOL_FORMATS:
+        raise ConfigError(f"unknown option.tool_call_parser {option!r}; known: {', '.join(tool_call_parser_names())}")
+    return TOOL_FORMATS[name]
 
 
-def names() -> list[str]:
+def tool_call_parser_names() -> list[str]:
     """Return the values that `option.tool_call_parser` accepts."""
-    return sorted({*FORMATS, *_ALIASES})
+    return sorted({*TOOL_FORMATS, *_ALIASES})

@@ -12,9 +12,17 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from lmi_handlers.text.call_markup import GLM, MARKUPS, STATED_TYPES, Markup, argument_types, copy_text, typed_json
-from lmi_handlers.text.cursor import SPACE, Cursor, Malformed, Reading
-from lmi_handlers.text.partial_json import (
+from lmi_handlers.text.output_parsers.call_markup import (
+    GLM,
+    MARKUPS,
+    STATED_TYPES,
+    Markup,
+    argument_types,
+    copy_text,
+    typed_json,
+)
+from lmi_handlers.text.output_parsers.cursor import SPACE, Cursor, Malformed, Reading
+from lmi_handlers.text.output_parsers.partial_json import (
     copy_value,
     decode_string,
     json_string,
@@ -22,7 +30,7 @@ from lmi_handlers.text.partial_json import (
     read_string,
     string_content,
 )
-from lmi_handlers.text.python_literal import read_python_value
+from lmi_handlers.text.output_parsers.python_literal import read_python_value
 
 Schemas = Mapping[str, Mapping[str, object]]
 """The JSON Schema of each function's arguments, by function name."""
@@ -60,10 +68,10 @@ class CallReader:
             yield from self._call(names)
             return
         while True:
-            yield from self._text.run(SPACE)
+            yield from self._text.take_while(SPACE)
             yield from self._call(names)
             self._text.hold()
-            yield from self._text.run(SPACE)
+            yield from self._text.take_while(SPACE)
             if (yield from self._text.accept("]")):
                 return
             yield from self._text.expect(",")
@@ -120,18 +128,18 @@ class CallReader:
     def _named(self, call: _Call) -> Reading[None]:
         """Read a name followed by arguments as Python, GLM's tags or JSON."""
         text = self._text
-        name = yield from text.run(_NAME)
+        name = yield from text.take_while(_NAME)
         if (yield from text.accept("(")):
             call.open(name)
             yield from self._keywords(call)
             return
         # Skip call ids: Mistral writes `f[CALL_ID]0a1b2c3d4`, Kimi writes `functions.f:0`.
         if (yield from text.accept("[CALL_ID]")):
-            yield from text.run(_NAME)
+            yield from text.take_while(_NAME)
         elif (yield from text.accept(":")):
-            yield from text.run(_NAME)
+            yield from text.take_while(_NAME)
             name = name.removeprefix("functions.")
-        yield from text.run(SPACE)
+        yield from text.take_while(SPACE)
         # GLM writes a call without arguments as just a name in the tag. Other families may have any word there, so the
         # name must be known.
         is_alone = name in self._schemas and (yield from text.starts_with("</tool_call>"))
@@ -140,18 +148,18 @@ class CallReader:
             yield from self._parameters(call, name, GLM)
             return
         mark = yield from text.accept_any(_ARGUMENT_MARKS)
-        yield from text.run(SPACE)
+        yield from text.take_while(SPACE)
         if (yield from text.peek()) != "{":
             raise Malformed
         call.open(name)
         yield from copy_value(text, call.write)
         if mark == _FENCE:
-            yield from text.run(SPACE)
+            yield from text.take_while(SPACE)
             yield from text.accept("```")
 
     def _gemma(self, call: _Call) -> Reading[None]:
         """Read the rest of Gemma's `call:f{a:<|"|>text<|"|>,b:1}`."""
-        name = yield from self._text.run(_NAME)
+        name = yield from self._text.take_while(_NAME)
         if (yield from self._text.peek()) != "{":
             raise Malformed
         call.open(name)
@@ -160,20 +168,20 @@ class CallReader:
     def _keywords(self, call: _Call) -> Reading[None]:
         text = self._text
         separator = "{"
-        yield from text.run(SPACE)
+        yield from text.take_while(SPACE)
         while not (yield from text.accept(")")):
             if separator != "{":
                 yield from text.expect(",")
-                yield from text.run(SPACE)
+                yield from text.take_while(SPACE)
                 if (yield from text.accept(")")):
                     break
-            key = yield from text.run(_NAME)
-            yield from text.run(SPACE)
+            key = yield from text.take_while(_NAME)
+            yield from text.take_while(SPACE)
             yield from text.expect("=")
             call.write(f"{separator}{json_string(key)}: ")
             yield from read_python_value(text, call.write)
             separator = ", "
-            yield from text.run(SPACE)
+            yield from text.take_while(SPACE)
         if separator != "{":
             call.write("}")
 
@@ -184,7 +192,7 @@ class CallReader:
         if not opening:
             raise Malformed
         markup = MARKUPS[opening]
-        name = (yield from text.run(_TAG_NAME)).strip()
+        name = (yield from text.take_while(_TAG_NAME)).strip()
         yield from text.expect(markup.name_end)
         call.open(name)
         yield from self._parameters(call, name, markup)
@@ -193,9 +201,9 @@ class CallReader:
         """Read arguments in tags. The type of a value comes from the tag, or else from the schema."""
         text = self._text
         separator = "{"
-        yield from text.run(SPACE)
+        yield from text.take_while(SPACE)
         while (yield from text.accept(markup.parameter)):
-            key = (yield from text.run(_TAG_NAME)).strip()
+            key = (yield from text.take_while(_TAG_NAME)).strip()
             key_end = yield from text.accept_any(markup.key_ends)
             if not key_end:
                 raise Malformed
@@ -210,7 +218,7 @@ class CallReader:
                 yield from copy_text(text, markup.value_ends, pieces.append)
                 call.write(typed_json("".join(pieces), types))
             separator = ", "
-            yield from text.run(SPACE)
+            yield from text.take_while(SPACE)
         yield from text.expect(markup.call_end)
         if separator != "{":
             call.write("}")

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from lmi_handlers.text.cursor import Cursor, Malformed, Reading
-from lmi_handlers.text.partial_json import Write, json_string
-from lmi_handlers.text.python_literal import JSON_CONSTANTS
+from lmi_handlers.text.output_parsers.cursor import Cursor, Malformed, Reading
+from lmi_handlers.text.output_parsers.partial_json import Write, json_string
+from lmi_handlers.text.output_parsers.python_literal import JSON_CONSTANTS
 
 
 class Markup(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ def copy_text(text: Cursor, ends: Iterable[str], write: Write) -> Reading[None]:
     while not (yield from text.accept_any(ends)):
         if not (yield from text.peek()):
             raise Malformed
-        write(text.available(_UNTAGGED) or text.take(1))
+        write(text.take_available(_UNTAGGED) or text.take(1))
 
 
 def argument_types(schema: Mapping[str, object], key: str) -> set[str]:

@@ -7,88 +7,12 @@ models, returns a call only when it is complete, and raises on incomplete JSON.
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 
-import msgspec
-
-from lmi_handlers.text.call_syntax import CallReader, Schemas
-from lmi_handlers.text.cursor import SPACE, Cursor, Malformed, Reading
-from lmi_handlers.text.tool_formats import Format, Tag
-
-
-class ToolCallDelta(msgspec.Struct, frozen=True):
-    """An addition to a tool call.
-
-    `index` counts the calls of a message from 0. Only a call's first delta has the `name`. `arguments` is the next
-    piece of the JSON text of the arguments. It is what the model wrote, so it may not be valid JSON.
-    """
-
-    index: int
-    name: str | None = None
-    arguments: str = ""
-
-
-class MessageDelta(msgspec.Struct, frozen=True):
-    """An addition to a message.
-
-    The reasoning comes before the content and the calls. Calls are in the written order.
-    """
-
-    content: str = ""
-    tool_calls: tuple[ToolCallDelta, ...] = ()
-    reasoning: str = ""
-
-    def __add__(self, later: MessageDelta) -> MessageDelta:
-        return MessageDelta(
-            self.content + later.content, self.tool_calls + later.tool_calls, self.reasoning + later.reasoning
-        )
-
-
-class MessageParser(ABC):
-    """Parses the text of one message.
-
-    The text contains special tokens as literal text, except for the final one. The joined deltas do not depend on how
-    the text was split into pieces. Parsing takes linear time and never raises.
-    """
-
-    @abstractmethod
-    def feed(self, text: str) -> MessageDelta:
-        """Take more text and return everything new that is now certain."""
-
-    @abstractmethod
-    def finish(self) -> MessageDelta:
-        """Return what was held back, at the end of the text. An incomplete call keeps the part that was read."""
-
-
-class PlainParser(MessageParser):
-    """For messages without calls. All text is content."""
-
-    def feed(self, text: str) -> MessageDelta:
-        """Return `text` as content."""
-        return MessageDelta(content=text)
-
-    def finish(self) -> MessageDelta:
-        """Return nothing, because nothing was held back."""
-        return MessageDelta()
-
-
-class NamedCallParser(MessageParser):
-    """For a single call of the function `name`.
-
-    A grammar makes the text its arguments, such as `{"location": "Paris"}`.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name: str | None = name
-
-    def feed(self, text: str) -> MessageDelta:
-        """Return `text` as arguments."""
-        name, self._name = self._name, None
-        return MessageDelta(tool_calls=(ToolCallDelta(0, name, text),) if name or text else ())
-
-    def finish(self) -> MessageDelta:
-        """Return the call if there was no text at all."""
-        return self.feed("")
+from lmi_handlers.text.output_parsers.call_syntax import CallReader, Schemas
+from lmi_handlers.text.output_parsers.cursor import SPACE, Cursor, Malformed, Reading
+from lmi_handlers.text.output_parsers.message import MessageDelta, MessageParser, ToolCallDelta
+from lmi_handlers.text.output_parsers.tool_formats import Tag, ToolFormat
 
 
 class _ReadingParser(MessageParser):
@@ -127,16 +51,16 @@ class CallListParser(_ReadingParser):
     def _read(self) -> Reading[None]:
         text = self._text
         text.hold()
-        yield from text.run(SPACE)
+        yield from text.take_while(SPACE)
         try:
             yield from self._calls.read(known_names_only=False)
         except Malformed:
             self._deltas.add_content(text.release())
         else:
-            yield from text.run(SPACE)
+            yield from text.take_while(SPACE)
             text.release()
         while (yield from text.peek()):
-            self._deltas.add_content(text.available(_ANYTHING))
+            self._deltas.add_content(text.take_available(_ANYTHING))
 
 
 class TaggedCallParser(_ReadingParser):
@@ -147,7 +71,7 @@ class TaggedCallParser(_ReadingParser):
     message.
     """
 
-    def __init__(self, format: Format, schemas: Schemas) -> None:  # noqa: A002
+    def __init__(self, format: ToolFormat, schemas: Schemas) -> None:  # noqa: A002
         self._format = format
         # Text without white space or the first character of any tag.
         firsts = {mark[0] for tag in (format.section, *format.tags) for mark in (tag.open, tag.close) if mark}
@@ -166,7 +90,7 @@ class TaggedCallParser(_ReadingParser):
         """Read white space and then calls, an end tag or a word of content. Return false at the end of the text."""
         text = self._text
         text.hold()
-        space = yield from text.run(_BEHIND_CALL if self._after_call else SPACE)
+        space = yield from text.take_while(_AFTER_CALL if self._after_call else SPACE)
         char = yield from text.peek()
         if not char:
             self._deltas.add_content("" if self._after_call else text.release())
@@ -192,7 +116,7 @@ class TaggedCallParser(_ReadingParser):
         if self._after_call:
             rejected = rejected.lstrip()
         if not found and not rejected.strip():
-            rejected += text.take(1) + text.available(self._words)
+            rejected += text.take(1) + text.take_available(self._words)
         if rejected:
             self._deltas.add_content(rejected)
             self._after_call = False
@@ -200,7 +124,7 @@ class TaggedCallParser(_ReadingParser):
 
     def _accept_tag(self) -> Reading[Tag | None]:
         yield from self._text.accept(self._format.section.open)
-        yield from self._text.run(SPACE)
+        yield from self._text.take_while(SPACE)
         for tag in self._format.tags:
             if (yield from self._text.accept(tag.open)):
                 return tag
@@ -211,7 +135,7 @@ class TaggedCallParser(_ReadingParser):
         calls_before = self._deltas.calls
         try:
             if tag:
-                yield from self._text.run(SPACE)
+                yield from self._text.take_while(SPACE)
             yield from self._calls.read(known_names_only=tag is None or tag.known_names_only)
         except Malformed:
             pass
@@ -251,4 +175,4 @@ class _Deltas:
 
 
 _ANYTHING = re.compile(r".+", re.DOTALL)
-_BEHIND_CALL = re.compile(r"[\s,;\]}]+")  # separators between calls, and superfluous brackets
+_AFTER_CALL = re.compile(r"[\s,;\]}]+")  # separators between calls, and superfluous brackets

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 
-from lmi_handlers.text.cursor import SPACE, Cursor, Malformed, Reading
-from lmi_handlers.text.partial_json import Write, json_string, string_content
+from lmi_handlers.text.output_parsers.cursor import SPACE, Cursor, Malformed, Reading
+from lmi_handlers.text.output_parsers.partial_json import Write, json_string, string_content
 
 JSON_CONSTANTS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 """Python's constants as JSON. JSON's own names are included because models mix them up."""
@@ -20,7 +20,7 @@ def read_python_value(text: Cursor, write: Write) -> Reading[None]:
     closers: list[str] = []  # the closing brackets of the open JSON brackets
     separator = ""  # only written before the next value, because Python allows a trailing comma
     while True:
-        yield from text.run(SPACE)
+        yield from text.take_while(SPACE)
         char = yield from text.peek()
         if char and char in _BRACKETS:
             text.take(1)
@@ -35,14 +35,14 @@ def read_python_value(text: Cursor, write: Write) -> Reading[None]:
             write(separator)
             yield from _token_string(text, write)
         elif not (closers and char and char in ")]}"):
-            word = (yield from text.run(_WORD)).strip()
+            word = (yield from text.take_while(_WORD)).strip()
             is_key = closers[-1:] == ["}"] and separator != ": "
             if not word:
                 raise Malformed
             write(separator + (json_string(word) if is_key else _literal(word)))
         # A value has been read. A bracket that closes here completes a value too.
         while closers:
-            yield from text.run(SPACE)
+            yield from text.take_while(SPACE)
             char = yield from text.peek()
             if not char or char not in ")]}":
                 break
@@ -68,7 +68,7 @@ def _python_string(text: Cursor, write: Write) -> Reading[None]:
         if not char:
             raise Malformed
         if char != "\\":
-            write(string_content(text.available(_UNQUOTED) or text.take(1)))
+            write(string_content(text.take_available(_UNQUOTED) or text.take(1)))
             continue
         kind = yield from text.ahead(2)
         escape = yield from text.ahead(_ESCAPE_LENGTHS.get(kind, 2))
@@ -90,7 +90,7 @@ def _token_string(text: Cursor, write: Write) -> Reading[None]:
     while not (yield from text.accept(quote)):
         if not (yield from text.peek()):
             raise Malformed
-        write(string_content(text.available(_NO_TOKEN) or text.take(1)))
+        write(string_content(text.take_available(_NO_TOKEN) or text.take(1)))
     write('"')
 
 

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable
 
-from lmi_handlers.text.cursor import SPACE, Cursor, Malformed, Reading
+from lmi_handlers.text.output_parsers.cursor import SPACE, Cursor, Malformed, Reading
 
 Write = Callable[[str], None]
 """Receives the pieces of a value in order."""
@@ -22,16 +22,16 @@ def read_key(text: Cursor, *, first: bool) -> Reading[str | None]:
     For the `first` member the cursor must be after the opening brace, later at the end of the previous value. Raises
     `Malformed` if the text is not an object.
     """
-    yield from text.run(SPACE)
+    yield from text.take_while(SPACE)
     if not first and not (yield from text.starts_with("}")):
         yield from text.expect(",")
-        yield from text.run(SPACE)
+        yield from text.take_while(SPACE)
     if (yield from text.accept("}")):
         return None
     key = yield from read_string(text)
-    yield from text.run(SPACE)
+    yield from text.take_while(SPACE)
     yield from text.expect(":")
-    yield from text.run(SPACE)
+    yield from text.take_while(SPACE)
     return key
 
 
@@ -51,9 +51,9 @@ def copy_value(text: Cursor, write: Write) -> Reading[None]:
         elif char and char in "}]" and depth:
             depth -= 1
             write(text.take(1))
-        elif depth and (piece := text.available(_BETWEEN)):
+        elif depth and (piece := text.take_available(_BETWEEN)):
             write(piece)
-        elif not depth and (scalar := (yield from text.run(_SCALAR))):
+        elif not depth and (scalar := (yield from text.take_while(_SCALAR))):
             write(scalar)
         else:
             raise Malformed
@@ -77,7 +77,7 @@ def decode_string(text: Cursor, write: Write) -> Reading[None]:
     while not (yield from text.accept('"')):
         if not (yield from text.peek()):
             raise Malformed
-        if piece := text.available(_PLAIN):
+        if piece := text.take_available(_PLAIN):
             write(piece)
         else:
             write((yield from _read_escape(text)))
@@ -103,7 +103,7 @@ def _copy_string(text: Cursor, write: Write) -> Reading[None]:
     while (char := (yield from text.peek())) != '"':
         if not char:
             raise Malformed
-        write(text.available(_PLAIN) or (yield from _copy_escape(text)))
+        write(text.take_available(_PLAIN) or (yield from _copy_escape(text)))
     write(text.take(1))
 
 

@@ -10,8 +10,8 @@ import re
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.text.cursor import SPACE, Cursor, Reading
-from lmi_handlers.text.tool_calls import MessageDelta, MessageParser
+from lmi_handlers.text.output_parsers.cursor import SPACE, Cursor, Reading
+from lmi_handlers.text.output_parsers.message import MessageDelta, MessageParser
 
 
 class ReasoningFormat(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class ReasoningFormat(msgspec.Struct, frozen=True):
 
 _THINK = (("<think>",), ("</think>",))
 
-FORMATS = {
+REASONING_FORMATS = {
     entry.name: entry
     for entry in (
         ReasoningFormat("deepseek_r1", *_THINK),
@@ -108,13 +108,13 @@ _MARKERS = (
 
 def reasoning_format(name: str) -> ReasoningFormat:
     """Return the format with that name. Raises `ConfigError` if the name is unknown."""
-    found = FORMATS.get(_ALIASES.get(name, name))
+    found = REASONING_FORMATS.get(_ALIASES.get(name, name))
     if found is None:
-        raise ConfigError(f"unknown option.reasoning_parser {name!r}; known: {', '.join(names())}")
+        raise ConfigError(f"unknown option.reasoning_parser {name!r}; known: {', '.join(reasoning_parser_names())}")
     return found
 
 
-def choose_reasoning(chat_template: str, parser: str | None, *, enabled: bool | None) -> ReasoningFormat | None:
+def choose_reasoning_format(chat_template: str, parser: str | None, *, enabled: bool | None) -> ReasoningFormat | None:
     """Return the format that the options select, or None if reasoning stays in the answer.
 
     `parser` is the name of the format. If it is None and `enabled` is true, the format is detected from
@@ -126,10 +126,10 @@ def choose_reasoning(chat_template: str, parser: str | None, *, enabled: bool | 
         return reasoning_format(parser)
     for marker, name in _MARKERS:
         if marker in chat_template:
-            return FORMATS[name]
+            return REASONING_FORMATS[name]
     raise ConfigError(
         "option.enable_reasoning=true: the model's chat template does not tell how it marks its thoughts; "
-        f"set option.reasoning_parser ({', '.join(names())})"
+        f"set option.reasoning_parser ({', '.join(reasoning_parser_names())})"
     )
 
 
@@ -169,7 +169,7 @@ class ReasoningParser(MessageParser):
 
     def _read(self) -> Reading[None]:
         text, marks = self._text, self._format
-        space = yield from text.run(SPACE)
+        space = yield from text.take_while(SPACE)
         if (yield from self._accept(marks.begins)) or self._begun:
             space = ""
             yield from self._copy(self._reasoning, marks.ends)
@@ -178,13 +178,13 @@ class ReasoningParser(MessageParser):
             yield from self._copy(self._answer, marks.answer_ends)
         self._answer.append(space)
         while (yield from text.peek()):
-            self._answer.append(text.available(_ANYTHING))
+            self._answer.append(text.take_available(_ANYTHING))
 
     def _accept(self, marks: tuple[str, ...]) -> Reading[bool]:
         """Read one of `marks` and the white space after it, and return whether there was one."""
         found = yield from self._text.accept_any(marks)
         if found:
-            yield from self._text.run(SPACE)
+            yield from self._text.take_while(SPACE)
         return bool(found)
 
     def _copy(self, pieces: list[str], ends: tuple[str, ...]) -> Reading[None]:
@@ -195,15 +195,15 @@ class ReasoningParser(MessageParser):
         text = self._text
         words = re.compile(rf"[^\s{re.escape(''.join({end[0] for end in ends}))}]+")
         while True:
-            space = yield from text.run(SPACE)
+            space = yield from text.take_while(SPACE)
             if (yield from self._accept(ends)) or not (yield from text.peek()):
                 return
-            pieces.append(space + text.take(1) + text.available(words))
+            pieces.append(space + text.take(1) + text.take_available(words))
 
 
 _ANYTHING = re.compile(r".+", re.DOTALL)
 
 
-def names() -> list[str]:
+def reasoning_parser_names() -> list[str]:
     """Return the values that `option.reasoning_parser` accepts."""
-    return sorted({*FORMATS, *_ALIASES})
+    return sorted({*REASONING_FORMATS, *_ALIASES})
