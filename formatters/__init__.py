@@ -6,16 +6,16 @@ from formatters.base import Formatter
 from lmi_handlers.core.plugins import load_class, with_entry_points
 
 FORMATTERS: dict[str, str] = {
-    "json": "formatters.lmi:JsonFormatter",
-    "jsonlines": "formatters.lmi:JsonLinesFormatter",
-    "sse": "formatters.lmi:SseFormatter",
-    "tgi_json": "formatters.tgi:TgiJsonFormatter",
-    "tgi_array": "formatters.tgi:TgiArrayFormatter",
-    "tgi_sse": "formatters.tgi:TgiSseFormatter",
-    "mindie_json": "formatters.mindie:MindieJsonFormatter",
-    "mindie_sse": "formatters.mindie:MindieSseFormatter",
-    "dynamic_json": "formatters.dynamic:DynamicJsonFormatter",
-    "dynamic_jsonlines": "formatters.dynamic:DynamicJsonLinesFormatter",
+    "json": "formatters.lmi.rolling:JsonFormatter",
+    "jsonlines": "formatters.lmi.rolling:JsonLinesFormatter",
+    "sse": "formatters.lmi.rolling:SseFormatter",
+    "tgi_json": "formatters.tgi.generate:TgiJsonFormatter",
+    "tgi_array": "formatters.tgi.generate:TgiArrayFormatter",
+    "tgi_sse": "formatters.tgi.generate:TgiSseFormatter",
+    "mindie_json": "formatters.mindie.generate:MindieJsonFormatter",
+    "mindie_sse": "formatters.mindie.generate:MindieSseFormatter",
+    "dynamic_json": "formatters.lmi.dynamic:DynamicJsonFormatter",
+    "dynamic_jsonlines": "formatters.lmi.dynamic:DynamicJsonLinesFormatter",
 }
 
 ENTRY_POINT_GROUP = "lmi_handlers.formatters"

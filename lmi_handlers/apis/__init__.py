@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 import msgspec
 
-from formatters.openai_chat import ChatJsonLinesFormatter, ChatSseFormatter
-from formatters.openai_completions import CompletionJsonLinesFormatter, CompletionSseFormatter
+from formatters.openai.chat import ChatJsonLinesFormatter, ChatSseFormatter
+from formatters.openai.completions import CompletionJsonLinesFormatter, CompletionSseFormatter
 from lmi_handlers.apis.base import Dialect, Payload
 from lmi_handlers.apis.lmi.dialect import LmiDialect
 from lmi_handlers.apis.lmi.dynamic import LmiDynamicDialect

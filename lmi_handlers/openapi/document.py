@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
+from formatters.openai import responses
 from lmi_handlers import __version__
 from lmi_handlers.apis.aleph_alpha.chat import AlephAlphaBody
 from lmi_handlers.apis.aleph_alpha.completion import AlephAlphaCompletionBody
-from lmi_handlers.apis.openai import body, messages, responses, tools
+from lmi_handlers.apis.openai import body, messages, tools
 from lmi_handlers.apis.structured_outputs import Grammar, StructuredOutputsBody
 from lmi_handlers.apis.tgi.body import TgiBody, TgiCompatBody, TgiParameters, TokenizeBody
 from lmi_handlers.apis.tgi.chat import ChatBody

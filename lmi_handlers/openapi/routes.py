@@ -8,17 +8,17 @@ from typing import Any
 import msgspec
 
 from formatters import load_formatter_class
+from formatters.aleph_alpha import responses as aleph
+from formatters.lmi import responses as lmi
+from formatters.mindie import responses as mindie
+from formatters.openai import responses as openai
+from formatters.tgi import responses as tgi
 from lmi_handlers.apis import InvocationsDialects, root_dialect
-from lmi_handlers.apis.aleph_alpha import responses as aleph
 from lmi_handlers.apis.aleph_alpha.chat import AlephAlphaBody, AlephAlphaDialect
 from lmi_handlers.apis.aleph_alpha.completion import AlephAlphaCompletionBody
 from lmi_handlers.apis.base import Dialect
-from lmi_handlers.apis.lmi import responses as lmi
-from lmi_handlers.apis.mindie import responses as mindie
-from lmi_handlers.apis.openai import responses as openai
 from lmi_handlers.apis.openai.body import ChatCompletionBody, CompletionBody
 from lmi_handlers.apis.openai.dialect import ChatDialect
-from lmi_handlers.apis.tgi import responses as tgi
 from lmi_handlers.apis.tgi.body import TgiBody, TgiCompatBody, TokenizeBody
 from lmi_handlers.apis.tgi.chat import ChatBody
 from lmi_handlers.config.budget import Budget

@@ -13,12 +13,12 @@ from collections.abc import Callable
 import msgspec
 from flask import Blueprint, Response, request
 
+from formatters.openai.responses import ModelInfo, ModelList
 from lmi_handlers.apis import default_completion_tokens
 from lmi_handlers.apis.aleph_alpha.chat import AlephAlphaDialect
 from lmi_handlers.apis.aleph_alpha.completion import AlephAlphaCompletionDialect
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.openai.dialect import ChatDialect, CompletionsDialect, OpenAIDialect
-from lmi_handlers.apis.openai.responses import ModelInfo, ModelList
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import LMIError, ModelNotFound, UnsupportedMediaType

@@ -11,14 +11,15 @@ from contextlib import contextmanager
 import msgspec
 from flask import Blueprint, Response, request
 
-from formatters.tgi import TgiJsonFormatter, TgiSseFormatter, error_document
+from formatters.tgi.errors import error_document
+from formatters.tgi.generate import TgiJsonFormatter, TgiSseFormatter
+from formatters.tgi.responses import ChatTokenizeResponse, Info
 from lmi_handlers import __version__
 from lmi_handlers.apis import root_dialect
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.tgi.body import TokenizeBody, decode_body
 from lmi_handlers.apis.tgi.chat import decode_chat
 from lmi_handlers.apis.tgi.dialect import GenerateDialect, TgiDialect
-from lmi_handlers.apis.tgi.responses import ChatTokenizeResponse, Info
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.beside import RunBeside, at_once

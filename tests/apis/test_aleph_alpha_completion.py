@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving import Server
 
-from formatters.aleph_alpha_completion import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
+from formatters.aleph_alpha.completion import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
 from lmi_handlers.apis.aleph_alpha.completion import NEUTRAL, AlephAlphaCompletionDialect
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.config.budget import Budget

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from paths import DATA
 from serving import Server, StartServer
 
-from formatters.mindie import MindieJsonFormatter, MindieSseFormatter
-from formatters.tgi import TgiFormatter
+from formatters.mindie.generate import MindieJsonFormatter, MindieSseFormatter
+from formatters.tgi.generate import TgiFormatter
 from lmi_handlers.apis import invocations_dialect, root_dialect
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.mindie.dialect import MindieDialect

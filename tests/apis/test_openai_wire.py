@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 from formatters.base import Formatter
-from formatters.openai import SYSTEM_FINGERPRINT, error_document
-from formatters.openai_chat import (
+from formatters.openai.base import SYSTEM_FINGERPRINT
+from formatters.openai.chat import (
     ChatFormatter,
     ChatJsonFormatter,
     ChatJsonLinesFormatter,
     ChatOptions,
     ChatSseFormatter,
 )
-from formatters.openai_completions import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
+from formatters.openai.completions import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
+from formatters.openai.errors import error_document
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.openai.dialect import ChatDialect, CompletionsDialect
 from lmi_handlers.config.budget import Budget

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formatters.tgi import TgiArrayFormatter, TgiJsonFormatter, TgiSseFormatter
+from formatters.tgi.generate import TgiArrayFormatter, TgiJsonFormatter, TgiSseFormatter
 from lmi_handlers.apis import invocations_dialect
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.tgi.dialect import CompatDialect, GenerateDialect, TgiDialect

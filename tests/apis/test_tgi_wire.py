@@ -12,7 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from paths import DATA
 
-from formatters.tgi import TgiArrayFormatter, TgiFormatter, TgiJsonFormatter, TgiSseFormatter, error_document, float32
+from formatters.tgi.errors import error_document
+from formatters.tgi.float32 import float32
+from formatters.tgi.generate import TgiArrayFormatter, TgiFormatter, TgiJsonFormatter, TgiSseFormatter
 from lmi_handlers.apis.tgi.dialect import plain
 from lmi_handlers.core.errors import InvalidRequest, QueueFull, RequestFailed
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token

@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from serving import Server
 
-from formatters.tgi import to_float32
+from formatters.tgi.float32 import to_float32
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.openapi.document import openapi_document
 

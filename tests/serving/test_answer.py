@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import pytest
 from engine_thread import submit
 
-from formatters.lmi import JsonFormatter
+from formatters.lmi.rolling import JsonFormatter
 from lmi_handlers.core.beside import RunBeside, at_once
 from lmi_handlers.core.errors import (
     ClientDisconnected,

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving import Server, StartServer
 
-from formatters.openai import SYSTEM_FINGERPRINT
-from formatters.openai_chat import ChatFormatter, ChatJsonFormatter, ChatOptions, ChatSseFormatter
+from formatters.openai.base import SYSTEM_FINGERPRINT
+from formatters.openai.chat import ChatFormatter, ChatJsonFormatter, ChatOptions, ChatSseFormatter
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.openai.dialect import ChatDialect
 from lmi_handlers.apis.openai.messages import Message

@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from formatters.aleph_alpha import AlephAlphaSseFormatter, error_document
+from formatters.aleph_alpha.chat import AlephAlphaSseFormatter
+from formatters.aleph_alpha.errors import error_document
 from lmi_handlers.apis.base import ErrorResponse, Payload
 from lmi_handlers.apis.openai.body import ChatCompletionBody, StreamOptions
 from lmi_handlers.apis.openai.dialect import ChatDialect, decode_body, status_of

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from formatters.aleph_alpha_completion import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
+from formatters.aleph_alpha.completion import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
 from lmi_handlers.apis.aleph_alpha.chat import Penalty, error_response
 from lmi_handlers.apis.base import ErrorResponse, Payload
 from lmi_handlers.apis.openai.body import MAX_LOGPROBS

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from formatters.dynamic import FAILURE, DynamicJsonFormatter, DynamicJsonLinesFormatter, pretty
+from formatters.lmi.dynamic import FAILURE, DynamicJsonFormatter, DynamicJsonLinesFormatter, pretty
 from lmi_handlers.apis.base import Dialect, ErrorResponse, Payload
 from lmi_handlers.apis.lmi.body import parse_body
 from lmi_handlers.apis.lmi.dialect import FIXED_HEADERS, status_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from formatters.mindie import MindieJsonFormatter, MindieSseFormatter
+from formatters.mindie.generate import MindieJsonFormatter, MindieSseFormatter
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.mindie.body import check_bounds, check_model_bounds, decode_mindie
 from lmi_handlers.apis.tgi.dialect import TgiDialect

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from formatters.openai import error_document
-from formatters.openai_chat import ChatJsonFormatter, ChatOptions, ChatSseFormatter
-from formatters.openai_completions import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
+from formatters.openai.chat import ChatJsonFormatter, ChatOptions, ChatSseFormatter
+from formatters.openai.completions import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
+from formatters.openai.errors import error_document
 from lmi_handlers.apis.base import Dialect, ErrorResponse, Payload
 from lmi_handlers.apis.decoding import decode_typed, unknown_names
 from lmi_handlers.apis.openai.body import (

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from formatters.tgi import to_float32
+from formatters.tgi.float32 import to_float32
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.decoding import conversion_error, decode_json
 from lmi_handlers.apis.structured_outputs import Grammar

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from decimal import Decimal
 
 from formatters.base import Formatter
-from formatters.tgi import TgiArrayFormatter, TgiSseFormatter, error_document
+from formatters.tgi.errors import error_document
+from formatters.tgi.generate import TgiArrayFormatter, TgiSseFormatter
 from lmi_handlers.apis.base import Dialect, ErrorResponse, Payload
 from lmi_handlers.apis.tgi.body import (
     TgiBody,

@@ -1,4 +1,4 @@
-"""Shared by OpenAI's formats: errors, finish reasons, usage, logprobs, and the start of each object.
+"""Shared by OpenAI's formats: finish reasons, usage, logprobs, and the start of each object.
 
 The JSON is compact. Source: OpenAI's API reference.
 """
@@ -8,18 +8,7 @@ from __future__ import annotations
 import math
 from json.encoder import encode_basestring as quote  # what json.dumps uses with ensure_ascii=False
 
-import msgspec
-
 from lmi_handlers import __version__
-from lmi_handlers.core.errors import (
-    ContextLengthExceeded,
-    EngineError,
-    InvalidRequest,
-    LMIError,
-    ModelNotFound,
-    QueueFull,
-    RequestFailed,
-)
 from lmi_handlers.core.outputs import FinishReason
 
 SYSTEM_FINGERPRINT = f"lmi-handlers-{__version__}"
@@ -28,42 +17,12 @@ NO_PROBABILITY = -9999.0
 
 DONE = b"data: [DONE]\n\n"
 
-ERROR_TYPES: dict[type[LMIError], str] = {
-    InvalidRequest: "invalid_request_error",
-    ModelNotFound: "invalid_request_error",
-    QueueFull: "rate_limit_error",
-    EngineError: "server_error",
-    RequestFailed: "server_error",
-}
-"""The `error.type` for each error class, inherited by its subclasses."""
-
-ERROR_CODES: dict[type[LMIError], str] = {
-    ContextLengthExceeded: "context_length_exceeded",
-    ModelNotFound: "model_not_found",
-}
-"""The `error.code` for each error class that has one."""
-
 FINISH_REASONS = {
     FinishReason.EOS_TOKEN: "stop",
     FinishReason.STOP_SEQUENCE: "stop",
     FinishReason.LENGTH: "length",
     FinishReason.ABORT: "content_filter",  # the closest of OpenAI's finish reasons
 }
-
-
-def error_document(error: LMIError) -> bytes:
-    """Render `{"error":{"message":"<cause>","type":"invalid_request_error","param":"<field>","code":null}}`."""
-    kind = next((ERROR_TYPES[ancestor] for ancestor in type(error).__mro__ if ancestor in ERROR_TYPES), "server_error")
-    return msgspec.json.encode(
-        {
-            "error": {
-                "message": str(error),
-                "type": kind,
-                "param": error.field if isinstance(error, InvalidRequest) else None,
-                "code": next((code for kind, code in ERROR_CODES.items() if isinstance(error, kind)), None),
-            }
-        }
-    )
 
 
 def finish_reason(reason: FinishReason | None) -> str:

@@ -8,35 +8,10 @@ Source: Aleph Alpha's API reference, "Chat".
 
 from __future__ import annotations
 
-import msgspec
-
-from formatters.openai import SYSTEM_FINGERPRINT
-from formatters.openai_chat import ChatSseFormatter
-from lmi_handlers.core.errors import (
-    DeadlineExceeded,
-    EngineNotReady,
-    InvalidRequest,
-    LMIError,
-    ModelNotFound,
-    QueueFull,
-    UnsupportedFeature,
-)
-
-CODES: dict[type[LMIError], str] = {
-    UnsupportedFeature: "UNSUPPORTED_PARAMETER",
-    InvalidRequest: "INVALID_REQUEST",
-    ModelNotFound: "UNKNOWN_MODEL",
-    QueueFull: "QUEUE_FULL",
-    EngineNotReady: "BUSY",
-    DeadlineExceeded: "TASK_TIMEOUT",
-}
-"""The `code` for each error class, inherited by its subclasses. Any other error is INTERNAL."""
-
-
-def error_document(error: LMIError) -> bytes:
-    """Render `{"error":"<cause>","code":"INVALID_REQUEST"}`."""
-    code = next((CODES[ancestor] for ancestor in type(error).__mro__ if ancestor in CODES), "INTERNAL")
-    return msgspec.json.encode({"error": str(error), "code": code})
+from formatters.aleph_alpha.errors import error_document
+from formatters.openai.base import SYSTEM_FINGERPRINT
+from formatters.openai.chat import ChatSseFormatter
+from lmi_handlers.core.errors import LMIError
 
 
 class AlephAlphaSseFormatter(ChatSseFormatter):

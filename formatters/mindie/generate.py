@@ -14,7 +14,8 @@ from __future__ import annotations
 from json.encoder import encode_basestring as quote  # what json.dumps uses with ensure_ascii=False
 
 from formatters.base import Answer
-from formatters.tgi import TgiJsonFormatter, TgiSseFormatter, float32
+from formatters.tgi.float32 import float32
+from formatters.tgi.generate import TgiJsonFormatter, TgiSseFormatter
 from lmi_handlers.core.outputs import Token
 
 

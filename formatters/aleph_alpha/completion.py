@@ -17,9 +17,9 @@ from json.encoder import encode_basestring as quote
 
 import msgspec
 
-from formatters.aleph_alpha import error_document
+from formatters.aleph_alpha.errors import error_document
 from formatters.base import Answer, Formatter, json_array
-from formatters.openai import number
+from formatters.openai.base import number
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import GenerationRequest

@@ -21,7 +21,8 @@ from json.encoder import encode_basestring as quote
 import msgspec
 
 from formatters.base import Formatter, json_array
-from formatters.openai import DONE, error_document, finish_reason, head, number, usage
+from formatters.openai.base import DONE, finish_reason, head, number, usage
+from formatters.openai.errors import error_document
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import GenerationRequest

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from lmi_handlers.apis.openai.responses import ChatCompletionChoice, Usage
+from formatters.openai.responses import ChatCompletionChoice, Usage
 from lmi_handlers.core.json_types import Count
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from lmi_handlers.apis.tgi.responses import FinishReason, PrefillToken, Token
+from formatters.tgi.responses import FinishReason, PrefillToken, Token
 from lmi_handlers.core.json_types import Count
 
 

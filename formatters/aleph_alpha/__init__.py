@@ -1,0 +1,1 @@
+"""What Aleph Alpha's API writes."""

@@ -1,0 +1,1 @@
+"""What LMI's API writes."""

@@ -1,0 +1,1 @@
+"""What MindIE's API writes."""

@@ -1,0 +1,1 @@
+"""What TGI's API writes."""

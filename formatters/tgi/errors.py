@@ -1,0 +1,45 @@
+"""TGI's error object. Source: responses of the text-generation-inference 3.3 router."""
+
+from __future__ import annotations
+
+import msgspec
+
+from lmi_handlers.core.errors import (
+    EngineNotReady,
+    InvalidBody,
+    InvalidChat,
+    InvalidJson,
+    InvalidRequest,
+    LMIError,
+    PayloadTooLarge,
+    QueueFull,
+    UnsupportedMediaType,
+)
+
+
+class ErrorKind(msgspec.Struct, frozen=True):
+    """How an error class is rendered: its `error_type`, and a prefix for the message or a text that replaces it."""
+
+    error_type: str
+    prefix: str = ""
+    instead: str | None = None
+
+
+ERROR_KINDS: dict[type[LMIError], ErrorKind] = {
+    InvalidJson: ErrorKind("validation"),
+    InvalidBody: ErrorKind("validation", "Failed to deserialize the JSON body into the target type: "),
+    PayloadTooLarge: ErrorKind("validation"),
+    UnsupportedMediaType: ErrorKind("validation"),
+    InvalidChat: ErrorKind("template_error", "Template error: "),
+    InvalidRequest: ErrorKind("validation", "Input validation error: "),
+    QueueFull: ErrorKind("overloaded", instead="Model is overloaded"),
+    EngineNotReady: ErrorKind("healthcheck"),
+    LMIError: ErrorKind("generation", "Request failed during generation: "),
+}
+"""The kind of each error class, inherited by its subclasses."""
+
+
+def error_document(error: LMIError) -> bytes:
+    """Render `{"error":"<cause>","error_type":"<type>"}`."""
+    kind = next(ERROR_KINDS[ancestor] for ancestor in type(error).__mro__ if ancestor in ERROR_KINDS)
+    return msgspec.json.encode({"error": kind.instead or f"{kind.prefix}{error}", "error_type": kind.error_type})
