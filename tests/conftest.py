@@ -23,7 +23,7 @@ from lmi_handlers.engine.client import EngineClient, EngineState
 from lmi_handlers.engine.model_files import DEFAULT_MODEL_NAME
 from lmi_handlers.engine.model_store import resolve_model
 
-# Machines that run tests are slow at times. CI takes the same examples each time: what fails there fails for everyone.
+# No deadlines, because test machines may be slow. CI uses the same examples in every run, so failures are reproducible.
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci" if "CI" in os.environ else "default")
@@ -31,9 +31,9 @@ settings.load_profile("ci" if "CI" in os.environ else "default")
 
 @pytest.fixture(scope="module")
 def without_flask() -> Iterator[None]:
-    """For vLLM in this process: it looks at every name of every module, which Flask's proxies do not stand outside of a request.
+    """Hide Flask from vLLM in this process, as in an engine process, which does not import it.
 
-    An engine process has no Flask in it.
+    vLLM reads every attribute of every module. Flask's proxies raise an error if they are read outside a request.
     """
     hidden = {
         name: module
@@ -48,7 +48,7 @@ def without_flask() -> Iterator[None]:
 
 @pytest.fixture
 def start_server(tmp_path: Path) -> Iterator[StartServer]:
-    """Start servers that end with the test; `start_server(properties, *arguments)`."""
+    """Start servers that are stopped after the test: `start_server(properties, *arguments)`."""
     servers: list[Server] = []
 
     def start(properties: str, *arguments: str, ready: bool = True, environ: dict[str, str] | None = None) -> Server:
@@ -63,7 +63,7 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
 
 @pytest.fixture(scope="session")
 def echo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server on the echo backend whose prompts may ask for faults; for tests that leave it as they found it."""
+    """A shared server on the echo backend. Prompts can trigger faults, but tests must leave the server as they found it."""
     properties = (
         "option.rolling_batch=echo\noption.echo_faults=true\noption.max_model_len=4096\nmax_request_size=1048576\n"
     )
@@ -92,7 +92,7 @@ def client(engine: Engine) -> EngineClient:
 
 @pytest.fixture(scope="session")
 def compat_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """As `echo_server`, but `/invocations` speaks TGI, and there is no runtime API."""
+    """Like `echo_server`, but `/invocations` uses TGI's format, and there is no runtime API."""
     properties = "option.rolling_batch=echo\noption.echo_faults=true\noption.max_model_len=4096\n"
     server = Server(tmp_path_factory.mktemp("compat") / "m", properties + "option.tgi_compat=true\n")
     yield server.wait_ready()
@@ -101,7 +101,7 @@ def compat_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that wants the API key."""
+    """A server that requires an API key."""
     properties = "option.rolling_batch=echo\n"
     server = Server(
         tmp_path_factory.mktemp("guarded") / "m", properties, "--local-runtime", environ={"API_KEY": API_KEY}
@@ -112,7 +112,7 @@ def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
 
 @pytest.fixture(scope="session")
 def loading_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that takes connections and whose model is never loaded."""
+    """A server that accepts connections but never finishes loading its model."""
     properties = (
         "option.rolling_batch=echo\noption.echo_fault=slow_load\noption.echo_load_seconds=86400\n"
         "model_loading_timeout=86400\n"
@@ -134,7 +134,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PictureServer
 
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of two random layers that two workers can share, with the small model's tokenizer."""
+    """A checkpoint with two random layers, which can be split over two GPUs, and the small model's tokenizer."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -162,7 +162,7 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server on the checkpoint of random layers; for tests that leave it as they found it."""
+    """A shared server on the random checkpoint. Tests must leave it as they found it."""
     properties = f"option.model_id={tiny_llama}\noption.rolling_batch=scheduler\noption.dtype=fp32\n"
     server = Server(tmp_path_factory.mktemp("tiny") / "m", properties)
     yield server.wait_ready()
@@ -171,15 +171,15 @@ def tiny_server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 
 ROLLING_BATCH = {
     "scheduler": "option.dtype=fp32\n",
-    # vLLM takes a minute to compile for a CPU, and most of the memory unless it is told.
+    # On CPUs, vLLM compiles for a minute and takes most of the memory unless these options are set.
     "vllm": "option.dtype=fp32\noption.enforce_eager=true\noption.kv_cache_memory_bytes=512M\noption.max_model_len=2048\n",
 }
-"""Engines that the real model is served with, and the options that make them exact and quick to start."""
+"""Engines for the real model, each with options for exact results and a quick start."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` is heeded
+@pytest.hookimpl(tryfirst=True)  # before `-m` is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs a library that `make test` does not install is long; what asks the real model needs it."""
+    """Mark tests that need an optional library as `long`, and tests that use the real model as `model`."""
     for item in items:
         if item.get_closest_marker("needs") is not None:
             item.add_marker(pytest.mark.long)
@@ -188,7 +188,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip tests whose library is not installed. On CI, which installs all of them, they fail."""
+    """Skip tests whose library is not installed. On CI they fail instead, because CI installs all libraries."""
     for mark in item.iter_markers("needs"):
         (library,) = mark.args
         if importlib.util.find_spec(library) is None:
@@ -200,14 +200,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rolling-batch",
         default=",".join(ROLLING_BATCH),
-        help="option.rolling_batch of the servers on the real model: one of these, or several",
+        help="option.rolling_batch of the servers on the real model, comma-separated",
     )
-    parser.addoption("--fault-rounds", type=int, help="rounds of tests/test_faults.py; by default each fault has one")
-    parser.addoption("--fault-seed", type=int, default=10, help="what its random choices follow from")
+    parser.addoption(
+        "--fault-rounds",
+        type=int,
+        help="number of rounds in tests/system/test_faults.py; by default, each fault occurs once",
+    )
+    parser.addoption(
+        "--fault-seed", type=int, default=10, help="seed of the random choices in tests/system/test_faults.py"
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """What speaks to the real model does so over each engine, or once where the engine makes no difference."""
+    """Run tests on the real model once per engine, or on one engine if they use `model_server_once`."""
     if "model_server" in metafunc.fixturenames:
         names = metafunc.config.getoption("--rolling-batch").split(",")
         if "model_server_once" in metafunc.fixturenames:
@@ -219,7 +225,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def model_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server on the real small model, in float32."""
-    rolling_batch: str = getattr(request, "param", "scheduler")  # where a test asks for the fixture by its name
+    rolling_batch: str = getattr(request, "param", "scheduler")  # for tests that request the fixture by name
     properties = f"option.rolling_batch={rolling_batch}\n{ROLLING_BATCH[rolling_batch]}"
     server = Server(tmp_path_factory.mktemp("model") / "smollm2", properties, "--local-runtime")
     server.name = DEFAULT_MODEL_NAME
@@ -229,5 +235,5 @@ def model_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="session")
 def model_server_once(model_server: Server) -> Server:
-    """The same on one engine, where the engine makes no difference."""
+    """The same server, for tests whose result does not depend on the engine."""
     return model_server

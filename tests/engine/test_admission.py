@@ -1,4 +1,4 @@
-"""Admission policies: how many waiting sequences start, and when to ask again."""
+"""Admission policies: how many waiting sequences start, and when to check again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_rolling_batch_has_no_timer(size: int, oldest_wait: float) -> None:
 
 
 @given(size=sizes, delay=seconds, waiting=counts, oldest_wait=seconds, running=st.integers(1, 1000))
-def test_dynamic_batch_joins_no_running_batch(
+def test_nothing_joins_a_running_dynamic_batch(
     size: int, delay: float, waiting: int, oldest_wait: float, running: int
 ) -> None:
     assert DynamicBatch(size, delay).room(waiting=waiting, oldest_wait=oldest_wait, running=running) == 0
@@ -48,5 +48,5 @@ def test_dynamic_batch_is_due_after_its_wait(size: int, delay: float, waiting: i
     wait = admission.wait(oldest_wait)
     assert wait is not None
     assert 0 <= wait <= delay
-    later = oldest_wait + wait + 1e-9 * delay  # what rounding may lack
+    later = oldest_wait + wait + 1e-9 * delay  # rounding error
     assert admission.room(waiting=waiting, oldest_wait=later, running=0) == min(waiting, size)

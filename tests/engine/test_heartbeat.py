@@ -1,4 +1,4 @@
-"""Whether an engine lives, as others see it through the file that it stamps; and which failed loads are tried again."""
+"""How other processes judge the engine by its heartbeat file, and which failed loads are retried."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMIT = 60.0
 
 
 class Clock:
-    """The time that heartbeats are stamped with and judged by. Stands still unless it is told."""
+    """The clock of heartbeats and of those who judge them. Only tests advance it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -50,7 +50,7 @@ def pair(tmp_path: Path, clock: Clock) -> tuple[Heartbeat, HeartbeatReader]:
 Pair = tuple[Heartbeat, HeartbeatReader]
 
 
-def test_engine_that_has_not_loaded_is_not_judged(tmp_path: Path, clock: Clock) -> None:
+def test_loading_engine_is_not_judged(tmp_path: Path, clock: Clock) -> None:
     reader = HeartbeatReader(tmp_path / "heartbeat", clock)
     assert reader.suspicion(LIMIT) is None
     Heartbeat.create(tmp_path / "heartbeat", clock).beat()
@@ -59,14 +59,14 @@ def test_engine_that_has_not_loaded_is_not_judged(tmp_path: Path, clock: Clock) 
     assert reader.stall(LIMIT, since=0) is None
 
 
-def test_new_engine_is_not_taken_for_the_dead_one(pair: Pair, tmp_path: Path) -> None:
+def test_new_engine_does_not_inherit_the_state_of_the_dead_one(pair: Pair, tmp_path: Path) -> None:
     _, reader = pair
     before = reader.serving
     Heartbeat.create(tmp_path / "heartbeat")
     assert (before, reader.serving) == (True, False)
 
 
-def test_without_a_pulse_it_is_first_suspected_then_ended(pair: Pair, clock: Clock) -> None:
+def test_engine_without_a_pulse_is_first_suspected_then_killed(pair: Pair, clock: Clock) -> None:
     writer, reader = pair
     clock.now += 4.9
     assert reader.suspicion(LIMIT) is None
@@ -91,7 +91,7 @@ def test_idle_engine_needs_no_progress(pair: Pair, clock: Clock) -> None:
 
 
 def run(writer: Heartbeat, clock: Clock, seconds: float, *, polls: bool) -> None:
-    """Let time pass in steps that return nothing, or in one that does not return."""
+    """Let time pass in steps that return nothing, or in a single step that does not return."""
     end = clock.now + seconds
     while clock.now < end:
         if polls:
@@ -104,7 +104,7 @@ def run(writer: Heartbeat, clock: Clock, seconds: float, *, polls: bool) -> None
     ("polls", "words"),
     [(False, "no progress in 61 s of one step (3 running)"), (True, "no progress for 61 s (3 running)")],
 )
-def test_steps_that_return_nothing_and_one_that_never_returns_are_the_same(
+def test_empty_steps_and_a_step_that_never_returns_are_treated_alike(
     pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch, polls: bool, words: str
 ) -> None:
     writer, reader = pair
@@ -120,12 +120,12 @@ def test_steps_that_return_nothing_and_one_that_never_returns_are_the_same(
 
 
 @pytest.mark.parametrize(("patience", "ends_after"), [(CPU_PATIENCE, 600), (1.0, 60)])
-def test_step_that_computes_has_more_time_on_a_cpu(
+def test_computing_step_has_more_time_on_a_cpu(
     pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch, patience: float, ends_after: int
 ) -> None:
     writer, reader = pair
     writer.start(patience=patience)
-    monkeypatch.setattr(writer, "_cpu_seconds", lambda: 0.5 * clock.now)  # half a core
+    monkeypatch.setattr(writer, "_cpu_seconds", lambda: 0.5 * clock.now)  # uses half a core
     writer.enter(Activity.STEP, 1)
     run(writer, clock, ends_after - 1, polls=False)
     assert reader.suspicion(LIMIT) is None
@@ -134,16 +134,18 @@ def test_step_that_computes_has_more_time_on_a_cpu(
     assert reader.stall(LIMIT, since=0) is not None
 
 
-def test_polls_are_no_computing_however_often(pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frequent_polling_does_not_count_as_computing(
+    pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer, reader = pair
     monkeypatch.setattr(writer, "_cpu_seconds", lambda: 0.5 * clock.now)
     run(writer, clock, 61, polls=True)
     assert reader.stall(LIMIT, since=0) is not None
 
 
-def test_time_in_which_the_reader_did_not_run_either_does_not_count(pair: Pair, clock: Clock) -> None:
+def test_time_in_which_the_reader_was_paused_too_does_not_count(pair: Pair, clock: Clock) -> None:
     _, reader = pair
-    clock.now += 10_000  # a container that is paused, a laptop that sleeps
+    clock.now += 10_000  # a paused container or a sleeping laptop
     assert reader.stall(LIMIT, since=0) is not None
     assert reader.stall(LIMIT, since=clock.now - 1) is None
 
@@ -153,9 +155,7 @@ def give_up(writer: Heartbeat) -> None:
     writer.rest()
 
 
-def test_requests_that_give_up_one_after_the_other_add_up(
-    pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_time_of_requests_given_up_in_turn_adds_up(pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, reader = pair
     monkeypatch.setattr(writer, "_cpu_seconds", lambda: 0.0)
     for _ in range(6):
@@ -166,10 +166,10 @@ def test_requests_that_give_up_one_after_the_other_add_up(
             clock.now += 10
             writer.beat()
             writer.rest()
-            assert reader.suspicion(LIMIT) is None, "an idle engine must get the chance to show that it works"
+            assert reader.suspicion(LIMIT) is None, "an idle engine must get a chance to prove that it works"
             assert reader.stall(LIMIT, since=0) is None
     run(writer, clock, 9, polls=True)
-    assert reader.stall(LIMIT, since=0) is None, "nobody has given it up yet"
+    assert reader.stall(LIMIT, since=0) is None, "no request has been given up yet"
     give_up(writer)
     assert "63 s on requests that were given up" in (reader.stall(LIMIT, since=0) or "")
     writer.progress()
@@ -177,10 +177,10 @@ def test_requests_that_give_up_one_after_the_other_add_up(
 
 
 @pytest.mark.parametrize(("patience", "times"), [(0.1, 1000), (20.0, 3)])
-def test_impatient_clients_do_not_end_the_engine_of_the_next_one(
+def test_impatient_clients_do_not_end_the_engine_for_a_patient_one(
     pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch, patience: float, times: int
 ) -> None:
-    """The first token takes 25 s, and only the last client waits for it."""
+    """The first token takes 25 s, and only the last client waits that long."""
     writer, reader = pair
     monkeypatch.setattr(writer, "_cpu_seconds", lambda: 0.0)
     for _ in range(times):
@@ -195,7 +195,7 @@ def test_impatient_clients_do_not_end_the_engine_of_the_next_one(
     assert reader.stall(LIMIT, since=0) is None
 
 
-def test_computing_for_clients_that_give_up_has_more_time_on_a_cpu(
+def test_computing_for_given_up_requests_has_more_time_on_a_cpu(
     pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, reader = pair
@@ -212,8 +212,8 @@ def test_computing_for_clients_that_give_up_has_more_time_on_a_cpu(
     assert reader.stall(LIMIT, since=0) is not None
 
 
-def test_a_pause_is_no_work_that_was_given_up(pair: Pair, clock: Clock) -> None:
-    """The clients of a container that stood still find their time over when it goes on."""
+def test_pause_does_not_count_as_given_up_work(pair: Pair, clock: Clock) -> None:
+    """When a paused container resumes, its requests are past their deadlines."""
     writer, reader = pair
     for _ in range(3):
         writer.enter(Activity.STEP, 1)
@@ -236,7 +236,7 @@ def test_long_calls_that_return_are_progress(pair: Pair, clock: Clock, call: Act
         assert reader.stall(LIMIT, since=0) is None
 
 
-def test_steps_that_return_nothing_are_found_though_requests_keep_coming(
+def test_empty_steps_are_detected_even_if_requests_keep_arriving(
     pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, reader = pair
@@ -248,7 +248,7 @@ def test_steps_that_return_nothing_are_found_though_requests_keep_coming(
 
 
 class Judged(RuleBasedStateMachine):
-    """However an engine goes on: it is ended exactly where it has worked for too long without anything coming of it."""
+    """Whatever the history, an engine is killed exactly if it has worked for too long without a result."""
 
     @initialize()
     def start(self) -> None:
@@ -317,7 +317,7 @@ TestJudged = Judged.TestCase
 TestJudged.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def test_a_step_costs_microseconds() -> None:
+def test_heartbeat_of_a_step_takes_microseconds() -> None:
     writer = Heartbeat()
     writer.start(patience=1.0)
     times = []
@@ -330,8 +330,8 @@ def test_a_step_costs_microseconds() -> None:
     assert statistics.median(times) < 50e-6  # about 1 on an idle machine
 
 
-def test_processor_time_is_that_of_the_thread_in_the_call() -> None:
-    """A busy neighbour in the same process, as what answers the web workers, is no evidence."""
+def test_only_the_calling_threads_processor_time_counts() -> None:
+    """Other busy threads in the process, such as those that answer web workers, do not count."""
     writer = Heartbeat()
     stop = threading.Event()
 
@@ -353,7 +353,7 @@ def test_processor_time_is_that_of_the_thread_in_the_call() -> None:
 
 def test_pulse_needs_no_file_descriptor(pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, reader = pair
-    monkeypatch.setattr(os, "getpgrp", os.getpid)  # as in an engine process
+    monkeypatch.setattr(os, "getpgrp", os.getpid)  # as an engine process does
     writer.enter(Activity.STEP, 1)
     clock.now += 2
     _, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -366,14 +366,14 @@ def test_pulse_needs_no_file_descriptor(pair: Pair, clock: Clock, monkeypatch: p
     writer._cpu_seconds = float
     writer.beat()
     clock.now += 4
-    assert reader.suspicion(LIMIT) is not None, "what is not known is no evidence that it computes"
+    assert reader.suspicion(LIMIT) is not None, "unknown processor time must not count as computing"
 
 
-# What may be gone at the next try
+# Errors that may be gone at the next attempt
 
 
 def io_error() -> Exception:
-    """A real one: the first page of a process's memory cannot be read."""
+    """A real I/O error: the first page of a process's memory cannot be read."""
     with open("/proc/self/mem", "rb", buffering=0) as file:  # noqa: PTH123
         try:
             file.read(1)
@@ -391,7 +391,7 @@ def missing_file() -> Exception:
 
 
 def wrapped(cause: Exception) -> Exception:
-    """As engines raise what stopped them."""
+    """The error as engines raise it: as the cause of another one."""
     try:
         raise RuntimeError("Engine core initialization failed. See root cause above.") from cause
     except RuntimeError as error:
@@ -414,7 +414,7 @@ def wrapped(cause: Exception) -> Exception:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_which_failed_loads_are_tried_again(cause: Exception, again: bool) -> None:
+def test_which_failed_loads_are_retried(cause: Exception, again: bool) -> None:
     verdict = ConfigError("option.model_id: m cannot be loaded")
     failure: Any = load_failure(verdict, cause)
     assert isinstance(failure, LoadFailed if again else ConfigError)
@@ -422,12 +422,12 @@ def test_which_failed_loads_are_tried_again(cause: Exception, again: bool) -> No
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs /proc")
-def test_a_file_system_that_errs_is_tried_again() -> None:
+def test_load_is_retried_after_a_file_system_error() -> None:
     assert isinstance(load_failure(ConfigError("x"), io_error()), LoadFailed)
 
 
 @pytest.mark.model
-def test_torch_without_memory_is_tried_again() -> None:
+def test_load_is_retried_after_torch_runs_out_of_memory() -> None:
     import torch
 
     with pytest.raises(RuntimeError) as caught:

@@ -21,14 +21,14 @@ def make_job(key: int, sequences: int = 1, *, arrived: float = 0.0, priority: in
 
 
 def serve(queue: JobQueue[str], sequences: int, *, now: float = 1.0) -> list[int]:
-    """Start so many sequences, and return whose they were."""
+    """Start `count` sequences and return the requests that they belong to."""
     return [queue.take(now + step)[0].number for step in range(sequences)]
 
 
 # Turns
 
 
-def test_a_request_with_hundreds_of_sequences_takes_turns_with_others() -> None:
+def test_request_with_hundreds_of_sequences_takes_turns_with_others() -> None:
     queue = JobQueue[str](1000, takes_turns=True)
     queue.add(make_job(1, 300))
     assert serve(queue, 3) == [1, 1, 1]
@@ -45,7 +45,7 @@ def test_without_turns_whole_requests_are_served_in_order_of_arrival() -> None:
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=8))
-def test_nobody_gets_a_second_turn_before_everybody_had_one(sizes: list[int]) -> None:
+def test_no_request_gets_a_second_turn_before_each_had_one(sizes: list[int]) -> None:
     queue = JobQueue[str](1000, takes_turns=True)
     for key, size in enumerate(sizes):
         queue.add(make_job(key, size, arrived=key / 1000))
@@ -58,7 +58,7 @@ def test_nobody_gets_a_second_turn_before_everybody_had_one(sizes: list[int]) ->
 # Priorities
 
 
-def test_the_lowest_priority_starts_first() -> None:
+def test_lowest_priority_value_starts_first() -> None:
     queue = JobQueue[str](1000, takes_turns=True)
     for key, priority in enumerate([0, 5, -1, 5, -1]):
         queue.add(make_job(key, arrived=key / 1000, priority=priority))
@@ -67,7 +67,7 @@ def test_the_lowest_priority_starts_first() -> None:
 
 @given(priority=st.integers(-(2**31), 2**31), rivals=st.lists(st.integers(-(2**31), 2**31), min_size=1, max_size=20))
 def test_no_priority_starves_a_request(priority: int, rivals: list[int]) -> None:
-    """However urgent those that come more than a minute later say they are, they start later."""
+    """Requests that arrive more than a minute later start later, whatever their priority."""
     queue = JobQueue[str](1000, takes_turns=True)
     queue.add(make_job(0, arrived=0, priority=priority))
     for key, rival in enumerate(rivals, 1):
@@ -75,18 +75,18 @@ def test_no_priority_starves_a_request(priority: int, rivals: list[int]) -> None
     assert serve(queue, 1)[0] == 0
 
 
-def test_an_urgent_request_of_many_sequences_does_not_keep_others_waiting() -> None:
+def test_urgent_request_with_many_sequences_does_not_block_others() -> None:
     queue = JobQueue[str](1000, takes_turns=True)
     queue.add(make_job(1, 900, priority=-100))
     queue.add(make_job(2))
-    served = serve(queue, 62, now=0)  # one a second
+    served = serve(queue, 62, now=0)  # one per second
     assert served.index(2) in range(int(MAX_HEAD_START) - 1, int(MAX_HEAD_START) + 3)
 
 
 # Room
 
 
-def test_one_too_many_is_refused() -> None:
+def test_full_queue_rejects_a_request() -> None:
     queue = JobQueue[str](2, takes_turns=True)
     queue.add(make_job(1))
     queue.add(make_job(2))
@@ -96,7 +96,7 @@ def test_one_too_many_is_refused() -> None:
     queue.add(make_job(5))
 
 
-def test_sequences_count_not_bodies() -> None:
+def test_sequences_are_counted_instead_of_requests() -> None:
     queue = JobQueue[str](100, takes_turns=True)
     queue.add(make_job(1, 90))
     with pytest.raises(QueueFull, match="1 request is waiting already, with 90 sequences; 60 more do not fit"):
@@ -104,11 +104,11 @@ def test_sequences_count_not_bodies() -> None:
     queue.add(make_job(3, 10))
 
 
-def test_a_large_request_leaves_others_their_share() -> None:
+def test_large_request_leaves_room_for_others() -> None:
     queue = JobQueue[str](100, takes_turns=True)
-    queue.add(make_job(1, 5000))  # nobody waited
-    queue.add(make_job(2, 50))  # a half
-    queue.add(make_job(3, 33))  # a third
+    queue.add(make_job(1, 5000))  # the queue was empty
+    queue.add(make_job(2, 50))  # half of the room
+    queue.add(make_job(3, 33))  # a third of it
     with pytest.raises(QueueFull):
         queue.add(make_job(4, 26))
     for key in range(5, 102):
@@ -118,7 +118,7 @@ def test_a_large_request_leaves_others_their_share() -> None:
 
 
 class Clients(RuleBasedStateMachine):
-    """Whatever comes, is served or given up, the queue knows what it holds."""
+    """Whatever arrives, is served or is aborted, the queue's count stays correct."""
 
     def __init__(self) -> None:
         super().__init__()

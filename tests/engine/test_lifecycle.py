@@ -1,4 +1,4 @@
-"""What happens when things go wrong: engines that die, hang or will not load, clients that leave, queues that are full."""
+"""What happens if engines die, hang or fail to load, clients disconnect or queues are full."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def endless(**extra: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that may lose an engine in each of several tests."""
+    """A server whose engine may be killed in each of several tests."""
     properties = ECHO + "option.echo_tokens_per_second=50\noption.restart_window=1\n"
     server = Server(tmp_path_factory.mktemp("lifecycle") / "m", properties)
     yield server.wait_ready()
@@ -49,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 # One request fails alone
 
 
-def test_failed_request_has_its_cause_and_nobody_else_notices(server: Server) -> None:
+def test_failed_request_reports_its_cause_and_does_not_affect_others(server: Server) -> None:
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         other = pool.submit(server.invoke, {"inputs": "x" * 60, "stream": True, "parameters": {"max_new_tokens": 60}})
         answer = server.invoke({"inputs": "hello RAISE@3"})
@@ -65,7 +65,7 @@ def test_failed_request_has_its_cause_and_nobody_else_notices(server: Server) ->
     assert last_record(other.result().text)["generated_text"] == "x" * 60
 
 
-def test_error_in_a_server_sent_event_stream_is_an_event(echo_server: Server) -> None:
+def test_error_in_a_stream_of_server_sent_events_is_an_event(echo_server: Server) -> None:
     body = {"inputs": "hello RAISE@3", "stream": True, "parameters": {"output_formatter": "sse"}}
     events = echo_server.invoke(body).text.split("\n\n")
     assert events.pop() == ""
@@ -78,7 +78,7 @@ def test_error_in_a_server_sent_event_stream_is_an_event(echo_server: Server) ->
 @pytest.mark.parametrize(
     ("fault", "cause"), [("CRASH", "crashed, as the prompt asked"), ("DIE", "engine process ended")]
 )
-def test_engine_death_is_told_to_everyone_and_mended(server: Server, fault: str, cause: str) -> None:
+def test_engine_death_fails_all_requests_and_a_new_engine_starts(server: Server, fault: str, cause: str) -> None:
     server.wait_ready()
     with Watch(server) as watch, concurrent.futures.ThreadPoolExecutor(3) as pool, open_streams(server, 3) as streams:
         others = [pool.submit(server.invoke, endless()) for _ in range(3)]
@@ -95,14 +95,14 @@ def test_engine_death_is_told_to_everyone_and_mended(server: Server, fault: str,
 
 @contextlib.contextmanager
 def open_streams(server: Server, count: int) -> Iterator[list[requests.Response]]:
-    """That many endless answers, each of which has begun."""
+    """`count` endless answers, each of which has begun."""
     with contextlib.ExitStack() as stack:
         streams = [stack.enter_context(server.invoke(endless(stream=True), stream=True)) for _ in range(count)]
         assert {stream.status_code for stream in streams} == {200}
         yield streams
 
 
-def test_kill_of_the_engine_in_mid_stream(server: Server) -> None:
+def test_engine_killed_during_streams(server: Server) -> None:
     first = server.wait_ready().engine()
     with concurrent.futures.ThreadPoolExecutor(32) as pool, Watch(server) as watch:
         with open_streams(server, 32) as streams:
@@ -111,14 +111,14 @@ def test_kill_of_the_engine_in_mid_stream(server: Server) -> None:
                 assert_error_record(stream.text, "the engine process ended")
         server.wait_ready()
         again = pool.map(lambda _: server.invoke({"inputs": "hello"}).status_code, range(32))
-        assert set(again) == {200}, "one worker was ready, and another refused"
+        assert set(again) == {200}, "one worker was ready while another rejected requests"
         wait_until(lambda: watch.statuses[-2:] == [503, 200])
     down = next(answer for answer in watch.answers if answer.status_code == 503)
     assert down.json()[server.name]["status"] == "Starting"
     assert server.engine().pid != first.pid
 
 
-def test_step_that_never_returns_is_ended_and_told(start_server: StartServer) -> None:
+def test_engine_with_a_step_that_never_returns_is_killed_and_reported(start_server: StartServer) -> None:
     server = start_server(ECHO + "option.predict_timeout=20\noption.stall_timeout=2\noption.echo_load_seconds=60\n")
     started = time.monotonic()
     with server.invoke({"inputs": "hello SLEEP@3", "stream": True}, stream=True) as stuck:
@@ -130,7 +130,7 @@ def test_step_that_never_returns_is_ended_and_told(start_server: StartServer) ->
     assert server.invoke({"inputs": "hello"}).status_code == 200
 
 
-def test_deadline_of_a_request_frees_its_place(start_server: StartServer) -> None:
+def test_request_at_its_deadline_frees_its_place(start_server: StartServer) -> None:
     server = start_server(ECHO + "option.predict_timeout=1\noption.max_rolling_batch_size=1\n")
     answer = server.invoke({"inputs": "hello HANG@3"})
     assert (answer.status_code, answer.json()["code"]) == (504, 504)
@@ -143,7 +143,7 @@ def test_deadline_of_a_request_frees_its_place(start_server: StartServer) -> Non
 # The engine does not load
 
 
-def test_loading_engine_says_so(start_server: StartServer) -> None:
+def test_loading_engine_is_reported(start_server: StartServer) -> None:
     server = start_server(ECHO + "option.echo_fault=slow_load\noption.echo_load_seconds=4\n", ready=False)
     expected = {"m0": {"status": "Starting", "phase": "pretending to load weights"}}
     wait_until(lambda: can_connect(server) and server.ping().json() == expected)
@@ -163,7 +163,7 @@ def can_connect(server: Server) -> bool:
     return True
 
 
-def test_configuration_error_ends_the_server_with_one_line(start_server: StartServer) -> None:
+def test_configuration_error_stops_the_server_with_one_line(start_server: StartServer) -> None:
     server = start_server(ECHO + "option.echo_fault=raise_in_load\n", ready=False)
     assert server.process.wait(30) == 1
     errors = [line for line in server.log.splitlines() if line.startswith("lmi: error: ")]
@@ -171,14 +171,14 @@ def test_configuration_error_ends_the_server_with_one_line(start_server: StartSe
     assert "Traceback" not in server.log
 
 
-def test_loading_has_a_limit(start_server: StartServer) -> None:
+def test_model_loading_timeout(start_server: StartServer) -> None:
     limits = "option.echo_fault=slow_load\noption.echo_load_seconds=60\noption.model_loading_timeout=1\n"
     server = start_server(ECHO + limits, ready=False)
     assert server.process.wait(30) == 1
     assert "lmi: error: loading took longer than model_loading_timeout (1 s)" in server.log
 
 
-def test_engine_that_dies_in_load_is_given_up(start_server: StartServer) -> None:
+def test_server_gives_up_if_the_engine_dies_while_loading(start_server: StartServer) -> None:
     server = start_server(ECHO + "option.echo_fault=exit_in_load\noption.restart_limit=1\n", ready=False)
     assert server.process.wait(30) == 1
     assert "the engine died 2 times" in server.log
@@ -200,19 +200,19 @@ def test_engine_that_dies_in_load_is_given_up(start_server: StartServer) -> None
         ),
     ],
 )
-def test_bad_option_ends_the_server_at_once(start_server: StartServer, properties: str, words: str) -> None:
+def test_invalid_option_stops_the_server_immediately(start_server: StartServer, properties: str, words: str) -> None:
     server = start_server(properties, ready=False)
     assert server.process.wait(30) == 1
     line = next(line for line in server.log.splitlines() if line.startswith("lmi: error: "))
     assert words in line
 
 
-# Clients that leave
+# Clients that disconnect
 
 
 @pytest.fixture(scope="module")
 def narrow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with one place."""
+    """A server with a batch of one sequence."""
     properties = ECHO + "option.max_rolling_batch_size=1\noption.echo_tokens_per_second=20\n"
     server = Server(tmp_path_factory.mktemp("narrow") / "m", properties)
     yield server.wait_ready()
@@ -220,7 +220,7 @@ def narrow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_client_that_leaves_frees_its_place(narrow_server: Server, stream: bool) -> None:
+def test_disconnected_client_frees_its_place(narrow_server: Server, stream: bool) -> None:
     server = narrow_server
     server.wait_for_sequences(0)
     with open_request(server, endless(stream=stream)) as sock:
@@ -230,7 +230,7 @@ def test_client_that_leaves_frees_its_place(narrow_server: Server, stream: bool)
     assert server.invoke({"inputs": "next"}).json() == {"generated_text": "next"}
 
 
-def test_client_that_leaves_while_nothing_is_generated(narrow_server: Server) -> None:
+def test_client_that_disconnects_before_the_first_token_frees_its_place(narrow_server: Server) -> None:
     server = narrow_server
     server.wait_for_sequences(0)
     with open_request(server, {"inputs": "hello HANG@1"}):
@@ -248,7 +248,7 @@ def open_request(server: Server, body: dict[str, Any]) -> socket.socket:
 # Load
 
 
-def test_full_queue_is_refused_with_retry_after(start_server: StartServer) -> None:
+def test_full_queue_rejects_requests_with_retry_after(start_server: StartServer) -> None:
     limits = "option.max_rolling_batch_size=2\njob_queue_size=3\noption.echo_tokens_per_second=20\n"
     server = start_server(ECHO + limits)
     body = {"inputs": "hello"}
@@ -264,14 +264,14 @@ def test_full_queue_is_refused_with_retry_after(start_server: StartServer) -> No
         assert answer.headers["Retry-After"] == "1"
 
 
-def test_free_places_are_no_queue(start_server: StartServer) -> None:
+def test_free_places_do_not_count_as_queue(start_server: StartServer) -> None:
     server = start_server(ECHO + "option.max_rolling_batch_size=64\njob_queue_size=1\n")
     with concurrent.futures.ThreadPoolExecutor(32) as pool:
         answers = list(pool.map(lambda _: server.invoke({"inputs": "hello"}), range(32)))
     assert {answer.status_code for answer in answers} == {200}
 
 
-def test_sigterm_under_load_finishes_what_was_admitted(start_server: StartServer) -> None:
+def test_sigterm_under_load_finishes_admitted_requests(start_server: StartServer) -> None:
     server = start_server(ECHO + "option.echo_tokens_per_second=20\noption.max_rolling_batch_size=8\n")
     body = {"inputs": "x" * 40, "stream": True, "parameters": {"max_new_tokens": 40, "details": True}}
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
@@ -296,20 +296,20 @@ def test_ping_is_quick_with_256_streams_open(start_server: StartServer) -> None:
                 started = time.monotonic()
                 assert session.get(f"{server.url}/ping", timeout=30).status_code == 200
                 times.append(time.monotonic() - started)
-        assert statistics.median(times) < 1, "a fiftieth of it where nothing else runs on the machine"
+        assert statistics.median(times) < 1, "on an idle machine, it takes a fiftieth of this"
     finally:
         for sock in sockets:
             sock.close()
 
 
-# Dynamic batching: another admission policy, the same engine
+# Dynamic batching, on the same engine
 
 DYNAMIC = "option.rolling_batch=disable\noption.backend=echo\noption.echo_faults=true\n"
 
 
 @pytest.fixture(scope="module")
 def dynamic_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of batches of four."""
+    """A server with batches of four sequences."""
     properties = DYNAMIC + "batch_size=4\nmax_batch_delay=200\n"
     server = Server(tmp_path_factory.mktemp("dynamic") / "m", properties)
     yield server.wait_ready()
@@ -324,7 +324,7 @@ def test_dynamic_batch_answers_lists_and_different_parameters(dynamic_server: Se
     assert [[item["generated_text"] for item in answer] for answer in answers] == expected
 
 
-def test_dynamic_batch_waits_for_its_batch_or_its_delay(start_server: StartServer) -> None:
+def test_dynamic_batch_starts_when_full_or_after_its_delay(start_server: StartServer) -> None:
     server = start_server(DYNAMIC + "batch_size=2\nmax_batch_delay=1500\n")
     started = time.monotonic()
     alone = server.invoke({"inputs": "a", "parameters": {"return_full_text": False}})

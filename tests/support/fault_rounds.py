@@ -1,11 +1,11 @@
-"""Rounds of random faults against a running server, judged by invariants.
+"""Rounds of random faults against a running server, checked by invariants.
 
-In each round a few honest clients ask for answers that are known beforehand while something goes wrong. Whatever it is:
+In each round, a few well-behaved clients request answers that are known in advance while something goes wrong:
 
-* each of them gets one well-formed end within `predict_timeout`, and what came before it is a prefix of the undisturbed answer;
-* a client's misbehaviour costs nobody else anything: the honest answers are complete;
-* `/ping` answers throughout, is 200 unless the engine has failed, and turns 503 when it has;
-* afterwards the server answers again, and nothing is left: no running or waiting sequence, no socket, no memory.
+* each answer ends correctly within `predict_timeout`, and its text is a prefix of the undisturbed answer;
+* a misbehaving client does not affect other clients: their answers are complete;
+* `/ping` always answers. It returns 200 unless the engine has failed, and 503 if it has;
+* afterwards the server answers again, and nothing is left over: no sequence, no socket, no memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fault_clients import APIS, Api, Ending, Malformed
 from serving import Server
 
 GRACE = 5.0
-"""Seconds that a request may take beyond `predict_timeout` on a machine that is busy with other work."""
+"""Seconds that a request may take beyond `predict_timeout`, because the test machine may be busy."""
 
 PING_TIMEOUT = 5.0
 RECOVERY = 90.0
@@ -37,7 +37,7 @@ _MEMORY = 96 << 20
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong. `run` does it; `ends_engine` is None where the engine may survive it or not."""
+    """Something that goes wrong. `run` causes it. `ends_engine` is None if the engine may or may not survive."""
 
     name: str
     run: Callable[[Rounds, random.Random], None]
@@ -46,7 +46,7 @@ class Fault:
 
 @dataclass
 class Report:
-    """What the rounds have shown. `slowest_ping` and `longest_outage` (from fault to 200) are in seconds."""
+    """Results of the rounds. `slowest_ping` and `longest_outage` (from the fault to the next 200) are in seconds."""
 
     rounds: int = 0
     requests: int = 0
@@ -58,7 +58,7 @@ class Report:
 
 
 class Pinger:
-    """Asks `/ping` every 50 ms, each time over a new connection, as SageMaker does."""
+    """Requests `/ping` every 50 ms over a new connection each time, as SageMaker does."""
 
     def __init__(self, server: Server) -> None:
         self.statuses: list[int] = []
@@ -84,9 +84,9 @@ class Pinger:
 
 
 class Rounds:
-    """Fault rounds against `server`, whose `predict_timeout` and `max_request_size` are told.
+    """Runs rounds of faults against `server`, which has the given `predict_timeout` and `max_request_size`.
 
-    `answers` gives the undisturbed answer to each prompt, of `max_tokens` tokens at most.
+    `answers` maps each prompt to its undisturbed answer of at most `max_tokens` tokens.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Rounds:
         self.report = Report()
 
     def run(self, plan: list[list[Fault]], seed: int) -> Report:
-        """One round for each list of faults, which happen at once."""
+        """Run one round per list of faults. The faults of a list happen at the same time."""
         rng = random.Random(seed)
         self._settle("before the first round")
         workers = {process.pid: self._footprint(process) for process in self.server.web_workers()}
@@ -182,7 +182,7 @@ class Rounds:
         self.report.failed += 1
 
     def _settle(self, names: str) -> None:
-        """Wait until the server answers as if nothing had happened, and has nothing left to do."""
+        """Wait until the server answers normally again and is idle."""
         deadline = time.monotonic() + RECOVERY
         while True:
             problem = self._unsettled()
@@ -223,18 +223,18 @@ def _stop(rounds: Rounds, _: random.Random) -> None:
     deadline = time.monotonic() + RECOVERY
     with contextlib.suppress(psutil.NoSuchProcess):
         while time.monotonic() < deadline:
-            engine.suspend()  # again, as a pause in the same round lets it go on
+            engine.suspend()  # repeatedly, because a pause in the same round resumes the engine
             time.sleep(0.2)
     _await_end(engine)
 
 
 def _await_end(engine: psutil.Process) -> None:
     gone, _ = psutil.wait_procs([engine], timeout=RECOVERY)
-    assert gone, "the engine that has had the fault still runs"
+    assert gone, "the engine is still running after a fault that ends it"
 
 
 def _pause(rounds: Rounds, rng: random.Random) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess, AssertionError):  # the round's other fault may have ended it
+    with contextlib.suppress(psutil.NoSuchProcess, AssertionError):  # another fault of the round may have ended it
         engine = rounds.server.engine()
         engine.suspend()
         time.sleep(rng.uniform(0.1, 0.8))
@@ -292,22 +292,22 @@ def _leave(rounds: Rounds, rng: random.Random) -> None:
             sock.recv(200)
         else:
             time.sleep(rng.uniform(0, 0.3))
-        if rng.random() < 0.5:  # by a reset
+        if rng.random() < 0.5:  # with a reset
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def _never_read(rounds: Rounds, rng: random.Random) -> None:
-    """Asks for much and reads nothing until its time is over; by then the server must have ended the answer."""
+    """Requests a long answer and reads nothing until the deadline, by which the server must have ended the answer."""
     body = {"prompt": rng.choice(rounds.prompts), "max_tokens": 100_000, "ignore_eos": True, "n": 8, "logprobs": 20}
     with _connect(rounds, receive_buffer=4096) as sock:
         sock.sendall(_post({**body, "stream": True}, "/v1/completions"))
         status = sock.recv(12).removeprefix(b"HTTP/1.1 ")
-        assert status in (b"200", b"424", b"500", b"503", b"504"), status  # not 200 where the engine has just ended
+        assert status in (b"200", b"424", b"500", b"503", b"504"), status  # not 200 if the engine has just ended
         time.sleep(rounds.predict_timeout + 1)
         deadline = time.monotonic() + 10
         with contextlib.suppress(ConnectionError):
             while sock.recv(1 << 20):
-                assert time.monotonic() < deadline, "the server goes on answering a client that does not read"
+                assert time.monotonic() < deadline, "the server is still sending to a client that does not read"
 
 
 def _half(whole: bytes) -> Callable[[Rounds, random.Random], None]:
@@ -323,7 +323,7 @@ def _half(whole: bytes) -> Callable[[Rounds, random.Random], None]:
 
 
 def _overlong(rounds: Rounds, rng: random.Random) -> None:
-    """More than is allowed, announced or in chunks; the answer is a 413, or the connection's end where we do not stop."""
+    """Sends a body over the limit, announced or chunked. It gets a 413, or the connection is closed if it keeps sending."""
     size = rounds.max_request_size + rng.randint(1, 1 << 20)
     with _connect(rounds) as sock:
         try:
@@ -354,7 +354,7 @@ ENGINE_FAULTS = [Fault("kill", _kill, ends_engine=True), Fault("stop", _stop, en
 ECHO_FAULTS = [
     Fault("die", _deadly_prompt("DIE"), ends_engine=True),
     Fault("crash", _deadly_prompt("CRASH"), ends_engine=True),
-    Fault("hang", _prompt("HANG"), ends_engine=None),  # it may be all that runs, and then the engine looks stuck
+    Fault("hang", _prompt("HANG"), ends_engine=None),  # if it is the only running request, the engine looks stuck
     Fault("fail", _prompt("RAISE")),
 ]
 
@@ -370,9 +370,9 @@ CLIENT_FAULTS = [
 
 
 def plan(faults: list[Fault], seed: int, rounds: int | None = None) -> list[list[Fault]]:
-    """Return rounds of up to three faults at once, at most one of which ends the engine; in every third round none does.
+    """Plan rounds of up to three simultaneous faults. At most one of them ends the engine; in every third round, none does.
 
-    Each fault has its turn before any has its second. Without a number, there are as many rounds as that takes.
+    No fault occurs a second time before each has occurred once. By default, there are as many rounds as that takes.
     """
     rng = random.Random(seed)
     to_come = set(faults)

@@ -1,4 +1,4 @@
-"""Strategies for JSON schemas: those whose instances are short, and anything that the standard allows."""
+"""Strategies for JSON schemas: schemas with short instances only, and any schema that the standard allows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ NAMES = st.text("abcé \"\\'", min_size=1, max_size=4)
 INTEGERS = st.integers(-200, 200)
 EXACT_INTEGERS = st.integers(-(2**53), 2**53)
 SCALARS = EXACT_INTEGERS | NAMES | st.booleans() | st.none() | st.sampled_from([0.5, -1.25, 1e-7])
-FORMATS = ("date", "uuid", "ipv4")  # of which no text is endless: a time may have any number of decimals
+FORMATS = (
+    "date",
+    "uuid",
+    "ipv4",
+)  # formats with texts of bounded length, unlike times, which may have any number of decimals
 SOME_FORMATS = (*FORMATS, "time", "date-time", "duration", "email", "hostname", "ipv6", "uri")
 
 
 def leaves() -> st.SearchStrategy[Schema]:
-    """Schemas of what has no parts."""
+    """Schemas of values without parts."""
     ranges = st.tuples(INTEGERS, st.integers(0, 300), st.booleans()).map(
         lambda r: {"type": "integer", "minimum": r[0], "exclusiveMaximum" if r[2] else "maximum": r[0] + r[1] + 1}
     )
@@ -41,7 +45,7 @@ def leaves() -> st.SearchStrategy[Schema]:
 
 
 def objects(values: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
-    """Schemas of objects that have no properties but those named."""
+    """Schemas of objects without additional properties."""
     return st.dictionaries(NAMES, values, min_size=1, max_size=3).flatmap(
         lambda properties: st.sets(st.sampled_from(sorted(properties))).map(
             lambda required: {
@@ -67,12 +71,12 @@ def _containers(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
 
 
 def schemas() -> st.SearchStrategy[Schema]:
-    """Schemas of what the engines support, all of whose instances are short."""
+    """Schemas that the engines support and that have only short instances."""
     return st.recursive(leaves(), _containers, max_leaves=6)
 
 
 def object_schemas() -> st.SearchStrategy[Schema]:
-    """The same with an object at the top, which is what TGI takes; some of them with definitions."""
+    """Like `schemas`, but of objects, as TGI requires. Some have definitions."""
     plain = objects(schemas())
     referring = st.tuples(objects(schemas()), schemas()).map(
         lambda pair: (
@@ -88,7 +92,7 @@ def object_schemas() -> st.SearchStrategy[Schema]:
 
 
 def any_schemas() -> st.SearchStrategy[Schema | bool]:
-    """Schemas with every keyword of the standard that says something of an instance, in any combination."""
+    """Schemas with any combination of the standard's assertion keywords."""
     counts = st.integers(0, 3)
     numbers = INTEGERS | st.sampled_from([0.5, -2.5, 2**53 + 1, -(2**63), 2**63 - 1, 2**64, 1e300])
     strings = st.sampled_from(["a", "^b", "[a-c]{2}", "c$", ""])
@@ -152,7 +156,7 @@ Example = TypeVar("Example")
 
 
 def examples(strategy: st.SearchStrategy[Example], count: int) -> list[Example]:
-    """So many of what the strategy makes, always the same ones."""
+    """This many examples of the strategy, always the same ones."""
     found: list[Example] = []
 
     @settings(

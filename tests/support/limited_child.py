@@ -1,4 +1,4 @@
-"""A child process whose questions say what becomes of it."""
+"""A child process that misbehaves as each question asks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from backends.limited_process import serve
 
 
 def prepare(setup: bytes) -> Callable[[bytes], bytes]:
-    """`spin` and `sleep` take a number of seconds, of a processor and by the clock."""
+    """`spin` takes seconds of processor time, `sleep` takes seconds of real time."""
 
     def answer(question: bytes) -> bytes:
         what, _, seconds = question.decode().partition(" ")

@@ -1,4 +1,4 @@
-"""LoRA adapters of the small model."""
+"""LoRA adapters for the small model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_adapter(folder: Path, size: float) -> Path:
-    """A LoRA adapter of the small model's query projections; `size` 0 changes nothing."""
+    """Write a LoRA adapter for the small model's query projections. With `size` 0, it changes nothing."""
     import torch
     from safetensors.torch import save_file
 

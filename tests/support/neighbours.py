@@ -1,4 +1,4 @@
-"""What other clients of a server see while it is at work for one of them."""
+"""What other clients notice while the server works on an expensive request."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import requests
 from serving import Server
 
 MOST_SECONDS = 2.0
-"""That a `/ping` or a stream's next token may take meanwhile. Where nothing was bounded they took up to a minute."""
+"""Maximum delay of a `/ping` or of a stream's next token. Without limits on the work, delays reached a minute."""
 
 LATENESS = 5
-"""How many times as late as this process itself they may be besides: the machine may stand still for everybody."""
+"""The maximum grows by this multiple of this process's own longest delay, because the whole machine may stall."""
 
 _START_SECONDS = 60.0
 
 
 class Neighbours:
-    """Somebody who pings all the time and somebody who reads a stream. Both are served when the `with` block begins.
+    """One client that pings continuously and one that reads a stream. Both are being served when the `with` block begins.
 
-    Where the block ends, it is checked that neither had to wait; `grown_mib` is then the most memory that the web worker has
-    had meanwhile, above what it had before.
+    The end of the block checks that neither had to wait. `grown_mib` is then the web worker's peak memory during the block
+    minus its peak before.
     """
 
     def __init__(self, server: Server) -> None:

@@ -1,4 +1,4 @@
-"""Whether one OpenAPI document keeps what another one promises: clients made for that one must get along with this one."""
+"""Checks that one OpenAPI document is compatible with another: clients of the other must work with it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ Schema = dict[str, Any]
 
 
 class Contract:
-    """Compares documents, `ours` against `theirs`. What is yielded are differences, each a place and what is not as there."""
+    """Compares `ours` with `theirs`. Each yielded difference names its location and what is incompatible."""
 
     def __init__(self, ours: Schema, theirs: Schema) -> None:
         self._ours = ours
         self._theirs = theirs
 
     def differences(self) -> Iterator[str]:
-        """Every path, method, status, content type and schema of theirs."""
+        """Compare each path, method, status, content type and schema of theirs."""
         for path, methods in self._theirs["paths"].items():
             for method, operation in methods.items():
                 place = f"{method.upper()} {path}"
@@ -59,7 +59,7 @@ class Contract:
                     yield from self.provides(answer["schema"], content["schema"], f"{place} {status} {content_type}")
 
     def accepts(self, ours: Schema, theirs: Schema, place: str) -> Iterator[str]:
-        """A request: every value of theirs must be one of ours. What has the same name in both is compared once, by name."""
+        """Requests: ours must accept every value that theirs accepts. Schemas with the same name are compared once."""
         if theirs.get("$ref", "") == ours.get("$ref"):
             return
         own = alternatives(ours, self._ours)
@@ -84,7 +84,7 @@ class Contract:
             yield from self.accepts(ours["items"], theirs["items"], f"{place}[]")
 
     def provides(self, ours: Schema, theirs: Schema, place: str) -> Iterator[str]:
-        """A response: every value of ours must be one of theirs. What has the same name in both is compared once, by name."""
+        """Responses: theirs must allow every value that ours returns. Schemas with the same name are compared once."""
         if theirs.get("$ref", "") == ours.get("$ref"):
             return
         wanted = alternatives(theirs, self._theirs)
@@ -109,7 +109,7 @@ class Contract:
             yield from self.provides(ours.get("items", {}), theirs["items"], f"{place}[]")
 
     def _used(self, part: str) -> set[str]:
-        """The names of their components that this part of operations refers to, directly or not."""
+        """The names of their components that these parts of the operations refer to, directly or indirectly."""
         operations = [operation for methods in self._theirs["paths"].values() for operation in methods.values()]
         names: set[str] = set()
         todo = set(_references([operation.get(part) for operation in operations]))
@@ -121,7 +121,7 @@ class Contract:
 
 
 def alternatives(schema: Schema, document: Schema) -> list[Schema]:
-    """The schemas that a value may be of, each of one type or of any, without references in their heads."""
+    """The alternative schemas of a value, each with one type or none, with references resolved."""
     if "$ref" in schema:
         found = alternatives(document["components"]["schemas"][schema["$ref"].rpartition("/")[2]], document)
     elif "anyOf" in schema or "oneOf" in schema:
@@ -145,12 +145,12 @@ def _merged(one: Schema, other: Schema) -> Schema:
 
 
 def _covers(wide: str | None, narrow: str | None) -> bool:
-    """Whether a value of one type is of another as well; None is any type."""
+    """Whether every value of one type is also of the other type. None means any type."""
     return wide is None or wide == narrow or (wide, narrow) == ("number", "integer")
 
 
 def _best(candidates: list[list[str]]) -> list[str]:
-    """What the alternative that comes closest has against it."""
+    """The differences of the alternative that has the fewest."""
     return min(candidates, key=len)
 
 

@@ -1,4 +1,4 @@
-"""A server of images over https on loopback, and of what else may be found where an image is said to be."""
+"""An HTTPS server on the loopback interface for images, and for what malicious URLs may return instead."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Pictures(http.server.BaseHTTPRequestHandler):
                 self._answer(404, b"")
 
     def _drip(self, head: bytes) -> None:
-        """Begin what never ends, a byte now and then."""
+        """Send a byte now and then, without end."""
         self.wfile.write(head)
         while True:
             self.wfile.write(b"x")
@@ -80,7 +80,7 @@ class Pictures(http.server.BaseHTTPRequestHandler):
 
 
 class PictureServer(http.server.ThreadingHTTPServer):
-    """`authority` is the certificate to trust, for "localhost" and "pictures.example"; `hosts` are what clients called it."""
+    """`authority` is the certificate to trust for "localhost" and "pictures.example". `hosts` has each request's Host."""
 
     daemon_threads = True
 
@@ -95,4 +95,4 @@ class PictureServer(http.server.ThreadingHTTPServer):
         self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away early is what is tested."""
+        """Ignore errors: tests include clients that disconnect early."""

@@ -1,6 +1,6 @@
-"""Requests to vLLM's second model runner, in a process of its own: it prints what became of them as JSON.
+"""Runs requests on vLLM's second model runner, as a program that prints their results as JSON.
 
-Triton's own interpreter runs the kernels, on the CPU, at a few seconds a step.
+Triton's interpreter runs the kernels on the CPU, at a few seconds per step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def main(path: Path, requests: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """`requests` are sampling parameters by request id."""
+    """`requests` maps request ids to sampling parameters."""
     from backends.vllm.backend import VLLMBackend
 
     files = ModelFiles(path=path, eos_token_ids=(2,), vocab_size=49152)
@@ -37,7 +37,7 @@ def main(path: Path, requests: dict[str, dict[str, Any]]) -> dict[str, Any]:
     token_ids: dict[str, list[int]] = {}
     refused = {}
     for request_id, params in requests.items():
-        if "logit_bias" in params:  # whose keys JSON has made texts
+        if "logit_bias" in params:  # JSON has turned the keys into strings
             params["logit_bias"] = {int(token): bias for token, bias in params["logit_bias"].items()}
         try:
             backend.add_request(
@@ -67,7 +67,7 @@ def main(path: Path, requests: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def interpret_triton() -> None:
-    """To be done before vLLM is imported, whose build for CPUs uses Triton where it has a backend of this name."""
+    """Must be called before vLLM is imported. Its CPU build uses Triton if Triton has a backend with this name."""
     os.environ["TRITON_INTERPRET"] = "1"
     backends = importlib.import_module("triton.backends").backends
     backends["cpu"] = SimpleNamespace(compiler=None, driver=SimpleNamespace(is_active=lambda: True))

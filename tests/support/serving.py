@@ -1,4 +1,4 @@
-"""Real servers for tests: `lmi serve` in a process of its own, on a free port of the loopback."""
+"""Real servers for tests: each `lmi serve` runs in its own process, on a free port of the loopback interface."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ import psutil
 import requests
 
 ENVIRON = dict(os.environ)
-"""As it was before any test: an engine that is loaded into the tests' own process changes it (vLLM sets LD_PRELOAD)."""
+"""The environment before any test ran. Engines that tests load in their own process change it (vLLM sets LD_PRELOAD)."""
 
 
 API_KEY = "s3cret-key"
-"""Of the server that has one."""
+"""The key that `guarded_server` requires."""
 
 
 class Server:
-    """A running `lmi serve`, or any other `command` that serves on `port`, started in the model's directory.
+    """A running `lmi serve`, or another `command` that serves on `port`, started in the model's directory.
 
-    `log` is what it has written to standard error.
+    `log` is its output so far (standard output and standard error).
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Server:
         raise AssertionError(f"server not ready within {timeout} s:\n{self.log}")
 
     def wait_listening(self, timeout: float = 120.0) -> Server:
-        """Wait until it takes connections, whatever it answers."""
+        """Wait until the server accepts connections, whatever it answers."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
@@ -89,10 +89,12 @@ class Server:
         return requests.post(self.url + path, json=body, **options)  # type: ignore[arg-type]  # requests' own keywords
 
     def wait_for_sequences(self, running: int, waiting: int = 0, timeout: float = 30.0) -> None:
-        """Return once the engine has this many sequences in its batch and in its queue."""
+        """Wait until the engine has this many sequences in its batch and in its queue."""
         deadline = time.monotonic() + timeout
         while (seen := self._sequences()) != (running, waiting):
-            assert time.monotonic() < deadline, f"{seen} sequences run and wait, instead of {(running, waiting)}"
+            assert time.monotonic() < deadline, (
+                f"(running, waiting) sequences: expected {(running, waiting)}, got {seen}"
+            )
             time.sleep(0.02)
 
     def _sequences(self) -> tuple[int, ...]:
@@ -102,7 +104,7 @@ class Server:
         )
 
     def engine(self) -> psutil.Process:
-        """The engine process that runs now."""
+        """The current engine process."""
         for child in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # it has just ended
                 if "lmi_handlers.engine.process" in child.cmdline():
@@ -110,16 +112,16 @@ class Server:
         raise AssertionError("no engine process runs")
 
     def web_worker(self) -> psutil.Process:
-        """The first web worker."""
+        """One of the web workers."""
         return self.web_workers()[0]
 
     def web_workers(self) -> list[psutil.Process]:
-        """All of them."""
+        """All web workers."""
         supervisor = self.supervisor()
         return [child for child in psutil.Process(self.process.pid).children() if child != supervisor]
 
     def supervisor(self) -> psutil.Process:
-        """The process that starts engines."""
+        """The process that starts and restarts the engine."""
         for child in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # a web worker that has just ended
                 if "lmi_handlers.engine.supervisor" in child.cmdline():
@@ -127,14 +129,14 @@ class Server:
         raise AssertionError("no supervisor runs")
 
     def stop(self) -> None:
-        """End at once; a test of the graceful way sends SIGTERM itself."""
+        """Stop immediately. Tests of the graceful shutdown send SIGTERM themselves."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGQUIT)
         self.process.wait(40)
 
 
 def free_port() -> int:
-    """A port that is free, below those that the system gives to clients: one of these would soon have it."""
+    """A free port below the ephemeral range, so that the system does not give it to a client before the server binds it."""
     while True:
         port = random.SystemRandom().randrange(10_000, 32_768)
         with contextlib.suppress(OSError), socket.socket() as sock:

@@ -1,4 +1,4 @@
-"""Stand-ins for engine libraries that need hardware: importable where they are wanted, and neither before nor after."""
+"""Stand-ins for engine libraries that need special hardware, importable only within a `with` block."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _STANDINS = str(Path(__file__).parent / "standins")
 
 @contextmanager
 def standin(library: str) -> Iterator[None]:
-    """Let `import library` find `tests/standins/<library>` in this block.
+    """Make `import library` find `tests/support/standins/<library>` within the block.
 
-    At its end the library is forgotten, and so are the modules of the backend of that name, which were imported with it.
+    Afterwards, the library and the modules of its backend are removed from `sys.modules`.
     """
     sys.path.insert(0, _STANDINS)
     try:

@@ -1,4 +1,4 @@
-"""Models of random weights that take images, with the small model's tokenizer and the library's real processors."""
+"""Vision models with random weights, the small model's tokenizer and the library's real processors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import AddedToken, AutoTokenizer, BatchFeature
 
-# Large enough for what an image shows, and for where a token stands, to decide what follows.
+# Large enough that the image and the token positions affect the output.
 RANGE = 0.3
 
 VISION: dict[str, Any] = {
@@ -45,7 +45,7 @@ def _text(vocab_size: int, **more: Any) -> dict[str, Any]:
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "head_dim": 32,  # the least that vLLM's attention for CPUs knows
+        "head_dim": 32,  # the minimum for vLLM's CPU attention
         "max_position_embeddings": 512,
         "initializer_range": RANGE,
         "bos_token_id": 1,
@@ -56,7 +56,7 @@ def _text(vocab_size: int, **more: Any) -> dict[str, Any]:
 
 
 def save_idefics3(source: Path, path: Path) -> None:
-    """What SmolVLM is: an image becomes a whole and its parts, each between marks of its own."""
+    """SmolVLM's architecture: an image is encoded whole and in tiles, each between its own markers."""
     from transformers.models.idefics3.configuration_idefics3 import Idefics3VisionConfig
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
@@ -80,7 +80,7 @@ def save_idefics3(source: Path, path: Path) -> None:
 
 
 class Qwen2VLImages:
-    """The part of `Qwen2VLProcessor` that is about images; the whole of it wants torchvision, for videos."""
+    """The image part of `Qwen2VLProcessor`. The full class needs torchvision, for videos."""
 
     def __init__(self, source: Path) -> None:
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -102,7 +102,7 @@ class Qwen2VLImages:
 
 
 def qwen2_vl(processor: Qwen2VLImages) -> Any:
-    """A model with positions in three dimensions: how far they are from the number of tokens depends on the images before."""
+    """A model with three-dimensional positions, whose offset from the number of tokens depends on previous images."""
     vocabulary = processor.tokenizer
     names = {
         "image_token_id": "<|image_pad|>",
@@ -127,7 +127,7 @@ def qwen2_vl(processor: Qwen2VLImages) -> Any:
 
 
 def save_llava(source: Path, path: Path) -> None:
-    """An old model: its template knows texts only, so an image is its token in the text."""
+    """An older model whose chat template supports text only, so an image is a special token in the text."""
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
     tokenizer = _tokenizer(source, "<image>")

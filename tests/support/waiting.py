@@ -1,4 +1,4 @@
-"""Waits for a condition, and records what `/ping` answers meanwhile."""
+"""Waiting for a condition, and recording what `/ping` answers in the meantime."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def wait_until(condition: Callable[[], object], timeout: float = 20.0) -> None:
     """Fail if the condition is not true within `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
+        assert time.monotonic() < deadline, f"condition not met within {timeout} s"
         time.sleep(0.01)
 
 
 class Watch:
-    """Every answer of `/ping` from now on, asked every 20 ms."""
+    """Polls `/ping` every 20 ms and keeps every answer."""
 
     def __init__(self, server: Server) -> None:
         self.answers: list[requests.Response] = []
@@ -44,6 +44,6 @@ class Watch:
 
     @property
     def statuses(self) -> list[int]:
-        """Statuses in order, repetitions left out."""
+        """Statuses in order, without repetitions."""
         codes = [answer.status_code for answer in self.answers]
         return [code for position, code in enumerate(codes) if position == 0 or code != codes[position - 1]]
