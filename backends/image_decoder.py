@@ -61,7 +61,7 @@ def decode_image(image: EncodedImage, process: LimitedProcess, seconds: float) -
         raise RequestFailed("the process that decodes images does not start") from error
     rgb = msgspec.msgpack.decode(answer, type=Rgb | None)
     if rgb is None:
-        raise InvalidRequest(f"is no image that can be read ({', '.join(IMAGE_FORMATS)})", field=image.field)
+        raise InvalidRequest(f"is not a readable image ({', '.join(IMAGE_FORMATS)})", field=image.field)
     return Image.frombytes("RGB", (rgb.width, rgb.height), rgb.data)
 
 

@@ -1,6 +1,7 @@
 """Logging on standard error: readable lines on a terminal, one JSON object per line anywhere else.
 
-`LOG_FORMAT=json` or `LOG_FORMAT=text` in the environment takes precedence.
+`LOG_FORMAT=json` or `LOG_FORMAT=text` in the environment takes precedence. Both formatters are short, and
+python-json-logger has nothing for a terminal.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def log_format(environ: Mapping[str, str], stream: TextIO) -> str:
     """
     given = environ.get("LOG_FORMAT", "").lower()
     if given and given not in _LOG_FORMATS:
-        raise ConfigError(f"LOG_FORMAT has value {environ['LOG_FORMAT']!r}: not one of {', '.join(_LOG_FORMATS)}")
+        raise ConfigError(f"LOG_FORMAT must be one of {', '.join(_LOG_FORMATS)}, got {environ['LOG_FORMAT']!r}")
     return given or ("text" if stream.isatty() else "json")
 
 

@@ -39,7 +39,7 @@ class AllowedMedia(msgspec.Struct, frozen=True):
         host, port = match["host"].lower(), int(match["port"] or HTTPS_PORT)
         if (host, port) not in self.hosts:
             raise InvalidRequest(
-                f"images may not come from {match['host'][:100]!r}: option.allowed_media_domains has not that host and port"
+                f"images from {match['host'][:100]!r} port {port} are not allowed (option.allowed_media_domains)"
             )
         target = match["target"] or "/"
         return Location(host, port, target if target.startswith("/") else f"/{target}")
@@ -52,11 +52,11 @@ class AllowedMedia(msgspec.Struct, frozen=True):
         try:
             found = socket.getaddrinfo(location.host, location.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            raise InvalidRequest(f"the host {location.host!r} is not known") from error
+            raise InvalidRequest(f"the host {location.host!r} is unknown") from error
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         if not all(self._may_ask(ipaddress.ip_address(address)) for address in addresses):
             raise InvalidRequest(
-                f"the host {location.host!r} is not on the public Internet, nor in option.allowed_media_networks"
+                f"the host {location.host!r} is neither on the public Internet nor in option.allowed_media_networks"
             )
         return addresses
 
@@ -111,7 +111,7 @@ def _read_host(entry: str) -> tuple[str, int]:
     match = _ENTRY.fullmatch(entry)
     if match is None:
         raise ConfigError(
-            f"option.allowed_media_domains has {entry!r}: not a host such as images.example.com, or host:port"
+            f"option.allowed_media_domains has {entry!r}, which is neither a host, such as images.example.com, nor host:port"
         )
     return match["host"].lower(), int(match["port"] or HTTPS_PORT)
 
@@ -120,4 +120,6 @@ def _read_network(entry: str) -> IpNetwork:
     try:
         return ipaddress.ip_network(entry)
     except ValueError as error:
-        raise ConfigError(f"option.allowed_media_networks has {entry!r}: not a network such as 10.0.0.0/8") from error
+        raise ConfigError(
+            f"option.allowed_media_networks has {entry!r}, which is not a network, such as 10.0.0.0/8"
+        ) from error

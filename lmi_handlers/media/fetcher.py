@@ -2,6 +2,8 @@
 
 The host name is resolved once, by `AllowedMedia.resolve`. The connection goes to one of those addresses, and the
 certificate must match the host name. Redirects are not followed, and proxies from the environment are not used.
+
+Uses `http.client`, because requests and urllib3 resolve the name again or limit only each read, not the whole exchange.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ def fetch(location: Location, addresses: list[str], *, max_bytes: int, deadline:
             if expired.is_set():
                 raise InvalidRequest(_TOO_LONG)
             return body
-    raise InvalidRequest("cannot be fetched: the host cannot be reached")
+    raise InvalidRequest("cannot be fetched: no connection to the host")
 
 
 @contextlib.contextmanager
@@ -82,9 +84,9 @@ def _download(connection: socket.socket, location: Location, max_bytes: int) -> 
         exchange.request("GET", location.target, headers=headers | {"Connection": "close"})
         with exchange.getresponse() as response:
             if response.status in _REDIRECTS:
-                raise InvalidRequest("leads to another address, and redirects are not followed")
+                raise InvalidRequest("is a redirect, and redirects are not followed")
             if response.status != _OK:
-                raise InvalidRequest(f"cannot be fetched: the host answers {response.status}")
+                raise InvalidRequest(f"cannot be fetched: the host returned status {response.status}")
             received = 0
             while piece := response.read1(_CHUNK):
                 received += len(piece)

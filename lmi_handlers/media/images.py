@@ -56,8 +56,7 @@ class ImageLoader:
         limits = self._limits
         if len(sources) > limits.max_images:
             raise InvalidRequest(
-                f"image {limits.max_images + 1} of {len(sources)}: a request may have {limits.max_images} "
-                "(option.limit_mm_per_prompt)",
+                f"the request has {len(sources)} images; at most {limits.max_images} are allowed (option.limit_mm_per_prompt)",
                 field=sources[limits.max_images].field,
             )
         deadline = time.monotonic() + FETCH_TIMEOUT
@@ -69,12 +68,12 @@ class ImageLoader:
                 width, height = count_pixels(data)
                 if width * height > max_pixels:
                     raise InvalidRequest(
-                        f"has {width} x {height} pixels; {max_pixels} are left of what a request may have "
+                        f"has {width} x {height} pixels; at most {max_pixels} more are allowed in this request "
                         "(option.max_image_pixels)"
                     )
                 if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
                     raise InvalidRequest(
-                        f"has {width} x {height} pixels: one side is over {MAX_ASPECT_RATIO} times the other"
+                        f"has {width} x {height} pixels; one side may be at most {MAX_ASPECT_RATIO} times as long as the other"
                     )
             except InvalidRequest as error:
                 raise type(error)(error.message, field=source.field) from error
@@ -99,7 +98,7 @@ def image_loader(properties: ServingProperties) -> ImageLoader:
 
 
 def decode_data_url(url: str, max_bytes: int) -> bytes:
-    """Return the content of a `data:..;base64,..` URL (RFC 2397).
+    """Return the content of a `data:..;base64,..` URL (RFC 2397). Lets other requests run after each chunk.
 
     Raises `InvalidRequest` if the URL is not valid or the content is longer than `max_bytes`.
     """
@@ -115,7 +114,7 @@ def decode_data_url(url: str, max_bytes: int) -> bytes:
         except (binascii.Error, ValueError) as error:
             raise InvalidRequest(f"is not base64: {error}") from error
         if len(piece) < _BASE64_CHUNK // 4 * 3 and start + _BASE64_CHUNK < len(text):
-            raise InvalidRequest("is not base64: there is more after the padding")
+            raise InvalidRequest("is not base64: there is text after the padding")
         pieces.append(piece)
         give_way()
     return b"".join(pieces)
@@ -130,14 +129,14 @@ def count_pixels(data: bytes) -> tuple[int, int]:
         from PIL import Image
     except ImportError as error:
         raise UnsupportedFeature(
-            f"images need more packages on this server: pip install 'lmi-handlers[images]' ({error})"
+            f"images need more packages on the server: pip install 'lmi-handlers[images]' ({error})"
         ) from error
     Image.MAX_IMAGE_PIXELS = None  # Pillow's own limit only warns, and the caller enforces ours
     try:
         with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as image:
             return image.width, image.height
     except Exception as error:  # a broken file can make a parser raise anything
-        raise InvalidRequest(f"is no image that can be read ({', '.join(IMAGE_FORMATS)})") from error
+        raise InvalidRequest(f"is not a readable image ({', '.join(IMAGE_FORMATS)})") from error
 
 
 def max_images(option: str | None) -> int:
@@ -150,9 +149,7 @@ def max_images(option: str | None) -> int:
     try:
         limit = msgspec.json.decode(option, type=_Limits).image
     except msgspec.DecodeError as error:
-        raise ConfigError(
-            f'option.limit_mm_per_prompt has value {option!r}: not JSON such as {{"image": 4}}'
-        ) from error
+        raise ConfigError(f'option.limit_mm_per_prompt={option} is not JSON such as {{"image": 4}}') from error
     return limit.count if isinstance(limit, _Limit) else limit
 
 

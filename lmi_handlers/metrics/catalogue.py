@@ -28,135 +28,148 @@ _TOKENS = [*(mantissa * 10**power for power in range(6) for mantissa in (1, 2, 5
 CATALOGUE = Catalogue()
 _counter, _gauge, _histogram = CATALOGUE.counter, CATALOGUE.gauge, CATALOGUE.histogram
 
-REQUESTS = _counter("tgi_request_count", "requests", "Requests that have ended, in whatever way.")
-SUCCESSES = _counter("tgi_request_success", "requests", "Requests answered to the end.")
-FAILED = _counter("tgi_request_failure", "requests", "Requests not answered to the end, by cause.", "err", FAILURES)
+REQUESTS = _counter("tgi_request_count", "requests", "Requests that have ended, successfully or not.")
+SUCCESSES = _counter("tgi_request_success", "requests", "Requests answered in full.")
+FAILED = _counter("tgi_request_failure", "requests", "Requests that failed, by cause.", "err", FAILURES)
 DURATION = _histogram(
-    "tgi_request_duration", "seconds", "Arrival of a request to the end of its complete answer.", _TGI_SECONDS
+    "tgi_request_duration", "seconds", "Time from the arrival of a request to the end of its answer.", _TGI_SECONDS
 )
 VALIDATION_DURATION = _histogram(
-    "tgi_request_validation_duration", "seconds", "Parsing and tokenising a request.", _TGI_SECONDS
+    "tgi_request_validation_duration", "seconds", "Time to parse and tokenise a request.", _TGI_SECONDS
 )
 QUEUE_DURATION = _histogram(
-    "tgi_request_queue_duration", "seconds", "Wait of a request in the engine's queue.", _TGI_SECONDS
+    "tgi_request_queue_duration", "seconds", "Time that a request waited in the engine's queue.", _TGI_SECONDS
 )
 INFERENCE_DURATION = _histogram(
-    "tgi_request_inference_duration", "seconds", "Leaving the queue to the end of the complete answer.", _TGI_SECONDS
+    "tgi_request_inference_duration", "seconds", "Time from leaving the queue to the end of the answer.", _TGI_SECONDS
 )
 TIME_PER_TOKEN = _histogram(
     "tgi_request_mean_time_per_token_duration",
     "seconds",
-    "Inference duration of a complete answer, divided by the tokens of a sequence.",
+    "Inference time of an answer per token of a sequence.",
     _TGI_SECONDS,
 )
-INPUT_LENGTH = _histogram("tgi_request_input_length", "tokens", "All prompts of a request together.", _TOKENS)
+INPUT_LENGTH = _histogram("tgi_request_input_length", "tokens", "Prompt tokens per request.", _TOKENS)
 GENERATED_TOKENS = _histogram(
-    "tgi_request_generated_tokens", "tokens", "All sequences of a complete answer together.", _TOKENS
+    "tgi_request_generated_tokens", "tokens", "Generated tokens per answer, over all sequences.", _TOKENS
 )
 MAX_NEW_TOKENS = _histogram(
-    "tgi_request_max_new_tokens", "tokens", "The most that a sequence of the request may have.", _TOKENS
+    "tgi_request_max_new_tokens", "tokens", "Maximum tokens per sequence, as requested.", _TOKENS
 )
-QUEUE_SIZE = _gauge("tgi_queue_size", "sequences", "Sequences that wait in the engine's queue now.")
-BATCH_SIZE = _gauge("tgi_batch_current_size", "sequences", "Sequences in the engine's batch now.")
+QUEUE_SIZE = _gauge("tgi_queue_size", "sequences", "Sequences waiting in the engine's queue.")
+BATCH_SIZE = _gauge("tgi_batch_current_size", "sequences", "Sequences in the engine's batch.")
 
-RUNNING = _gauge("vllm:num_requests_running", "sequences", "Sequences in the engine's batch now.")
-WAITING = _gauge("vllm:num_requests_waiting", "sequences", "Sequences that wait in the engine's queue now.")
-KV_CACHE_USAGE = _gauge(
-    "vllm:kv_cache_usage_perc", "share", "Keys and values of the running sequences: 1 is all that there is room for."
+RUNNING = _gauge("vllm:num_requests_running", "sequences", "Sequences in the engine's batch.")
+WAITING = _gauge("vllm:num_requests_waiting", "sequences", "Sequences waiting in the engine's queue.")
+KV_CACHE_USAGE = _gauge("vllm:kv_cache_usage_perc", "share", "Share of the KV cache in use, from 0 to 1.")
+PROMPT_TOKENS = _counter(
+    "vllm:prompt_tokens_total", "tokens", "Prompt tokens of all requests that have received a token."
 )
-PROMPT_TOKENS = _counter("vllm:prompt_tokens_total", "tokens", "Prompt tokens of the requests that have had a token.")
-GENERATION_TOKENS = _counter("vllm:generation_tokens_total", "tokens", "Generated tokens, counted as they come.")
+GENERATION_TOKENS = _counter("vllm:generation_tokens_total", "tokens", "Generated tokens, counted as they arrive.")
 FINISHED = _counter(
-    "vllm:request_success_total", "sequences", "Sequences that have ended, by why.", "finished_reason", FINISHED_REASONS
+    "vllm:request_success_total",
+    "sequences",
+    "Sequences that have ended, by reason.",
+    "finished_reason",
+    FINISHED_REASONS,
 )
 TIME_TO_FIRST_TOKEN = _histogram(
-    "vllm:time_to_first_token_seconds", "seconds", "Arrival of a request to its first token.", _FIRST_TOKEN_SECONDS
+    "vllm:time_to_first_token_seconds",
+    "seconds",
+    "Time from the arrival of a request to its first token.",
+    _FIRST_TOKEN_SECONDS,
 )
 INTER_TOKEN_LATENCY = _histogram(
     "vllm:inter_token_latency_seconds",
     "seconds",
-    "From one token of a sequence to the next, counted as they come.",
+    "Time between two tokens of a sequence, counted as they arrive.",
     _TOKEN_SECONDS,
 )
 TIME_PER_OUTPUT_TOKEN = _histogram(
     "vllm:request_time_per_output_token_seconds",
     "seconds",
-    "Decode time of a complete answer, divided by the tokens of a sequence after its first.",
+    "Decode time of an answer per token of a sequence after its first.",
     _TOKEN_SECONDS,
 )
 E2E_LATENCY = _histogram(
     "vllm:e2e_request_latency_seconds",
     "seconds",
-    "Arrival of a request to the end of its complete answer.",
+    "Time from the arrival of a request to the end of its answer.",
     _REQUEST_SECONDS,
 )
 QUEUE_TIME = _histogram(
-    "vllm:request_queue_time_seconds", "seconds", "Wait of a request in the engine's queue.", _REQUEST_SECONDS
+    "vllm:request_queue_time_seconds", "seconds", "Time that a request waited in the engine's queue.", _REQUEST_SECONDS
 )
 INFERENCE_TIME = _histogram(
     "vllm:request_inference_time_seconds",
     "seconds",
-    "Leaving the queue to the end of the complete answer.",
+    "Time from leaving the queue to the end of the answer.",
     _REQUEST_SECONDS,
 )
 PREFILL_TIME = _histogram(
-    "vllm:request_prefill_time_seconds", "seconds", "Leaving the queue to the first token.", _REQUEST_SECONDS
+    "vllm:request_prefill_time_seconds", "seconds", "Time from leaving the queue to the first token.", _REQUEST_SECONDS
 )
 DECODE_TIME = _histogram(
-    "vllm:request_decode_time_seconds", "seconds", "First token to the end of the complete answer.", _REQUEST_SECONDS
+    "vllm:request_decode_time_seconds",
+    "seconds",
+    "Time from the first token to the end of the answer.",
+    _REQUEST_SECONDS,
 )
-REQUEST_PROMPT_TOKENS = _histogram(
-    "vllm:request_prompt_tokens", "tokens", "All prompts of a request together.", _TOKENS
-)
+REQUEST_PROMPT_TOKENS = _histogram("vllm:request_prompt_tokens", "tokens", "Prompt tokens per request.", _TOKENS)
 REQUEST_GENERATION_TOKENS = _histogram(
-    "vllm:request_generation_tokens", "tokens", "All sequences of a complete answer together.", _TOKENS
+    "vllm:request_generation_tokens", "tokens", "Generated tokens per answer, over all sequences.", _TOKENS
 )
 REQUEST_MAX_TOKENS = _histogram(
-    "vllm:request_params_max_tokens", "tokens", "The most that a sequence of the request may have.", _TOKENS
+    "vllm:request_params_max_tokens", "tokens", "Maximum tokens per sequence, as requested.", _TOKENS
 )
 
 _PAGE = """\
 # Metrics
 
-Generated from `lmi_handlers/metrics/` by `python -m lmi_handlers.metrics.catalogue > docs/metrics.md`.
+Generated from `lmi_handlers/metrics/` by
+`python -m lmi_handlers.metrics.catalogue > docs/metrics.md`.
 
-`GET /metrics` answers in Prometheus' text format, on the port of everything else and from the first moment on; SageMaker's
-detailed observability reads it there. It speaks for the whole server, whichever web worker answers. Counters begin at zero
-with the server and outlive its workers and engines. Every series is there from the start.
+`GET /metrics` returns Prometheus' text format, on the same port as the APIs and as soon as the
+server listens. SageMaker's detailed observability reads it there. The values cover the whole
+server, whichever web worker answers. Counters start at zero when the server starts, and are kept
+when a worker or an engine is replaced. Every series exists from the start.
 
-* A request is what asks for one answer: a body, or each record of a batch body. It is counted at its end and once, however
-  it ends: answered, failed, refused before or by the engine, its client gone.
-  What has a wrong path, method or API key is no request.
-* A sequence is one of the texts that are generated for it; `n`, lists of prompts and beams make several.
-* Histograms of a *complete answer* leave out requests that failed. The others take every request that has had a token.
-* Gauges are what the engine says, a tenth of a second ago at most; zero while none is loaded. Of its cache
-  only `transformers` and `vllm` say something.
+* A request asks for one answer. It is one body, or one record of a batch body. Each request is
+  counted once, when it ends, however it ends: answered, failed, rejected by the server or the
+  engine, or abandoned by its client. A wrong path, method or API key does not count as a request.
+* A sequence is one of the texts generated for a request. `n`, lists of prompts and beams make
+  several.
+* Histograms of an *answer* leave out requests that failed. The others include every request that
+  has received a token.
+* Gauges are reported by the engine and are at most a tenth of a second old. They are zero while no
+  engine is loaded. Only `transformers` and `vllm` report the use of their KV cache.
 """
 
 _DIFFERENCES = """\
-TGI's series have no label but `err`; all of vLLM's have `model_name` and `engine`, which is always `0`.
+TGI's series have no label except `err`. All of vLLM's have `model_name` and `engine`, which is
+always `0`.
 
 | `err` | the request |
 | --- | --- |
-| `validation` | was refused for what it asks |
+| `validation` | was rejected because of what it asks for |
 | `template` | has messages that the chat template cannot render |
-| `overloaded` | found the queue full |
-| `generation` | failed in the engine, or with it |
-| `dropped` | lost its client |
-| `timeout` | was not done within `predict_timeout`; not one of TGI's |
-| `not_ready` | came while the engine was loading, restarting or shutting down; not one of TGI's |
+| `overloaded` | was rejected because the queue was full |
+| `generation` | failed in the engine, or because the engine failed |
+| `dropped` | was abandoned by its client |
+| `timeout` | took longer than `predict_timeout`; TGI has no such cause |
+| `not_ready` | arrived while the engine was loading, restarting or shutting down; TGI has no such cause |
 
 | `finished_reason` | the sequence |
 | --- | --- |
-| `stop` | came to its end: the end-of-sequence token, or what the request asked to stop at |
-| `length` | had all the tokens that it may have |
-| `abort` | was given up: its client was gone or its time was over |
+| `stop` | ended with the end-of-sequence token or with a stop string or token of the request |
+| `length` | reached its maximum number of tokens |
+| `abort` | was aborted, because its client disconnected or its time was up |
 | `error` | failed, alone or with its request |
 
-## Not here
+## Not provided
 
-* TGI's `tgi_batch_*` but the size: an engine's step does not say which part of it was prefill.
-* vLLM's prefix cache and preemption counters: engines keep these to themselves.
+* TGI's `tgi_batch_*` except the size: engines do not report which part of a step was prefill.
+* vLLM's prefix cache and preemption counters: engines do not report them.
 """
 
 
@@ -164,7 +177,7 @@ def metrics_page() -> str:
     """Return the text of docs/metrics.md."""
     rows = [
         f"| `{metric.name}` | {metric.kind} | {metric.unit} | {f'`{metric.label}`' if metric.label else ''} "
-        f"| {metric.meaning} |"
+        f"| {metric.documentation} |"
         for metric in CATALOGUE.metrics
     ]
     table = ["| name | type | unit | label | meaning |", "| --- | --- | --- | --- | --- |", *rows]

@@ -3,6 +3,9 @@
 A process takes the first file in the directory that no living process has locked, and continues from its values. So a
 killed worker loses nothing, its successor adds to the same values, and files do not pile up. The worker that serves
 `/metrics` adds them up.
+
+prometheus_client's multi-process mode leaves files behind for each worker that ever ran, cannot count a value several
+times at once, and takes six times as long for each observation.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Metric declarations and Prometheus' text format.
 
-Written by hand because prometheus_client appends `_total` to counter names, so `tgi_request_count` is impossible.
+Written by hand because prometheus_client cannot render TGI's counters: it names `tgi_request_count_total` in the `HELP`
+and `TYPE` lines above `tgi_request_count`.
 Source: https://prometheus.io/docs/instrumenting/exposition_formats/, version 0.0.4.
 """
 
@@ -24,7 +25,7 @@ class Metric(msgspec.Struct, frozen=True):
     name: str
     kind: Kind
     unit: str
-    meaning: str
+    documentation: str
     first: int
     label: str = ""
     label_values: tuple[str, ...] = ("",)
@@ -48,17 +49,21 @@ class Catalogue:
         self.metrics: list[Metric] = []
         self.size = 0
 
-    def counter(self, name: str, unit: str, meaning: str, label: str = "", values: Sequence[str] = ("",)) -> Metric:
+    def counter(
+        self, name: str, unit: str, documentation: str, label: str = "", values: Sequence[str] = ("",)
+    ) -> Metric:
         """Declare a counter, with one series per label value."""
-        return self._add(Metric(name, "counter", unit, meaning, self.size, label=label, label_values=tuple(values)))
+        return self._add(
+            Metric(name, "counter", unit, documentation, self.size, label=label, label_values=tuple(values))
+        )
 
-    def gauge(self, name: str, unit: str, meaning: str) -> Metric:
+    def gauge(self, name: str, unit: str, documentation: str) -> Metric:
         """Declare a gauge."""
-        return self._add(Metric(name, "gauge", unit, meaning, self.size))
+        return self._add(Metric(name, "gauge", unit, documentation, self.size))
 
-    def histogram(self, name: str, unit: str, meaning: str, buckets: Sequence[float]) -> Metric:
+    def histogram(self, name: str, unit: str, documentation: str, buckets: Sequence[float]) -> Metric:
         """Declare a histogram. `buckets` are the upper bounds, ascending."""
-        return self._add(Metric(name, "histogram", unit, meaning, self.size, buckets=tuple(map(float, buckets))))
+        return self._add(Metric(name, "histogram", unit, documentation, self.size, buckets=tuple(map(float, buckets))))
 
     def _add(self, metric: Metric) -> Metric:
         self.metrics.append(metric)
@@ -70,7 +75,7 @@ def exposition(metrics: Sequence[Metric], cells: Sequence[float], model_labels: 
     """Return the text of all series. vLLM's carry `model_labels`; TGI's do not name the model."""
     lines: list[str] = []
     for metric in metrics:
-        lines += (f"# HELP {metric.name} {metric.meaning}", f"# TYPE {metric.name} {metric.kind}")
+        lines += (f"# HELP {metric.name} {metric.documentation}", f"# TYPE {metric.name} {metric.kind}")
         shared = model_labels if metric.name.startswith("vllm:") else {}
         for position, value in enumerate(metric.label_values):
             labels = {**shared, metric.label: value} if metric.label else shared

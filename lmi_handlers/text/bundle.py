@@ -88,7 +88,9 @@ def build_text_bundle(
     tokenizer = _auto_tokenizer(model_dir, trust_remote_code=trust_remote_code, gguf_file=gguf_file)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
-        raise ConfigError(f"the tokenizer in {model_dir} ({type(tokenizer).__name__}) has no form as {TOKENIZER_FILE}")
+        raise ConfigError(
+            f"the tokenizer in {model_dir} ({type(tokenizer).__name__}) cannot be converted to {TOKENIZER_FILE}"
+        )
     processor = load_processor(model_dir, trust_remote_code=trust_remote_code)
     config = _read_json(model_dir / "config.json")
     generation_config = _read_json(model_dir / "generation_config.json")
@@ -158,7 +160,9 @@ def load_processor(model_dir: Path, *, trust_remote_code: bool) -> Any | None:
     try:
         processor = AutoProcessor.from_pretrained(model_dir, trust_remote_code=trust_remote_code)  # type: ignore[no-untyped-call]
     except Exception as error:  # noqa: BLE001  a model may bring its own code, which may raise anything
-        logger.warning("no images: the model's processor cannot be loaded", extra={"reason": str(error)})
+        logger.warning(
+            "images are not available, because the model's processor cannot be loaded", extra={"reason": str(error)}
+        )
         return None
     return processor if getattr(processor, "image_processor", None) is not None else None
 

@@ -152,13 +152,13 @@ def _render_open(template: str, messages: list[dict[str, Any]], **variables: Any
     else:
         part = next((part for part in reversed(content or ()) if "text" in part), None)
         if part is None:
-            raise ValueError("continue_final_message: the final message has no text to continue")
+            raise ValueError("continue_final_message: the last message has no text to continue")
         text = part["text"]
         part["text"] = text + _CONTINUE_HERE
     rendered = _render(template, [*messages[:-1], final], **variables)
     end = rendered.rfind(_CONTINUE_HERE.strip())
     if end == -1 or text.strip() not in rendered:
-        raise ValueError("continue_final_message: this model's chat template leaves the final message's text out")
+        raise ValueError("continue_final_message: this model's chat template leaves out the last message's text")
     # If the template strips messages, strip the text too, as the template would have done without the tag.
     keeps = rendered.startswith(_CONTINUE_HERE, end)
     return rendered[:end] if keeps else rendered[:end].rstrip()
@@ -241,7 +241,9 @@ def _part_text(bundle: TextBundle, part: dict[str, str]) -> str:
     if part["type"] == "text":
         return part["text"]
     if bundle.image_token is None:
-        raise UnsupportedFeature("has an image, for which this model's chat template has no place", field="messages")
+        raise UnsupportedFeature(
+            "has an image, but this model's chat template does not support images", field="messages"
+        )
     return f"{bundle.image_token}\n"
 
 
@@ -252,6 +254,8 @@ def _select_template(bundle: TextBundle, tools: list[dict[str, Any]] | None) -> 
     if template is None:
         template = bundle.chat_template
     if template is None:
-        named = f"; it has some named {', '.join(sorted(templates))}" if templates else ""
-        raise UnsupportedFeature(f"this model has no chat template{named}", field="messages")
+        named = f", only templates named {', '.join(sorted(templates))}" if templates else ""
+        raise UnsupportedFeature(
+            f"this model has no {'default ' if templates else ''}chat template{named}", field="messages"
+        )
     return template

@@ -1,4 +1,8 @@
-"""Converts token ids to text, one id at a time."""
+"""Converts token ids to text, one id at a time.
+
+`tokenizers.decoders.DecodeStream` does the same. It is not used, because it raises an error if a decoder changes
+earlier text, gets stuck at a token whose text is U+FFFD, and takes five times as long as `PieceDetokenizer`.
+"""
 
 from __future__ import annotations
 
@@ -56,11 +60,7 @@ class PieceDetokenizer:
 
 
 class WindowDetokenizer:
-    """For all other decoders. Decodes the last few ids with and without the new one and returns the difference.
-
-    `tokenizers.decoders.DecodeStream` does the same, but it raises an error if a decoder changes earlier text, and it
-    gets stuck at a token whose text is U+FFFD.
-    """
+    """For all other decoders. Decodes the last few ids with and without the new one and returns the difference."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> None:
         self._decode = tokenizer.backend.decode

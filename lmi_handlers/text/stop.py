@@ -1,4 +1,9 @@
-"""Matches stop strings in text that arrives in pieces."""
+"""Matches stop strings in text that arrives in pieces.
+
+Written by hand, because text at the end of a piece must be held back if it may be the start of a stop string.
+pyahocorasick can continue a search from piece to piece, but does not tell how long that partial match is. The partial
+matches of `regex` do not find the stop string that ends first.
+"""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def test_what_is_no_network_is_refused_at_start() -> None:
 
 
 def test_a_name_of_a_private_address_is_refused_without_telling_it() -> None:
-    with pytest.raises(InvalidRequest, match="not on the public Internet") as caught:
+    with pytest.raises(InvalidRequest, match="neither on the public Internet") as caught:
         allowed_media("localhost", None).resolve(Location("localhost", 443, "/"))
     assert "127.0.0.1" not in str(caught.value)
     assert "::1" not in str(caught.value)
@@ -239,7 +239,7 @@ def get(
     ("path", "cause"),
     [
         ("/redirect", "redirects are not followed"),
-        ("/missing", "answers 404"),
+        ("/missing", "returned status 404"),
         ("/endless", "more than 1000 bytes"),
         ("/cut", "cannot be fetched"),
     ],
@@ -277,12 +277,12 @@ def test_the_next_address_is_tried(pictures: PictureServer) -> None:
     location = Location("localhost", pictures.server_port, "/red.png")
     deadline = time.monotonic() + 30
     assert fetch(location, ["127.0.0.2", "127.0.0.1"], max_bytes=1000, deadline=deadline) == picture()
-    with pytest.raises(InvalidRequest, match="cannot be reached"):
+    with pytest.raises(InvalidRequest, match="no connection to the host"):
         fetch(location, ["127.0.0.2"], max_bytes=1000, deadline=deadline)
 
 
 def test_a_page_is_no_image(pictures: PictureServer) -> None:
-    with pytest.raises(InvalidRequest, match="no image") as caught:
+    with pytest.raises(InvalidRequest, match="not a readable image") as caught:
         loader(pictures).load([ImageSource(f"https://localhost:{pictures.server_port}/page", "messages[0].content[1]")])
     assert caught.value.field == "messages[0].content[1]"
 
@@ -315,7 +315,7 @@ def test_other_formats_are_not_read() -> None:
     for form in ("BMP", "TIFF", "ICO", "PPM"):
         data = picture((16, 16), form)
         assert decode(data) is None
-        with pytest.raises(InvalidRequest, match="no image"):
+        with pytest.raises(InvalidRequest, match="not a readable image"):
             count_pixels(data)
 
 
@@ -365,7 +365,7 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded() -> None:
 
 def test_a_line_of_pixels_is_refused() -> None:
     """Some models' processors cut it into a hundred thousand parts."""
-    with pytest.raises(InvalidRequest, match="over 200 times"):
+    with pytest.raises(InvalidRequest, match="at most 200 times"):
         image_loader(ServingProperties()).load([ImageSource(data_url(bomb(201, 1)), "image")])
     assert image_loader(ServingProperties()).load([ImageSource(data_url(bomb(200, 1)), "image")])
 
@@ -408,8 +408,8 @@ def test_the_decoder(decoder: LimitedProcess) -> None:
     ("data", "cause"),
     [
         pytest.param(lambda: progressive(2000, 60_000), "takes too long", id="scans"),
-        pytest.param(lambda: bomb(30_000, 30_000), "takes too much memory|no image", id="pixels"),
-        pytest.param(lambda: picture((100, 100))[:-40], "no image", id="cut"),
+        pytest.param(lambda: bomb(30_000, 30_000), "takes too much memory|not a readable image", id="pixels"),
+        pytest.param(lambda: picture((100, 100))[:-40], "not a readable image", id="cut"),
     ],
 )
 def test_what_the_decoder_does_not_survive_is_the_clients_mistake(

@@ -409,7 +409,7 @@ def test_requirements_are_warned_of(tmp_path: Path, both: Both) -> None:
                 "serving.properties": ECHO["serving.properties"]
                 + "option.chat_template=plain.jinja\noption.enable_reasoning=true\n"
             },
-            "option.enable_reasoning=true: the model's chat template does not tell",
+            "option.enable_reasoning=true: the chat template does not show",
         ),
         (
             {"serving.properties": ECHO["serving.properties"] + "option.output_formatter=x\n"},

@@ -165,7 +165,7 @@ def test_a_log_format_that_there_is_not(tmp_path: Path) -> None:
     shown = Terminal(tmp_path, LOG_FORMAT="xml")
     try:
         assert shown.process.wait(60) == 1
-        assert shown.text == "lmi: error: LOG_FORMAT has value 'xml': not one of json, text\n"
+        assert shown.text == "lmi: error: LOG_FORMAT must be one of json, text, got 'xml'\n"
     finally:
         shown.close()
 
@@ -181,7 +181,7 @@ class Stream:
 )
 def test_the_format(given: str, terminal: bool, expected: str) -> None:
     assert log_format({"LOG_FORMAT": given}, Stream(terminal=terminal)) == expected  # type: ignore[arg-type]  # all it asks
-    with pytest.raises(ConfigError, match=r"LOG_FORMAT has value '%\(message\)s': not one of json, text"):
+    with pytest.raises(ConfigError, match=r"LOG_FORMAT must be one of json, text, got '%\(message\)s'"):
         log_format({"LOG_FORMAT": "%(message)s"}, Stream(terminal=terminal))  # type: ignore[arg-type]
 
 

@@ -480,7 +480,7 @@ def test_without_an_option_thoughts_stay(echo_server: Server) -> None:
     ("option", "cause"),
     [
         ("reasoning_parser=nonsense", "unknown option.reasoning_parser 'nonsense'"),
-        ("enable_reasoning=true", "option.enable_reasoning=true: the model's chat template does not tell"),
+        ("enable_reasoning=true", "option.enable_reasoning=true: the chat template does not show"),
     ],
 )
 def test_wrong_options_end_the_server(start_server: StartServer, option: str, cause: str) -> None:

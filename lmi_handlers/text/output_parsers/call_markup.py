@@ -1,4 +1,7 @@
-"""Calls written as tags, such as `<function=f><parameter=a>1</parameter></function>`: the tags, and values as JSON."""
+"""Calls written as tags, such as `<function=f><parameter=a>1</parameter></function>`: the tags, and values as JSON.
+
+This is not XML: the name is part of the tag, and values are not escaped.
+"""
 
 # ruff: noqa: RUF001  DeepSeek's tokens contain full-width bars.
 

@@ -1,7 +1,8 @@
 """Reads JSON that is still being generated, one object member at a time. Checks the structure, but not the values.
 
-The standard library, msgspec and ijson need complete, valid JSON, and partial-json-parser rereads all of the text for
-each piece. None of them returns the text of a value piece by piece as it arrives.
+Written by hand, because clients get the text of a value as the model wrote it, piece by piece. ijson returns a string
+only when it is complete. jiter and partial-json-parser return decoded values, and read all of the text again for each
+piece: for an argument of 200,000 characters that takes more than 15 s, here 0.2 s.
 """
 
 from __future__ import annotations

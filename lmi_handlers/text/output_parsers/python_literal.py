@@ -1,4 +1,8 @@
-"""Converts Python literals to JSON while they are being generated. Also reads Gemma's, which use tokens as quotes."""
+"""Converts Python literals to JSON while they are being generated. Also reads Gemma's, which use tokens as quotes.
+
+Written by hand, because `ast.literal_eval` needs the whole literal, and rejects JSON's constants and the bare words that
+models write.
+"""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def choose_reasoning_format(chat_template: str, parser: str | None, *, enabled: 
         if marker in chat_template:
             return REASONING_FORMATS[name]
     raise ConfigError(
-        "option.enable_reasoning=true: the model's chat template does not tell how it marks its thoughts; "
+        "option.enable_reasoning=true: the chat template does not show how the model marks its reasoning; "
         f"set option.reasoning_parser ({', '.join(reasoning_parser_names())})"
     )
 
@@ -161,11 +161,11 @@ class ReasoningParser(MessageParser):
 
     def _advance(self) -> MessageDelta:
         next(self._reading, None)
-        thoughts = MessageDelta(reasoning="".join(self._reasoning))
+        reasoning = MessageDelta(reasoning="".join(self._reasoning))
         answer = "".join(self._answer)
         self._reasoning.clear()
         self._answer.clear()
-        return thoughts + self._parser.feed(answer) if answer else thoughts
+        return reasoning + self._parser.feed(answer) if answer else reasoning
 
     def _read(self) -> Reading[None]:
         text, marks = self._text, self._format
