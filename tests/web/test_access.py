@@ -1,4 +1,4 @@
-"""Who may ask, on every route: pages in browsers, clients with the API key, clients of the runtime API."""
+"""Who may send requests to each route: web pages, clients with the API key, clients of the runtime API."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GETS = {"/": 200, "/health": 200, "/ping": 200, "/info": 200, "/metrics": 200, "
     "authorization",
     [None, "", API_KEY, f"Basic {API_KEY}", f"Bearer {API_KEY}x", f"Bearer {API_KEY.upper()}", "Bearer é"],
 )
-def test_no_post_without_the_key(guarded_server: Server, path: str, authorization: str | None) -> None:
+def test_posts_without_the_key_are_rejected(guarded_server: Server, path: str, authorization: str | None) -> None:
     headers = {} if authorization is None else {"Authorization": authorization.encode()}
     answer = guarded_server.invoke({"inputs": "a"}, path=path, headers=headers)
     assert (answer.status_code, answer.content) == (401, b"")
@@ -35,33 +35,33 @@ def test_no_post_without_the_key(guarded_server: Server, path: str, authorizatio
 
 @pytest.mark.parametrize("path", POSTS[:-1])
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
-def test_with_the_key(guarded_server: Server, path: str, scheme: str) -> None:
+def test_posts_with_the_key_are_answered(guarded_server: Server, path: str, scheme: str) -> None:
     body = {"inputs": "a", "messages": [{"role": "user", "content": "a"}]}
     answer = guarded_server.invoke(body, path=path, headers={"Authorization": f"{scheme} {API_KEY}"})
     assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("path", GETS)
-def test_gets_are_open(guarded_server: Server, path: str) -> None:
+def test_gets_need_no_key(guarded_server: Server, path: str) -> None:
     assert requests.get(guarded_server.url + path, timeout=30).status_code == GETS[path]
 
 
-def test_the_key_is_written_nowhere(guarded_server: Server) -> None:
+def test_key_is_never_logged(guarded_server: Server) -> None:
     guarded_server.invoke({"inputs": "a"}, headers={"Authorization": f"Bearer {API_KEY}"})
     assert API_KEY not in guarded_server.log
 
 
-def test_key_beyond_ascii(start_server: StartServer) -> None:
+def test_key_with_non_ascii_characters(start_server: StartServer) -> None:
     server = start_server(ECHO, environ={"API_KEY": "schlüssel"})
     assert server.invoke({"inputs": "a"}).status_code == 401
     answer = server.invoke({"inputs": "a"}, headers={"Authorization": "Bearer schlüssel".encode()})
     assert answer.status_code == 200
 
 
-# Pages in browsers
+# Web pages
 
 OWN = "own"
-"""Stands for the origin that the server itself has."""
+"""Placeholder for the server's own origin."""
 
 LOCAL_PAGES = ("http://localhost:3000", "https://127.0.0.1", "http://[::1]:5173", "http://app.localhost", OWN)
 FOREIGN_PAGES = ("https://evil.example", "null", "http://localhost.evil.example", "http://127.0.0.1.evil.example")
@@ -89,7 +89,7 @@ BODIES: dict[str, object] = {
 
 
 def post(server: Server, path: str, headers: dict[str, str]) -> requests.Response:
-    """As a page does whose request needs no preflight, if that is what `path` takes."""
+    """Send a request like a web page, without a preflight if `path` accepts that."""
     return server.invoke(BODIES.get(path, {"inputs": "a"}), path=path, headers=headers)
 
 
@@ -99,7 +99,7 @@ def origin_of(server: Server, page: str) -> str:
 
 @pytest.mark.parametrize("path", GENERATING)
 @pytest.mark.parametrize("page", FOREIGN_PAGES)
-def test_a_foreign_page_is_refused(echo_server: Server, path: str, page: str) -> None:
+def test_page_from_another_origin_is_rejected(echo_server: Server, path: str, page: str) -> None:
     answer = post(echo_server, path, {"Origin": page})
     assert answer.status_code == 403
     assert "cors_allowed_origin" in answer.text
@@ -107,12 +107,12 @@ def test_a_foreign_page_is_refused(echo_server: Server, path: str, page: str) ->
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_a_foreign_page_that_hides_its_origin(echo_server: Server, site: str) -> None:
+def test_page_that_hides_its_origin_is_rejected(echo_server: Server, site: str) -> None:
     assert post(echo_server, "/invocations", {"Sec-Fetch-Site": site}).status_code == 403
 
 
-def test_what_needs_no_preflight_is_refused_too(echo_server: Server) -> None:
-    """A form of any page can send this."""
+def test_requests_without_preflight_are_rejected_too(echo_server: Server) -> None:
+    """A form on any web page can send this."""
     headers = {"Origin": "https://evil.example", "Content-Type": "text/plain"}
     answer = requests.post(f"{echo_server.url}/invocations", b'{"inputs": "a"}', headers=headers, timeout=30)
     assert answer.status_code == 403
@@ -120,8 +120,8 @@ def test_what_needs_no_preflight_is_refused_too(echo_server: Server) -> None:
 
 @pytest.mark.parametrize("path", GENERATING)
 @pytest.mark.parametrize("page", [None, *LOCAL_PAGES])
-def test_local_pages_and_other_clients_are_served(echo_server: Server, path: str, page: str | None) -> None:
-    """The body's own faults aside: it passes the door."""
+def test_local_pages_and_other_clients_are_allowed(echo_server: Server, path: str, page: str | None) -> None:
+    """The body may be invalid, but access is granted."""
     headers = {} if page is None else {"Origin": origin_of(echo_server, page)}
     answer = post(echo_server, path, headers)
     assert answer.status_code == 200, answer.text
@@ -129,7 +129,7 @@ def test_local_pages_and_other_clients_are_served(echo_server: Server, path: str
 
 
 @pytest.mark.parametrize("site", ["none", "same-origin"])
-def test_what_browsers_say_of_the_servers_own_pages(echo_server: Server, site: str) -> None:
+def test_headers_that_browsers_send_from_the_servers_own_pages(echo_server: Server, site: str) -> None:
     assert post(echo_server, "/invocations", {"Sec-Fetch-Site": site}).status_code == 200
 
 
@@ -144,7 +144,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("path", SHAPES)
-def test_the_refusal_has_the_apis_shape(echo_server: Server, path: str) -> None:
+def test_rejection_has_the_shape_of_the_api(echo_server: Server, path: str) -> None:
     answer = post(echo_server, path, {"Origin": "https://evil.example"})
     assert "'https://evil.example'" in SHAPES[path](answer.json())
 
@@ -159,8 +159,8 @@ def test_preflight(echo_server: Server, path: str) -> None:
         assert answer.headers.get("Access-Control-Allow-Origin") == allowed
 
 
-def test_preflight_of_openais_client(echo_server: Server) -> None:
-    """It sends a key to every server, and headers of its own."""
+def test_preflight_of_the_openai_client(echo_server: Server) -> None:
+    """The client always sends a key and headers of its own."""
     asked = "authorization,content-type,x-stainless-os"
     for origin, allowed in {"http://localhost:3000": asked, "https://evil.example": "content-type"}.items():
         headers = {"Origin": origin, "Access-Control-Request-Headers": asked}
@@ -168,33 +168,33 @@ def test_preflight_of_openais_client(echo_server: Server) -> None:
         assert answer.headers["Access-Control-Allow-Headers"] == allowed
 
 
-def test_preflight_needs_no_key_and_allows_one(guarded_server: Server) -> None:
+def test_preflight_needs_no_key_but_allows_the_key_header(guarded_server: Server) -> None:
     answer = requests.options(guarded_server.url + "/generate", timeout=30)
     assert (answer.status_code, answer.headers["Access-Control-Allow-Headers"]) == (200, "content-type,authorization")
 
 
 @pytest.fixture(scope="module")
 def open_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One for every page, as TGI is by default."""
+    """A server that allows all pages, like TGI by default."""
     server = Server(tmp_path_factory.mktemp("open") / "m", ECHO + "cors_allowed_origin=*\n", "--local-runtime")
     yield server.wait_ready()
     server.stop()
 
 
 @pytest.mark.parametrize("path", GENERATING)
-def test_every_page_where_that_is_asked_for(open_server: Server, path: str) -> None:
+def test_all_origins_can_be_allowed(open_server: Server, path: str) -> None:
     headers = {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site", "Host": "evil.example"}
     answer = post(open_server, path, headers)
     assert (answer.status_code, answer.headers["Access-Control-Allow-Origin"]) == (200, "*"), answer.text
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/generate_stream"), ("POST", "/invocations"), ("GET", "/nope")])
-def test_every_response_is_marked(open_server: Server, method: str, path: str) -> None:
+def test_every_response_has_cors_headers(open_server: Server, method: str, path: str) -> None:
     answer = requests.request(method, open_server.url + path, json={"inputs": "a"}, timeout=30)
     assert (answer.headers["Access-Control-Allow-Origin"], answer.headers["Vary"]) == ("*", VARY)
 
 
-def test_only_listed_origins(start_server: StartServer) -> None:
+def test_only_listed_origins_are_allowed(start_server: StartServer) -> None:
     server = start_server(ECHO + "cors_allowed_origin=https://a.example, https://B.example/\n")
     for origin, allowed in {
         "https://a.example": True,
@@ -207,18 +207,18 @@ def test_only_listed_origins(start_server: StartServer) -> None:
         answer = requests.get(server.url + "/health", headers={"Origin": origin}, timeout=30)
         assert answer.headers.get("Access-Control-Allow-Origin") == (origin if allowed else None)
         assert post(server, "/generate", {"Origin": origin}).status_code == (200 if allowed else 403)
-    # Who may send pages of that name may be a proxy of that name, too.
+    # A host whose pages are allowed may also be a proxy for this server.
     assert post(server, "/generate", {"Host": "a.example"}).status_code == 200
 
 
-# A page whose name was made to point to this machine
+# DNS rebinding: a page whose host name points to this machine
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/info", "/"])
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example"]
 )
-def test_a_loopback_server_knows_its_name(echo_server: Server, path: str, host: str) -> None:
+def test_loopback_server_rejects_other_host_names(echo_server: Server, path: str, host: str) -> None:
     method = "POST" if path == "/invocations" else "GET"
     headers = {"Host": host, "Origin": f"http://{host}"}
     answer = requests.request(method, echo_server.url + path, json={"inputs": "a"}, headers=headers, timeout=30)
@@ -228,7 +228,7 @@ def test_a_loopback_server_knows_its_name(echo_server: Server, path: str, host: 
 @pytest.mark.parametrize(
     "host", ["localhost", "LOCALHOST.:1", "127.0.0.1:1", "[::1]:1", "model", "host.docker.internal:8080", "mac.local"]
 )
-def test_names_that_no_page_can_have(echo_server: Server, host: str) -> None:
+def test_host_names_that_no_page_can_have_are_allowed(echo_server: Server, host: str) -> None:
     assert post(echo_server, "/invocations", {"Host": host}).status_code == 200
 
 
@@ -243,7 +243,7 @@ def test_names_that_no_page_can_have(echo_server: Server, host: str) -> None:
         (["--host", "0.0.0.0"], {"API_KEY": API_KEY}, "0.0.0.0"),
     ],
 )
-def test_the_local_runtime_is_for_this_machine(
+def test_local_runtime_is_only_for_this_machine(
     tmp_path: Path, arguments: list[str], environ: dict[str, str], address: str
 ) -> None:
     port = free_port()
@@ -258,7 +258,7 @@ def test_the_local_runtime_is_for_this_machine(
         assert ("lmi: warning: the local runtime checks no signatures" in server.log) == (
             address == "0.0.0.0" and not environ
         )
-        # A name of a proxy's, as in a cluster: only a server of this machine alone minds.
+        # The name of a proxy, as in a cluster. Only servers on the loopback interface reject it.
         expected = 403 if address == "127.0.0.1" else 200
         headers = {"Host": "llm.example.org", "Authorization": f"Bearer {API_KEY}"}
         assert post(server, "/invocations", headers).status_code == expected
@@ -278,7 +278,7 @@ def runtime(server: Server, access_key: str) -> Any:
 
 
 def test_boto3_with_the_key(guarded_server: Server) -> None:
-    """The access key id is all that it can say."""
+    """boto3 can only send it as the access key id."""
     with closing(runtime(guarded_server, API_KEY)) as client:
         call = {"EndpointName": "x", "Body": b'{"inputs": "hello"}', "ContentType": "application/json"}
         answer = client.invoke_endpoint(**call)
@@ -299,6 +299,6 @@ def test_boto3_without_the_key(guarded_server: Server, access_key: str) -> None:
     assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 401
 
 
-def test_what_passes_a_request_on_cannot_be_said_by_a_client(guarded_server: Server) -> None:
+def test_clients_cannot_set_the_internal_header(guarded_server: Server) -> None:
     for name in ("lmi.admitted", "Lmi-Admitted"):
         assert post(guarded_server, "/invocations", {name: "true"}).status_code == 401

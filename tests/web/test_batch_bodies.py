@@ -1,4 +1,4 @@
-"""JSON-lines bodies: how they are read, and how long they may take. What they answer is in test_http.py."""
+"""JSON-lines bodies: how they are parsed and how long they may take. test_http.py tests the answers."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from lmi_handlers.web.batch_bodies import is_batch, records
 
 
 @given(st.binary(max_size=30).map(lambda data: data.replace(b"a", b"\n")))
-def test_each_line_that_is_not_blank_is_a_record(data: bytes) -> None:
+def test_each_non_blank_line_is_a_record(data: bytes) -> None:
     lines = [line.strip() for line in data.split(b"\n") if line.strip()]
     assert list(records(data)) == lines
     assert is_batch(data) == (len(lines) > 1)
 
 
-def test_lines_may_end_as_on_windows() -> None:
+def test_lines_may_end_in_crlf() -> None:
     assert list(records(b'{"a":1}\r\n\r\n{"b":2}\r\n')) == [b'{"a":1}', b'{"b":2}']
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One record at a time, which takes a second; a batch may take two, and its records two each in the queue."""
+    """A server that takes a second per record, one at a time. A batch may take two seconds."""
     properties = (
         "option.rolling_batch=echo\noption.echo_tokens_per_second=10\noption.max_rolling_batch_size=1\n"
         "job_queue_size=1\noption.batch_timeout=2\noption.max_batch_records=50\n"
@@ -40,11 +40,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.stop()
 
 
-def test_what_is_not_begun_in_time_is_answered_with_an_error(server: Server) -> None:
+def test_records_that_do_not_start_in_time_get_an_error(server: Server) -> None:
     data = b"\n".join([json.dumps({"inputs": "abcdefghi"}).encode()] * 40)
     started = time.monotonic()
     answer = server.invoke(data=data, headers={"Content-Type": "application/jsonlines"})
-    assert time.monotonic() - started < 20, "all of them would take 40 seconds"
+    assert time.monotonic() - started < 20, "answering all records takes 40 seconds"
     lines = [json.loads(line) for line in answer.text.splitlines()]
     assert len(lines) == 40
     answered = [line for line in lines if line == {"generated_text": "abcdefghi"}]
@@ -54,7 +54,7 @@ def test_what_is_not_begun_in_time_is_answered_with_an_error(server: Server) -> 
     assert late[0] == {"error": "the batch was not done within 2 s (option.batch_timeout)", "code": 504}
 
 
-def test_too_many_lines_are_refused(server: Server) -> None:
+def test_too_many_lines_are_rejected(server: Server) -> None:
     answer = server.invoke(data=b"1\n" * 51, headers={"Content-Type": "application/jsonlines"})
     assert answer.status_code == 413
     assert answer.json()["error"] == "the request body has more than 50 lines (option.max_batch_records)"
@@ -62,7 +62,7 @@ def test_too_many_lines_are_refused(server: Server) -> None:
 
 @pytest.fixture(scope="module")
 def busy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One place, and one in the queue. A request may take four seconds, a batch a minute."""
+    """A server with one place in the batch and one in the queue. A request may take four seconds, a batch a minute."""
     properties = (
         "option.rolling_batch=echo\noption.echo_tokens_per_second=20\noption.max_rolling_batch_size=1\n"
         "job_queue_size=1\noption.echo_faults=true\noption.predict_timeout=4\noption.batch_timeout=60\n"
@@ -74,7 +74,7 @@ def busy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def full_queue(server: Server) -> Iterator[None]:
-    """More clients than there are places, that never rest."""
+    """Keeps the queue full: more clients than places, each always with a request."""
     done = threading.Event()
 
     def ask() -> None:
@@ -98,7 +98,7 @@ def failures(server: Server, cause: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(prefix))
 
 
-def test_a_record_may_wait_for_the_queue_longer_than_a_request_may_take(busy_server: Server) -> None:
+def test_record_may_wait_for_the_queue_longer_than_predict_timeout(busy_server: Server) -> None:
     answers: list[str] = []
 
     def batch() -> None:
@@ -115,7 +115,7 @@ def test_a_record_may_wait_for_the_queue_longer_than_a_request_may_take(busy_ser
     assert answers == ['{"generated_text": "abc"}\n' * 2]
 
 
-def test_a_batch_that_waits_for_the_queue_ends_when_its_client_has_left(busy_server: Server) -> None:
+def test_batch_that_waits_for_the_queue_ends_when_its_client_disconnects(busy_server: Server) -> None:
     record = json.dumps({"inputs": "abc"}).encode()
     headers = {"Content-Type": "application/jsonlines"}
     dropped, timeouts = failures(busy_server, "dropped"), failures(busy_server, "timeout")
@@ -127,6 +127,6 @@ def test_a_batch_that_waits_for_the_queue_ends_when_its_client_has_left(busy_ser
         busy_server.invoke(data=record + b"\n" + record, headers=headers, timeout=0.5)
     while failures(busy_server, "dropped") == dropped:
         time.sleep(0.1)
-    assert failures(busy_server, "timeout") == timeouts, "it went on until there was room"
+    assert failures(busy_server, "timeout") == timeouts, "the batch continued after its client had disconnected"
     for holder in holders:
         holder.join()

@@ -1,4 +1,4 @@
-"""Clients that send half a request, send nonsense, close half a connection or do not read: each costs only itself."""
+"""Clients that send incomplete or malformed requests, half-close connections or do not read: none affects the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROUTES = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that waits one second for its clients, and has two places."""
+    """A server that waits one second for clients and runs two sequences at a time."""
     properties = ECHO + "option.client_timeout=1\noption.predict_timeout=30\noption.max_rolling_batch_size=2\n"
     server = Server(tmp_path_factory.mktemp("limits") / "m", properties)
     yield server.wait_ready()
@@ -53,7 +53,7 @@ def request(body: object, path: str = "/invocations", version: str = "1.1", *fie
 
 
 def answer(sock: socket.socket) -> bytes:
-    """All that comes until the server closes the connection."""
+    """Everything received until the server closes the connection."""
     parts = []
     with contextlib.suppress(ConnectionResetError), sock:
         while part := sock.recv(1 << 16):
@@ -62,13 +62,13 @@ def answer(sock: socket.socket) -> bytes:
 
 
 def status_and_body(raw: bytes) -> tuple[int, Any]:
-    """Of one whole response."""
+    """Status and body of one complete response."""
     top, _, body = raw.partition(b"\r\n\r\n")
     assert f"Content-Length: {len(body)}".encode() in top, raw
     return int(top.split()[1]), json.loads(body)
 
 
-# Half a request
+# Incomplete requests
 
 
 @pytest.mark.parametrize(
@@ -76,14 +76,14 @@ def status_and_body(raw: bytes) -> tuple[int, Any]:
     [(b"", b""), (b"POST /invocations HT", b"HTTP/1.1 408 Request Timeout"), (head("/ping")[:-2], b"HTTP/1.1 408")],
     ids=["nothing", "half a line", "half a head"],
 )
-def test_head_that_does_not_come_ends_the_connection(server: Server, data: bytes, expected: bytes) -> None:
+def test_connection_is_closed_if_the_head_does_not_arrive(server: Server, data: bytes, expected: bytes) -> None:
     raw = answer(connect(server, data))
     assert raw.startswith(expected)
     assert bool(raw) == bool(expected)
 
 
 def trickle(sock: socket.socket, data: bytes) -> None:
-    """Send a byte at a time, until the server says something."""
+    """Send byte by byte until the server responds."""
     for byte in data:
         if select.select([sock], [], [], 0.05)[0]:
             return
@@ -91,7 +91,7 @@ def trickle(sock: socket.socket, data: bytes) -> None:
     raise AssertionError("the server took all of it")
 
 
-def test_head_has_one_limit_for_all_of_it(server: Server) -> None:
+def test_time_limit_holds_for_the_whole_head(server: Server) -> None:
     sock = connect(server)
     trickle(sock, head("/invocations", *("X-Slow: 1",) * 40))
     assert answer(sock).startswith(b"HTTP/1.1 408")
@@ -99,7 +99,7 @@ def test_head_has_one_limit_for_all_of_it(server: Server) -> None:
 
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize("framing", ["Content-Length: 1000", "Transfer-Encoding: chunked"])
-def test_body_that_stops_coming_is_a_408_in_the_apis_shape(server: Server, path: str, framing: str) -> None:
+def test_stalled_body_is_a_408_in_the_shape_of_the_api(server: Server, path: str, framing: str) -> None:
     start = b'{"inputs"' if "Length" in framing else b'9\r\n{"inputs"\r\n'
     raw = answer(connect(server, head(path, framing) + start))
     status, body = status_and_body(raw)
@@ -108,13 +108,13 @@ def test_body_that_stops_coming_is_a_408_in_the_apis_shape(server: Server, path:
     assert "did not arrive in time" in str(body["error"])
 
 
-def test_body_that_trickles_is_too_slow(server: Server) -> None:
+def test_body_that_arrives_byte_by_byte_is_too_slow(server: Server) -> None:
     sock = connect(server, head("/invocations", "Content-Length: 100000"))
     trickle(sock, b" " * 400)
     assert status_and_body(answer(sock))[0] == 408
 
 
-def test_slow_body_is_waited_for_while_it_moves(server: Server) -> None:
+def test_slow_body_is_accepted_as_long_as_it_advances(server: Server) -> None:
     data = json.dumps({"inputs": "hello", "parameters": {"unknown": "x" * 20_000}}).encode()
     sock = connect(server, head("/invocations", f"Content-Length: {len(data)}", "Connection: close"))
     for start in range(0, len(data), 800):  # 2.5 seconds in all
@@ -123,7 +123,7 @@ def test_slow_body_is_waited_for_while_it_moves(server: Server) -> None:
     assert status_and_body(answer(sock)) == (200, {"generated_text": "hello"})
 
 
-# Nonsense
+# Malformed requests
 
 CHUNK = b'13\r\n{"inputs": "hello"}\r\n'
 assert len(b'{"inputs": "hello"}') == 0x13
@@ -165,7 +165,7 @@ MALFORMED: dict[str, bytes] = {
 
 
 ON_EACH_ROUTE = ("size is a word", "trailer without a colon", "nothing after a chunk")
-"""Forms that `make test` tries on every route; the others on the first one."""
+"""Cases that `make test` runs on every route. It runs the others on the first route only."""
 
 
 def malformed() -> Iterator[Any]:
@@ -176,7 +176,7 @@ def malformed() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("path", "chunks"), list(malformed()))
-def test_malformed_chunks_are_a_400_in_the_apis_shape(server: Server, path: str, chunks: bytes) -> None:
+def test_malformed_chunks_are_a_400_in_the_shape_of_the_api(server: Server, path: str, chunks: bytes) -> None:
     sock = connect(server, head(path, "Transfer-Encoding: chunked"))
     with contextlib.suppress(ConnectionError):
         sock.sendall(chunks)
@@ -189,7 +189,7 @@ def test_malformed_chunks_are_a_400_in_the_apis_shape(server: Server, path: str,
 
 
 @pytest.mark.parametrize("path", ["/ping", "/nowhere"])
-def test_malformed_body_that_nobody_reads_only_ends_its_connection(server: Server, path: str) -> None:
+def test_malformed_body_that_is_not_read_only_closes_its_connection(server: Server, path: str) -> None:
     raw = answer(connect(server, head(path, "Transfer-Encoding: chunked") + b"zz\r\n"))
     assert raw.count(b"HTTP/1.1 ") == 1
     assert raw.startswith((b"HTTP/1.1 200", b"HTTP/1.1 404"))
@@ -197,7 +197,7 @@ def test_malformed_body_that_nobody_reads_only_ends_its_connection(server: Serve
 
 @pytest.mark.parametrize("framing", ["Content-Length: 1000", "Transfer-Encoding: chunked"])
 @pytest.mark.parametrize("reset", [True, False])
-def test_client_that_leaves_in_mid_upload_is_one_line_in_the_log(server: Server, framing: str, reset: bool) -> None:
+def test_client_that_disconnects_during_upload_is_one_log_line(server: Server, framing: str, reset: bool) -> None:
     path = f"/predictions/{server.name}"
     logged = len(lines(server, path))
     sock = connect(server, head(path, framing) + b'9\r\n{"inputs"\r\n')
@@ -212,26 +212,26 @@ def test_client_that_leaves_in_mid_upload_is_one_line_in_the_log(server: Server,
 
 
 def lines(server: Server, path: str) -> list[dict[str, Any]]:
-    """What the log has of requests for `path`."""
+    """The log entries of requests for `path`."""
     records = [json.loads(line) for line in server.log.splitlines() if line.startswith("{")]
     return [record for record in records if record.get("path") == path]
 
 
-def test_body_shorter_than_it_says_is_refused(server: Server) -> None:
+def test_body_shorter_than_its_content_length_is_rejected(server: Server) -> None:
     sock = connect(server, head("/invocations", "Content-Length: 10") + b"123")
     sock.shutdown(socket.SHUT_WR)
     status, body = status_and_body(answer(sock))
     assert (status, body["error"]) == (400, "the connection ended with 7 bytes of the body missing")
 
 
-# Half a connection
+# Half-closed connections
 
 SLOW = {"inputs": "abcdefgh", "parameters": {"max_new_tokens": 8, "details": True}}
 
 
 @pytest.fixture(scope="module")
 def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that generates eight tokens a second, two sequences at a time."""
+    """A server that generates eight tokens per second and runs two sequences at a time."""
     properties = ECHO + "option.echo_tokens_per_second=8\noption.max_rolling_batch_size=2\noption.echo_load_seconds=1\n"
     server = Server(tmp_path_factory.mktemp("slow") / "m", properties)
     yield server.wait_ready()
@@ -241,7 +241,7 @@ def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_half_closed_client_gets_its_whole_answer(slow_server: Server, stream: bool, version: str) -> None:
+def test_half_closed_client_receives_its_whole_answer(slow_server: Server, stream: bool, version: str) -> None:
     body = SLOW | {"stream": stream}
     answers = []
     for half_close in (False, True):
@@ -251,7 +251,7 @@ def test_half_closed_client_gets_its_whole_answer(slow_server: Server, stream: b
         answers.append(answer(sock))
     whole, half = [without_date(raw) for raw in answers]
     if stream and version == "1.1":
-        # Where one chunk ends and the next begins may differ.
+        # The chunk boundaries may differ.
         assert half.partition(b"\r\n\r\n")[0] == whole.partition(b"\r\n\r\n")[0]
         whole, half = dechunked(whole), dechunked(half)
     assert whole == half
@@ -259,12 +259,12 @@ def test_half_closed_client_gets_its_whole_answer(slow_server: Server, stream: b
 
 
 def without_date(raw: bytes) -> bytes:
-    """A response without what differs from one to the next."""
+    """A response without its date and request id."""
     return re.sub(rb"\r\n(Date|x-request-id): [^\r]*", b"", raw)
 
 
 def dechunked(raw: bytes) -> bytes:
-    """The body of a chunked response, which must have a well-formed end."""
+    """The body of a chunked response. Fails unless the end is well-formed."""
     rest = raw.partition(b"\r\n\r\n")[2]
     chunks: list[bytes] = []
     while True:
@@ -281,7 +281,7 @@ def dechunked(raw: bytes) -> bytes:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("half_closed_before", [False, True])
-def test_client_that_leaves_while_the_engine_is_silent(
+def test_client_that_disconnects_while_no_tokens_arrive(
     slow_server: Server, stream: bool, half_closed_before: bool
 ) -> None:
     body = {"inputs": "abc HANG@3", "stream": stream}
@@ -291,7 +291,7 @@ def test_client_that_leaves_while_the_engine_is_silent(
             assert sock.recv(1000).startswith(b"HTTP/1.1 200")
         if half_closed_before:
             sock.shutdown(socket.SHUT_WR)
-    time.sleep(1.0)  # the second token of a stream comes, and no more
+    time.sleep(1.0)  # the engine hangs after the second token
     for sock in socks:
         with sock:
             sock.settimeout(0)
@@ -300,12 +300,12 @@ def test_client_that_leaves_while_the_engine_is_silent(
     assert slow_server.invoke({"inputs": "x"}, timeout=15).json() == {"generated_text": "x"}
 
 
-# A client that does not read
+# Clients that do not read
 
 
 @pytest.fixture(scope="module")
 def hasty_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server whose requests have less time than its clients."""
+    """A server whose `predict_timeout` is shorter than its limit for slow clients."""
     properties = ECHO + "option.client_timeout=4\noption.predict_timeout=1\noption.max_rolling_batch_size=2\n"
     server = Server(tmp_path_factory.mktemp("hasty") / "m", properties)
     yield server.wait_ready()
@@ -314,8 +314,8 @@ def hasty_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("record", ["short", "long"])
-def test_client_that_never_reads_ends_with_its_deadline(hasty_server: Server, record: str) -> None:
-    """A second of short records fits into the kernel's buffers, long ones do not: then the server cannot write the end."""
+def test_client_that_never_reads_is_disconnected_at_its_deadline(hasty_server: Server, record: str) -> None:
+    """A second of short records fits into the kernel's buffers. Long ones do not, so the server cannot send the end."""
     server = hasty_server
     parameters: dict[str, Any] = {"max_new_tokens": 1_000_000, "ignore_eos_token": True}
     if record == "long":
@@ -332,7 +332,7 @@ def test_client_that_never_reads_ends_with_its_deadline(hasty_server: Server, re
 
 
 def silent_reader(server: Server, data: bytes) -> socket.socket:
-    """A client that leaves its answer in the kernel's hands, which hold little."""
+    """A client that does not read its answer and has a small receive buffer."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.connect(("127.0.0.1", server.port))
@@ -341,15 +341,15 @@ def silent_reader(server: Server, data: bytes) -> socket.socket:
 
 
 def server_keeps(sock: socket.socket) -> bool:
-    """Whether there still is another end of this connection, if only in the kernel with what is unsent."""
+    """Whether the server's end of this connection still exists, even if only in the kernel with unsent data."""
     try:
         ends = (sock.getpeername(), sock.getsockname())
     except OSError:
-        return False  # it has been reset
+        return False  # the connection was reset
     return any((connection.laddr, connection.raddr) == ends for connection in psutil.net_connections("tcp4"))
 
 
-def test_document_that_nobody_takes_is_cut_off(server: Server) -> None:
+def test_document_that_is_not_read_is_cut_off(server: Server) -> None:
     parameters = {"max_new_tokens": 2000, "ignore_eos_token": True, "details": True, "top_n_tokens": 20}
     path = f"/predictions/{server.name}/document"
     with silent_reader(server, request({"inputs": "abc", "parameters": parameters}, path)) as sock:
@@ -358,8 +358,8 @@ def test_document_that_nobody_takes_is_cut_off(server: Server) -> None:
         wait_until(lambda: not server_keeps(sock))
 
 
-def test_document_has_predict_timeout_to_be_taken(hasty_server: Server) -> None:
-    """However steadily: its client may not have the server hold an answer for hours."""
+def test_document_must_be_read_within_predict_timeout(hasty_server: Server) -> None:
+    """Even by a client that reads steadily. Otherwise it could make the server hold an answer for hours."""
     parameters = {"max_new_tokens": 500, "ignore_eos_token": True, "details": True, "top_n_tokens": 20}
     with silent_reader(hasty_server, request({"inputs": "abc", "parameters": parameters})) as sock:
         top = sock.recv(1000)
@@ -385,24 +385,24 @@ def test_batch_whose_client_has_left_is_logged_as_one(slow_server: Server) -> No
     assert lines(slow_server, path)[0]["error"] == "ClientDisconnected: the client closed the connection"
 
 
-def test_shutting_down_does_not_wait_for_clients_that_do_nothing(start_server: StartServer) -> None:
+def test_shutdown_does_not_wait_for_idle_clients(start_server: StartServer) -> None:
     server = start_server(ECHO + "option.echo_tokens_per_second=4000\n")
     parameters = {"max_new_tokens": 1_000_000, "ignore_eos_token": True, "details": True, "top_n_tokens": 20}
     with contextlib.ExitStack() as stack:
         stack.enter_context(silent_reader(server, request({"inputs": "abc", "stream": True, "parameters": parameters})))
         stack.enter_context(connect(server, head("/invocations", "Content-Length: 1000") + b'{"inputs"'))
-        time.sleep(3.0)  # the buffers are full
+        time.sleep(3.0)  # time for the buffers to fill up
         server.process.send_signal(signal.SIGTERM)
         started = time.monotonic()
         assert server.process.wait(40) == 0
-        assert time.monotonic() - started < 18, "it had to wait for 24 seconds"
+        assert time.monotonic() - started < 18, "shutdown took its full 24 seconds"
     assert "Traceback" not in server.log
 
 
-# Many of them
+# Many clients
 
 
-def test_ping_finds_a_place_among_many_half_requests(start_server: StartServer) -> None:
+def test_ping_is_answered_despite_many_incomplete_requests(start_server: StartServer) -> None:
     few, text = {"GUNICORN_CMD_ARGS": "--worker-connections 40"}, "abcdefgh" * 8
     server = start_server(ECHO + "option.echo_tokens_per_second=16\n", environ=few)
     kinds = [
@@ -419,19 +419,17 @@ def test_ping_finds_a_place_among_many_half_requests(start_server: StartServer) 
             stack.enter_context(connect(server, kinds[number % len(kinds)]))
             if number % 30 == 29:
                 assert server.ping().status_code == 200
-        assert f'"generated_text": "{text}"'.encode() in answer(stream), (
-            "a request that the engine works on keeps its place"
-        )
+        assert f'"generated_text": "{text}"'.encode() in answer(stream), "a running request was disconnected"
     assert "Traceback" not in server.log
 
 
-# A worker that stands still
+# A web worker that hangs
 
 
 @pytest.mark.parametrize("ready", [True, False], ids=["serving", "booting"])
-def test_worker_that_stands_still_is_replaced(start_server: StartServer, ready: bool) -> None:
+def test_hanging_worker_is_replaced(start_server: StartServer, ready: bool) -> None:
     server = start_server(ECHO, "--workers", "2", environ={"GUNICORN_CMD_ARGS": "--timeout 8"}, ready=ready)
-    wait_until(lambda: len(psutil.Process(server.process.pid).children()) == 3)  # with the supervisor
+    wait_until(lambda: len(psutil.Process(server.process.pid).children()) == 3)  # the supervisor is a child, too
     wedged, _ = server.web_workers()
     wedged.suspend()
     wait_until(lambda: not psutil.pid_exists(wedged.pid), timeout=60)

@@ -1,4 +1,4 @@
-"""A client's socket without a server: which client counts as slow, and which as silent."""
+"""Client sockets, without a server: which clients count as slow and which as idle."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 @contextlib.contextmanager
 def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Both ends of a TCP connection: the server's, and the client's, whose kernel holds little."""
+    """Both ends of a TCP connection. The client's end has a small receive buffer."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         client.settimeout(20)
@@ -42,7 +42,7 @@ def receive_all(sock: ClientSocket) -> None:
         pass
 
 
-def test_a_client_that_takes_bytes_is_not_the_one_that_has_done_nothing_for_longest() -> None:
+def test_client_that_reads_is_not_the_longest_idle_one() -> None:
     waiting: Waiting = {}
     limits = Limits(client_timeout=20, keepalive=20)
     with connection() as (server, reader), connection() as (other, _):
@@ -50,7 +50,7 @@ def test_a_client_that_takes_bytes_is_not_the_one_that_has_done_nothing_for_long
         sending = threading.Thread(target=send_all, args=(busy, bytes(8 * MIB)))
         listening = threading.Thread(target=idle.recv, args=(1,))
         sending.start()
-        wait_until(lambda: busy in waiting and time.monotonic() - waiting[busy] > 0.5)  # the kernel takes no more
+        wait_until(lambda: busy in waiting and time.monotonic() - waiting[busy] > 0.5)  # the send buffer is full
         listening.start()
         wait_until(lambda: list(waiting) == [busy, idle])
         reader.recv(MIB // 2, socket.MSG_WAITALL)
@@ -62,7 +62,7 @@ def test_a_client_that_takes_bytes_is_not_the_one_that_has_done_nothing_for_long
         listening.join()
 
 
-def test_a_burst_does_not_buy_hours() -> None:
+def test_burst_does_not_extend_the_limit_by_hours() -> None:
     with connection() as (server, client):
         sock = ClientSocket(server, Limits(client_timeout=1, keepalive=1), {})
         sock.begin_request()
@@ -84,9 +84,7 @@ def test_a_burst_does_not_buy_hours() -> None:
 
 
 @pytest.mark.parametrize(("timeout", "left", "expected"), [(5.0, 60.0, 5.0), (5.0, 2.0, 2.0), (None, 2.0, 2.0)])
-def test_a_deadline_never_lengthens_what_a_plain_socket_waits(
-    timeout: float | None, left: float, expected: float
-) -> None:
+def test_deadline_never_extends_the_socket_timeout(timeout: float | None, left: float, expected: float) -> None:
     with connection() as (server, _):
         server.settimeout(timeout)
         limit_writes({"gunicorn.socket": server}, time.monotonic() + left)
@@ -94,7 +92,7 @@ def test_a_deadline_never_lengthens_what_a_plain_socket_waits(
 
 
 class Upload(io.BytesIO):
-    """A body that pauses, for another to be read, when `size` bytes of it have been."""
+    """A body that pauses after `size` bytes so that another one can be read."""
 
     def __init__(self, data: bytes, size: int, pause: Callable[[], None]) -> None:
         super().__init__(data)
@@ -108,7 +106,7 @@ class Upload(io.BytesIO):
         return super().read(size)
 
 
-def test_bodies_that_are_on_their_way_have_a_limit_together() -> None:
+def test_bodies_being_received_share_a_limit() -> None:
     arriving = ArrivingBodies(4 * MIB)
     large, small = bytes(4 * MIB), bytes(MIB // 4)
     outcomes: list[object] = []
@@ -120,4 +118,4 @@ def test_bodies_that_are_on_their_way_have_a_limit_together() -> None:
 
     assert arriving.read(Upload(large, 15 * MIB // 4, others)) == large
     assert outcomes == [small]
-    assert arriving.read(io.BytesIO(large)) == large, "what was refused or is complete counts no more"
+    assert arriving.read(io.BytesIO(large)) == large, "rejected and complete bodies must not count"

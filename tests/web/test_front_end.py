@@ -1,4 +1,4 @@
-"""What the front end says by itself: to a browser at `/`, and where there is no such route."""
+"""The front end's own answers: the page at `/`, and errors for unknown routes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def get(server: Server, path: str, accept: str | None = None) -> requests.Respon
 # The page
 
 
-def test_a_browser_is_told_what_this_is(echo_server: Server) -> None:
+def test_page_for_browsers(echo_server: Server) -> None:
     answer = get(echo_server, "/", BROWSER)
     assert (answer.status_code, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
     assert "accept" in answer.headers["Vary"].split(", ")
@@ -38,7 +38,7 @@ def test_a_browser_is_told_what_this_is(echo_server: Server) -> None:
     }
 
 
-def test_its_curl_lines_work(echo_server: Server) -> None:
+def test_curl_commands_on_the_page_work(echo_server: Server) -> None:
     commands = [
         unescape(text) for text in re.findall(r"<pre>(.+?)</pre>", get(echo_server, "/", BROWSER).text, re.DOTALL)
     ]
@@ -51,22 +51,22 @@ def test_its_curl_lines_work(echo_server: Server) -> None:
 
 @pytest.mark.parametrize("accept", [None, "*/*", "application/json", "text/html;q=0, */*"])
 @pytest.mark.parametrize("path", ["/", "/health"])
-def test_others_are_told_no_more_than_health(echo_server: Server, path: str, accept: str | None) -> None:
+def test_clients_other_than_browsers_get_the_health_status(echo_server: Server, path: str, accept: str | None) -> None:
     answer = get(echo_server, path, accept)
     assert (answer.status_code, answer.content) == (200, b"")
 
 
-def test_health_has_no_page(echo_server: Server) -> None:
+def test_health_route_has_no_page(echo_server: Server) -> None:
     assert get(echo_server, "/health", BROWSER).content == b""
 
 
-def test_the_page_while_the_model_loads(loading_server: Server) -> None:
+def test_page_while_the_model_loads(loading_server: Server) -> None:
     answer = get(loading_server, "/", BROWSER)
     assert (answer.status_code, "<strong>not ready: " in answer.text) == (503, True)
 
 
 class Outline(HTMLParser):
-    """The elements of a page with the names of their attributes, and all values and text in it."""
+    """Collects a page's elements with their attribute names, and all values and text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -85,15 +85,15 @@ class Outline(HTMLParser):
 
 @pytest.mark.parametrize("argument", ["model", "state", "url", "version", "routes"])
 @pytest.mark.parametrize("text", ["<script>alert(1)</script>", '"><b a="', "'><b a='", '" onload="x', "&lt;"])
-def test_nothing_that_is_shown_becomes_markup(argument: str, text: str) -> None:
-    """Whether it stands in a text or in an attribute."""
+def test_displayed_values_never_become_markup(argument: str, text: str) -> None:
+    """In text as well as in attributes."""
     harmless: dict[str, Any] = {"model": "m", "state": "s", "url": "u", "version": "v", "routes": ["GET /"]}
     page = Outline(start_page(**harmless | {argument: [f"GET {text}"] if argument == "routes" else text}))
     assert page.elements == Outline(start_page(**harmless)).elements
     assert text in page.data
 
 
-# No such route
+# Unknown routes
 
 Says = Callable[[Any], str]
 
@@ -150,7 +150,9 @@ BELOW_V1 = "GET /v1/models, GET /v1/models/<model>"
         ("/nope", djl, "GET /openapi.json lists all routes"),
     ],
 )
-def test_a_missing_route_says_what_there_is(echo_server: Server, path: str, shape: Says, words: str) -> None:
+def test_error_for_an_unknown_route_suggests_the_right_one(
+    echo_server: Server, path: str, shape: Says, words: str
+) -> None:
     answer = echo_server.invoke({}, path=path)
     assert (answer.status_code, answer.headers["Content-Type"]) == (404, "application/json")
     message = shape(answer.json())
@@ -158,7 +160,7 @@ def test_a_missing_route_says_what_there_is(echo_server: Server, path: str, shap
     assert words in message
 
 
-def test_the_runtime_api_without_its_option(compat_server: Server, echo_server: Server) -> None:
+def test_error_for_the_runtime_api_without_its_option(compat_server: Server, echo_server: Server) -> None:
     answer = compat_server.invoke({}, path="/endpoints/x/invocations")
     assert (answer.status_code, answer.headers["x-amzn-ErrorType"]) == (404, "ResourceNotFoundException")
     assert "start it with --local-runtime" in answer.json()["Message"]
@@ -174,11 +176,11 @@ def test_the_runtime_api_without_its_option(compat_server: Server, echo_server: 
         ("/invocations", lambda answer: answer["message"]),
     ],
 )
-def test_a_wrong_method_says_which_is_right(echo_server: Server, path: str, message: Says) -> None:
+def test_error_for_a_wrong_method_names_the_right_one(echo_server: Server, path: str, message: Says) -> None:
     answer = get(echo_server, path)
     assert (answer.status_code, answer.headers["Allow"]) == (405, "POST")
     assert message(answer.json()) == f"GET is not allowed on {path}: POST is"
 
 
-def test_a_long_path_is_cut(echo_server: Server) -> None:
+def test_long_path_is_truncated(echo_server: Server) -> None:
     assert len(get(echo_server, "/v1/" + "x" * 5000).content) < 600

@@ -1,4 +1,4 @@
-"""gunicorn started by hand, without `lmi serve`: same server, and gunicorn's own options hold."""
+"""gunicorn without `lmi serve`: the server is the same, and gunicorn's own options take effect."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def streamed(server: Server, body: dict[str, Any]) -> str:
     return text
 
 
-def assert_stops_in_order(server: Server) -> None:
-    """SIGTERM lets what is in flight end, and the exit status is 0."""
+def assert_stops_gracefully(server: Server) -> None:
+    """After SIGTERM, requests in flight finish and the exit status is 0."""
     body = {"inputs": "x" * 30, "parameters": {"max_new_tokens": 30}}
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(streamed, server, body) for _ in range(4)]
@@ -68,13 +68,13 @@ def assert_stops_in_order(server: Server) -> None:
     assert "Traceback" not in server.log
 
 
-def test_bare_command_starts_the_engine_and_stops_in_order(gunicorn: Start) -> None:
+def test_plain_gunicorn_command_starts_the_engine_and_stops_gracefully(gunicorn: Start) -> None:
     server = gunicorn(ECHO + "option.echo_tokens_per_second=20\n").wait_ready()
     assert server.name == "m"
     assert list(server.ping().json()) == ["m"]
     assert server.engine().parent() == server.supervisor()
     assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
-    assert_stops_in_order(server)
+    assert_stops_gracefully(server)
 
 
 def test_gthread_worker(gunicorn: Start) -> None:
@@ -86,9 +86,9 @@ def test_gthread_worker(gunicorn: Start) -> None:
         arguments = ("--worker-class", "gthread", "--threads", "32", "--bind", f"127.0.0.1:{port}")
         server = gunicorn(ECHO + limits, *arguments, environ={"LMI_PORT": str(taken)})
         server.port, server.url = port, f"http://127.0.0.1:{port}"
-        server.wait_ready()  # with gunicorn's own bind nobody needs our port
+        server.wait_ready()  # gunicorn's own bind replaces our port
     assert streamed(server, {"inputs": "hello"}) == "hello"
-    for _ in range(3):  # more in all than there are places
+    for _ in range(3):  # in total more than there are places
         server.wait_for_sequences(0)
         answers = [server.invoke(STREAM, stream=True) for _ in range(4)]
         for answer in answers:
@@ -101,7 +101,7 @@ def test_gthread_worker(gunicorn: Start) -> None:
             sock.close()
     assert server.invoke({"inputs": "next"}, timeout=10).json() == {"generated_text": "next"}
     assert server.invoke({"inputs": "hello RAISE@2"}).status_code == 424
-    assert_stops_in_order(server)
+    assert_stops_gracefully(server)
 
 
 def open_request(server: Server, body: dict[str, Any]) -> socket.socket:
@@ -116,7 +116,7 @@ def test_two_workers_share_one_engine_and_its_limits(gunicorn: Start) -> None:
     server = gunicorn(ECHO + limits, "--workers", "2").wait_ready()
     first, second = server.web_workers()
     wait_until(lambda: {pings(server) for _ in range(4)} == {200})
-    for idle, busy in ((first, second), (second, first)):  # each of them serves without the other
+    for idle, busy in ((first, second), (second, first)):  # each worker serves alone
         idle.suspend()
         try:
             answers = [busy_answer(server) for _ in range(3)]
@@ -136,7 +136,7 @@ def pings(server: Server) -> int:
 
 
 def busy_answer(server: Server) -> str:
-    """An answer while one of the workers cannot accept. A connection that it has accepted before is tried anew."""
+    """An answer while one of the workers is stopped. Retries if that worker had accepted the connection."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         try:
@@ -148,7 +148,7 @@ def busy_answer(server: Server) -> str:
 
 
 class UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
+    """An HTTP connection over a Unix socket."""
 
     def __init__(self, path: Path) -> None:
         super().__init__("localhost", timeout=20)
@@ -192,14 +192,14 @@ def unix_request(path: Path, method: str, target: str, body: object = None) -> t
         connection.close()
 
 
-def test_two_servers_may_share_a_port(gunicorn: Start) -> None:
+def test_two_servers_can_share_a_port(gunicorn: Start) -> None:
     first = gunicorn(ECHO, "--reuse-port")
     wait_until(lambda: "engine ready" in first.log)
     second = gunicorn(ECHO, "--reuse-port", environ={"LMI_PORT": str(first.port)}, name="second")
     wait_until(lambda: "engine ready" in second.log)
 
 
-def test_application_without_the_configuration_says_what_is_missing(tmp_path: Path) -> None:
+def test_application_without_the_gunicorn_configuration_is_rejected(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("gunicorn")), "--bind", f"127.0.0.1:{free_port()}"]
     server = Server(tmp_path / "m", ECHO, command=[*command, "lmi_handlers.app:create_app()"])
     try:

@@ -1,4 +1,4 @@
-"""Bodies that cost more than they should, on one web worker: each is refused or answered, and nobody else waits for it."""
+"""Bodies designed to be expensive, on one web worker: each is rejected or answered, and no other client has to wait."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXT_LIMIT = 16 * MIB
 """`max_text_bytes`, the default."""
 
 SMALL_MIB = 64
-"""Memory that a body may take, however small it is."""
+"""Memory that any body may take, even a small one."""
 
 JSON = "application/json"
 JSON_LINES = "application/jsonlines"
@@ -54,7 +54,7 @@ def fill(before: bytes, item: bytes, after: bytes, size: int = TEXT_LIMIT) -> by
 
 
 def turns(count: int) -> list[dict[str, str]]:
-    """An odd number of messages in the order that all dialects take."""
+    """An odd number of messages in an order that all dialects accept."""
     return [{"role": "assistant" if place % 2 else "user", "content": "a"} for place in range(count | 1)]
 
 
@@ -67,7 +67,7 @@ LONG = "x" * 8 * MIB
 JSON_OBJECTS = "[" + "{}," * 4_000_000 + "1]"
 
 Case = tuple[tuple[str, ...], str, Callable[[], bytes], str | None]
-"""Routes, content type, the body, and what the error says; None where it is answered."""
+"""Routes, content type, body and error message, which is None if the request succeeds."""
 
 UNKNOWN_OBJECTS = (JSON, lambda: fill(b'{"inputs":"a","x":[', b"{},", b"1]}"), "max_json_containers")
 
@@ -126,7 +126,7 @@ CASES: dict[str, Case] = {
     "blank lines": (("/invocations",), JSON_LINES, lambda: b"\n" * LIMIT, "max_batch_records"),
     "a line of objects": (("/invocations",), JSON_LINES, lambda: b"1\n" + fill(b"[", b"{},", b"1]\n"), None),
     "as many lines as may be": (("/invocations",), JSON_LINES, lambda: b"1\n" * 2_000, None),
-    # What is generated
+    # Long outputs
     "prompts": (("/invocations",), JSON, lambda: json.dumps({"inputs": ["a"] * 400_000}).encode(), "max_sequences"),
     "prompts x n": (
         ("/invocations",),
@@ -150,7 +150,7 @@ CASES: dict[str, Case] = {
         lambda: completion(prompt=[{"type": "text", "data": "a"}] * 40_000),
         "max_content_parts",
     ),
-    # Stop strings and their like
+    # Stop strings and similar parameters
     "stops of LMI": (("/invocations",), JSON, lambda: inputs(stop=STOPS), "max_strings"),
     "stop sequences of LMI": (("/invocations",), JSON, lambda: inputs(stop_sequences=STOPS), "max_strings"),
     "stops of chats": (CHATS, JSON, lambda: chat(stop=STOPS), "max_strings"),
@@ -238,12 +238,12 @@ ALIKE = (
     "a long text of emoji",
     "escapes",
 )
-"""Cases that another one stands for: the same check refuses them before anything else looks at them."""
+"""Cases that other cases cover: the same check rejects them first."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One web worker, every option as it comes; tokens at a pace that shows when they are late."""
+    """A server with one web worker and default options. Its tokens come at a rate at which delays are visible."""
     properties = "option.rolling_batch=echo\noption.model_name=m\noption.echo_tokens_per_second=50\n"
     server = Server(tmp_path_factory.mktemp("hostile") / "m", properties, "--workers", "1")
     yield server.wait_ready()
@@ -259,7 +259,7 @@ def post(server: Server, path: str, content_type: str, data: bytes) -> tuple[int
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.long) if name in ALIKE else name for name in CASES]
 )
-def test_nobody_waits_for_a_hostile_body(server: Server, name: str) -> None:
+def test_hostile_body_does_not_delay_other_clients(server: Server, name: str) -> None:
     paths, content_type, make, named = CASES[name]
     data = make()
     with Neighbours(server) as neighbours:
@@ -290,13 +290,13 @@ HONEST: dict[str, tuple[str, Callable[[], bytes]]] = {
 
 
 @pytest.mark.parametrize("name", HONEST)
-def test_an_honest_body_meets_no_bound(server: Server, name: str) -> None:
+def test_large_ordinary_bodies_are_accepted(server: Server, name: str) -> None:
     path, make = HONEST[name]
     status, text = post(server, path, JSON, make())
     assert status == 200, text[:300]
 
 
-def test_a_body_that_comes_byte_by_byte(server: Server) -> None:
+def test_body_that_arrives_byte_by_byte(server: Server) -> None:
     body = inputs(details=True)
 
     def pieces() -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""The HTTP surface, on a real server with the echo backend: routes, bodies, headers, shapes, bad input."""
+"""HTTP on a real server with the echo backend: routes, bodies, headers, invalid input."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_unknown_model(echo_server: Server, path: str) -> None:
 # Bodies
 
 
-def test_text_plain_is_the_prompt(echo_server: Server) -> None:
+def test_text_plain_body_is_the_prompt(echo_server: Server) -> None:
     answer = echo_server.invoke(data="grüße".encode(), headers={"Content-Type": "text/plain; charset=utf-8"})
     assert generated(answer) == "grüße"
 
@@ -82,7 +82,7 @@ def test_chunked_request_body(echo_server: Server) -> None:
 
 
 @pytest.mark.parametrize("content_type", ["application/jsonlines", "application/x-jsonlines", "application/jsonl"])
-def test_json_lines_body_is_answered_line_by_line_in_order(echo_server: Server, content_type: str) -> None:
+def test_json_lines_body_gets_one_answer_per_line_in_order(echo_server: Server, content_type: str) -> None:
     records: list[dict[str, Any]] = [{"inputs": f"record {number}"} for number in range(50)]
     records[7] = {"inputs": "bad", "parameters": {"top_p": 7}}
     body = "\n\n".join(map(json.dumps, records)) + "\n"
@@ -98,7 +98,7 @@ def test_json_lines_body_is_answered_line_by_line_in_order(echo_server: Server, 
 
 @pytest.fixture(scope="module")
 def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of fifty tokens a second, for three at a time, with three more that may wait."""
+    """A server that generates fifty tokens per second, with three places in the batch and three in the queue."""
     properties = (
         "option.rolling_batch=echo\noption.echo_tokens_per_second=50\noption.max_model_len=4096\n"
         "option.max_rolling_batch_size=3\njob_queue_size=3\n"
@@ -116,12 +116,12 @@ def test_batch_larger_than_the_queue_is_answered_in_full(slow_server: Server) ->
     ]
 
 
-def test_list_of_prompts_is_answered_as_a_list(echo_server: Server) -> None:
+def test_list_of_prompts_returns_a_list(echo_server: Server) -> None:
     answer = echo_server.invoke({"inputs": ["one", "two", "three"]})
     assert answer.json() == [{"generated_text": "one"}, {"generated_text": "two"}, {"generated_text": "three"}]
 
 
-def test_unicode_stays_as_it_is(echo_server: Server) -> None:
+def test_unicode_is_not_escaped(echo_server: Server) -> None:
     prompt = 'a "quoted"\n日本語 🙂 \\ end'
     answer = echo_server.invoke({"inputs": prompt, "parameters": {"return_full_text": True, "max_new_tokens": 200}})
     assert generated(answer) == prompt * 2
@@ -151,7 +151,7 @@ def test_stream_of_json_lines(echo_server: Server) -> None:
 
 
 @pytest.mark.parametrize("headers", [{"X-Amzn-SageMaker-Forwarded-Api": "InvokeEndpointWithResponseStream"}])
-def test_sagemakers_streaming_api_needs_no_flag(echo_server: Server, headers: dict[str, str]) -> None:
+def test_sagemakers_streaming_api_streams_without_a_flag(echo_server: Server, headers: dict[str, str]) -> None:
     answer = echo_server.invoke({"inputs": "hello"}, headers=headers)
     assert answer.headers["Content-Type"] == "application/jsonlines"
     refused = echo_server.invoke({"inputs": "hello", "stream": False}, headers=headers)
@@ -159,13 +159,13 @@ def test_sagemakers_streaming_api_needs_no_flag(echo_server: Server, headers: di
 
 
 @pytest.mark.parametrize("accept", ["text/event-stream", "application/json;q=0.1, text/event-stream"])
-def test_accept_chooses_server_sent_events(echo_server: Server, accept: str) -> None:
+def test_accept_header_selects_server_sent_events(echo_server: Server, accept: str) -> None:
     answer = echo_server.invoke({"inputs": "hello", "stream": True}, headers={"Accept": accept})
     assert answer.headers["Content-Type"] == "text/event-stream"
     assert stream_lines(answer)[-1]["generated_text"] == "hello"
 
 
-def test_tokens_arrive_as_they_are_made(slow_server: Server) -> None:
+def test_tokens_arrive_as_soon_as_they_are_generated(slow_server: Server) -> None:
     started = time.monotonic()
     body = {"inputs": "0123456789" * 5, "stream": True, "parameters": {"max_new_tokens": 50}}
     with slow_server.invoke(body, stream=True) as answer:
@@ -213,7 +213,7 @@ def log_entry(server: Server, request_id: str) -> dict[str, Any]:
     raise AssertionError("no log line has the request's id")
 
 
-def test_request_id_is_made_where_none_is_given(echo_server: Server) -> None:
+def test_request_id_is_generated_if_none_is_given(echo_server: Server) -> None:
     first, second = (echo_server.invoke({"inputs": "a"}).headers["x-request-id"] for _ in range(2))
     assert uuid.UUID(first) != uuid.UUID(second)
 
@@ -243,7 +243,7 @@ def test_null_parameters_count_as_absent(echo_server: Server) -> None:
     assert generated(answer) == "a"
 
 
-# Bad input: each body with the words that its error must have, the first of them first
+# Invalid input: each body with words that its error must contain, beginning with the first
 
 BAD_BODIES: dict[str, tuple[object, list[str]]] = {
     "not JSON": (b"{bad", ["the body is not valid JSON"]),
@@ -309,7 +309,7 @@ def bad_bodies() -> list[Any]:
 
 
 @pytest.mark.parametrize(("body", "words"), bad_bodies())
-def test_bad_input(echo_server: Server, body: object, words: list[str]) -> None:
+def test_invalid_input(echo_server: Server, body: object, words: list[str]) -> None:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     started = time.monotonic()
     answer = echo_server.invoke(data=data, headers={"Content-Type": "application/json"})
@@ -339,11 +339,11 @@ def test_chunked_body_over_the_limit(echo_server: Server) -> None:
     try:
         answer = echo_server.invoke(data=pieces())
     except requests.ConnectionError:
-        return  # the server had said no, and closed, before the client was done sending
+        return  # the server had answered and closed the connection before the client had sent everything
     assert answer.status_code == 413
 
 
-def test_bad_requests_do_not_disturb_others(slow_server: Server) -> None:
+def test_invalid_requests_do_not_affect_others(slow_server: Server) -> None:
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         body = {"inputs": "undisturbed " * 10, "stream": True, "parameters": {"max_new_tokens": 120, "details": True}}
         others = [pool.submit(slow_server.invoke, body) for _ in range(3)]
@@ -361,7 +361,7 @@ def http_connection(server: Server) -> Any:
     return contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30))
 
 
-def test_header_with_line_break_is_refused(echo_server: Server) -> None:
+def test_header_with_a_line_break_is_rejected(echo_server: Server) -> None:
     with socket.create_connection(("127.0.0.1", echo_server.port), timeout=10) as sock:
         sock.sendall(
             b"POST /invocations HTTP/1.1\r\nHost: x\r\nx-request-id: a\rSet-Cookie: b\r\nContent-Length: 0\r\n\r\n"

@@ -1,4 +1,4 @@
-"""Long work of one request on a real server: nobody else waits for it, and it is refused where that can be known early."""
+"""Requests that need long work: other clients do not wait for them, and they are rejected early if possible."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from neighbours import Neighbours
 from serving import Server
 
 MOST_MIB = 250
-"""That the web worker may grow by."""
+"""Maximum growth of the web worker."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One web worker on the echo backend, whose context is a million tokens of one byte each."""
+    """One web worker on the echo backend, with a context of a million tokens of one byte each."""
     properties = "option.rolling_batch=echo\noption.echo_tokens_per_second=50\noption.max_prompt_logprobs=200000\n"
     server = Server(tmp_path_factory.mktemp("long") / "m", properties, "--workers", "1")
     yield server.wait_ready()
@@ -70,15 +70,15 @@ def chat(messages: int) -> dict[str, Any]:
         ),
     ],
 )
-def test_nobody_waits_for_long_work(path: str, body: dict[str, Any], expected: int, server: Server) -> None:
-    """On the event loop these requests took 2.5 to 50 seconds; beside it nobody waits for a tenth of one."""
+def test_long_work_does_not_delay_other_clients(path: str, body: dict[str, Any], expected: int, server: Server) -> None:
+    """On the event loop, these requests would block other clients for 2.5 to 50 seconds. In threads, for less than 0.1 s."""
     with Neighbours(server) as neighbours:
         answer = server.invoke(body, path=path)
     assert answer.status_code == expected, answer.text[:200]
     assert neighbours.grown_mib < MOST_MIB
 
 
-def test_a_refusal_names_the_bound(server: Server) -> None:
+def test_rejection_names_the_limit(server: Server) -> None:
     long = server.invoke({"inputs": "a b " * 500_000})
     assert "the model takes 1048576 in all and one must be left to generate" in long.json()["error"]
     values = server.invoke({"prompt": "a" * 100_001, "echo": True, "logprobs": 1}, path="/v1/completions")
@@ -89,13 +89,13 @@ def test_a_refusal_names_the_bound(server: Server) -> None:
     )
 
 
-def test_a_truncated_text_is_its_end(server: Server) -> None:
+def test_truncation_keeps_the_end_of_the_text(server: Server) -> None:
     body = {"inputs": "a b " * 900_000 + "the very end", "parameters": {"truncate": 8, "max_new_tokens": 8}}
     assert server.invoke(body).json()["generated_text"] == "very end"
 
 
-def test_a_small_request_gets_in_beside_a_large_one(server: Server) -> None:
-    """The large one has 500 sequences for 32 places, which takes it over ten seconds."""
+def test_small_request_is_served_during_a_large_one(server: Server) -> None:
+    """The large request has 500 sequences for 32 places and takes over ten seconds."""
     prompts = [f"the {number}th of ten texts" for number in range(10)]
     body = {"inputs": prompts, "parameters": {"n": 50, "max_new_tokens": 40, "ignore_eos": True}}
     large_answers: list[requests.Response] = []
@@ -106,7 +106,7 @@ def test_a_small_request_gets_in_beside_a_large_one(server: Server) -> None:
     answers = [server.invoke({"inputs": "hello", "parameters": {"max_new_tokens": 5}}) for _ in range(3)]
     took = time.monotonic() - began
     assert [answer.json()["generated_text"] for answer in answers] == ["hello"] * 3
-    assert large.is_alive(), "else this shows nothing"
+    assert large.is_alive(), "the large request has ended too early for this test"
     assert took < 8
     large.join()
     (answer,) = large_answers
@@ -117,7 +117,7 @@ def test_a_small_request_gets_in_beside_a_large_one(server: Server) -> None:
         assert texts == [(prompt * 2)[:40]] * 50
 
 
-def test_urgent_requests_are_for_the_operator_to_allow(server: Server) -> None:
+def test_operator_decides_whether_requests_may_be_urgent(server: Server) -> None:
     refused = server.invoke({"prompt": "a", "priority": -1}, path="/v1/completions")
     assert refused.status_code == 400
     assert "priority: must be at least 0, got -1" in refused.json()["error"]["message"]
@@ -153,6 +153,6 @@ print(kept())
 """
 
 
-def test_what_a_failed_thread_worked_on_is_not_kept() -> None:
+def test_failed_thread_keeps_no_reference_to_its_arguments() -> None:
     done = subprocess.run([sys.executable, "-c", BESIDE], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "is too long\nNone\n", done.stderr

@@ -1,4 +1,4 @@
-"""Web workers stay small, and logs are JSON lines without a word of anybody's prompt."""
+"""Web workers stay small, and logs are JSON lines that contain no prompt."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from serving import Server, StartServer
 
 HEAVY = ("torch", "transformers", "accelerate", "vllm", "boto3", "numpy")
 MOST_MIB = 100
-"""A web worker has 74 after a chat with the small model, whose tokenizer takes 28 of them."""
+"""A web worker takes 74 MiB after a chat with the small model, 28 of them for the tokenizer."""
 
 
 def libraries(process: psutil.Process) -> set[str]:
-    """The heavy packages that have native code in the process's memory."""
+    """The large packages whose native code is mapped into the process."""
     maps = Path(f"/proc/{process.pid}/maps").read_text()
     return {name for name in HEAVY if f"/site-packages/{name}/" in maps}
 
@@ -34,7 +34,7 @@ def resident_mib(process: psutil.Process) -> float:
 
 
 @pytest.mark.parametrize("module", ["lmi_handlers.app", "lmi_handlers.gunicorn_conf", "lmi_handlers.cli"])
-def test_edge_imports_no_engine_library(module: str, tmp_path: Path) -> None:
+def test_web_worker_imports_no_engine_library(module: str, tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("option.rolling_batch=scheduler\n")
     program = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"
     result = subprocess.run(
@@ -52,7 +52,7 @@ def test_edge_imports_no_engine_library(module: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "rolling_batch", [pytest.param("echo", marks=pytest.mark.long), pytest.param("scheduler", marks=pytest.mark.model)]
 )
-def test_web_worker_is_small_after_it_has_worked(rolling_batch: str, start_server: StartServer) -> None:
+def test_web_worker_is_small_after_requests(rolling_batch: str, start_server: StartServer) -> None:
     server: Server = start_server(f"option.rolling_batch={rolling_batch}\n", "--workers", "1")
     for stream in (False, True):
         answer = server.invoke({"inputs": "Hello, world", "stream": stream, "parameters": {"max_new_tokens": 4}})
@@ -65,10 +65,10 @@ def test_web_worker_is_small_after_it_has_worked(rolling_batch: str, start_serve
         assert libraries(process) == set()
         assert resident_mib(process) < MOST_MIB
     if rolling_batch == "scheduler":
-        assert "torch" in libraries(server.engine()), "else the check above sees nothing"
+        assert "torch" in libraries(server.engine()), "the check above detects no packages"
 
 
-def test_refused_requests_take_no_memory(echo_server: Server) -> None:
+def test_rejected_requests_take_no_memory(echo_server: Server) -> None:
     record = b'{"inputs":"' + b"a b " * 125_000 + b'"}'
 
     def refuse(times: int) -> None:
@@ -81,10 +81,10 @@ def test_refused_requests_take_no_memory(echo_server: Server) -> None:
     refuse(10)
     before = sum(map(resident_mib, workers))
     refuse(80)
-    assert sum(map(resident_mib, workers)) - before < 60, "had they been kept, they would be over 150 MiB"
+    assert sum(map(resident_mib, workers)) - before < 60, "all rejected requests together have over 150 MiB"
 
 
-def test_workers_that_replace_others_need_not_import_again(start_server: StartServer) -> None:
+def test_replacement_workers_do_not_import_again(start_server: StartServer) -> None:
     server = start_server("option.rolling_batch=echo\n", "--workers", "2")
     killed = server.web_workers()
     for worker in killed:
@@ -94,7 +94,7 @@ def test_workers_that_replace_others_need_not_import_again(start_server: StartSe
     arbiter = psutil.Process(server.process.pid)
     for worker in server.web_workers():
         assert worker not in killed
-        assert processor_seconds(worker) < processor_seconds(arbiter), "the imports are most of starting"
+        assert processor_seconds(worker) < processor_seconds(arbiter), "imports are most of the work at start"
 
 
 def processor_seconds(process: psutil.Process) -> float:
@@ -106,12 +106,12 @@ def processor_seconds(process: psutil.Process) -> float:
 # Logs
 
 SECRET = "xyzzyplugh"
-"""A word of every prompt below, long enough to be found and short enough to fit into an error message."""
+"""A word in every prompt below, short enough to fit into an error message."""
 
 
 @pytest.fixture(scope="module")
 def private_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server whose whole log is checked."""
+    """A server whose complete log is checked."""
     properties = (
         "option.rolling_batch=echo\noption.echo_faults=true\noption.max_model_len=256\nmax_request_size=4096\n"
         "option.no_such_option=1\n"
@@ -122,7 +122,7 @@ def private_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
 
 
 def bodies() -> dict[str, Any]:
-    """Requests of all kinds of outcome, each with the secret in its prompt."""
+    """Requests with every kind of outcome, each with the secret in its prompt."""
     return {
         "fine": {"inputs": f"{SECRET} is fine"},
         "streamed": {"inputs": f"{SECRET} is fine", "stream": True, "parameters": {"details": True}},
@@ -149,7 +149,7 @@ RAW = {
 }
 
 
-def test_log_has_no_prompt_and_only_json_lines(private_server: Server) -> None:
+def test_log_has_only_json_lines_and_no_prompt(private_server: Server) -> None:
     statuses = [private_server.invoke(body).status_code for body in bodies().values()]
     for content_type in ("application/json", "application/jsonlines"):
         for data in RAW.values():
@@ -160,7 +160,7 @@ def test_log_has_no_prompt_and_only_json_lines(private_server: Server) -> None:
     assert crash.status_code == 500
     private_server.wait_ready()
     log = private_server.log
-    # What an operator has to mend is said in plain words.
+    # Problems that an operator must solve are logged as readable messages.
     records = [json.loads(line) for line in log.splitlines() if not line.startswith("lmi: ")]
     assert all({"time", "level", "logger", "message"} <= record.keys() for record in records)
     logged = [record for record in records if record["logger"] == "lmi_handlers.web.access_log"]
