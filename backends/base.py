@@ -10,6 +10,7 @@ from typing import ClassVar
 import msgspec
 
 from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import TokenRequest
 
@@ -24,32 +25,6 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     adapters: dict[str, Path] = {}
-
-
-class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a loaded backend can do. Sent to the web workers, which answer requests for more with a 4xx.
-
-    `max_model_len` is the maximum number of prompt and generated tokens together.
-    `max_num_seqs` is the maximum number of sequences that run at the same time.
-    `max_logprobs` is the limit for `logprobs`, and for `prompt_logprobs` unless `max_prompt_logprobs` is set.
-    `unsupported` lists the `SamplingParams` fields that this backend does not support, and may list "adapters".
-    `adapters` are the names of the LoRA adapters that requests may use.
-    `device` is torch's name for the device, for example "cpu" or "cuda". It is empty if the backend does not report it.
-    `dtype` is the type of the weights, for example "bfloat16". It is empty if the backend does not report it.
-    `takes_images` tells whether prompts may contain images.
-    """
-
-    backend: str
-    max_model_len: int
-    vocab_size: int
-    max_num_seqs: int = 32
-    max_logprobs: int = 20
-    max_prompt_logprobs: int | None = None
-    unsupported: tuple[str, ...] = ()
-    adapters: tuple[str, ...] = ()
-    device: str = ""
-    dtype: str = ""
-    takes_images: bool = False
 
 
 class Backend(ABC):
@@ -81,7 +56,12 @@ class Backend(ABC):
 
     @abstractmethod
     def add_request(self, request: TokenRequest) -> None:
-        """Start a sequence. A later `step` returns its first output. Raises `InvalidRequest` if it can never run."""
+        """Start a sequence. A later `step` returns its first output.
+
+        The caller guarantees that `capabilities` allow the prompt, the parameters and the adapter
+        (`lmi_handlers.core.capabilities` has the checks), and that no other sequence has this `request_id`. Raises
+        `InvalidRequest` for what only the engine can tell, such as a grammar that it cannot compile.
+        """
 
     @abstractmethod
     def abort(self, request_id: str) -> None:

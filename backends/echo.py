@@ -5,6 +5,7 @@ It repeats the prompt until `max_tokens`. Without `ignore_eos` it ends the seque
 
 With `option.echo_faults=true` these words in a prompt cause a fault at the given token:
 
+    REFUSE@1  the engine refuses the request
     RAISE@3   the request fails at its third token
     DIE@3     the process is killed, as the kernel's out-of-memory killer would do
     CRASH@3   `step` raises, which ends the engine for every request
@@ -30,8 +31,9 @@ import signal
 import time
 from collections.abc import Callable
 
-from backends.base import Backend, Capabilities, ModelFiles
+from backends.base import Backend, ModelFiles
 from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import ConfigError, InvalidRequest, LoadFailed
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import TokenRequest
@@ -48,7 +50,7 @@ UNSUPPORTED = {
 
 MAX_MODEL_LEN = 1 << 20
 DEFAULT_BATCH_SIZE = 32
-_FAULT = re.compile(rb"\b(RAISE|DIE|CRASH|SLEEP|WORK|HANG|MUTE|GRIP|ADD|ABORT)@(\d+)\b")
+_FAULT = re.compile(rb"\b(REFUSE|RAISE|DIE|CRASH|SLEEP|WORK|HANG|MUTE|GRIP|ADD|ABORT)@(\d+)\b")
 _PAUSE = 0.001
 _LOGPROB = -0.5
 
@@ -130,16 +132,16 @@ class EchoBackend(Backend):
         return self._capabilities
 
     def add_request(self, request: TokenRequest) -> None:
-        """Start repeating the prompt. Raises `InvalidRequest` if it is empty or leaves no room for an answer."""
+        """Start repeating the prompt. Raises `InvalidRequest` if the prompt asks for it."""
         prompt = request.prompt_token_ids
-        limit = self._capabilities.max_model_len
-        if not prompt or len(prompt) >= limit:
-            raise InvalidRequest(f"has {len(prompt)} tokens; from 1 to {limit - 1} are possible", field="inputs")
-        max_tokens = min(request.sampling_params.max_tokens or limit, limit - len(prompt))
-        sequence = _Sequence(request, max_tokens, self._fault_in(prompt))
-        if sequence.fault is not None and sequence.fault[0] == "ADD":
+        room = self._capabilities.max_model_len - len(prompt)
+        max_tokens = min(request.sampling_params.max_tokens or room, room)
+        fault = self._fault_in(prompt)
+        if fault is not None and fault[0] == "REFUSE":
+            raise InvalidRequest("the echo backend refused the request, as the prompt asked")
+        if fault is not None and fault[0] == "ADD":
             time.sleep(self._sleep_seconds)
-        self._sequences[request.request_id] = sequence
+        self._sequences[request.request_id] = _Sequence(request, max_tokens, fault)
 
     def abort(self, request_id: str) -> None:
         """Drop the sequence."""

@@ -42,9 +42,6 @@ class Preparing(Generic[Grammar, Images]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._entries
-
     def add(self, request: TokenRequest, grammar: Future[Grammar] | None, images: Future[Images] | None) -> None:
         """Add a sequence that can start once its grammar and its images are ready."""
         self._entries[request.request_id] = request, grammar, images

@@ -12,17 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backends.base import Backend, Capabilities, ModelFiles
+from backends.base import Backend, ModelFiles
 from backends.lmi_dist.engine_args import engine_arguments, max_num_seqs
 from backends.lmi_dist.sequence import Sequence
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedFeature
-from lmi_handlers.core.limits import check_adapter, check_prompt
+from lmi_handlers.core.capabilities import Capabilities
+from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest
 from lmi_handlers.core.load_failure import load_failure
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.plugins import load_class
 from lmi_handlers.core.request import TokenRequest
-from lmi_handlers.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from backends.lmi_dist.engine import LmiDistEngine
@@ -31,8 +30,6 @@ logger = logging.getLogger(__name__)
 
 MAX_LOGPROBS = 20
 """The default of the vLLM version in lmi_dist, which LMI does not change."""
-
-_DEFAULTS = SamplingParams()
 
 
 class LmiDistBackend(Backend):
@@ -90,8 +87,7 @@ class LmiDistBackend(Backend):
         return self._capabilities
 
     def add_request(self, request: TokenRequest) -> None:
-        """Start a sequence. Raises `InvalidRequest` if it can never run."""
-        self._validate(request)
+        """Start a sequence. Raises `InvalidRequest` if the engine refuses it."""
         params = request.sampling_params
         room = self._capabilities.max_model_len - len(request.prompt_token_ids)
         try:
@@ -127,16 +123,6 @@ class LmiDistBackend(Backend):
                 del self._sequences[output.request_id]
             taken.append(new)
         return taken
-
-    def _validate(self, request: TokenRequest) -> None:
-        limits = self._capabilities
-        if request.request_id in self._sequences:
-            raise InvalidRequest(f"request {request.request_id} is running already")
-        check_prompt(request.prompt_token_ids, limits)
-        for field in limits.unsupported:
-            if getattr(request.sampling_params, field) != getattr(_DEFAULTS, field):
-                raise UnsupportedFeature("this version of lmi_dist has no such parameter", field=field)
-        check_adapter(request.adapter, limits)
 
 
 def _installed() -> bool:

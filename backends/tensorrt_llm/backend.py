@@ -1,4 +1,4 @@
-"""The TensorRT-LLM adapter: capabilities, validation of requests, and translation of errors."""
+"""The TensorRT-LLM adapter: capabilities, requests, and translation of errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensorrt_llm import LLM
 from tensorrt_llm.executor.request import LoRARequest
 from tensorrt_llm.executor.utils import RequestError
 
-from backends.base import Backend, Capabilities, ModelFiles
+from backends.base import Backend, ModelFiles
 from backends.tensorrt_llm import UNSUPPORTED
 from backends.tensorrt_llm.actor import LLMActor
 from backends.tensorrt_llm.llm_args import choose_max_model_len, llm_arguments, max_batch_size
@@ -18,8 +18,8 @@ from backends.tensorrt_llm.lora import lora_requests
 from backends.tensorrt_llm.sampling import engine_sampling_params
 from backends.tensorrt_llm.sequence import Sequence
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedFeature
-from lmi_handlers.core.limits import check_adapter, check_prompt, check_sampling_params
+from lmi_handlers.core.capabilities import Capabilities
+from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest
 from lmi_handlers.core.load_failure import load_failure
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import TokenRequest
@@ -59,7 +59,7 @@ class TensorRTLLMBackend(Backend):
         self._vocab_size = model.vocab_size
         self._max_model_len = max_model_len
         self._max_num_seqs = max_num_seqs
-        self._max_input_len = min(max_input_len or max_model_len, max_model_len - 1)
+        self._max_input_len = max_input_len
         self._max_output_len = max_output_len
         self._guided_decoding = guided_decoding
         self._adapters = dict(adapters or {})
@@ -107,6 +107,8 @@ class TensorRTLLMBackend(Backend):
             max_model_len=self._max_model_len,
             max_num_seqs=self._max_num_seqs,
             vocab_size=self._vocab_size,
+            max_input_len=self._max_input_len,
+            max_output_len=self._max_output_len,
             max_logprobs=MAX_LOGPROBS,
             max_prompt_logprobs=MAX_PROMPT_LOGPROBS,
             unsupported=(*UNSUPPORTED, *missing),
@@ -114,8 +116,7 @@ class TensorRTLLMBackend(Backend):
         )
 
     def add_request(self, request: TokenRequest) -> None:
-        """Start a sequence. Raises `InvalidRequest` if it can never run, and `EngineDead` if the engine has stopped."""
-        self._validate(request)
+        """Start a sequence. Raises `InvalidRequest` if the engine refuses it, and `EngineDead` if it has stopped."""
         sequence = Sequence(request, self._eos_token_ids)
         options: dict[str, Any] = {}
         if request.sampling_params.prompt_logprobs is not None:
@@ -170,20 +171,3 @@ class TensorRTLLMBackend(Backend):
         return min(
             limit for limit in (room, request.sampling_params.max_tokens, self._max_output_len) if limit is not None
         )
-
-    def _validate(self, request: TokenRequest) -> None:
-        params, limits = request.sampling_params, self.capabilities
-        check_prompt(request.prompt_token_ids, limits, max_input_len=self._max_input_len)
-        if self._max_output_len is not None and (params.max_tokens or 0) > self._max_output_len:
-            raise InvalidRequest(
-                f"must be at most {self._max_output_len} (option.max_output_len), got {params.max_tokens}",
-                field="max_tokens",
-            )
-        if params.structured_outputs is not None and not self._guided_decoding:
-            raise UnsupportedFeature(
-                "TensorRT-LLM needs option.guided_decoding_backend for it, which is not set", field="structured_outputs"
-            )
-        check_sampling_params(params, limits)
-        check_adapter(request.adapter, limits)
-        if request.request_id in self._sequences:
-            raise InvalidRequest(f"request {request.request_id} is running already")

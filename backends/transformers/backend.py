@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import WatermarkLogitsProcessor
 
-from backends.base import Backend, Capabilities, ModelFiles
+from backends.base import Backend, ModelFiles
 from backends.grammar import Grammar, Vocabulary
 from backends.grammar_compiler import GrammarCompiler
 from backends.preparing import Preparing, refusal
@@ -24,8 +24,8 @@ from backends.transformers.runner import Runner
 from backends.transformers.sampler import Sampled, logprobs_and_best, sample
 from backends.transformers.sequence import Chunk, Sequence, next_chunk
 from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.capabilities import Capabilities, check_prompt
 from lmi_handlers.core.errors import ConfigError, InvalidRequest
-from lmi_handlers.core.limits import check_adapter, check_prompt, check_sampling_params
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import TokenRequest
 from lmi_handlers.media.images import max_images
@@ -145,7 +145,6 @@ class TransformersBackend(Backend):
 
     def add_request(self, request: TokenRequest) -> None:
         """Queue a sequence. Errors in its grammar or images are returned by a later `step`."""
-        self._validate(request)
         wanted = request.sampling_params.structured_outputs
         grammar = None if wanted is None or self._grammars is None else self._grammars.submit(wanted)
         images = None if self._images is None else self._images.submit(request)
@@ -305,15 +304,6 @@ class TransformersBackend(Backend):
                 self._vocab_size, device=self._device, greenlist_ratio=GREENLIST_RATIO
             )
         return self._watermark
-
-    def _validate(self, request: TokenRequest) -> None:
-        limits = self.capabilities
-        check_prompt(request.prompt_token_ids, limits)
-        check_sampling_params(request.sampling_params, limits)
-        check_adapter(request.adapter, limits)
-        known = {sequence.request_id for sequence in (*self._waiting, *self._running)}
-        if request.request_id in known or request.request_id in self._preparing:
-            raise InvalidRequest(f"request {request.request_id} is running already")
 
 
 def _last_rows(chunks: list[Chunk]) -> list[int]:

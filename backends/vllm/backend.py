@@ -33,7 +33,7 @@ from vllm.exceptions import VLLMClientError
 from vllm.inputs import EngineInput
 from vllm.lora.request import LoRARequest
 
-from backends.base import Backend, Capabilities, ModelFiles
+from backends.base import Backend, ModelFiles
 from backends.grammar import Vocabulary
 from backends.grammar_compiler import GrammarCompiler
 from backends.image_preparer import ImagePreparer
@@ -43,8 +43,8 @@ from backends.vllm.engine_config import engine_config
 from backends.vllm.model_runner import check_buffers, typical_processor
 from backends.vllm.sampling import engine_sampling_params, token_output
 from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest
-from lmi_handlers.core.limits import check_adapter
 from lmi_handlers.core.load_failure import load_failure
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import TokenRequest
@@ -143,9 +143,6 @@ class VLLMBackend(Backend):
 
     def add_request(self, request: TokenRequest) -> None:
         """Start a sequence, after trying its grammar and preparing its images. Raises `InvalidRequest`."""
-        if request.request_id in self._requests or request.request_id in self._preparing:  # vLLM would confuse the two
-            raise InvalidRequest(f"request {request.request_id} is running already")
-        check_adapter(request.adapter, self._capabilities)
         wanted = request.sampling_params.structured_outputs
         grammar = None if wanted is None or self._grammars is None else self._grammars.submit(wanted)
         images = None if self._images is None else self._images.submit(request)

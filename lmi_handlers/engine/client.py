@@ -32,7 +32,6 @@ from lmi_handlers.engine.channel import Channel, worker_end
 from lmi_handlers.engine.heartbeat import HeartbeatReader
 from lmi_handlers.engine.messages import (
     Abort,
-    EngineInfo,
     EngineMessage,
     Failed,
     Outputs,
@@ -151,11 +150,11 @@ class Generation:
 class EngineClient:
     """Connects to the engine, reconnects when needed, and multiplexes this worker's requests over the connection.
 
-    Each time an engine has loaded, `on_ready` is called with the engine's info before the state becomes READY. Nothing
+    Each time an engine has loaded, `on_ready` is called with its `Ready` before the state becomes READY. Nothing
     here waits for the engine: if it hangs, only its own requests are delayed.
     """
 
-    def __init__(self, socket_path: Path, on_ready: Callable[[EngineInfo], None], stall_timeout: float = 60.0) -> None:
+    def __init__(self, socket_path: Path, on_ready: Callable[[Ready], None], stall_timeout: float = 60.0) -> None:
         self._socket_path = socket_path
         self._on_ready = on_ready
         self._stall_timeout = stall_timeout
@@ -290,7 +289,7 @@ class EngineClient:
             if failed is not None:
                 failed.put(_error_of(message))
         elif isinstance(message, Ready):
-            self._on_ready(message.info)
+            self._on_ready(message)
             self._state, self._phase = EngineState.READY, "ready"
             self._ready.set()
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import ImagePrompt
 from lmi_handlers.core.sampling_params import SamplingParams
@@ -42,24 +43,6 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):
 # From the engine process
 
 
-class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What web workers need to know about a loaded engine. `bundle` is the directory of the text bundle."""
-
-    bundle: str
-    backend: str
-    model_name: str
-    max_model_len: int
-    vocab_size: int
-    max_logprobs: int
-    unsupported: tuple[str, ...]
-    max_prompt_logprobs: int | None = None
-    adapters: tuple[str, ...] = ()
-    device: str = ""
-    dtype: str = ""
-    max_num_seqs: int = 1
-    takes_images: bool = False
-
-
 class Loading(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The engine is not ready. `phase` says what it is doing."""
 
@@ -67,9 +50,13 @@ class Loading(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The engine accepts requests from now on."""
+    """The engine accepts requests from now on. `bundle` is the directory of the text bundle.
 
-    info: EngineInfo
+    `capabilities` are the backend's, within the limits that options set.
+    """
+
+    bundle: str
+    capabilities: Capabilities
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):

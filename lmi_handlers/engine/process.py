@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import signal
-import socket
 import sys
 import threading
 import time
@@ -19,17 +19,17 @@ from backends import load_backend_class
 from backends.base import Backend, ModelFiles
 from backends.selection import select_backend
 from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import ConfigError, EngineDead, LoadFailed
 from lmi_handlers.engine.adapters import find_adapters
 from lmi_handlers.engine.admission import Admission, DynamicBatch, RollingBatch
 from lmi_handlers.engine.cache_dir import default_cache_dir
-from lmi_handlers.engine.channel import MessageTooLong, engine_end
 from lmi_handlers.engine.heartbeat import CPU_PATIENCE, PULSE_INTERVAL, Heartbeat
-from lmi_handlers.engine.loop import Disconnected, EngineLoop, Inbox
-from lmi_handlers.engine.messages import Abort, EngineInfo, EngineMessage, Failed, Loading, Outputs, Ready
+from lmi_handlers.engine.loop import EngineLoop, Inbox
+from lmi_handlers.engine.messages import Loading, Ready
 from lmi_handlers.engine.model_store import resolve_model
-from lmi_handlers.engine.outbox import Outbox
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings, read_line
+from lmi_handlers.engine.worker_server import WorkerServer
 from lmi_handlers.log import configure_logging, tell
 from lmi_handlers.metrics.engine import EngineMetrics
 from lmi_handlers.text.bundle import build_byte_bundle, build_text_bundle, read_chat_template
@@ -38,145 +38,9 @@ from lmi_handlers.text.output_parsers.reasoning import choose_reasoning_format
 EXIT_STUCK = 70
 _WATCH_INTERVAL = 0.2
 _LOAD_INTERVAL = 0.1
-_ACCEPT_PAUSE = 1.0
-_FLUSH_TIMEOUT = 1.0
+_LOG_INTERVAL = 60.0
 
 logger = logging.getLogger("lmi_handlers.engine.process")  # __name__ is "__main__" here
-
-
-class WorkerConnection:
-    """One connected web worker. A separate thread sends its messages, so a slow worker delays nobody else.
-
-    `sending_since` is the monotonic time at which the current message was started, None between messages.
-    """
-
-    def __init__(self, sock: socket.socket, inbox: Inbox, on_gone: Callable[[WorkerConnection], None]) -> None:
-        self._channel = engine_end(sock)
-        self._inbox = inbox
-        self._on_gone = on_gone
-        self._outbox = Outbox()
-        self.sending_since: float | None = None
-        self._writer = threading.Thread(target=self._write, daemon=True)
-        self._writer.start()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def send(self, message: EngineMessage) -> None:
-        """Queue a message. Never blocks, and does nothing if the worker is gone."""
-        self._outbox.put(message)
-
-    def finish(self) -> None:
-        """Accept no more messages, because the process ends."""
-        self._outbox.put(None)
-
-    def flush(self, timeout: float) -> None:
-        """Wait until everything queued before `finish` has been written."""
-        self._writer.join(timeout)
-
-    def close(self) -> None:
-        """Close the connection. The reader tells the loop."""
-        self._channel.close()
-
-    def _write(self) -> None:
-        try:
-            while True:
-                for message in self._outbox.take():
-                    if message is None:
-                        return
-                    self.sending_since = time.monotonic()
-                    self._send(message)
-                    self.sending_since = None
-        except OSError:
-            pass  # the worker is gone; the reader notices that too
-        except Exception:  # whatever a backend puts into its outputs, requests must not hang
-            logger.exception("messages cannot be sent to a web worker; it is disconnected")
-        self._channel.close()
-
-    def _send(self, message: EngineMessage) -> None:
-        """Send a message, or its outputs one by one if it is too long. If an output is too long, its request fails."""
-        try:
-            self._channel.send(message)
-        except MessageTooLong as error:
-            if not isinstance(message, Outputs):
-                raise
-            if len(message.outputs) > 1:
-                for output in message.outputs:
-                    self._send(Outputs([output]))
-            else:
-                number = message.outputs[0].number
-                self._channel.send(Failed(number, "RequestFailed", f"its output is too long to be sent: {error}"))
-                self._inbox.put((self, Abort(number)))
-
-    def _read(self) -> None:
-        try:
-            for message in self._channel.receive():
-                self._inbox.put((self, message))
-        except Exception:  # usually a ProtocolError; in any case the loop must learn that the worker is gone
-            logger.exception("a web worker cannot be understood; it is disconnected")
-        self._inbox.put((self, Disconnected()))
-        self._on_gone(self)
-        self._outbox.put(None)
-        self._channel.close()
-
-
-class WorkerServer:
-    """Accepts web workers and tells them the state of the engine, when they connect and on every change."""
-
-    def __init__(self, path: Path, inbox: Inbox) -> None:
-        self._inbox = inbox
-        self._state: EngineMessage = Loading("starting")
-        self._connections: list[WorkerConnection] = []
-        self._lock = threading.Lock()
-        path.unlink(missing_ok=True)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(path))
-        self._listener.listen()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def announce(self, state: Loading | Ready) -> None:
-        """Tell every worker, including those that connect later."""
-        with self._lock:
-            self._state = state
-            for connection in self._connections:
-                connection.send(state)
-
-    def hang_up_on_stuck(self, limit: float) -> None:
-        """Disconnect each worker that has left a message unread for `limit` seconds.
-
-        Its requests occupy places in the batch that others need.
-        """
-        with self._lock:
-            for connection in self._connections:
-                since = connection.sending_since
-                if since is not None and time.monotonic() - since > limit:
-                    logger.error("a web worker reads nothing; it is disconnected", extra={"seconds": limit})
-                    connection.close()
-
-    def flush(self) -> None:
-        """Send what is queued for the workers. Takes at most a second."""
-        deadline = time.monotonic() + _FLUSH_TIMEOUT
-        with self._lock:
-            connections = list(self._connections)
-        for connection in connections:
-            connection.finish()
-        for connection in connections:
-            connection.flush(max(0.0, deadline - time.monotonic()))
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:  # for example because no file descriptor is left
-                logger.exception("a web worker cannot connect")
-                time.sleep(_ACCEPT_PAUSE)
-                continue
-            with self._lock:
-                connection = WorkerConnection(sock, self._inbox, self._forget)
-                connection.send(self._state)
-                self._connections.append(connection)
-
-    def _forget(self, connection: WorkerConnection) -> None:
-        with self._lock:
-            self._connections.remove(connection)
 
 
 def serve(settings: EngineSettings) -> None:
@@ -193,23 +57,28 @@ def serve(settings: EngineSettings) -> None:
         server.announce(Loading(phase))
 
     started = time.monotonic()
-    backend, info = _load(settings, report)
-    admission = _admission(settings.properties, backend.capabilities.max_num_seqs)
+    backend = _load(settings, report)
+    capabilities = _served(backend.capabilities, settings.properties)
+    admission = _admission(settings.properties, capabilities.max_num_seqs)
 
     def say_so() -> None:  # so that `/ping` fails before any request does
         server.announce(Loading("the engine has died and is restarted"))
 
     loop = EngineLoop(backend, admission, settings.properties.job_queue_size, inbox, say_so, heartbeat)
     start_repeating(_WATCH_INTERVAL, lambda: _watch(loop, backend, server, settings.properties.stall_timeout))
-    heartbeat.start(patience=CPU_PATIENCE if backend.capabilities.device == "cpu" else 1.0)
+    heartbeat.start(patience=CPU_PATIENCE if capabilities.device == "cpu" else 1.0)
     start_repeating(PULSE_INTERVAL, heartbeat.beat)
     start_repeating(PULSE_INTERVAL, lambda: heartbeat.compare(backend.progress))
     metrics = EngineMetrics(settings.metrics_dir)
     start_repeating(_LOAD_INTERVAL, lambda: _publish_load(loop, backend, metrics))
-    server.announce(Ready(info))
+    server.announce(Ready(str(settings.bundle_dir), capabilities))
     logger.info(
         "engine ready",
-        extra={"backend": info.backend, "model": info.model_name, "seconds": round(time.monotonic() - started, 3)},
+        extra={
+            "backend": capabilities.backend,
+            "model": settings.properties.name,
+            "seconds": round(time.monotonic() - started, 3),
+        },
     )
     try:
         loop.run()
@@ -217,7 +86,7 @@ def serve(settings: EngineSettings) -> None:
         server.flush()
 
 
-def _load(settings: EngineSettings, report: Callable[[str], None]) -> tuple[Backend, EngineInfo]:
+def _load(settings: EngineSettings, report: Callable[[str], None]) -> Backend:
     properties = settings.properties
     selection = select_backend(properties)
     logger.info("backend selected", extra={"backend": selection.name, "reason": selection.reason})
@@ -258,22 +127,16 @@ def _load(settings: EngineSettings, report: Callable[[str], None]) -> tuple[Back
         vocab_size=bundle.vocab_size,
         adapters=find_adapters(properties, model_path),
     )
-    backend = backend_class.load(files, properties, report)
-    capabilities = backend.capabilities
-    return backend, EngineInfo(
-        bundle=str(settings.bundle_dir),
-        backend=capabilities.backend,
-        model_name=properties.name,
-        max_model_len=capabilities.max_model_len,
-        vocab_size=capabilities.vocab_size,
-        max_logprobs=capabilities.max_logprobs,
-        max_prompt_logprobs=capabilities.max_prompt_logprobs,
-        unsupported=capabilities.unsupported,
-        adapters=capabilities.adapters,
-        device=capabilities.device,
-        dtype=capabilities.dtype,
+    return backend_class.load(files, properties, report)
+
+
+def _served(capabilities: Capabilities, properties: ServingProperties) -> Capabilities:
+    """Return what web workers may ask for: what the backend can do, within the limits that options set."""
+    prompt_limits = (capabilities.max_input_len, properties.max_input_tokens)
+    return msgspec.structs.replace(
+        capabilities,
+        max_input_len=min((limit for limit in prompt_limits if limit is not None), default=None),
         max_num_seqs=capabilities.max_num_seqs if properties.rolling else properties.batch_size,
-        takes_images=capabilities.takes_images,
     )
 
 
@@ -284,17 +147,20 @@ def _admission(properties: ServingProperties, max_num_seqs: int) -> Admission:
 
 
 def start_repeating(interval: float, action: Callable[[], None]) -> None:
-    """Call `action` repeatedly on its own thread. Exceptions do not end it, because nobody would notice."""
+    """Call `action` repeatedly on its own thread. Exceptions are logged, at most one per minute, and do not end it."""
 
     def repeat() -> None:
-        told = ""
+        failures, logged = 0, -math.inf
         while True:
             try:
                 action()
-            except Exception as error:
-                if repr(error) != told:  # log a repeated error only once
-                    told = repr(error)
-                    logger.exception("a thread of the engine process fails and goes on")
+            except Exception:
+                failures += 1
+                if time.monotonic() - logged >= _LOG_INTERVAL:
+                    logged = time.monotonic()
+                    logger.exception(
+                        "a thread of the engine process failed; it continues", extra={"failures": failures}
+                    )
             time.sleep(interval)
 
     threading.Thread(target=repeat, daemon=True).start()

@@ -12,6 +12,7 @@ from types import TracebackType
 
 import msgspec
 
+from lmi_handlers.core.capabilities import Capabilities, unsupported_fields
 from lmi_handlers.core.errors import (
     ClientDisconnected,
     DeadlineExceeded,
@@ -27,7 +28,7 @@ from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import BeamSearchParams, GenerationRequest
 from lmi_handlers.core.sampling_params import RANGES, SamplingParams
 from lmi_handlers.engine.client import EngineClient, EngineState, Generation
-from lmi_handlers.engine.messages import EngineInfo, SequenceOutput
+from lmi_handlers.engine.messages import SequenceOutput
 from lmi_handlers.serving.beam_search import BeamSearch, Continuations
 from lmi_handlers.text.sequence import SequenceText, TextRules
 from lmi_handlers.text.tokenizer import Tokenizer
@@ -74,7 +75,7 @@ class BeamGeneration:
         request: GenerationRequest,
         params: BeamSearchParams,
         *,
-        info: EngineInfo,
+        capabilities: Capabilities,
         tokenizer: Tokenizer,
         timeout: float,
         connected: Callable[[], bool],
@@ -88,7 +89,8 @@ class BeamGeneration:
         self._connected = connected
         rules = TextRules(tokenizer, request.sampling_params)
         self._searches = [
-            begin_search(prompt, request.sampling_params, params, info.max_model_len, rules) for prompt in prompts
+            begin_search(prompt, request.sampling_params, params, capabilities.max_model_len, rules)
+            for prompt in prompts
         ]
         self._first: list[TokenOutput] = []  # one per prompt, with the prompt's logprobs
         self._queue_time = 0.0
@@ -212,7 +214,7 @@ class BeamGeneration:
 def check_beam_search(
     request: GenerationRequest,
     params: BeamSearchParams,
-    info: EngineInfo,
+    capabilities: Capabilities,
     tokenizer: Tokenizer,
     spelling: Callable[[str], str],
 ) -> None:
@@ -233,19 +235,18 @@ def check_beam_search(
     if asked.n > params.num_beams:
         raise InvalidRequest(f"must be at least {spelling('n')} ({asked.n}), got {params.num_beams}", field=field)
     endings = len(_endings(asked, tokenizer))
-    limit = min(info.max_logprobs, info.vocab_size, int(RANGES["logprobs"][1])) - endings
+    limit = min(capabilities.max_logprobs, capabilities.vocab_size, int(RANGES["logprobs"][1])) - endings
     if params.num_beams > limit:
         raise InvalidRequest(
             f"must be at most {limit}, got {params.num_beams}: a step takes one candidate for each beam and for each of "
-            f"the {endings} tokens that end an answer, and the {info.backend} backend gives {limit + endings}",
+            f"the {endings} tokens that end an answer, and the {capabilities.backend} backend gives {limit + endings}",
             field=field,
         )
     step = step_params(asked, params, tokenizer)
-    for name in info.unsupported:
-        if getattr(step, name, None) != getattr(_DEFAULTS, name, None):
-            raise UnsupportedFeature(
-                f"beam search needs {name}, which the {info.backend} backend does not support", field=field
-            )
+    for name in unsupported_fields(step, capabilities):
+        raise UnsupportedFeature(
+            f"beam search needs {name}, which the {capabilities.backend} backend does not support", field=field
+        )
 
 
 def step_params(asked: SamplingParams, params: BeamSearchParams, tokenizer: Tokenizer) -> SamplingParams:

@@ -7,49 +7,38 @@ from collections.abc import Callable
 import msgspec
 
 from formatters.base import Formatter
+from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.request import GenerationRequest, Prompt
 
 
-class TokenLimits(msgspec.Struct, frozen=True):
-    """Maximum tokens in a prompt, maximum tokens in a prompt plus its answer, and the size of the vocabulary."""
-
-    max_input_tokens: int
-    max_total_tokens: int
-    vocab_size: int
-
-
 class ModelFacts(msgspec.Struct, frozen=True):
-    """What dialects need to know about the loaded model, including its public name and the names of its adapters."""
+    """What dialects need to know about the loaded model. `model_id` is its public name."""
 
     model_id: str
-    adapters: tuple[str, ...]
     chat_template: str
-    takes_images: bool = False
+    capabilities: Capabilities
 
 
-LengthCheck = Callable[[GenerationRequest, int, int, TokenLimits], None]
-"""`(request, position, tokens, limits)`: raises `InvalidRequest` if the prompt at `position` is too long."""
+LengthCheck = Callable[[GenerationRequest, int, int, Capabilities], None]
+"""`(request, position, tokens, capabilities)`: raises `InvalidRequest` if the prompt at `position` is too long."""
 
 
 FormatterFactory = Callable[[GenerationRequest, tuple[int, ...]], Formatter]
 """A formatter class, or a partial of one that already has its options."""
 
 
-def check_length(request: GenerationRequest, position: int, tokens: int, limits: TokenLimits) -> None:
+def check_length(request: GenerationRequest, position: int, tokens: int, capabilities: Capabilities) -> None:
     """Raise `InvalidRequest` if the prompt is too long or leaves no room for an answer.
 
     An answer that would not fit in full is not an error: it ends where the room ends.
     """
     field = "inputs" if len(request.prompts) == 1 else f"inputs[{position}]"
-    if tokens >= limits.max_total_tokens:
+    if tokens > capabilities.max_input_tokens:
         raise InvalidRequest(
-            f"has {tokens} tokens; the model takes {limits.max_total_tokens} in all and one must be left to generate",
+            f"must have at most {capabilities.max_input_tokens} tokens, got {tokens}; prompt and answer together may "
+            f"have {capabilities.max_model_len}",
             field=field,
-        )
-    if tokens > limits.max_input_tokens:
-        raise InvalidRequest(
-            f"has {tokens} tokens; prompts may have {limits.max_input_tokens} (option.max_input_tokens)", field=field
         )
 
 

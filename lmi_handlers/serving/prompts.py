@@ -6,21 +6,20 @@ from typing import Any
 
 import msgspec
 
+from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.request import ChatPrompt, GenerationRequest, ImagePrompt, Prompt
-from lmi_handlers.engine.messages import EngineInfo
 from lmi_handlers.media.images import ImageLoader
-from lmi_handlers.serving.parsed import Parsed, TokenLimits
+from lmi_handlers.serving.parsed import Parsed
 from lmi_handlers.text.bundle import TextBundle
 from lmi_handlers.text.chat_template import render_chat
 from lmi_handlers.text.tokenizer import Tokenizer
 
 
 class LoadedText(msgspec.Struct, frozen=True):
-    """What a worker loads when the engine is ready: limits, tokenizer and the model's text files."""
+    """What a worker knows about a loaded engine: its capabilities, the tokenizer and the model's text files."""
 
-    info: EngineInfo
-    limits: TokenLimits
+    capabilities: Capabilities
     bundle: TextBundle
     tokenizer: Tokenizer
 
@@ -62,7 +61,7 @@ def encode_prompts(parsed: Parsed, loaded: LoadedText) -> tuple[GenerationReques
     texts, token_ids = [], []
     for position, prompt in enumerate(prompts):
         text, ids = _encode_prompt(parsed, position, prompt, loaded)
-        parsed.check_length(request, position, len(ids), loaded.limits)
+        parsed.check_length(request, position, len(ids), loaded.capabilities)
         if not ids:
             raise InvalidRequest("has no tokens", field=_prompt_field(parsed, position))
         _check_media_tokens(parsed, position, ids, loaded.bundle)
@@ -72,15 +71,15 @@ def encode_prompts(parsed: Parsed, loaded: LoadedText) -> tuple[GenerationReques
 
 
 def _encode_prompt(parsed: Parsed, position: int, prompt: Prompt, loaded: LoadedText) -> tuple[str, list[int]]:
-    request, tokenizer, limit = parsed.request, loaded.tokenizer, loaded.info.max_model_len
+    request, tokenizer, limit = parsed.request, loaded.tokenizer, loaded.capabilities.max_model_len
     # Ignore `truncate` above the model's limit: a prompt that is too long is then refused without encoding all of it.
     truncate = request.truncate if (request.truncate or 0) <= limit else None
     if isinstance(prompt, tuple):
         if truncate is None:
-            parsed.check_length(request, position, len(prompt), loaded.limits)
-        if prompt and not (min(prompt) >= 0 and max(prompt) < loaded.info.vocab_size):
+            parsed.check_length(request, position, len(prompt), loaded.capabilities)
+        if prompt and not (min(prompt) >= 0 and max(prompt) < loaded.capabilities.vocab_size):
             raise InvalidRequest(
-                f"has token ids outside the model's 0 to {loaded.info.vocab_size - 1}",
+                f"has token ids outside the model's 0 to {loaded.capabilities.vocab_size - 1}",
                 field=_prompt_field(parsed, position),
             )
         ids = list(prompt if truncate is None else prompt[-truncate:])
@@ -90,7 +89,7 @@ def _encode_prompt(parsed: Parsed, position: int, prompt: Prompt, loaded: Loaded
         if truncate is None:
             estimate = tokenizer.estimate_beyond(text, limit)
             if estimate is not None:
-                parsed.check_length(request, position, estimate, loaded.limits)
+                parsed.check_length(request, position, estimate, loaded.capabilities)
         # A chat template writes the special tokens itself.
         ids = tokenizer.encode(text, add_special_tokens=isinstance(prompt, str), truncate=truncate)
     return text, ids

@@ -9,18 +9,18 @@ from pathlib import Path
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.beside import RunBeside, at_once
+from lmi_handlers.core.capabilities import Capabilities, check_adapter, check_sampling_params
 from lmi_handlers.core.errors import DeadlineExceeded, EngineNotReady, InvalidRequest
-from lmi_handlers.core.limits import check_adapter, check_sampling_params
 from lmi_handlers.core.request import GenerationRequest, ImagePrompt
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.engine.client import EngineClient, EngineState, Generation
-from lmi_handlers.engine.messages import EngineInfo
+from lmi_handlers.engine.messages import Ready
 from lmi_handlers.engine.settings import metrics_dir
 from lmi_handlers.media.images import image_loader
 from lmi_handlers.metrics.requests import RequestMetrics
 from lmi_handlers.serving.answer import Answer, respelled
 from lmi_handlers.serving.beam_generation import BeamGeneration, check_beam_search
-from lmi_handlers.serving.parsed import ModelFacts, Parsed, TokenLimits
+from lmi_handlers.serving.parsed import ModelFacts, Parsed
 from lmi_handlers.serving.prompts import LoadedText, encode_prompts, load_images, takes_long
 from lmi_handlers.text.bundle import load_text_bundle
 from lmi_handlers.text.sequence import SequenceText, TextRules
@@ -37,7 +37,6 @@ class ServedModel:
         self.name = properties.name
         self.metrics = RequestMetrics(metrics_dir(socket_path), self.name)
         self._model_id = properties.model_id or self.name
-        self._max_input_tokens = properties.max_input_tokens
         self.predict_timeout = properties.predict_timeout
         self.run_beside: RunBeside = at_once
         self._images = image_loader(properties)
@@ -72,9 +71,7 @@ class ServedModel:
     def facts(self) -> ModelFacts:
         """What dialects need to know about the model. Raises `EngineNotReady` before it has loaded."""
         loaded = self.loaded
-        return ModelFacts(
-            self._model_id, loaded.info.adapters, loaded.bundle.tool_template, takes_images=loaded.info.takes_images
-        )
+        return ModelFacts(self._model_id, loaded.bundle.tool_template, loaded.capabilities)
 
     def start_draining(self) -> None:
         """Make `/ping` report that the worker is shutting down."""
@@ -92,16 +89,18 @@ class ServedModel:
         _check_sequences(parsed, self._budget)
         self._client.wait_ready(_PATIENCE)
         loaded = self.loaded
-        _check_limits(parsed, loaded.info)
+        _check_limits(parsed, loaded.capabilities)
         run = self.run_beside if takes_long(parsed) else at_once
         deadline = usage.started + self.predict_timeout
         request, prompts, rules = run(_prepare, parsed, loaded, self._budget, deadline)
         if request.beam_search is not None:
-            check_beam_search(request, request.beam_search, loaded.info, loaded.tokenizer, parsed.spelling)
+            check_beam_search(request, request.beam_search, loaded.capabilities, loaded.tokenizer, parsed.spelling)
         usage.prompt_tokens = sum(map(len, prompts))
         images = load_images(parsed, request, self._images)
         usage.validation_time = time.monotonic() - usage.started
         timeout = deadline - time.monotonic()  # images may have been fetched
+        if self.loaded.capabilities != loaded.capabilities:  # the request was checked for another engine
+            raise EngineNotReady("the engine was restarted while the request was being prepared")
         generation = self._generate(loaded, request, prompts, images, timeout, connected)
         formatter = parsed.formatter(request, tuple(map(len, prompts)))
         n = request.sampling_params.n
@@ -111,7 +110,9 @@ class ServedModel:
             for sample in range(n)
         ]
         usage.sequences = len(texts)
-        usage.max_tokens = request.sampling_params.max_tokens or loaded.info.max_model_len - max(map(len, prompts))
+        usage.max_tokens = request.sampling_params.max_tokens or loaded.capabilities.max_model_len - max(
+            map(len, prompts)
+        )
         return Answer(generation, formatter, texts, usage, self.metrics, parsed.spelling, self.run_beside)
 
     def _generate(
@@ -139,20 +140,18 @@ class ServedModel:
             prompts,
             request,
             request.beam_search,
-            info=loaded.info,
+            capabilities=loaded.capabilities,
             tokenizer=loaded.tokenizer,
             timeout=timeout,
             connected=connected,
         )
 
-    def _on_ready(self, info: EngineInfo) -> None:
-        directory = Path(info.bundle)
+    def _on_ready(self, ready: Ready) -> None:
+        directory = Path(ready.bundle)
         bundle = load_text_bundle(directory)
         tokenizer = Tokenizer(directory, bundle)
         tokenizer.encode("warm up")
-        most = info.max_model_len - 1
-        limits = TokenLimits(min(most, self._max_input_tokens or most), info.max_model_len, info.vocab_size)
-        self._loaded = LoadedText(info, limits, bundle, tokenizer)
+        self._loaded = LoadedText(ready.capabilities, bundle, tokenizer)
 
 
 def _prepare(
@@ -182,12 +181,12 @@ def _check_sequences(parsed: Parsed, budget: Budget) -> None:
     budget.check_sequences(parsed.prompt_field if prompts > 1 else parsed.spelling("n"), prompts, n)
 
 
-def _check_limits(parsed: Parsed, info: EngineInfo) -> None:
+def _check_limits(parsed: Parsed, capabilities: Capabilities) -> None:
     """Refuse what this engine cannot do before submitting it. Raises `InvalidRequest` with the client's field name."""
     try:
-        check_sampling_params(parsed.request.sampling_params, info)
+        check_sampling_params(parsed.request.sampling_params, capabilities)
         for adapter in parsed.request.adapters:
-            check_adapter(adapter, info)
+            check_adapter(adapter, capabilities)
     except InvalidRequest as error:
         raise respelled(error, parsed.spelling) from None
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from backends import load_backend_class
 from backends.base import Backend, ModelFiles
 from lmi_handlers.config.properties import load_properties
+from lmi_handlers.core.capabilities import check_prompt, check_sampling_params
 from lmi_handlers.core.errors import InvalidRequest
-from lmi_handlers.core.limits import check_sampling_params
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.cache_dir import default_cache_dir
@@ -331,16 +331,13 @@ class BackendContract:
         driver.abort(twice)
         driver.abort(twice)
 
-    def test_rejected_request_does_not_disturb_others(self, driver: Driver) -> None:
-        """`add_request` raises `InvalidRequest` for a prompt that is empty or leaves no room for an answer."""
-        running = driver.add(PROMPTS[1], max_tokens=12)
-        driver.step()
-        for prompt in ([], [97] * MAX_MODEL_LEN, [97] * (3 * MAX_MODEL_LEN)):
+    def test_capabilities_bound_the_prompt(self, driver: Driver) -> None:
+        """Callers check prompts against `capabilities`. `add_request` need not check them again."""
+        capabilities = driver.backend.capabilities
+        check_prompt([97] * (MAX_MODEL_LEN - 1), capabilities)
+        for prompt in ([], [97] * MAX_MODEL_LEN, [97, capabilities.vocab_size], [-1]):
             with pytest.raises(InvalidRequest):
-                driver.add(prompt)
-            driver.step()
-        outputs = driver.finish(running)[0]
-        assert tokens(outputs) == driver.greedy(1, 12), "a rejected request must not change other sequences"
+                check_prompt(prompt, capabilities)
 
     def test_more_sequences_than_the_batch_holds(self, driver: Driver) -> None:
         """Sequences beyond `max_num_seqs` are not lost. The engine loop starts no more than that at a time."""

@@ -92,7 +92,7 @@ class Exchange:
         parsed = self.dialect.parse(payload)
         self.name_ignored(parsed.request.ignored_parameters)
         answer = model.start_generation(parsed, self.usage, self.connected)
-        self.usage.device = model.loaded.info.device
+        self.usage.device = model.loaded.capabilities.device
         chunks = iter(answer)
         try:
             if not answer.streams:

@@ -88,7 +88,7 @@ class OpenAIRoutes:
     def _infos(self) -> list[ModelInfo]:
         """The model and its adapters. Raises `EngineNotReady`."""
         facts = self._model.facts
-        parents = {facts.model_id: None, **dict.fromkeys(facts.adapters, facts.model_id)}
+        parents = {facts.model_id: None, **dict.fromkeys(facts.capabilities.adapters, facts.model_id)}
         return [ModelInfo(name, "model", self._created, "lmi-handlers", parent) for name, parent in parents.items()]
 
     def _view(self, dialect: OpenAIDialect) -> Callable[[], Response]:

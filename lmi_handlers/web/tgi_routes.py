@@ -97,7 +97,7 @@ class TgiRoutes:
             loaded = self._model.loaded
         except EngineNotReady as error:
             return Response(error_document(error), status=503, content_type=JSON)
-        limits, engine, options = loaded.limits, loaded.info, self._properties
+        capabilities, options = loaded.capabilities, self._properties
         info = Info(
             model_id=options.model_id or self._model.name,
             model_sha=None,
@@ -105,19 +105,19 @@ class TgiRoutes:
             max_concurrent_requests=options.job_queue_size,
             max_best_of=options.max_best_of,
             max_stop_sequences=options.max_stop_sequences,
-            max_input_tokens=limits.max_input_tokens,
-            max_total_tokens=limits.max_total_tokens,
+            max_input_tokens=capabilities.max_input_tokens,
+            max_total_tokens=capabilities.max_model_len,
             validation_workers=self._workers,
             max_client_batch_size=options.max_client_batch_size,
             router="text-generation-router",
             version=__version__,
             sha=None,
             docker_label=None,
-            model_dtype=engine.dtype or None,
-            model_device_type=engine.device or None,
-            max_input_length=limits.max_input_tokens,
+            model_dtype=capabilities.dtype or None,
+            model_device_type=capabilities.device or None,
+            max_input_length=capabilities.max_input_tokens,
             waiting_served_ratio=0.0,
-            max_batch_total_tokens=engine.max_num_seqs * limits.max_total_tokens,
+            max_batch_total_tokens=capabilities.max_num_seqs * capabilities.max_model_len,
             max_waiting_tokens=0,
         )
         return Response(msgspec.json.encode(info), content_type=JSON)
@@ -178,7 +178,7 @@ def _chat_spans(loaded: LoadedText, chat: ChatPrompt) -> ChatTokenizeResponse:
 
 def _spans(loaded: LoadedText, text: str, *, add_special_tokens: bool) -> list[TokenSpan]:
     """Tokenise text into spans. Raises `InvalidRequest` if there are too many tokens."""
-    most = max(MOST_TOKENS, loaded.limits.max_total_tokens)
+    most = max(MOST_TOKENS, loaded.capabilities.max_model_len)
     if (tokens := loaded.tokenizer.estimate_beyond(text, most)) is not None:
         raise InvalidRequest(f"`inputs` must have less than {most} tokens. Given: {tokens}")
     return token_spans(loaded.tokenizer, text, add_special_tokens=add_special_tokens)

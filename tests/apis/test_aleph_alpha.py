@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import requests
+from capabilities import facts
 from serving import Server
 
 from lmi_handlers.apis.aleph_alpha.chat import AlephAlphaDialect
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import DeadlineExceeded, EngineDead, EngineNotReady, InvalidRequest, LMIError, QueueFull
-from lmi_handlers.serving.parsed import ModelFacts
 
 BUDGET = Budget.of(ServingProperties())
 
@@ -117,5 +117,5 @@ def test_ignored(echo_server: Server) -> None:
     ],
 )
 def test_errors(error: LMIError, status: int, code: str) -> None:
-    answer = AlephAlphaDialect(lambda: ModelFacts("m", (), ""), budget=BUDGET).error(error)
+    answer = AlephAlphaDialect(facts, budget=BUDGET).error(error)
     assert (answer.status, json.loads(answer.body)) == (status, {"error": "no", "code": code})

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import requests
+from capabilities import facts
 from hypothesis import given
 from hypothesis import strategies as st
 from serving import Server
@@ -21,7 +22,7 @@ from lmi_handlers.core.errors import InvalidRequest, QueueFull
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams
-from lmi_handlers.serving.parsed import ModelFacts, Parsed
+from lmi_handlers.serving.parsed import Parsed
 
 BUDGET = Budget.of(ServingProperties())
 
@@ -34,7 +35,7 @@ def post(server: Server, **body: Any) -> requests.Response:
 
 def parse(**body: Any) -> Parsed:
     payload = Payload(data=json.dumps({"model": "m", "prompt": "ab", **body}).encode(), request_id="r")
-    return AlephAlphaCompletionDialect(lambda: ModelFacts("served", ("french",), ""), budget=BUDGET).parse(payload)
+    return AlephAlphaCompletionDialect(lambda: facts("served", adapters=("french",)), budget=BUDGET).parse(payload)
 
 
 # Answers
@@ -311,7 +312,7 @@ def test_invalid(echo_server: Server, asked: dict[str, Any], field: str) -> None
 
 
 def test_errors() -> None:
-    answer = AlephAlphaCompletionDialect(lambda: ModelFacts("m", (), ""), budget=BUDGET).error(QueueFull("no"))
+    answer = AlephAlphaCompletionDialect(facts, budget=BUDGET).error(QueueFull("no"))
     assert (answer.status, answer.body) == (503, b'{"error":"no","code":"QUEUE_FULL"}')
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import requests
+from capabilities import capabilities
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from paths import DATA
@@ -25,7 +26,7 @@ from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams
-from lmi_handlers.serving.parsed import Parsed, TokenLimits
+from lmi_handlers.serving.parsed import Parsed
 
 EXAMPLES = DATA / "mindie"
 REQUEST: dict[str, Any] = json.loads((EXAMPLES / "request.json").read_text())
@@ -34,7 +35,7 @@ STREAM = (EXAMPLES / "stream.txt").read_text()
 MOST_SEED = 2**64 - 1
 
 MINDIE = MindieDialect(ServingProperties())
-MODEL = TokenLimits(max_input_tokens=400, max_total_tokens=512, vocab_size=1000)
+MODEL = capabilities(max_input_len=400, max_model_len=512)
 
 
 def parse(parameters: object = None, dialect: MindieDialect = MINDIE, **body: object) -> Parsed:
@@ -277,7 +278,7 @@ def test_without_a_limit_of_prompts_each_leaves_the_rest_to_its_answer() -> None
 
 def test_the_default_of_new_tokens_gives_what_fits() -> None:
     parsed = parse(dialect=LIMITED)
-    parsed.check_length(parsed.request, 0, 400, TokenLimits(400, 401, 1000))
+    parsed.check_length(parsed.request, 0, 400, capabilities(max_model_len=401))
 
 
 # The option

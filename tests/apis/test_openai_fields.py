@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from capabilities import capabilities, facts
 from paths import ROOT
 
 from lmi_handlers.apis.aleph_alpha.chat import AlephAlphaBody, AlephAlphaDialect
@@ -23,15 +24,15 @@ from lmi_handlers.apis.tgi.dialect import CompatDialect
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import InvalidRequest
-from lmi_handlers.serving.parsed import ModelFacts, Parsed, TokenLimits
+from lmi_handlers.serving.parsed import ModelFacts, Parsed
 
 BUDGET = Budget.of(ServingProperties())
 
 PAGE = ROOT / "docs" / "openai.md"
 
 
-def facts() -> ModelFacts:
-    return ModelFacts(model_id="m", adapters=("french",), chat_template="{{ tools }}")
+def model_facts() -> ModelFacts:
+    return facts(chat_template="{{ tools }}", adapters=("french",))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,17 +54,17 @@ class Wire:
             inside = {name: value for name, value in fields.items() if name not in beside}
             body = self.body | beside | {"parameters": inside}
         parsed = self.dialect.parse(Payload(data=json.dumps(body).encode(), request_id="r"))
-        parsed.check_length(parsed.request, 0, 2, TokenLimits(10**7, 10**8, 49152))
+        parsed.check_length(parsed.request, 0, 2, capabilities(max_model_len=10**7, vocab_size=49152))
         return parsed
 
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 WIRES = {
     "chat": Wire(
-        ChatDialect(facts, budget=BUDGET), {"messages": MESSAGES}, frozenset(ChatCompletionBody.__struct_fields__)
+        ChatDialect(model_facts, budget=BUDGET), {"messages": MESSAGES}, frozenset(ChatCompletionBody.__struct_fields__)
     ),
     "completions": Wire(
-        CompletionsDialect(facts, budget=BUDGET), {"prompt": "hi"}, frozenset(CompletionBody.__struct_fields__)
+        CompletionsDialect(model_facts, budget=BUDGET), {"prompt": "hi"}, frozenset(CompletionBody.__struct_fields__)
     ),
     "LMI": Wire(
         LmiDialect(ServingProperties(), {}),
@@ -78,7 +79,7 @@ WIRES = {
         ("inputs", "stream"),
     ),
     "Aleph Alpha": Wire(
-        AlephAlphaDialect(facts, budget=BUDGET),
+        AlephAlphaDialect(model_facts, budget=BUDGET),
         {"messages": MESSAGES, "model": "m"},
         frozenset(AlephAlphaBody.__struct_fields__),
     ),

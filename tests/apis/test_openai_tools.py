@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from capabilities import facts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from json_schemas import examples
@@ -20,7 +21,7 @@ from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.request import ChatPrompt
 from lmi_handlers.core.sampling_params import StructuredOutputs
-from lmi_handlers.serving.parsed import ModelFacts, Parsed
+from lmi_handlers.serving.parsed import Parsed
 from lmi_handlers.text.bundle import TOKENIZER_FILE, build_byte_bundle
 
 BUDGET = Budget.of(ServingProperties())
@@ -29,9 +30,9 @@ Schema = dict[str, Any]
 
 
 def parse(tools: list[Any], choice: Any) -> Parsed:
-    facts = ModelFacts(model_id="m", adapters=(), chat_template="{{ tools }}")
     body = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools, "tool_choice": choice}
-    return ChatDialect(lambda: facts, budget=BUDGET).parse(Payload(data=json.dumps(body).encode(), request_id="r"))
+    dialect = ChatDialect(lambda: facts(chat_template="{{ tools }}"), budget=BUDGET)
+    return dialect.parse(Payload(data=json.dumps(body).encode(), request_id="r"))
 
 
 def function(name: str, **fields: Any) -> Schema:

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+from capabilities import capabilities, facts
 
 from formatters.base import Formatter
 from formatters.openai.base import SYSTEM_FINGERPRINT
@@ -40,7 +41,7 @@ from lmi_handlers.core.errors import (
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import ChatPrompt, GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
-from lmi_handlers.serving.parsed import ModelFacts, Parsed, TokenLimits
+from lmi_handlers.serving.parsed import Parsed
 from lmi_handlers.text.output_parsers.message import NamedCallParser
 from lmi_handlers.text.output_parsers.tool_calls import CallListParser
 
@@ -277,7 +278,7 @@ def test_the_best_of_several_for_each_prompt() -> None:
 
 
 def dialect() -> ChatDialect:
-    return ChatDialect(lambda: ModelFacts("served", ("loud",), "{{ tools }}"), budget=BUDGET)
+    return ChatDialect(lambda: facts("served", "{{ tools }}", adapters=("loud",)), budget=BUDGET)
 
 
 @pytest.mark.parametrize(
@@ -306,8 +307,8 @@ def test_errors(error: LMIError, status: int, kind: str) -> None:
 def test_prompt_that_is_too_long() -> None:
     parsed = parse({"messages": [USER]})
     with pytest.raises(ContextLengthExceeded, match="maximum context length is 8 tokens") as caught:
-        parsed.check_length(parsed.request, 0, 8, TokenLimits(7, 8, 100))
-    parsed.check_length(parsed.request, 0, 7, TokenLimits(7, 8, 100))
+        parsed.check_length(parsed.request, 0, 8, capabilities(max_model_len=8))
+    parsed.check_length(parsed.request, 0, 7, capabilities(max_model_len=8))
     assert json.loads(dialect().error(caught.value).body)["error"]["code"] == "context_length_exceeded"
 
 

@@ -382,4 +382,6 @@ def test_limits_come_from_the_environment(limited_server: Server) -> None:
     native = limited_server.invoke({"inputs": "01234567890"}, path="/generate")
     assert native.json()["error"] == "Input validation error: `inputs` must have less than 10 tokens. Given: 11"
     lmi = limited_server.invoke({"inputs": "01234567890"})
-    assert lmi.json()["error"] == "inputs: has 11 tokens; prompts may have 10 (option.max_input_tokens)"
+    assert lmi.json()["error"] == (
+        "inputs: must have at most 10 tokens, got 11; prompt and answer together may have 16"
+    )

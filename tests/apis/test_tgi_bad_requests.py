@@ -153,7 +153,7 @@ def test_grammar_on_a_backend_without(echo_server: Server) -> None:
     answer = send(echo_server, CASES["129"])
     assert answer.status_code == 422
     assert answer.json() == {
-        "error": "Input validation error: parameters.grammar: the echo backend does not support it",
+        "error": "Input validation error: parameters.grammar: is not supported by the echo backend",
         "error_type": "validation",
     }
 

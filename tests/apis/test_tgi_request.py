@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from capabilities import capabilities
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError, InvalidBody, InvalidRequest, LMIError
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
-from lmi_handlers.serving.parsed import Parsed, TokenLimits
+from lmi_handlers.serving.parsed import Parsed
 
 GENERATE = GenerateDialect(ServingProperties(), TgiJsonFormatter)
 GENERATE_STREAM = GenerateDialect(ServingProperties(), TgiSseFormatter)
@@ -327,16 +328,16 @@ def test_limits_are_options() -> None:
 def test_lengths(tokens: int, max_new_tokens: int | None, truncate: int | None, message: str | None) -> None:
     parsed = parse({"max_new_tokens": max_new_tokens, "truncate": truncate})
     if message is None:
-        parsed.check_length(parsed.request, 0, tokens, TokenLimits(400, 512, 1000))
+        parsed.check_length(parsed.request, 0, tokens, capabilities(max_input_len=400, max_model_len=512))
         return
     with pytest.raises(InvalidRequest) as caught:
-        parsed.check_length(parsed.request, 0, tokens, TokenLimits(400, 512, 1000))
+        parsed.check_length(parsed.request, 0, tokens, capabilities(max_input_len=400, max_model_len=512))
     assert str(caught.value).endswith(message)
 
 
 def test_more_than_1024_new_tokens_get_what_fits() -> None:
     parsed = parse({"max_new_tokens": 5000})
-    parsed.check_length(parsed.request, 0, 1000, TokenLimits(2047, 2048, 1000))
+    parsed.check_length(parsed.request, 0, 1000, capabilities(max_model_len=2048))
     assert parsed.request.sampling_params.max_tokens == 5000
 
 

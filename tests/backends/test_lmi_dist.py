@@ -24,6 +24,7 @@ from backends.base import Backend, ModelFiles
 from backends.lmi_dist.backend import LmiDistBackend
 from backends.lmi_dist.engine_args import engine_arguments
 from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.capabilities import check_sampling_params
 from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedFeature
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import TokenRequest
@@ -312,21 +313,10 @@ def test_abort(load: Load) -> None:
 # Limits and errors
 
 
-@pytest.mark.parametrize(
-    ("prompt", "params", "message"),
-    [
-        ([], {}, "no tokens"),
-        ([10] * MAX_MODEL_LEN, {}, f"has {MAX_MODEL_LEN} tokens"),
-        ([10, VOCAB_SIZE], {}, f"token id {VOCAB_SIZE}"),
-        ([10, -1], {}, "token id -1"),
-        (PROMPT, {"logprobs": 21}, "more than 20 logprobs"),
-        (PROMPT, {"adapter": "none"}, "adapter 'none' is not loaded"),
-    ],
-)
-def test_refused(load: Load, prompt: list[int], params: dict[str, Any], message: str) -> None:
+def test_refused_by_the_engine_at_once(load: Load) -> None:
     backend = load()
-    with pytest.raises(InvalidRequest, match=message):
-        backend.add_request(request(prompt, **params))
+    with pytest.raises(InvalidRequest, match="more than 20 logprobs"):
+        backend.add_request(request(PROMPT, logprobs=21))
     assert engine(backend).submitted == []
     assert token_ids(run(backend, PROMPT)) == [*PROMPT, EOS]
 
@@ -342,10 +332,8 @@ def test_refused(load: Load, prompt: list[int], params: dict[str, Any], message:
     ],
 )
 def test_what_this_version_has_no_parameter_for(load: Load, field: str, value: Any) -> None:
-    backend = load()
-    assert field in backend.capabilities.unsupported
-    with pytest.raises(UnsupportedFeature, match=f"{field}: this version of lmi_dist"):
-        backend.add_request(request(PROMPT, **{field: value}))
+    with pytest.raises(UnsupportedFeature, match=f"{field}: is not supported by the lmi_dist backend"):
+        check_sampling_params(SamplingParams(**{field: value}), load().capabilities)
 
 
 def test_version_with_more_parameters(load: Load, lmi_dist: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,13 +343,6 @@ def test_version_with_more_parameters(load: Load, lmi_dist: Any, monkeypatch: py
     assert "typical_p" not in backend.capabilities.unsupported
     run(backend, PROMPT, typical_p=0.5)
     assert engine(backend).submitted[-1].params.typical_p == 0.5
-
-
-def test_running_id_is_refused(load: Load) -> None:
-    backend = load()
-    backend.add_request(request(PROMPT))
-    with pytest.raises(InvalidRequest, match="running already"):
-        backend.add_request(request(PROMPT))
 
 
 def test_failed_step_is_the_engines_death(load: Load) -> None:

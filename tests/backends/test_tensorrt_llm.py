@@ -22,7 +22,8 @@ from standin import standin
 
 from backends.base import ModelFiles
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedFeature
+from lmi_handlers.core.capabilities import check_prompt, check_sampling_params
+from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
@@ -361,13 +362,7 @@ def engine_params(params: SamplingParams) -> Any:
 
 
 def test_without_a_library_for_grammars_no_structured_outputs(load: Load) -> None:
-    backend = load()
-    assert "structured_outputs" in backend.capabilities.unsupported
-    with pytest.raises(
-        UnsupportedFeature, match=r"structured_outputs: TensorRT-LLM needs option\.guided_decoding_backend"
-    ):
-        backend.add_request(request(PROMPT, structured_outputs=StructuredOutputs(json_object=True)))
-    assert engine(backend).submitted == []
+    assert "structured_outputs" in load().capabilities.unsupported
 
 
 # Adapters
@@ -417,12 +412,6 @@ def test_adapter_that_may_change_any_layer(
 def test_adapter_without_a_config(load: Load, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"option.enable_lora: adapter 'x' has no readable config"):
         load({"x": tmp_path}, enable_lora=True)
-
-
-def test_adapter_that_is_not_there(load: Load, adapters: dict[str, Path]) -> None:
-    backend = load(adapters, enable_lora=True)
-    with pytest.raises(InvalidRequest, match="adapters: adapter 'three' is not loaded"):
-        backend.add_request(request(PROMPT, adapter="three"))
 
 
 # Many at once
@@ -492,14 +481,6 @@ def test_aborted_id_may_be_used_again(load: Load) -> None:
     assert token_ids(run(backend, PROMPT)) == [*PROMPT, EOS]
 
 
-def test_running_id_is_refused(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controls, "step_seconds", 0.05)
-    backend = load()
-    backend.add_request(request(PROMPT))
-    with pytest.raises(InvalidRequest, match="running already"):
-        backend.add_request(request(PROMPT))
-
-
 def test_idle_step_returns_nothing(load: Load) -> None:
     assert load().step() == []
 
@@ -507,24 +488,13 @@ def test_idle_step_returns_nothing(load: Load) -> None:
 # Limits and errors
 
 
-@pytest.mark.parametrize(
-    ("prompt", "params", "message"),
-    [
-        ([], {}, "no tokens"),
-        ([10] * MAX_MODEL_LEN, {}, f"has {MAX_MODEL_LEN} tokens"),
-        ([10, VOCAB_SIZE], {}, f"token id {VOCAB_SIZE}"),
-        ([10, -1], {}, "token id -1"),
-        (PROMPT, {"stop_token_ids": (VOCAB_SIZE,)}, "stop_token_ids"),
-        (PROMPT, {"logit_bias": {VOCAB_SIZE: 1.0}}, "logit_bias"),
-        (PROMPT, {"logprobs": 1}, "logprobs: must be at most 0"),
-        (PROMPT, {"prompt_logprobs": 21}, "prompt_logprobs: must be at most 20"),
-    ],
-)
-def test_refused(load: Load, prompt: list[int], params: dict[str, Any], message: str) -> None:
-    backend = load()
-    with pytest.raises(InvalidRequest, match=message):
-        backend.add_request(request(prompt, **params))
-    assert engine(backend).submitted == []
+def test_alternatives_only_for_prompt_tokens(load: Load) -> None:
+    limits = load().capabilities
+    check_sampling_params(SamplingParams(logprobs=0, prompt_logprobs=20), limits)
+    with pytest.raises(InvalidRequest, match=r"^logprobs: must be at most 0"):
+        check_sampling_params(SamplingParams(logprobs=1), limits)
+    with pytest.raises(InvalidRequest, match="prompt_logprobs: must be at most 20"):
+        check_sampling_params(SamplingParams(prompt_logprobs=21), limits)
 
 
 def test_unsupported(load: Load) -> None:
@@ -544,10 +514,10 @@ def test_lmis_lengths(load: Load) -> None:
     backend = load(max_input_len=4, max_output_len=6)
     assert backend.capabilities.max_model_len == 10
     assert len(token_ids(run(backend, [10], ignore_eos=True))) == 6
-    with pytest.raises(InvalidRequest, match="at most 4"):
-        backend.add_request(request([10] * 5))
+    with pytest.raises(InvalidRequest, match="from 1 to 4 tokens, got 5"):
+        check_prompt([10] * 5, backend.capabilities)
     with pytest.raises(InvalidRequest, match=r"max_tokens: must be at most 6"):
-        backend.add_request(request([10], max_tokens=7))
+        check_sampling_params(SamplingParams(max_tokens=7), backend.capabilities)
 
 
 @pytest.mark.parametrize(

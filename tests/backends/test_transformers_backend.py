@@ -545,33 +545,6 @@ def test_max_model_len_ends_a_sequence(llama: Any) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("prompt", "params", "words"),
-    [
-        ([], SamplingParams(), "no tokens"),
-        ([5] * 96, SamplingParams(), "96"),
-        ([5, VOCAB_SIZE], SamplingParams(), "128"),
-        ([5, -1], SamplingParams(), "-1"),
-        ([5], SamplingParams(logit_bias={4000: 1.0}), "logit_bias: token id 4000"),
-        ([5], SamplingParams(logprobs=21), "logprobs: must be at most 20"),
-        ([5], SamplingParams(prompt_logprobs=21), "prompt_logprobs: must be at most 20"),
-    ],
-)
-def test_what_can_never_run_is_refused(
-    backend: TransformersBackend, prompt: list[int], params: SamplingParams, words: str
-) -> None:
-    with pytest.raises(InvalidRequest, match=words):
-        backend.add_request(TokenRequest(request_id="no", prompt_token_ids=prompt, sampling_params=params))
-    assert backend.step() == []
-
-
-def test_a_request_id_is_taken_once(backend: TransformersBackend) -> None:
-    request = TokenRequest(request_id="twice", prompt_token_ids=[5], sampling_params=greedy(3))
-    backend.add_request(request)
-    with pytest.raises(InvalidRequest, match="twice"):
-        backend.add_request(request)
-
-
 # Loading
 
 

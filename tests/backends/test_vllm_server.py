@@ -89,7 +89,7 @@ def test_adapters_grammars_and_priorities(start_server: StartServer, tmp_path: P
     unknown = server.invoke(body | {"adapters": "nobody"})
     assert (unknown.status_code, unknown.json()["error"]) == (
         424,
-        "adapters: adapter 'nobody' is not loaded; known: loud",
+        "adapters: adapter 'nobody' is not loaded; loaded adapters: loud",
     )
 
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import wait_until
 
+from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine import channel as channel_module
 from lmi_handlers.engine.channel import MessageTooLong, ProtocolError, engine_end, worker_end
 from lmi_handlers.engine.messages import (
     Abort,
-    EngineInfo,
     EngineMessage,
     Failed,
     Loading,
@@ -68,20 +68,19 @@ outputs = st.builds(
     error=st.none() | texts,
 )
 sequence_outputs = st.builds(SequenceOutput, ints, ints, outputs, st.floats(0, 1e6))
-infos = st.builds(
-    EngineInfo,
-    bundle=texts,
+capabilities = st.builds(
+    Capabilities,
     backend=texts,
-    model_name=texts,
     max_model_len=ints,
     vocab_size=ints,
     max_logprobs=ints,
     unsupported=st.lists(texts, max_size=3).map(tuple),
     max_prompt_logprobs=st.none() | ints,
+    max_input_len=st.none() | ints,
 )
 engine_messages = (
     st.builds(Loading, texts)
-    | st.builds(Ready, infos)
+    | st.builds(Ready, texts, capabilities)
     | st.builds(Outputs, st.lists(sequence_outputs, max_size=3))
     | st.builds(Failed, ints, texts, texts)
 )

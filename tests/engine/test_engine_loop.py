@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from recording_echo import EOS, MAX_MODEL_LEN, RecordingEcho, RecordingWorker
+from recording_echo import EOS, RecordingEcho, RecordingWorker
 
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.sampling_params import SamplingParams
@@ -16,7 +16,7 @@ from lmi_handlers.engine.admission import Admission, DynamicBatch, RollingBatch
 from lmi_handlers.engine.loop import EngineLoop, Inbox
 from lmi_handlers.engine.messages import Abort, Failed, Outputs, SequenceOutput, Submit
 
-TOO_LONG = b"x" * MAX_MODEL_LEN
+REFUSED = b"REFUSE@1"
 BATCH = 3
 
 
@@ -59,7 +59,7 @@ class LoopWithWorker:
 def test_invalid_request_does_not_affect_others() -> None:
     engine = LoopWithWorker()
     engine.submit(1, b"good")
-    engine.submit(2, TOO_LONG)
+    engine.submit(2, REFUSED)
     engine.submit(3, b"fine")
     engine.run_until(1, 2, 3)
     assert engine.failures() == [(2, "InvalidRequest")]
@@ -69,7 +69,7 @@ def test_invalid_request_does_not_affect_others() -> None:
 
 def test_invalid_prompt_fails_the_request_and_stops_its_other_prompts() -> None:
     engine = LoopWithWorker()
-    engine.submit(1, b"running", b"running too", TOO_LONG, ignore_eos=True)
+    engine.submit(1, b"running", b"running too", REFUSED, ignore_eos=True)
     engine.run_until(1)
     engine.submit(2, b"next", max_tokens=1)
     engine.run_until(2)
@@ -132,7 +132,7 @@ def test_place_of_an_invalid_request_goes_to_the_next_request() -> None:
     engine = LoopWithWorker(RollingBatch(1))
     engine.submit(1, b"a", max_tokens=1)
     for number in range(2, 42):
-        engine.submit(number, TOO_LONG)
+        engine.submit(number, REFUSED)
     engine.submit(42, b"b", max_tokens=1)
     started = time.monotonic()
     engine.run_until(1, 42)

@@ -16,7 +16,8 @@ from lmi_handlers.engine.admission import Admission, DynamicBatch, RollingBatch
 from lmi_handlers.engine.loop import Disconnected, EngineLoop, Inbox
 from lmi_handlers.engine.messages import Abort, EngineMessage, Failed, Outputs, SequenceOutput, Submit
 
-TOO_LONG = b"x" * MAX_MODEL_LEN
+LONGEST = b"x" * (MAX_MODEL_LEN - 1)
+REFUSED = b"REFUSE@1"
 BATCH = 3
 QUEUE = 2
 
@@ -30,7 +31,7 @@ def echoed(prompt: bytes, params: SamplingParams) -> tuple[list[int], FinishReas
 
 def fault_of(prompt: bytes, params: SamplingParams) -> str | None:
     """The error class that this prompt causes, or None."""
-    if len(prompt) >= MAX_MODEL_LEN:
+    if prompt == REFUSED:
         return "InvalidRequest"
     name, _, at = prompt.partition(b"@")
     if name == b"RAISE" and len(echoed(prompt, params)[0]) >= int(at):
@@ -113,7 +114,7 @@ class Workers(RuleBasedStateMachine):
     @rule(
         worker=st.integers(0, 2),
         prompts=st.lists(
-            st.sampled_from([b"a", b"bc", b"defghi", b"RAISE@1", b"RAISE@3", TOO_LONG[1:], TOO_LONG]),
+            st.sampled_from([b"a", b"bc", b"defghi", b"RAISE@1", b"RAISE@3", LONGEST, REFUSED]),
             min_size=1,
             max_size=3,
         ),

@@ -26,10 +26,10 @@ from lmi_handlers.engine.loop import Disconnected, Inbox
 from lmi_handlers.engine.messages import (
     Loading,
     Outputs,
-    Ready,
     Submit,
 )
-from lmi_handlers.engine.process import WorkerServer, start_repeating
+from lmi_handlers.engine.process import start_repeating
+from lmi_handlers.engine.worker_server import WorkerServer
 
 
 def test_output_that_exceeds_the_message_size_fails_its_request(
@@ -47,7 +47,7 @@ def test_output_that_exceeds_the_message_size_fails_its_request(
 def test_only_the_worker_that_sent_an_invalid_message_is_disconnected(engine: Engine, client: EngineClient) -> None:
     with worker_connection(engine.path) as (sock, channel):
         messages = channel.receive()
-        assert next(messages) == Ready(engine.info)
+        assert next(messages) == engine.ready
         channel.send(Submit(1, "r", [list(b"x HANG@2")], SamplingParams()))
         assert isinstance(next(messages), Outputs)
         sock.sendall(b"\0\0\0\1\xc1")
@@ -72,8 +72,8 @@ def test_repeating_thread_survives_errors_and_logs_the_first(caplog: pytest.LogC
     calls = itertools.count()
 
     def action() -> None:
-        if next(calls) < 3:
-            raise ValueError("not yet")
+        if (call := next(calls)) < 3:
+            raise ValueError(f"not yet: {call}")
         reached.set()
 
     reached = threading.Event()

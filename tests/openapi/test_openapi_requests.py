@@ -79,7 +79,7 @@ SAID_ELSEWHERE = {
     "must be texts or token ids, not both": "the same",
     "Template error": "what a template takes is the model's",
     "a step takes one candidate for each beam": "the engine's",
-    "outside the vocabulary": "the model's",
+    "token ids must be from 0 to": "the model's",
     "token ids outside": "the model's",
     "maximum context length": "the model's",
     r"`inputs` tokens \+ `max_new_tokens`": "the model's",

@@ -72,7 +72,7 @@ def test_long_document_is_rendered_outside_the_event_loop(
     ("prompt", "options", "error"),
     [
         (b"RAISE@2", {}, RequestFailed),
-        (b"x" * 5000, {}, InvalidRequest),
+        (b"REFUSE@1", {}, InvalidRequest),
         (b"x HANG@1", {"timeout": 0.1}, DeadlineExceeded),
         (b"x HANG@1", {"connected": lambda: False}, ClientDisconnected),
     ],

@@ -218,7 +218,7 @@ def test_every_beam_tells_of_its_prompt_what_the_first_step_did(client: EngineCl
         [list(b"ab"), list(b"x")],
         GenerationRequest(request_id="r", prompts=("ab", "x"), sampling_params=params),
         BeamSearchParams(num_beams=2),
-        info=Engine.info,
+        capabilities=Engine.ready.capabilities,
         tokenizer=Tokenizer(tmp_path, build_byte_bundle(tmp_path)),
         timeout=60,
         connected=lambda: True,

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from capabilities import capabilities
+
 from backends.base import ModelFiles
 from backends.echo import EchoBackend
 from lmi_handlers.core.sampling_params import SamplingParams
@@ -16,18 +18,15 @@ from lmi_handlers.engine.admission import RollingBatch
 from lmi_handlers.engine.client import EngineClient, Generation
 from lmi_handlers.engine.loop import EngineLoop, Inbox
 from lmi_handlers.engine.messages import (
-    EngineInfo,
     Ready,
 )
-from lmi_handlers.engine.process import WorkerServer
+from lmi_handlers.engine.worker_server import WorkerServer
 
 
 class Engine:
     """Runs what the engine process runs, except that no model is loaded. The batch and the queue hold two sequences each."""
 
-    info = EngineInfo(
-        bundle="", backend="echo", model_name="m", max_model_len=4096, vocab_size=257, max_logprobs=20, unsupported=()
-    )
+    ready = Ready("", capabilities(vocab_size=257))
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,7 +41,7 @@ class Engine:
 
     def start(self) -> None:
         self._thread.start()
-        self.server.announce(Ready(self.info))
+        self.server.announce(self.ready)
 
     def stop(self) -> None:
         self._loop.stop()

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import requests
+from capabilities import facts
 from click.testing import CliRunner
 from gunicorn.util import parse_address
 from serving import Server, free_port
@@ -26,7 +27,6 @@ from lmi_handlers.config.server_settings import parse_origins
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.engine.model_files import DEFAULT_MODEL_NAME
-from lmi_handlers.serving.parsed import ModelFacts
 
 CONFIGURATION = ("LMI_", "OPTION_", "SERVING_", "SAGEMAKER_", "HF_", "MODEL_", "DJL_", "CUDA_")
 ECHO = {"serving.properties": "option.rolling_batch=echo\n"}
@@ -594,7 +594,7 @@ def test_asynchronous_handler_answers_objects_and_streams_lines(
 ) -> None:
     properties = "option.entryPoint=djl_python.lmi_vllm.vllm_async_service\noption.rolling_batch=disable\n"
     loaded = load_properties(write(tmp_path / "m", {"serving.properties": properties}), {})
-    dialects = InvocationsDialects(loaded.properties, lambda: ModelFacts("m", (), ""))
+    dialects = InvocationsDialects(loaded.properties, facts)
     payload = Payload(data=msgspec.json.encode(body), request_id="r")
     parsed = dialects.of(payload).parse(payload)
     formatter = parsed.formatter(msgspec.structs.replace(parsed.request, prompts=("x",)), (1,))

@@ -10,6 +10,7 @@ import jsonschema
 import msgspec
 import pytest
 import requests
+from capabilities import facts
 from hypothesis import given
 from hypothesis import strategies as st
 from serving import Server, StartServer
@@ -26,7 +27,6 @@ from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.openapi.document import openapi_document
-from lmi_handlers.serving.parsed import ModelFacts
 from lmi_handlers.text.output_parsers.message import MessageDelta, PlainParser
 from lmi_handlers.text.output_parsers.reasoning import (
     REASONING_FORMATS,
@@ -372,7 +372,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
     ],
 )
 def test_a_grammar_leaves_no_room_for_thoughts(body: dict[str, Any], thinks: bool) -> None:
-    dialect = ChatDialect(lambda: ModelFacts("m", (), "<think>"), budget=BUDGET, enable_reasoning=True)
+    dialect = ChatDialect(lambda: facts(chat_template="<think>"), budget=BUDGET, enable_reasoning=True)
     parsed = dialect.parse(Payload(data=json.dumps({"messages": [USER], **body}).encode(), request_id="r"))
     formatter = parsed.formatter(
         GenerationRequest(request_id="r", prompts=("<think>",), sampling_params=parsed.request.sampling_params), (1,)

@@ -12,9 +12,9 @@ import msgspec
 
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.tgi.body import TgiCompatBody, TgiParameters, convert_body, read_body
+from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.sampling_params import SamplingParams
-from lmi_handlers.serving.parsed import TokenLimits
 
 DOCUMENTED = (
     "decoder_input_details",
@@ -89,16 +89,18 @@ def check_bounds(body: MindieBody) -> None:
             raise InvalidRequest(f"`{name}` must be strictly positive")
 
 
-def check_model_bounds(parameters: MindieParameters, tokens: int, limits: TokenLimits, *, max_iter_times: int) -> None:
+def check_model_bounds(
+    parameters: MindieParameters, tokens: int, capabilities: Capabilities, *, max_iter_times: int
+) -> None:
     """Check the prompt's number of tokens and the parameters against the model's limits. Raises `InvalidRequest`.
 
     `max_iter_times` is the maximum for `max_new_tokens`. If it is not set, the answer gets as many tokens as fit.
     """
     for name, value, most in (
-        ("`truncate`", parameters.truncate, limits.max_input_tokens),
-        ("`inputs` tokens", tokens, limits.max_input_tokens),
+        ("`truncate`", parameters.truncate, capabilities.max_input_tokens),
+        ("`inputs` tokens", tokens, capabilities.max_input_tokens),
         ("`max_new_tokens`", parameters.max_new_tokens, max_iter_times),
-        ("`top_k`", parameters.top_k, limits.vocab_size - 1),
+        ("`top_k`", parameters.top_k, capabilities.vocab_size - 1),
     ):
         if value is not None and value > most:
             raise InvalidRequest(f"{name} must be > 0 and <= {most}. Given: {value}")

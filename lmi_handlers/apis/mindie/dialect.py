@@ -12,8 +12,9 @@ from formatters.mindie.generate import MindieJsonFormatter, MindieSseFormatter
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.mindie.body import check_bounds, check_model_bounds, decode_mindie
 from lmi_handlers.apis.tgi.dialect import TgiDialect
+from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.request import GenerationRequest
-from lmi_handlers.serving.parsed import Parsed, TokenLimits
+from lmi_handlers.serving.parsed import Parsed
 
 
 class MindieDialect(TgiDialect):
@@ -30,9 +31,11 @@ class MindieDialect(TgiDialect):
         formatter = MindieSseFormatter if stream else MindieJsonFormatter
         parsed = self._parsed(payload, body, ignored, formatter, full_text=False)
 
-        def check_length(request: GenerationRequest, position: int, tokens: int, limits: TokenLimits) -> None:  # noqa: ARG001  one prompt
+        def check_length(request: GenerationRequest, position: int, tokens: int, capabilities: Capabilities) -> None:  # noqa: ARG001  one prompt
             # With `option.max_input_tokens`, the rest of the context is for answers. Without it, they get what the prompt leaves.
-            reserved = limits.max_input_tokens if self._properties.max_input_tokens else tokens
-            check_model_bounds(body.parameters, tokens, limits, max_iter_times=limits.max_total_tokens - reserved)
+            reserved = capabilities.max_input_tokens if self._properties.max_input_tokens else tokens
+            check_model_bounds(
+                body.parameters, tokens, capabilities, max_iter_times=capabilities.max_model_len - reserved
+            )
 
         return msgspec.structs.replace(parsed, check_length=check_length)

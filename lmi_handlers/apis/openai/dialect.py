@@ -28,6 +28,7 @@ from lmi_handlers.apis.openai.body import (
 from lmi_handlers.apis.openai.messages import Message
 from lmi_handlers.apis.openai.tools import call_of, calls_of, check_tools, chosen_tool
 from lmi_handlers.config.budget import Budget
+from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import (
     ClientDisconnected,
     ContextLengthExceeded,
@@ -45,7 +46,7 @@ from lmi_handlers.core.errors import (
 from lmi_handlers.core.request import ChatPrompt, GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.core.usage import Usage
-from lmi_handlers.serving.parsed import ModelFacts, Parsed, TokenLimits
+from lmi_handlers.serving.parsed import ModelFacts, Parsed
 from lmi_handlers.text.output_parsers.message import MessageParser, NamedCallParser, PlainParser
 from lmi_handlers.text.output_parsers.reasoning import ReasoningFormat, choose_reasoning_format
 from lmi_handlers.text.output_parsers.tool_calls import CallListParser, TaggedCallParser
@@ -105,7 +106,7 @@ class OpenAIDialect(Dialect):
         sampling_params: SamplingParams,
         prompts: tuple[Prompt, ...],
     ) -> GenerationRequest:
-        adapter = body.model if body.model in self._facts().adapters else payload.adapter
+        adapter = body.model if body.model in self._facts().capabilities.adapters else payload.adapter
         return GenerationRequest(
             request_id=payload.request_id,
             prompts=(),
@@ -218,7 +219,7 @@ class ChatDialect(OpenAIDialect):
         if continues is None:
             continues = last.role == "assistant" and not last.tool_calls and not body.add_generation_prompt
         opens = body.add_generation_prompt
-        plain = Message.with_images if self._facts().takes_images else Message.text_only
+        plain = Message.with_images if self._facts().capabilities.takes_images else Message.text_only
         placed = [(f"messages[{place}]", message) for place, message in enumerate(body.messages)]
         return ChatPrompt(
             messages=[plain(message, field) for field, message in placed],
@@ -311,12 +312,18 @@ def sampling_params(body: OpenAIBody, values: dict[str, Any]) -> SamplingParams:
         raise InvalidRequest(error.message, field=body.spelling(error.field or "")) from error
 
 
-def check_length(field: str, request: GenerationRequest, position: int, tokens: int, limits: TokenLimits) -> None:  # noqa: ARG001  a `LengthCheck`
+def check_length(
+    field: str,
+    request: GenerationRequest,  # noqa: ARG001  a `LengthCheck`
+    position: int,
+    tokens: int,
+    capabilities: Capabilities,
+) -> None:
     """Raise `ContextLengthExceeded`, which names `field`, if the prompt is too long for the model."""
-    most = min(limits.max_input_tokens, limits.max_total_tokens - 1)
+    most = capabilities.max_input_tokens
     if tokens > most:
         raise ContextLengthExceeded(
-            f"This model's maximum context length is {limits.max_total_tokens} tokens, and its prompts may have {most}; "
+            f"This model's maximum context length is {capabilities.max_model_len} tokens, and its prompts may have {most}; "
             f"prompt {position + 1} has {tokens}",
             field=field,
         )

@@ -18,11 +18,11 @@ from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.decoding import conversion_error, decode_json
 from lmi_handlers.apis.structured_outputs import Grammar
 from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import InvalidBody, InvalidJson, InvalidRequest
 from lmi_handlers.core.json_shape import count_members, json_shape
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams
-from lmi_handlers.serving.parsed import TokenLimits
 
 Unsigned = Annotated[int, msgspec.Meta(ge=0)]
 Unsigned32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
@@ -264,12 +264,12 @@ def _seen(value: float | None, default: float) -> float:
     return to_float32(default if value is None else value)
 
 
-def check_length(request: GenerationRequest, position: int, tokens: int, limits: TokenLimits) -> None:  # noqa: ARG001  one prompt
+def check_length(request: GenerationRequest, position: int, tokens: int, capabilities: Capabilities) -> None:  # noqa: ARG001  one prompt
     """Check that the prompt fits in the model's context.
 
     Raises `InvalidRequest` with TGI's messages, in TGI's order.
     """
-    most, total = limits.max_input_tokens, limits.max_total_tokens
+    most, total = capabilities.max_input_tokens, capabilities.max_model_len
     if request.truncate is not None and not 0 < request.truncate <= most:
         raise InvalidRequest(f"`truncate` must be strictly positive and less than {most}. Given: {request.truncate}")
     asked = request.sampling_params.max_tokens

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from backends.base import Backend, Capabilities, ModelFiles
+from backends.base import Backend, ModelFiles
 from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import TokenRequest
 

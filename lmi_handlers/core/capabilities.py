@@ -1,0 +1,100 @@
+"""What a loaded backend can do, and the checks of a request against it.
+
+Web workers call the checks before they submit a request. Errors use the field names of `SamplingParams`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from lmi_handlers.core.errors import InvalidRequest, UnsupportedFeature
+from lmi_handlers.core.sampling_params import SamplingParams
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a loaded backend can do. Sent to the web workers, which answer requests for more with a 4xx.
+
+    `max_model_len` is the maximum number of prompt and generated tokens together.
+    `max_input_len` and `max_output_len` limit prompt and answer further, if they are set.
+    `max_num_seqs` is the maximum number of sequences that run at the same time.
+    `max_logprobs` is the limit for `logprobs`, and for `prompt_logprobs` unless `max_prompt_logprobs` is set.
+    `unsupported` lists the `SamplingParams` fields that this backend does not support, and may list "adapters".
+    `adapters` are the names of the LoRA adapters that requests may use.
+    `device` is torch's name for the device, for example "cpu" or "cuda". It is empty if the backend does not report it.
+    `dtype` is the type of the weights, for example "bfloat16". It is empty if the backend does not report it.
+    `takes_images` tells whether prompts may contain images.
+    """
+
+    backend: str
+    max_model_len: int
+    vocab_size: int
+    max_input_len: int | None = None
+    max_output_len: int | None = None
+    max_num_seqs: int = 32
+    max_logprobs: int = 20
+    max_prompt_logprobs: int | None = None
+    unsupported: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+    device: str = ""
+    dtype: str = ""
+    takes_images: bool = False
+
+    @property
+    def max_input_tokens(self) -> int:
+        """Maximum number of prompt tokens. At least one token must be left to generate."""
+        room = self.max_model_len - 1
+        return room if self.max_input_len is None else min(self.max_input_len, room)
+
+
+def check_prompt(prompt_token_ids: Sequence[int], capabilities: Capabilities) -> None:
+    """Reject a prompt that is empty, too long, or has token ids outside the vocabulary. Raises `InvalidRequest`."""
+    length, limit, vocab_size = len(prompt_token_ids), capabilities.max_input_tokens, capabilities.vocab_size
+    if not 1 <= length <= limit:
+        raise InvalidRequest(f"the prompt must have from 1 to {limit} tokens, got {length}")
+    if min(prompt_token_ids) < 0 or max(prompt_token_ids) >= vocab_size:
+        wrong = next(token for token in prompt_token_ids if not 0 <= token < vocab_size)
+        raise InvalidRequest(f"token ids in the prompt must be from 0 to {vocab_size - 1}, got {wrong}")
+
+
+def check_sampling_params(params: SamplingParams, capabilities: Capabilities) -> None:
+    """Reject what this engine does not support. Raises `InvalidRequest` or `UnsupportedFeature` with the field."""
+    for name in unsupported_fields(params, capabilities):
+        raise UnsupportedFeature(f"is not supported by the {capabilities.backend} backend", field=name)
+    max_prompt_logprobs = capabilities.max_prompt_logprobs
+    for name, limit in (
+        ("max_tokens", capabilities.max_output_len),
+        ("logprobs", capabilities.max_logprobs),
+        ("prompt_logprobs", capabilities.max_logprobs if max_prompt_logprobs is None else max_prompt_logprobs),
+    ):
+        value = getattr(params, name)
+        if value is not None and limit is not None and value > limit:
+            raise InvalidRequest(f"must be at most {limit}, got {value}", field=name)
+    for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+        token_ids = getattr(params, name) or (0,)
+        for token_id in (min(token_ids), max(token_ids)):
+            if not 0 <= token_id < capabilities.vocab_size:
+                raise InvalidRequest(
+                    f"token ids must be from 0 to {capabilities.vocab_size - 1}, got {token_id}", field=name
+                )
+
+
+def unsupported_fields(params: SamplingParams, capabilities: Capabilities) -> Iterator[str]:
+    """Yield the names of the fields that `params` sets and the backend does not support."""
+    for name in capabilities.unsupported:
+        if getattr(params, name, None) != getattr(_DEFAULTS, name, None):
+            yield name
+
+
+def check_adapter(name: str | None, capabilities: Capabilities) -> None:
+    """Raise `InvalidRequest` if an adapter is not loaded, `UnsupportedFeature` if the backend supports none."""
+    if name is None or name in capabilities.adapters:
+        return
+    if "adapters" in capabilities.unsupported:
+        raise UnsupportedFeature(f"is not supported by the {capabilities.backend} backend", field="adapters")
+    loaded = ", ".join(capabilities.adapters) or "none"
+    raise InvalidRequest(f"adapter {name[:100]!r} is not loaded; loaded adapters: {loaded}", field="adapters")
+
+
+_DEFAULTS = SamplingParams()

@@ -1,0 +1,74 @@
+"""A request is checked against what the backend can do before it is submitted."""
+
+from __future__ import annotations
+
+import pytest
+from capabilities import capabilities
+
+from lmi_handlers.core.capabilities import check_adapter, check_prompt, check_sampling_params
+from lmi_handlers.core.errors import InvalidRequest, UnsupportedFeature
+from lmi_handlers.core.sampling_params import SamplingParams
+
+KNOWN = capabilities(
+    max_model_len=96,
+    vocab_size=128,
+    max_logprobs=20,
+    max_output_len=50,
+    unsupported=("watermark", "typical_p"),
+    adapters=("loud",),
+)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], "the prompt must have from 1 to 95 tokens, got 0"),
+        ([5] * 96, "the prompt must have from 1 to 95 tokens, got 96"),
+        ([5, 128], "token ids in the prompt must be from 0 to 127, got 128"),
+        ([5, -1], "token ids in the prompt must be from 0 to 127, got -1"),
+    ],
+)
+def test_prompt(prompt: list[int], message: str) -> None:
+    check_prompt([0, 127] * 47, KNOWN)
+    with pytest.raises(InvalidRequest, match=message):
+        check_prompt(prompt, KNOWN)
+
+
+def test_prompt_under_a_lower_limit() -> None:
+    assert capabilities(max_model_len=96, max_input_len=40).max_input_tokens == 40
+    assert capabilities(max_model_len=96, max_input_len=96).max_input_tokens == 95
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (SamplingParams(logprobs=21), "logprobs: must be at most 20, got 21"),
+        (SamplingParams(prompt_logprobs=21), "prompt_logprobs: must be at most 20, got 21"),
+        (SamplingParams(max_tokens=51), "max_tokens: must be at most 50, got 51"),
+        (SamplingParams(logit_bias={1: 1.0, 4000: 1.0}), "logit_bias: token ids must be from 0 to 127, got 4000"),
+        (SamplingParams(stop_token_ids=(-1, 5)), "stop_token_ids: token ids must be from 0 to 127, got -1"),
+        (SamplingParams(allowed_token_ids=(128,)), "allowed_token_ids: token ids must be from 0 to 127, got 128"),
+    ],
+)
+def test_sampling_params(params: SamplingParams, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        check_sampling_params(params, KNOWN)
+
+
+def test_prompt_logprobs_may_have_a_limit_of_their_own() -> None:
+    check_sampling_params(SamplingParams(prompt_logprobs=5), capabilities(max_logprobs=0, max_prompt_logprobs=5))
+
+
+def test_unsupported_field() -> None:
+    check_sampling_params(SamplingParams(typical_p=1.0), KNOWN)
+    with pytest.raises(UnsupportedFeature, match="typical_p: is not supported by the echo backend"):
+        check_sampling_params(SamplingParams(typical_p=0.5), KNOWN)
+
+
+def test_adapter() -> None:
+    check_adapter(None, KNOWN)
+    check_adapter("loud", KNOWN)
+    with pytest.raises(InvalidRequest, match="adapters: adapter 'x' is not loaded; loaded adapters: loud"):
+        check_adapter("x", KNOWN)
+    with pytest.raises(UnsupportedFeature, match="adapters: is not supported by the echo backend"):
+        check_adapter("x", capabilities(unsupported=("adapters",)))
