@@ -134,17 +134,16 @@ class Generation:
             self._sender.abort(Abort(self.number, index))
 
     def _collect(self, items: list[SequenceOutput | LMIError]) -> tuple[list[SequenceOutput], LMIError | None]:
-        """Return the outputs of running sequences, and the first error."""
+        """Return the outputs of running sequences up to the first error, and that error."""
         batch: list[SequenceOutput] = []
-        failure: LMIError | None = None
         for item in items:
             if isinstance(item, LMIError):
-                failure = failure or item
-            elif item.index in self._running:  # otherwise it arrived after its sequence was aborted
+                return batch, item
+            if item.index in self._running:  # otherwise it arrived after its sequence was aborted
                 batch.append(item)
                 if item.output.finish_reason is not None:
                     self._running.discard(item.index)
-        return batch, failure
+        return batch, None
 
 
 class EngineClient:
