@@ -12,9 +12,10 @@ from pathlib import Path
 import msgspec
 
 from backends import BACKENDS, load_backend_class
-from backends.features import check_installed, needs_model, passes_options, sampled_defaults
+from backends.features import check_installed, needs_model, passes_options
 from backends.selection import Selection, check_gpus, count_gpus, select_backend
-from lmi_handlers.apis import check_dialects
+from lmi_handlers.apis.api import Context
+from lmi_handlers.apis.registry import ServedApis
 from lmi_handlers.config.not_provided import check_scripts
 from lmi_handlers.config.properties import LoadedProperties, ServingProperties, load_properties
 from lmi_handlers.config.server_settings import ServerSettings, netloc, parse_origins
@@ -23,8 +24,10 @@ from lmi_handlers.engine.adapters import find_adapters
 from lmi_handlers.engine.cache_dir import default_cache_dir
 from lmi_handlers.engine.model_files import DEFAULT_MODEL_NAME, has_model_files, locate_model
 from lmi_handlers.log import log_format
+from lmi_handlers.media.images import image_loader
 from lmi_handlers.text.bundle import read_chat_template
-from lmi_handlers.text.output_parsers.reasoning import choose_reasoning_format
+from lmi_handlers.text.output_parsers.reasoning import choose_reasoning_format, reasoning_format
+from lmi_handlers.text.output_parsers.tool_formats import choose_tool_format
 
 
 class PortTaken(ConfigError):
@@ -118,8 +121,16 @@ def check_port(host: str, port: int) -> None:
             raise kind(f"{netloc(host, port)}: {reason} (--host, --port)") from error
 
 
-def _check_dialects(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
-    check_dialects(configuration.properties, sampled_defaults(configuration.selection.name))
+def _check_apis(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
+    ServedApis(Context(properties=configuration.properties))
+
+
+def _check_text_options(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
+    properties = configuration.properties
+    choose_tool_format("", properties.tool_call_parser)
+    image_loader(properties)
+    if properties.reasoning_parser is not None:
+        reasoning_format(properties.reasoning_parser)
 
 
 def _check_origins(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
@@ -163,7 +174,8 @@ def _check_chat_template(configuration: Configuration, environ: Mapping[str, str
 _Check = Callable[[Configuration, Mapping[str, str]], None]
 
 _CHECKS: tuple[_Check, ...] = (
-    _check_dialects,
+    _check_apis,
+    _check_text_options,
     _check_origins,
     _check_scripts,
     _check_installed,

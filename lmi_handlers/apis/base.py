@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
@@ -29,8 +30,8 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str | None = None
 
 
-class ErrorResponse(msgspec.Struct, frozen=True):
-    """An error in the dialect's own format, for a response that has not started."""
+class Reply(msgspec.Struct, frozen=True):
+    """A complete response, such as an error in the dialect's own format."""
 
     status: int
     body: bytes
@@ -40,6 +41,9 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 class Dialect(ABC):
     """One wire format. A single object serves all requests, so it keeps no per-request state."""
 
+    error_type: ClassVar[type] = object
+    """The type of the JSON that `error` writes."""
+
     fixed_headers: ClassVar[Mapping[str, str]] = {}
     """Headers sent with every response, including errors."""
 
@@ -48,9 +52,14 @@ class Dialect(ABC):
         """Validate a body. Raises `InvalidRequest`, which names the field."""
 
     @abstractmethod
-    def error(self, error: LMIError) -> ErrorResponse:
+    def error(self, error: LMIError) -> Reply:
         """Render an error that occurs before the first byte of the answer is sent."""
 
     def answer_headers(self, request: GenerationRequest, usage: Usage) -> Mapping[str, str]:  # noqa: ARG002  for overrides
         """Return extra response headers. Called once the answer is complete, or for a stream before it starts."""
         return {}
+
+
+def front_end_json(value: object) -> bytes:
+    """Encode a document of the front end itself as DJL's does: indented, with a trailing newline."""
+    return (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode()

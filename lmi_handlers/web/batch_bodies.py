@@ -10,8 +10,8 @@ from itertools import islice
 
 import msgspec
 
-from lmi_handlers.apis import InvocationsDialects
 from lmi_handlers.apis.base import Payload
+from lmi_handlers.apis.invocations import Invocations
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ClientDisconnected, DeadlineExceeded, InvalidRequest, LMIError, QueueFull
@@ -30,9 +30,9 @@ WINDOW = 32
 class BatchBodies:
     """Answers JSON-lines bodies."""
 
-    def __init__(self, model: ServedModel, dialects: InvocationsDialects, properties: ServingProperties) -> None:
+    def __init__(self, model: ServedModel, endpoint: Invocations, properties: ServingProperties) -> None:
         self._model = model
-        self._dialects = dialects
+        self._endpoint = endpoint
         self._budget = Budget.of(properties)
         self._timeout = properties.batch_timeout
 
@@ -71,7 +71,7 @@ class BatchBodies:
         if time.monotonic() >= deadline:
             raise DeadlineExceeded(f"the batch was not done within {self._timeout} s (option.batch_timeout)")
         self._budget.check_json(payload.data)
-        parsed = self._dialects.of(payload).parse(payload)
+        parsed = self._endpoint.of(payload).parse(payload)
         if parsed.request.stream:
             raise InvalidRequest("a record of a batch is answered on one line and cannot be streamed", field="stream")
         return self._model.start_generation(parsed, usage, exchange.connected)
@@ -103,7 +103,7 @@ class BatchBodies:
                 raise record.answer
             return b"".join(record.answer), record.answer.failure
         except LMIError as error:
-            return self._dialects.of(record.payload).error(error).body, error.without_frames()
+            return self._endpoint.of(record.payload).error(error).body, error.without_frames()
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,21 @@
 """Errors of the front end itself, such as 403, 404 and 405, in the format of the requested API.
 
-The path decides which API that is: `/v1` is OpenAI's, `/endpoints` the SageMaker runtime's, and so on. All other paths,
-including the invoke routes, get DJL Serving's format.
+The path decides which API that is: each API names its path prefixes. Prefixes of APIs that are not supported are listed
+here, as are those of the SageMaker runtime, which may be switched off. All other paths, including the invoke routes, get
+DJL Serving's format.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 from flask import Response, current_app, request
 from werkzeug.exceptions import HTTPException
+
+from lmi_handlers.apis.api import Api
+from lmi_handlers.apis.base import front_end_json
 
 Shape = Callable[[int, str, str], object]
 """Makes the error document from `(status, kind, message)`. `kind` is Werkzeug's exception name, e.g. `NotFound`."""
@@ -20,59 +23,44 @@ Shape = Callable[[int, str, str], object]
 _HIDDEN = ("HEAD", "OPTIONS")
 
 
-def front_end_error(error: HTTPException) -> Response:
-    """Answer a request that the router or the access control refused."""
-    status, kind, message = error.code or 500, type(error).__name__, str(error.description)
-    methods = sorted(set(getattr(error, "valid_methods", None) or ()) - set(_HIDDEN))
-    if status == 404:
-        message = _missing(request.path)
-    elif status == 405:
-        message = f"{request.method} is not allowed on {request.path[:200]}: {' or '.join(methods)} is"
-    response = _document(request.path, status, kind, message)
-    if status == 405:
-        response.headers["Allow"] = ", ".join(methods)
-    return response
+class FrontEndErrors:
+    """Answers requests that the router or the access control refused."""
 
+    def __init__(self, apis: Iterable[Api]) -> None:
+        shapes = _SHAPES | {prefix: api.router_error for api in apis for prefix in api.prefixes}
+        self._shapes = sorted(shapes.items(), key=lambda item: -len(item[0]))
 
-def _document(path: str, status: int, kind: str, message: str) -> Response:
-    shape = next((shape for prefix, shape in _SHAPES.items() if _below(path, prefix)), None)
-    if shape is not None:
-        response = Response(msgspec.json.encode(shape(status, kind, message)), status, content_type="application/json")
-    else:  # indented, with a trailing newline, as DJL's front end writes it
-        body = json.dumps(_djl(status, kind, message), ensure_ascii=False, indent=2) + "\n"
-        response = Response(body, status, content_type="application/json")
-    if shape is _runtime:
-        kinds = {403: "AccessDeniedException", 404: "ResourceNotFoundException"}
-        response.headers["x-amzn-ErrorType"] = kinds.get(status, kind)
-    return response
+    def answer(self, error: HTTPException) -> Response:
+        """Render the error. A 404 suggests another route, and a 405 names the allowed methods."""
+        status, kind, message = error.code or 500, type(error).__name__, str(error.description)
+        methods = sorted(set(getattr(error, "valid_methods", None) or ()) - set(_HIDDEN))
+        if status == 404:
+            message = _missing(request.path)
+        elif status == 405:
+            message = f"{request.method} is not allowed on {request.path[:200]}: {' or '.join(methods)} is"
+        response = self._document(request.path, status, kind, message)
+        if status == 405:
+            response.headers["Allow"] = ", ".join(methods)
+        return response
+
+    def _document(self, path: str, status: int, kind: str, message: str) -> Response:
+        shape = next((shape for prefix, shape in self._shapes if _below(path, prefix)), None)
+        encode = front_end_json if shape is None else msgspec.json.encode
+        document = (shape or _djl)(status, kind, message)
+        response = Response(encode(document), status, content_type="application/json")
+        if shape is _runtime:
+            kinds = {403: "AccessDeniedException", 404: "ResourceNotFoundException"}
+            response.headers["x-amzn-ErrorType"] = kinds.get(status, kind)
+        return response
 
 
 def _below(path: str, prefix: str) -> bool:
     return path == prefix or path.startswith(f"{prefix}/")
 
 
-# The shapes
-
-
-def _openai(status: int, kind: str, message: str) -> object:  # noqa: ARG001  `Shape`'s
-    return {"error": {"message": message, "type": _openai_type(status), "param": None, "code": None}}
-
-
-def _openai_type(status: int) -> str:
-    return "server_error" if status >= 500 else "invalid_request_error"
-
-
 def _anthropic(status: int, kind: str, message: str) -> object:  # noqa: ARG001  `Shape`'s
     types = {403: "permission_error", 404: "not_found_error"}
     return {"type": "error", "error": {"type": types.get(status, "invalid_request_error"), "message": message}}
-
-
-def _aleph_alpha(status: int, kind: str, message: str) -> object:
-    return {"error": message, "code": {403: "FORBIDDEN", 404: "NOT_FOUND"}.get(status, kind.upper())}
-
-
-def _tgi(status: int, kind: str, message: str) -> object:  # noqa: ARG001  `Shape`'s
-    return {"error": message, "error_type": "generation" if status >= 500 else "validation"}
 
 
 def _ollama(status: int, kind: str, message: str) -> object:  # noqa: ARG001  `Shape`'s
@@ -88,23 +76,8 @@ def _djl(status: int, kind: str, message: str) -> object:
     return {"code": status, "type": kinds.get(status, kind), "message": message}
 
 
-_SHAPES: Mapping[str, Shape] = {
-    "/v1/messages": _anthropic,
-    "/v1": _openai,
-    "/chat": _aleph_alpha,
-    "/complete": _aleph_alpha,
-    "/generate": _tgi,
-    "/generate_stream": _tgi,
-    "/tokenize": _tgi,
-    "/chat_tokenize": _tgi,
-    "/info": _tgi,
-    "/health": _tgi,
-    "/vertex": _tgi,
-    "/api": _ollama,
-    "/endpoints": _runtime,
-    "/": _tgi,
-}
-"""By path prefix; the first match wins."""
+_SHAPES: dict[str, Shape] = {"/v1/messages": _anthropic, "/api": _ollama, "/endpoints": _runtime}
+"""By path prefix."""
 
 
 # Suggestions for unknown routes

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from html import escape
+from typing import Any
 
-HEADERS = {
+from flask import Flask, Response, request
+
+from lmi_handlers import __version__
+from lmi_handlers.serving.served_model import ServedModel
+from lmi_handlers.web.front_end_errors import shown_routes
+
+_HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
     "X-Content-Type-Options": "nosniff",
@@ -41,6 +48,28 @@ Chats need a model with a chat template.</p>
 Which limits the model has: <a href="/info">/info</a>.</p>
 </html>
 """
+
+
+def add_start_page(app: Flask, model: ServedModel) -> None:
+    """Make `GET /` show the page to clients that accept HTML. All others still get the answer of TGI's route."""
+    health: Any = app.view_functions["GET /"]
+
+    def view() -> Response:
+        answer: Response = health()
+        if not any(name == "text/html" and quality > 0 for name, quality in request.accept_mimetypes):
+            return answer
+        page = start_page(
+            model=model.name,
+            state="ready" if answer.status_code == 200 else f"not ready: {model.phase}",
+            url=request.host_url,
+            version=__version__,
+            routes=shown_routes(),
+        )
+        response = Response(page, answer.status_code, _HEADERS, content_type="text/html; charset=utf-8")
+        response.vary.add("accept")
+        return response
+
+    app.view_functions["GET /"] = view
 
 
 def start_page(*, model: str, state: str, url: str, version: str, routes: Iterable[str]) -> str:

@@ -16,9 +16,11 @@ from serving import Server, StartServer
 
 from formatters.mindie.generate import MindieJsonFormatter, MindieSseFormatter
 from formatters.tgi.generate import TgiFormatter
-from lmi_handlers.apis import invocations_dialect, root_dialect
-from lmi_handlers.apis.base import Payload
+from lmi_handlers.apis.api import Context
+from lmi_handlers.apis.base import Dialect, Payload
+from lmi_handlers.apis.lmi.dialect import LmiDialect
 from lmi_handlers.apis.mindie.dialect import MindieDialect
+from lmi_handlers.apis.registry import ServedApis
 from lmi_handlers.apis.tgi.body import TgiParameters
 from lmi_handlers.apis.tgi.dialect import CompatDialect
 from lmi_handlers.config.properties import ServingProperties
@@ -285,10 +287,13 @@ def test_the_default_of_new_tokens_gives_what_fits() -> None:
 
 
 def test_dialects_by_option() -> None:
-    assert isinstance(root_dialect(ServingProperties()), CompatDialect)
-    assert isinstance(root_dialect(ServingProperties(dialect="mindie")), MindieDialect)
-    assert isinstance(invocations_dialect(ServingProperties(dialect="mindie", tgi_compat=True)), MindieDialect)
-    assert not isinstance(invocations_dialect(ServingProperties(dialect="mindie")), MindieDialect)
+    def served(**options: Any) -> tuple[type[Dialect], type[Dialect]]:
+        apis = ServedApis(Context(properties=ServingProperties(**options)))
+        return type(apis.root.dialect), type(apis.invocations.native)
+
+    assert served() == (CompatDialect, LmiDialect)
+    assert served(dialect="mindie") == (MindieDialect, LmiDialect)
+    assert served(dialect="mindie", tgi_compat=True) == (MindieDialect, MindieDialect)
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formatters.tgi.generate import TgiArrayFormatter, TgiJsonFormatter, TgiSseFormatter
-from lmi_handlers.apis import invocations_dialect
+from lmi_handlers.apis.api import Context
 from lmi_handlers.apis.base import Payload
+from lmi_handlers.apis.registry import ServedApis
 from lmi_handlers.apis.tgi.dialect import CompatDialect, GenerateDialect, TgiDialect
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError, InvalidBody, InvalidRequest, LMIError
@@ -131,12 +132,10 @@ def test_sagemakers_streaming_api_streams_unless_the_body_says_no() -> None:
 
 
 def test_tgi_compat_makes_it_the_dialect_of_the_invoke_routes() -> None:
-    assert isinstance(invocations_dialect(ServingProperties(tgi_compat=True), {}), CompatDialect)
-    assert isinstance(
-        invocations_dialect(ServingProperties(tgi_compat=True, rolling_batch="disable"), {}), CompatDialect
-    )
+    for properties in (ServingProperties(tgi_compat=True), ServingProperties(tgi_compat=True, rolling_batch="disable")):
+        assert isinstance(ServedApis(Context(properties=properties)).invocations.native, CompatDialect)
     with pytest.raises(ConfigError, match=r"^option.output_formatter=sse conflicts with option.tgi_compat=true: "):
-        invocations_dialect(ServingProperties(tgi_compat=True, output_formatter="sse"), {})
+        ServedApis(Context(properties=ServingProperties(tgi_compat=True, output_formatter="sse")))
 
 
 # Fields

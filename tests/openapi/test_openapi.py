@@ -13,12 +13,10 @@ import jsonschema
 import pytest
 import requests
 from openapi_contract import Contract
+from openapi_documents import document
 from openapi_spec_validator import validate
 from paths import DATA
 from serving import API_KEY, ENVIRON, Server
-
-from lmi_handlers.config.options import ServingProperties
-from lmi_handlers.openapi.document import openapi_document
 
 CONFIGURATIONS = {
     "rolling batch": {},
@@ -28,14 +26,6 @@ CONFIGURATIONS = {
     "a formatter": {"output_formatter": "sse"},
 }
 """Whose documents differ."""
-
-
-def document(*, has_api_key: bool = False, checks_names: bool = False, **options: Any) -> dict[str, Any]:
-    properties = ServingProperties(model_name="m", **({"rolling_batch": "echo"} | options))
-    written: dict[str, Any] = json.loads(
-        openapi_document(properties, has_api_key=has_api_key, checks_names=checks_names)
-    )
-    return written
 
 
 @pytest.mark.parametrize("options", CONFIGURATIONS.values(), ids=CONFIGURATIONS)

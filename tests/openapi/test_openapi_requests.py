@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 import requests
 import schemathesis
+from openapi_documents import document
 from schemathesis.core.failures import AcceptedNegativeData, FailureGroup
 from schemathesis.specs.openapi.checks import (
     negative_data_rejection,
@@ -20,12 +21,8 @@ from schemathesis.specs.openapi.checks import (
 from serving import Server
 
 from formatters.tgi.float32 import to_float32
-from lmi_handlers.config.options import ServingProperties
-from lmi_handlers.openapi.document import openapi_document
 
-DOCUMENT: dict[str, Any] = json.loads(
-    openapi_document(ServingProperties(model_name="m", rolling_batch="echo"), has_api_key=False)
-)
+DOCUMENT: dict[str, Any] = document()
 
 JSON_LINES = "application/jsonlines"
 

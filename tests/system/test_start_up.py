@@ -18,8 +18,9 @@ from click.testing import CliRunner
 from gunicorn.util import parse_address
 from serving import Server, free_port
 
-from lmi_handlers.apis import InvocationsDialects
+from lmi_handlers.apis.api import Context
 from lmi_handlers.apis.base import Payload
+from lmi_handlers.apis.registry import ServedApis
 from lmi_handlers.cli import main
 from lmi_handlers.config.not_provided import NOT_PROVIDED, NotProvided, Place
 from lmi_handlers.config.properties import load_properties
@@ -594,9 +595,9 @@ def test_asynchronous_handler_answers_objects_and_streams_lines(
 ) -> None:
     properties = "option.entryPoint=djl_python.lmi_vllm.vllm_async_service\noption.rolling_batch=disable\n"
     loaded = load_properties(write(tmp_path / "m", {"serving.properties": properties}), {})
-    dialects = InvocationsDialects(loaded.properties, facts)
+    apis = ServedApis(Context(properties=loaded.properties, facts=facts))
     payload = Payload(data=msgspec.json.encode(body), request_id="r")
-    parsed = dialects.of(payload).parse(payload)
+    parsed = apis.invocations.of(payload).parse(payload)
     formatter = parsed.formatter(msgspec.structs.replace(parsed.request, prompts=("x",)), (1,))
     assert (formatter.content_type, formatter.streams) == (content_type, "stream" in body)
     token = Token(1, "y", -0.5)

@@ -13,6 +13,7 @@ import requests
 from capabilities import facts
 from hypothesis import given
 from hypothesis import strategies as st
+from openapi_documents import document
 from serving import Server, StartServer
 
 from formatters.openai.base import SYSTEM_FINGERPRINT
@@ -26,7 +27,6 @@ from lmi_handlers.core.errors import ConfigError, InvalidRequest
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams
-from lmi_handlers.openapi.document import openapi_document
 from lmi_handlers.text.output_parsers.message import MessageDelta, PlainParser
 from lmi_handlers.text.output_parsers.reasoning import (
     REASONING_FORMATS,
@@ -302,8 +302,7 @@ def test_document(pieces: tuple[str, ...], message: str) -> None:
 
 @pytest.mark.parametrize("pieces", [PIECES, PIECES[:3]])
 def test_the_openapi_document_knows_it(pieces: tuple[str, ...]) -> None:
-    text = openapi_document(ServingProperties(model_name="m", rolling_batch="echo"), has_api_key=False)
-    components = json.loads(text)["components"]
+    components = document()["components"]
     records = written(ChatSseFormatter, *pieces).split("\n\n")[:-2]
     answers = [("ChatCompletionChunk", json.loads(record.removeprefix("data: "))) for record in records]
     answers.append(("ChatCompletion", json.loads(written(ChatJsonFormatter, *pieces))))

@@ -13,7 +13,8 @@ import msgspec
 
 from formatters.aleph_alpha.chat import AlephAlphaSseFormatter
 from formatters.aleph_alpha.errors import error_document
-from lmi_handlers.apis.base import ErrorResponse, Payload
+from formatters.aleph_alpha.responses import AlephAlphaError
+from lmi_handlers.apis.base import Payload, Reply
 from lmi_handlers.apis.openai.body import ChatCompletionBody, StreamOptions
 from lmi_handlers.apis.openai.dialect import ChatDialect, decode_body, status_of
 from lmi_handlers.apis.openai.messages import Message
@@ -71,6 +72,8 @@ class AlephAlphaDialect(ChatDialect):
     After an optional system message, user and assistant alternate; the user is first and last.
     """
 
+    error_type = AlephAlphaError
+
     def __init__(self, facts: Callable[[], ModelFacts], *, budget: Budget) -> None:
         super().__init__(facts, budget=budget, stream_formatter=AlephAlphaSseFormatter)
 
@@ -84,15 +87,15 @@ class AlephAlphaDialect(ChatDialect):
         _check_order([message.role for message in body.messages])
         return self.parsed(payload, body.chat(), ignored)
 
-    def error(self, error: LMIError) -> ErrorResponse:
+    def error(self, error: LMIError) -> Reply:
         """Render `{"error":"<cause>","code":"<kind>"}`."""
         return error_response(error)
 
 
-def error_response(error: LMIError) -> ErrorResponse:
+def error_response(error: LMIError) -> Reply:
     """Render an error in the format of all Aleph Alpha routes."""
     status = next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), status_of(error))
-    return ErrorResponse(status, error_document(error))
+    return Reply(status, error_document(error))
 
 
 def _check_order(roles: list[str]) -> None:

@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import msgspec
 
 from formatters.aleph_alpha.completion import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
+from formatters.aleph_alpha.responses import AlephAlphaError
 from lmi_handlers.apis.aleph_alpha.chat import Penalty, error_response
-from lmi_handlers.apis.base import ErrorResponse, Payload
+from lmi_handlers.apis.base import Payload, Reply
 from lmi_handlers.apis.openai.body import MAX_LOGPROBS
 from lmi_handlers.apis.openai.dialect import OpenAIDialect, check_length, decode_body
 from lmi_handlers.core.errors import InvalidRequest, LMIError, UnsupportedFeature
@@ -167,6 +168,8 @@ class AlephAlphaCompletionBody(msgspec.Struct, frozen=True, kw_only=True):
 class AlephAlphaCompletionDialect(OpenAIDialect):
     """Dialect of `/complete`: one prompt, `n` completions."""
 
+    error_type = AlephAlphaError
+
     def parse(self, payload: Payload) -> Parsed:
         """Validate a body. Raises `InvalidRequest`."""
         body, ignored = decode_body(payload, AlephAlphaCompletionBody)
@@ -197,7 +200,7 @@ class AlephAlphaCompletionDialect(OpenAIDialect):
         fits = partial(check_length, "prompt")
         return Parsed(request, formatter, body.spelling, fits, (body.joined_prompt(),), "prompt")
 
-    def error(self, error: LMIError) -> ErrorResponse:
+    def error(self, error: LMIError) -> Reply:
         """Render an error as for chats."""
         return error_response(error)
 

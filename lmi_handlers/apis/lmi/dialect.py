@@ -13,7 +13,8 @@ import msgspec
 
 from formatters import FORMATTERS, available_formatters, load_formatter_class
 from formatters.base import Formatter
-from lmi_handlers.apis.base import Dialect, ErrorResponse, Payload
+from formatters.lmi.responses import LmiError
+from lmi_handlers.apis.base import Dialect, Payload, Reply
 from lmi_handlers.apis.lmi.body import LmiBody, parse_body
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
@@ -68,6 +69,7 @@ def status_of(error: LMIError) -> int:
 class LmiDialect(Dialect):
     """The schema that LMI documents for continuous batching."""
 
+    error_type = LmiError
     fixed_headers = FIXED_HEADERS
 
     def __init__(self, properties: ServingProperties, sampled_defaults: Mapping[str, float]) -> None:
@@ -98,10 +100,10 @@ class LmiDialect(Dialect):
         request = self._request(payload, body, ignored, formatter)
         return Parsed(request, formatter, body.parameters.spelling)
 
-    def error(self, error: LMIError) -> ErrorResponse:
+    def error(self, error: LMIError) -> Reply:
         """Render `{"error":"<cause>","code":424}`, compact like DJL's front end."""
         status = status_of(error)
-        return ErrorResponse(status, msgspec.json.encode({"error": str(error), "code": status}))
+        return Reply(status, msgspec.json.encode({"error": str(error), "code": status}))
 
     def _choose(self, requested: str | None, accept: str, *, stream: bool) -> tuple[type[Formatter], tuple[str, ...]]:
         """Choose the formatter: the request's own takes precedence, then the option's, then the default for `stream`.

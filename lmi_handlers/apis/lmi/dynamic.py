@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from formatters.lmi.dynamic import FAILURE, DynamicJsonFormatter, DynamicJsonLinesFormatter, pretty
-from lmi_handlers.apis.base import Dialect, ErrorResponse, Payload
+from formatters.lmi.responses import DynamicBatchError
+from lmi_handlers.apis.base import Dialect, Payload, Reply
 from lmi_handlers.apis.lmi.body import parse_body
 from lmi_handlers.apis.lmi.dialect import FIXED_HEADERS, status_of
 from lmi_handlers.config.budget import Budget
@@ -26,6 +27,7 @@ _ROLLING_BATCH_ONLY = ("n", "best_of", "details", "decoder_input_details", "top_
 class LmiDynamicDialect(Dialect):
     """The schema that LMI documents for dynamic and static batching."""
 
+    error_type = DynamicBatchError
     fixed_headers = FIXED_HEADERS
 
     def __init__(self, properties: ServingProperties, sampled_defaults: Mapping[str, float]) -> None:
@@ -58,7 +60,7 @@ class LmiDynamicDialect(Dialect):
         )
         return Parsed(request, formatter, body.parameters.spelling)
 
-    def error(self, error: LMIError) -> ErrorResponse:
+    def error(self, error: LMIError) -> Reply:
         """Render `{"code":424,"message":"invoke handler failure","error":"<cause>"}` on five lines, like DJL."""
         status = status_of(error)
-        return ErrorResponse(status, pretty({"code": status, "message": FAILURE, "error": str(error)}).encode())
+        return Reply(status, pretty({"code": status, "message": FAILURE, "error": str(error)}).encode())

@@ -10,14 +10,15 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
 from formatters.openai.chat import ChatJsonFormatter, ChatOptions, ChatSseFormatter
 from formatters.openai.completions import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
 from formatters.openai.errors import error_document
-from lmi_handlers.apis.base import Dialect, ErrorResponse, Payload
+from formatters.openai.responses import OpenAIError
+from lmi_handlers.apis.base import Dialect, Payload, Reply
 from lmi_handlers.apis.decoding import decode_typed, unknown_names
 from lmi_handlers.apis.openai.body import (
     DEFAULT_COMPLETION_TOKENS,
@@ -82,6 +83,8 @@ def status_of(error: LMIError) -> int:
 class OpenAIDialect(Dialect):
     """Base of the chat and text completion dialects. `facts` returns facts about the model once it has loaded."""
 
+    error_type: ClassVar[type] = OpenAIError
+
     def __init__(self, facts: Callable[[], ModelFacts], *, budget: Budget) -> None:
         self._facts = facts
         self._budget = budget
@@ -90,9 +93,9 @@ class OpenAIDialect(Dialect):
     def parse(self, payload: Payload) -> Parsed:
         """Validate a body. Raises `InvalidRequest`, or `EngineNotReady` if no model has loaded yet."""
 
-    def error(self, error: LMIError) -> ErrorResponse:
+    def error(self, error: LMIError) -> Reply:
         """Render `{"error":{"message":"..","type":"..","param":null,"code":null}}`."""
-        return ErrorResponse(status_of(error), error_document(error))
+        return Reply(status_of(error), error_document(error))
 
     def answer_headers(self, request: GenerationRequest, usage: Usage) -> Mapping[str, str]:  # noqa: ARG002  as in the base class
         """Return headers that keep proxies from buffering a stream."""

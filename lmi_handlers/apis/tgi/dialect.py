@@ -13,7 +13,8 @@ from decimal import Decimal
 from formatters.base import Formatter
 from formatters.tgi.errors import error_document
 from formatters.tgi.generate import TgiArrayFormatter, TgiSseFormatter
-from lmi_handlers.apis.base import Dialect, ErrorResponse, Payload
+from formatters.tgi.responses import ErrorResponse
+from lmi_handlers.apis.base import Dialect, Payload, Reply
 from lmi_handlers.apis.tgi.body import (
     TgiBody,
     TgiCompatBody,
@@ -61,6 +62,8 @@ STATUS: dict[type[LMIError], int] = {
 class TgiDialect(Dialect):
     """Base of the dialects of TGI's generation routes. They differ in defaults and answer format."""
 
+    error_type = ErrorResponse
+
     def __init__(self, properties: ServingProperties) -> None:
         self._properties = properties
         self._budget = Budget.of(properties)
@@ -69,10 +72,10 @@ class TgiDialect(Dialect):
     def parse(self, payload: Payload) -> Parsed:
         """Validate a body. Raises `InvalidRequest`."""
 
-    def error(self, error: LMIError) -> ErrorResponse:
+    def error(self, error: LMIError) -> Reply:
         """Render `{"error":"<cause>","error_type":"<type>"}`."""
         status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 424)
-        return ErrorResponse(status, error_document(error))
+        return Reply(status, error_document(error))
 
     def answer_headers(self, request: GenerationRequest, usage: Usage) -> Mapping[str, str]:
         """Return TGI's `x-` headers. Timings and token counts are included only if the answer is not streamed."""

@@ -1,0 +1,67 @@
+"""What APIs say in the OpenAPI document about their types, and what several of them have in common there.
+
+Bounds are those that the dialects check themselves, to control the error messages. Bounds that depend on the loaded
+model or on other fields are not included, because a schema cannot express them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from lmi_handlers.core.json_types import Schema
+from lmi_handlers.core.request import MAX_PRIORITY
+from lmi_handlers.core.sampling_params import ABOVE_ZERO, RANGES, StructuredOutputs
+
+Bounds = Mapping[str, Mapping[str, Any]]
+"""JSON schema keywords by field."""
+
+
+class Documentation(msgspec.Struct, frozen=True, kw_only=True):
+    """An API's part of the OpenAPI document, besides its routes.
+
+    `names` are the names of types in the document, where they differ from the class names, or for types that have none.
+    `examples` has an example for each type of a body. `bounds` are bounds of fields, by the name of the type in the
+    document. `union_bounds` are JSON schema keywords for types in `names` that are unions.
+    """
+
+    names: Mapping[str, Any] = {}
+    examples: Mapping[Any, object] = {}
+    bounds: Mapping[str, Bounds] = {}
+    union_bounds: Mapping[str, Mapping[str, Any]] = {}
+
+
+QUESTION = "What is Deep Learning?"
+PROMPT_EXAMPLE: Schema = {"inputs": QUESTION, "parameters": {"max_new_tokens": 20}}
+CHAT_EXAMPLE: Schema = {"messages": [{"role": "user", "content": QUESTION}]}
+
+NON_EMPTY_TEXT: Schema = {"type": "string", "minLength": 1}
+NON_EMPTY: Schema = {"minLength": 1, "minItems": 1}
+PRIORITY_BOUNDS: Bounds = {"priority": {"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY}}
+GUIDED_BOUNDS: Bounds = dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), NON_EMPTY)
+STRUCTURED_OUTPUTS_BOUNDS: Bounds = dict.fromkeys(StructuredOutputs.__struct_fields__, NON_EMPTY)
+
+
+def sampling_bounds() -> dict[str, dict[str, Any]]:
+    """Return the bounds of the fields of `SamplingParams`."""
+    bounds: dict[str, dict[str, Any]] = {
+        name: {"minimum": low, "maximum": high} for name, (low, high) in RANGES.items()
+    }
+    for name in ABOVE_ZERO:
+        bounds.setdefault(name, {}).pop("minimum", None)
+        bounds[name]["exclusiveMinimum"] = 0
+    texts: Schema = {"minLength": 1, "items": NON_EMPTY_TEXT}
+    ids: Schema = {"items": {"type": "integer", "minimum": 0}}
+    return bounds | {
+        "stop": texts,
+        "bad_words": texts,
+        "stop_token_ids": ids,
+        "allowed_token_ids": ids | {"minItems": 1},
+        "logit_bias": {
+            "propertyNames": {"pattern": "^[0-9]+$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+            "items": {"type": "number", "minimum": -100, "maximum": 100},
+        },
+    }

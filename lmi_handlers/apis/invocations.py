@@ -1,0 +1,145 @@
+"""The routes whose dialect the options choose: the invoke routes and `POST /`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any
+
+import msgspec
+
+from lmi_handlers.apis.base import Dialect, Payload
+from lmi_handlers.apis.documentation import QUESTION, Documentation
+from lmi_handlers.apis.routes import (
+    EVENTS,
+    GENERATING,
+    JSON,
+    JSON_LINES,
+    TEXT,
+    Contents,
+    Endpoint,
+    Failure,
+    FrontEndError,
+    Generation,
+    Parameter,
+    Route,
+    Types,
+)
+from lmi_handlers.core.errors import ModelNotFound
+
+PlainPrompt = Annotated[str, msgspec.Meta(min_length=1)]
+"""A `text/plain` body."""
+
+DOCUMENTATION = Documentation(examples={PlainPrompt: QUESTION})
+
+
+class Invocations(Endpoint, frozen=True, kw_only=True, dict=True):
+    """Generates with the dialect that a body is written in: `claims` has the dialects by field, `native` is for the rest.
+
+    A body with any of the fields that `native` requires is not another API's, whatever other fields it has. Bodies of
+    several JSON lines are answered line by line.
+    """
+
+    native: Dialect
+    claims: Mapping[str, Dialect]
+    required: tuple[str, ...]
+
+    def of(self, payload: Payload) -> Dialect:
+        """Return the dialect of a body."""
+        data = payload.data
+        if payload.content_type == TEXT or not any(name in data for name in self._quoted):
+            return self.native  # decoded only once, by the dialect
+        try:
+            fields = msgspec.json.decode(data, type=self._fields)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return self.native
+        if any(getattr(fields, name) is not msgspec.UNSET for name in self.required):
+            return self.native
+        claimed = (name for name in self.claims if getattr(fields, name) is not msgspec.UNSET)
+        return self.claims.get(next(claimed, ""), self.native)
+
+    @cached_property
+    def _quoted(self) -> tuple[bytes, ...]:
+        return tuple(f'"{name}"'.encode() for name in self.claims)
+
+    @cached_property
+    def _fields(self) -> type[Any]:
+        names = dict.fromkeys((*self.required, *self.claims))
+        return msgspec.defstruct("Fields", [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in names])
+
+
+def invocations(native: Generation, claims: Mapping[str, Generation]) -> Invocations:
+    """Return the endpoint of the invoke routes."""
+    generations = (native, *claims.values())
+    dialects = tuple(generation.dialect for generation in generations)
+    bodies = _joined(JSON, [generation.bodies for generation in generations])
+    found = [generation.answers for generation in generations]
+    whole = _joined(JSON, found)
+    errors = tuple(dict.fromkeys(dialect.error_type for dialect in dialects))
+    answers = {
+        **native.answers,
+        JSON: whole,
+        EVENTS: _joined(EVENTS, found),
+        JSON_LINES: (*_joined(JSON_LINES, found), *whole, *errors),
+    }
+    [body] = native.bodies[JSON]
+    return Invocations(
+        native=native.dialect,
+        claims={name: generation.dialect for name, generation in claims.items()},
+        required=tuple(field.encode_name for field in msgspec.structs.fields(body) if field.required),
+        dialects=dialects,
+        errors=GENERATING,
+        bodies={JSON: bodies, TEXT: (PlainPrompt,), JSON_LINES: bodies},
+        answers={content_type: types for content_type, types in answers.items() if types},
+    )
+
+
+def _joined(content_type: str, contents: Iterable[Contents]) -> Types:
+    return tuple(kind for content in contents for kind in content.get(content_type, ()))
+
+
+def invoke_routes(endpoint: Invocations, model_name: str) -> Sequence[Route]:
+    """Return `/invocations` and its other names, which DJL and multi-model endpoints use."""
+    model = Parameter(name="model", place="path", description="The name of the served model.", values=(model_name,))
+    version = Parameter(name="version", place="path", description="Ignored: there is only one version.")
+    named = Parameter(name="model_name", place="query", description=model.description, values=model.values)
+    adapters = (
+        Parameter(name="adapter", place="query", description="The adapter to use, unless the body names one."),
+        Parameter(
+            name="X-Amzn-SageMaker-Adapter-Identifier",
+            place="header",
+            description="The adapter to use, unless the body names one. Takes precedence over `adapter`.",
+        ),
+    )
+    paths = {
+        "/invocations": ("invocations", (named,)),
+        "/predictions/{model}": ("predictions", (model,)),
+        "/predictions/{model}/{version}": ("predictions_of_version", (model, version)),
+        "/models/{model}/invoke": ("invoke_model", (model,)),
+    }
+    unknown = Failure(status=404, reason=str(ModelNotFound.__doc__), content=(FrontEndError,))
+    return [
+        Route(
+            method="POST",
+            path=path,
+            name=name,
+            tag="LMI",
+            summary="Generate text from a prompt, or an answer to a conversation. JSON lines are answered line by line.",
+            endpoint=endpoint,
+            parameters=(*parameters, *adapters),
+            failures=(unknown,),
+        )
+        for path, (name, parameters) in paths.items()
+    ]
+
+
+def root_route(generation: Generation) -> Route:
+    """Return `POST /`, TGI's route for both streams and single answers."""
+    return Route(
+        method="POST",
+        path="/",
+        name="compat_generate",
+        tag="Text Generation Inference",
+        summary="Generate text from a prompt. `stream` in the body asks for a stream of tokens.",
+        endpoint=generation,
+    )

@@ -1,0 +1,90 @@
+"""LMI's API: it answers on the invoke routes and has no routes of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from formatters import load_formatter_class
+from formatters.lmi import responses
+from lmi_handlers.apis.api import Api, Context
+from lmi_handlers.apis.documentation import (
+    GUIDED_BOUNDS,
+    NON_EMPTY_TEXT,
+    PRIORITY_BOUNDS,
+    PROMPT_EXAMPLE,
+    Bounds,
+    Documentation,
+    sampling_bounds,
+)
+from lmi_handlers.apis.lmi.body import SPELLINGS, LmiParameters
+from lmi_handlers.apis.lmi.dialect import LmiDialect
+from lmi_handlers.apis.lmi.dynamic import LmiDynamicDialect
+from lmi_handlers.apis.routes import EVENTS, JSON, JSON_LINES, Generation, Route, Types
+
+
+class LmiRequest(msgspec.Struct):
+    """A prompt, or a list of prompts. `adapters` is one name for all prompts, or a list with one name per prompt."""
+
+    # For the document only: `parse_body` checks bodies by hand.
+    inputs: str | list[str]
+    parameters: LmiParameters = LmiParameters()
+    stream: bool | None = None
+    adapters: str | list[str | None] | None = None
+
+
+def _parameter_bounds() -> Bounds:
+    """Return the bounds of `SamplingParams` under LMI's names, and the bounds of LMI's own fields."""
+    known = sampling_bounds()
+    bounds: dict[str, Mapping[str, Any]] = {
+        spelling: keywords
+        for name, keywords in known.items()
+        for spelling in SPELLINGS.get(name, (name,))
+        if spelling != "do_sample"
+    }
+    seed = known["seed"] | {"pattern": "^[0-9]{1,19}$"}
+    return {
+        **bounds,
+        "seed": seed,
+        "random_seed": seed,
+        "num_beams": {"minimum": 1, "maximum": known["n"]["maximum"]},
+        "truncate": {"minimum": 1},
+        "length_penalty": {"minimum": -10, "maximum": 10},
+        "len_penalty": {"minimum": -10, "maximum": 10},
+        "prompt_logprobs": {"minimum": 0},  # only the prompt tokens' own are shown
+        **GUIDED_BOUNDS,
+        **PRIORITY_BOUNDS,
+    }
+
+
+class LmiApi(Api):
+    """The rolling-batch schema, or the dynamic-batch schema with `option.rolling_batch=disable`."""
+
+    documentation = Documentation(
+        examples={LmiRequest: PROMPT_EXAMPLE},
+        bounds={
+            "LmiRequest": {"inputs": {"minLength": 1, "minItems": 1, "items": NON_EMPTY_TEXT}},
+            "LmiParameters": _parameter_bounds(),
+        },
+    )
+
+    def __init__(self, context: Context) -> None:
+        properties = context.properties
+        answers: dict[str, Types]
+        dialect: LmiDialect | LmiDynamicDialect
+        if properties.rolling:
+            dialect = LmiDialect(properties, context.sampled_defaults)
+            record = (responses.LmiRecord,)
+            whole = (responses.LmiResponse, list[responses.LmiResponse])
+            answers = {JSON: whole, JSON_LINES: record, EVENTS: record}
+            if properties.output_formatter is not None:  # may come from another package, so its output type is unknown
+                answers.setdefault(load_formatter_class(properties.output_formatter).content_type, (object,))
+        else:
+            dialect = LmiDynamicDialect(properties, context.sampled_defaults)
+            answers = {JSON: (list[responses.DynamicBatchText],), JSON_LINES: (responses.DynamicBatchOutputs,)}
+        self.native = Generation(dialects=(dialect,), bodies={JSON: (LmiRequest,)}, answers=answers)
+
+    def routes(self) -> Sequence[Route]:
+        return ()

@@ -1,0 +1,39 @@
+"""The bounds of OpenAI's bodies that their types do not declare, for the OpenAPI document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lmi_handlers.apis.documentation import GUIDED_BOUNDS, PRIORITY_BOUNDS, Bounds, sampling_bounds
+from lmi_handlers.apis.openai.body import MAX_LOGPROBS
+from lmi_handlers.core.sampling_params import RANGES
+
+_LOGPROBS = {"minimum": 0, "maximum": MAX_LOGPROBS}
+
+
+def chat_bounds() -> Bounds:
+    """Return the bounds of chat completions."""
+    return _common_bounds() | {"top_logprobs": _LOGPROBS, "messages": {"minItems": 1}}
+
+
+def completion_bounds() -> Bounds:
+    """Return the bounds of text completions."""
+    return _common_bounds() | {
+        "max_tokens": {"minimum": 0, "maximum": RANGES["max_tokens"][1]},  # 0 is for `echo`
+        "logprobs": _LOGPROBS,
+    }
+
+
+def _common_bounds() -> dict[str, Mapping[str, Any]]:
+    known = sampling_bounds()
+    return {
+        **known,
+        "seed": {},  # may be negative
+        "top_p": {"minimum": 0, "maximum": 1},  # 0 means the most probable token only
+        "max_completion_tokens": known["max_tokens"],
+        "best_of": known["n"],
+        "truncate_prompt_tokens": {"minimum": 1},
+        **GUIDED_BOUNDS,
+        **PRIORITY_BOUNDS,
+    }

@@ -1,0 +1,187 @@
+"""OpenAI's routes: `/v1/chat/completions`, `/v1/completions` and `/v1/models`.
+
+Sources: OpenAI's API reference; TGI's OpenAPI document for names.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from formatters.openai import responses
+from formatters.openai.chat import ChatJsonLinesFormatter, ChatSseFormatter
+from formatters.openai.completions import CompletionJsonLinesFormatter, CompletionSseFormatter
+from lmi_handlers.apis.api import Api, Context
+from lmi_handlers.apis.documentation import CHAT_EXAMPLE, QUESTION, Documentation
+from lmi_handlers.apis.openai import messages, tools
+from lmi_handlers.apis.openai.body import (
+    DEFAULT_COMPLETION_TOKENS,
+    ChatCompletionBody,
+    CompletionBody,
+    ResponseFormat,
+)
+from lmi_handlers.apis.openai.bounds import chat_bounds, completion_bounds
+from lmi_handlers.apis.openai.dialect import ChatDialect, CompletionsDialect
+from lmi_handlers.apis.routes import (
+    JSON,
+    Document,
+    Failure,
+    FrontEndError,
+    Generation,
+    Parameter,
+    Route,
+)
+from lmi_handlers.core.errors import EngineNotReady, ModelNotFound
+from lmi_handlers.serving.served_model import ServedModel
+
+TAG = "Text Generation Inference"  # as in TGI's document, which has these routes
+
+
+class OpenAIApi(Api):
+    """Chat completions, text completions and models. Bodies with `messages` or `prompt` are OpenAI's on any route."""
+
+    prefixes = ("/v1",)
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._created = int(time.time())
+        asynchronous = context.properties.has_asynchronous_handler
+        lines = asynchronous or context.properties.output_formatter == "jsonlines"
+        self._chat = self._chats(ChatSseFormatter)
+        self._completion = self._completions(CompletionSseFormatter)
+        self.claims = {
+            "messages": self._chats(ChatJsonLinesFormatter if lines else ChatSseFormatter),
+            "prompt": self._completions(CompletionJsonLinesFormatter if asynchronous else CompletionSseFormatter),
+        }
+        self.documentation = Documentation(
+            # TGI's names, which clients generated from TGI's document expect
+            names={
+                "ChatRequest": ChatCompletionBody,
+                "Completion": responses.Completion,
+                "CompletionRequest": CompletionBody,
+                "Function": responses.Function,
+                "FunctionDefinition": tools.Function,
+                "MessageChunk": messages.Part,
+                "MessageContent": str | list[messages.Part],
+                "NamedToolChoice": tools.ToolChoice,
+                "OutputMessage": responses.OutputMessage,
+                "Prompt": str | list[int | str | list[int]],
+                "ResponseFormat": ResponseFormat,
+                "TextMessage": responses.TextMessage,
+                "ToolCallMessage": responses.ToolCallMessage,
+                "ToolChoice": str | tools.ToolChoice | None,
+                "ToolType": str | tools.ToolChoice,
+                "Url": messages.ImageUrl,
+            },
+            examples={
+                ChatCompletionBody: CHAT_EXAMPLE | {"max_tokens": 20},
+                CompletionBody: {"prompt": QUESTION, "max_tokens": 20},
+            },
+            bounds={"ChatRequest": chat_bounds(), "CompletionRequest": completion_bounds()},
+            union_bounds={
+                "Prompt": {"minItems": 1},
+                "MessageContent": {"maxItems": context.budget.max_content_parts},
+            },
+        )
+
+    def routes(self) -> Sequence[Route]:
+        dialects, not_ready = self._chat.dialects, (EngineNotReady,)
+        # `FrontEndError` is for names that are not valid in a URL path.
+        unknown = Failure(status=404, reason=str(ModelNotFound.__doc__), content=(responses.OpenAIError, FrontEndError))
+        return (
+            Route(
+                method="POST",
+                path="/v1/chat/completions",
+                name="chat_completions",
+                tag=TAG,
+                summary="Generate an answer to a conversation.",
+                endpoint=self._chat,
+            ),
+            Route(
+                method="POST",
+                path="/v1/completions",
+                name="completions",
+                tag=TAG,
+                summary="Generate text from one or more prompts.",
+                endpoint=self._completion,
+            ),
+            Route(
+                method="GET",
+                path="/v1/models",
+                name="openai_get_model_info",
+                tag=TAG,
+                summary="List the model and its adapters.",
+                endpoint=Document(
+                    find=self._models, answers={JSON: (responses.ModelList,)}, dialects=dialects, errors=not_ready
+                ),
+            ),
+            Route(
+                method="GET",
+                path="/v1/models/{model}",
+                name="openai_retrieve_model",
+                tag=TAG,
+                summary="Get the model or one of its adapters.",
+                endpoint=Document(
+                    find=self._model, answers={JSON: (responses.ModelInfo,)}, dialects=dialects, errors=not_ready
+                ),
+                parameters=(
+                    Parameter(
+                        name="model", place="path", description="The model's or the adapter's name.", has_slashes=True
+                    ),
+                ),
+                failures=(unknown,),
+            ),
+        )
+
+    def router_error(self, status: int, kind: str, message: str) -> object:
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+
+    def _chats(self, stream_formatter: type[ChatSseFormatter]) -> Generation:
+        properties = self._context.properties
+        dialect = ChatDialect(
+            self._context.facts,
+            budget=self._context.budget,
+            tool_call_parser=properties.tool_call_parser,
+            reasoning_parser=properties.reasoning_parser,
+            enable_reasoning=properties.enable_reasoning,
+            stream_formatter=stream_formatter,
+        )
+        chunk = (responses.ChatCompletionChunk,)
+        return Generation(
+            dialects=(dialect,),
+            bodies={JSON: (ChatCompletionBody,)},
+            answers={JSON: (responses.ChatCompletion,), stream_formatter.content_type: chunk},
+        )
+
+    def _completions(self, stream_formatter: type[CompletionSseFormatter]) -> Generation:
+        # TGI, unlike OpenAI, generates as many tokens as fit by default.
+        default_max_tokens = None if self._context.properties.tgi_compat else DEFAULT_COMPLETION_TOKENS
+        dialect = CompletionsDialect(
+            self._context.facts,
+            budget=self._context.budget,
+            default_max_tokens=default_max_tokens,
+            stream_formatter=stream_formatter,
+        )
+        return Generation(
+            dialects=(dialect,),
+            bodies={JSON: (CompletionBody,)},
+            answers={JSON: (responses.CompletionFinal,), stream_formatter.content_type: (responses.Chunk,)},
+        )
+
+    def _models(self, model: ServedModel, _: object) -> responses.ModelList:
+        return responses.ModelList("list", self._infos(model))
+
+    def _model(self, model: ServedModel, path: Mapping[str, str]) -> responses.ModelInfo:
+        for info in self._infos(model):
+            if info.id.lstrip("/") == path["model"]:  # a URL path has no leading slash here
+                return info
+        raise ModelNotFound(f"The model {path['model'][:200]!r} does not exist")
+
+    def _infos(self, model: ServedModel) -> list[responses.ModelInfo]:
+        facts = model.facts
+        parents = {facts.model_id: None, **dict.fromkeys(facts.capabilities.adapters, facts.model_id)}
+        return [
+            responses.ModelInfo(name, "model", self._created, "lmi-handlers", parent)
+            for name, parent in parents.items()
+        ]

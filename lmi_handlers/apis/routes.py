@@ -1,0 +1,140 @@
+"""How an API declares its routes: once, for the HTTP layer and for the OpenAPI document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from lmi_handlers.apis.base import Dialect, Payload, Reply
+from lmi_handlers.core.errors import (
+    DeadlineExceeded,
+    EngineDead,
+    EngineNotReady,
+    InvalidJson,
+    InvalidRequest,
+    LMIError,
+    MalformedRequest,
+    PayloadTooLarge,
+    QueueFull,
+    RequestFailed,
+    RequestTimeout,
+    UnsupportedMediaType,
+)
+from lmi_handlers.serving.served_model import ServedModel
+
+JSON = "application/json"
+JSON_LINES = "application/jsonlines"
+EVENTS = "text/event-stream"
+TEXT = "text/plain"
+HTML = "text/html"
+
+Types = tuple[Any, ...]
+"""Alternative types."""
+
+Contents = Mapping[str, Types]
+"""Types by content type. For JSON lines, the types of a line; for server-sent events, those of an event's data."""
+
+Kinds = tuple[type[LMIError], ...]
+"""Error classes that a route may answer with."""
+
+READING: Kinds = (
+    InvalidJson,
+    InvalidRequest,
+    MalformedRequest,
+    RequestTimeout,
+    PayloadTooLarge,
+    UnsupportedMediaType,
+    EngineNotReady,
+    QueueFull,
+)
+"""Errors of any route that reads a body."""
+
+GENERATING: Kinds = (*READING, DeadlineExceeded, RequestFailed, EngineDead)
+
+
+class Parameter(msgspec.Struct, frozen=True, kw_only=True):
+    """A parameter. `place` is "path", "query" or "header"; path parameters are required.
+
+    `values` lists the allowed values. The value of a path parameter may contain slashes if `has_slashes` is true.
+    """
+
+    name: str
+    place: Literal["path", "query", "header"]
+    description: str
+    values: tuple[str, ...] = ()
+    has_slashes: bool = False
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """An error response: status, reason, types of its JSON body, and whether a `Retry-After` header is sent."""
+
+    status: int
+    reason: str
+    content: Types
+    retry: bool = False
+
+
+class FrontEndError(msgspec.Struct):
+    """An error from the router, in the format of DJL's front end."""
+
+    code: int
+    type: str
+    message: str
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What answers a route, with the types of its request bodies and of its answers with status 200.
+
+    Errors are of the classes `errors`, in the format of one of `dialects`. Without `answers`, the response has no body.
+    """
+
+    answers: Contents = {}
+    bodies: Contents = {}
+    dialects: tuple[Dialect, ...] = ()
+    errors: Kinds = ()
+
+
+class Generation(Endpoint, frozen=True, kw_only=True):
+    """Generates an answer to a JSON body. Has exactly one dialect."""
+
+    errors: Kinds = GENERATING
+
+    @property
+    def dialect(self) -> Dialect:
+        """The dialect that parses the body."""
+        return self.dialects[0]
+
+
+class Document(Endpoint, frozen=True, kw_only=True):
+    """Answers what `find(model, body)` returns, as JSON. The first of `dialects` renders the errors that it raises.
+
+    `read` parses the body and returns it with the names of its ignored fields. Without `read` there is no body: `find`
+    gets the path's parameters, a dict, instead.
+    """
+
+    find: Callable[[ServedModel, Any], object]
+    read: Callable[[Payload], tuple[Any, tuple[str, ...]]] | None = None
+
+
+class Status(Endpoint, frozen=True, kw_only=True):
+    """Answers programs that poll. Requests have no id and are not logged. `reply` never raises."""
+
+    reply: Callable[[ServedModel], Reply]
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """One method of a path, such as `/models/{model}`. Generated clients call it by its `name`, the operation id.
+
+    `failures` are error responses that do not come from the endpoint's dialects.
+    """
+
+    method: Literal["GET", "POST"]
+    path: str
+    name: str
+    tag: str
+    summary: str
+    endpoint: Endpoint
+    parameters: tuple[Parameter, ...] = ()
+    failures: tuple[Failure, ...] = ()

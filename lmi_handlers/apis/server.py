@@ -1,0 +1,90 @@
+"""The server's own routes, which answer about the server: `/ping`, `/metrics` and `/openapi.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from lmi_handlers.apis.base import Reply, front_end_json
+from lmi_handlers.apis.routes import JSON, TEXT, Failure, Route, Status
+from lmi_handlers.core.errors import EngineNotReady
+from lmi_handlers.engine.client import EngineState
+from lmi_handlers.metrics.requests import CONTENT_TYPE
+from lmi_handlers.serving.served_model import ServedModel
+
+SAGEMAKER = "SageMaker"
+TGI = "Text Generation Inference"  # TGI has these routes, too
+
+
+class Health(msgspec.Struct):
+    """A model's state. `phase` says what the model is waiting for while it is not healthy."""
+
+    status: str
+    phase: str | UnsetType = UNSET
+
+
+def server_routes(document: Callable[[], bytes]) -> Sequence[Route]:
+    """Return the routes. `document` returns the OpenAPI document."""
+    states = (dict[str, Health],)
+    health = "Check whether requests are accepted, and if not, why."
+    unhealthy = Failure(status=503, reason=str(EngineNotReady.__doc__), content=states)
+    pings = Status(reply=ping, answers={JSON: states})
+    openapi = Status(reply=lambda _: Reply(200, document()), answers={JSON: (dict[str, object],)})
+    return (
+        Route(
+            method="GET",
+            path="/ping",
+            name="ping",
+            tag=SAGEMAKER,
+            summary=health,
+            endpoint=pings,
+            failures=(unhealthy,),
+        ),
+        Route(
+            method="POST",
+            path="/ping",
+            name="post_ping",
+            tag=SAGEMAKER,
+            summary=health,
+            endpoint=pings,
+            failures=(unhealthy,),
+        ),
+        Route(
+            method="GET",
+            path="/metrics",
+            name="metrics",
+            tag=TGI,
+            summary="Get Prometheus metrics.",
+            endpoint=Status(reply=metrics, answers={TEXT: (str,)}),
+        ),
+        Route(
+            method="GET",
+            path="/openapi.json",
+            name="openapi",
+            tag=TGI,
+            summary="Get this document.",
+            endpoint=openapi,
+        ),
+        Route(
+            method="GET",
+            path="/api-doc/openapi.json",
+            name="api_doc",
+            tag=TGI,
+            summary="Get this document, at TGI's path.",
+            endpoint=openapi,
+        ),
+    )
+
+
+def ping(model: ServedModel) -> Reply:
+    """SageMaker's health check: 200 once the model accepts requests, until then 503 with the phase in the body."""
+    if model.state is EngineState.READY:
+        return Reply(200, front_end_json({model.name: {"status": "Healthy"}}))
+    return Reply(503, front_end_json({model.name: {"status": model.state.value.capitalize(), "phase": model.phase}}))
+
+
+def metrics(model: ServedModel) -> Reply:
+    """Prometheus metrics, summed over all processes of this server."""
+    return Reply(200, model.metrics.page().encode(), CONTENT_TYPE)

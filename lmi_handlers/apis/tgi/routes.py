@@ -1,0 +1,205 @@
+"""TGI's routes: `/generate`, `/generate_stream`, `/tokenize`, `/chat_tokenize`, `/info`, `/health`, and its `/`.
+
+Source: the text-generation-inference 3.3 router and its OpenAPI document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+
+from formatters.tgi import responses
+from formatters.tgi.generate import TgiJsonFormatter, TgiSseFormatter
+from lmi_handlers import __version__
+from lmi_handlers.apis.api import Api, Context
+from lmi_handlers.apis.base import Reply
+from lmi_handlers.apis.documentation import (
+    CHAT_EXAMPLE,
+    NON_EMPTY,
+    PROMPT_EXAMPLE,
+    STRUCTURED_OUTPUTS_BOUNDS,
+    Bounds,
+    Documentation,
+)
+from lmi_handlers.apis.routes import EVENTS, HTML, JSON, READING, Document, Generation, Route, Status
+from lmi_handlers.apis.structured_outputs import Grammar, StructuredOutputsBody
+from lmi_handlers.apis.tgi.body import TgiBody, TgiCompatBody, TgiParameters, TokenizeBody, decode_body
+from lmi_handlers.apis.tgi.bounds import parameter_bounds
+from lmi_handlers.apis.tgi.chat import ChatBody, decode_chat
+from lmi_handlers.apis.tgi.dialect import CompatDialect, GenerateDialect
+from lmi_handlers.apis.tgi.tokenize import chat_tokenize, tokenize
+from lmi_handlers.core.errors import EngineNotReady, InvalidChat
+from lmi_handlers.engine.client import EngineState
+from lmi_handlers.serving.served_model import ServedModel
+from lmi_handlers.text.spans import TokenSpan
+
+TAG = "Text Generation Inference"
+_HEALTH = "Check whether requests are accepted."
+
+
+class TgiApi(Api):
+    """The API of text-generation-inference, except for the routes that it shares with OpenAI's."""
+
+    prefixes = ("/", "/generate", "/generate_stream", "/tokenize", "/chat_tokenize", "/info", "/health", "/vertex")
+
+    def __init__(self, context: Context) -> None:
+        self._properties = properties = context.properties
+        self._budget = context.budget
+        self._workers = context.workers
+        self._compat = CompatDialect(properties)
+        self.root = Generation(
+            dialects=(self._compat,),
+            bodies={JSON: (TgiCompatBody,)},
+            answers={JSON: (list[responses.GenerateResponse],), EVENTS: (responses.StreamResponse,)},
+        )
+        self.native = self.root if properties.tgi_compat else None
+        prompt: Bounds = {"inputs": {"minLength": 1}}
+        self.documentation = Documentation(
+            # TGI's own names. Clients generated from TGI's document expect them.
+            names={
+                "CompatGenerateRequest": TgiCompatBody,
+                "GenerateParameters": TgiParameters,
+                "GenerateRequest": TgiBody,
+                "GrammarType": Grammar,
+                "SimpleToken": TokenSpan,
+                "StructuredOutputs": StructuredOutputsBody,
+                "TokenizeRequest": TokenizeBody,
+                "TokenizeResponse": list[TokenSpan],
+            },
+            examples={
+                TgiBody: PROMPT_EXAMPLE,
+                TgiCompatBody: PROMPT_EXAMPLE,
+                TokenizeBody: PROMPT_EXAMPLE,
+                ChatBody: CHAT_EXAMPLE,
+            },
+            bounds={
+                "GenerateRequest": prompt,
+                "CompatGenerateRequest": prompt,
+                "GenerateParameters": parameter_bounds(properties),
+                "RegexGrammar": {"value": NON_EMPTY},
+                "StructuredOutputs": STRUCTURED_OUTPUTS_BOUNDS,
+                "ChatBody": {},
+            },
+        )
+
+    def routes(self) -> Sequence[Route]:
+        properties, dialects = self._properties, (self._compat,)
+        body = {JSON: (TgiBody,)}
+        not_ready = (EngineNotReady,)
+        health = Status(reply=self._health, dialects=dialects, errors=not_ready)
+        return (
+            Route(
+                method="POST",
+                path="/generate",
+                name="generate",
+                tag=TAG,
+                summary="Generate text from a prompt.",
+                endpoint=Generation(
+                    dialects=(GenerateDialect(properties, TgiJsonFormatter),),
+                    bodies=body,
+                    answers={JSON: (responses.GenerateResponse,)},
+                ),
+            ),
+            Route(
+                method="POST",
+                path="/generate_stream",
+                name="generate_stream",
+                tag=TAG,
+                summary="Generate text from a prompt, as a stream of tokens.",
+                endpoint=Generation(
+                    dialects=(GenerateDialect(properties, TgiSseFormatter),),
+                    bodies=body,
+                    answers={EVENTS: (responses.StreamResponse,)},
+                ),
+            ),
+            Route(
+                method="POST",
+                path="/tokenize",
+                name="tokenize",
+                tag=TAG,
+                summary="Split a prompt into tokens.",
+                endpoint=Document(
+                    find=tokenize,
+                    read=partial(decode_body, kind=TokenizeBody),
+                    bodies={JSON: (TokenizeBody,)},
+                    answers={JSON: (list[TokenSpan],)},
+                    dialects=dialects,
+                    errors=READING,
+                ),
+            ),
+            Route(
+                method="POST",
+                path="/chat_tokenize",
+                name="get_chat_tokenize",
+                tag=TAG,
+                summary="Apply the chat template to a conversation, and split the result into tokens.",
+                endpoint=Document(
+                    find=chat_tokenize,
+                    read=partial(decode_chat, budget=self._budget),
+                    bodies={JSON: (ChatBody,)},
+                    answers={JSON: (responses.ChatTokenizeResponse,)},
+                    dialects=dialects,
+                    errors=(*READING, InvalidChat),
+                ),
+            ),
+            Route(
+                method="GET",
+                path="/",
+                name="root_health",
+                tag=TAG,
+                summary=_HEALTH,
+                endpoint=msgspec.structs.replace(health, answers={HTML: (str,)}),  # for clients that accept HTML
+            ),
+            Route(method="GET", path="/health", name="health", tag=TAG, summary=_HEALTH, endpoint=health),
+            Route(
+                method="GET",
+                path="/info",
+                name="get_model_info",
+                tag=TAG,
+                summary="Get the model's name and limits.",
+                endpoint=Status(
+                    reply=self._info, answers={JSON: (responses.Info,)}, dialects=dialects, errors=not_ready
+                ),
+            ),
+        )
+
+    def router_error(self, status: int, kind: str, message: str) -> object:  # noqa: ARG002
+        return {"error": message, "error_type": "generation" if status >= 500 else "validation"}
+
+    def _health(self, model: ServedModel) -> Reply:
+        """200 without a body once requests are accepted, else 503."""
+        if model.state is EngineState.READY:
+            return Reply(200, b"", "text/html; charset=utf-8")
+        return self._compat.error(EngineNotReady("unhealthy"))
+
+    def _info(self, model: ServedModel) -> Reply:
+        try:
+            loaded = model.loaded
+        except EngineNotReady as error:
+            return self._compat.error(error)
+        capabilities, options = loaded.capabilities, self._properties
+        info = responses.Info(
+            model_id=options.model_id or model.name,
+            model_sha=None,
+            model_pipeline_tag=options.task,
+            max_concurrent_requests=options.job_queue_size,
+            max_best_of=options.max_best_of,
+            max_stop_sequences=options.max_stop_sequences,
+            max_input_tokens=capabilities.max_input_tokens,
+            max_total_tokens=capabilities.max_model_len,
+            validation_workers=self._workers,
+            max_client_batch_size=options.max_client_batch_size,
+            router="text-generation-router",
+            version=__version__,
+            sha=None,
+            docker_label=None,
+            model_dtype=capabilities.dtype or None,
+            model_device_type=capabilities.device or None,
+            max_input_length=capabilities.max_input_tokens,
+            waiting_served_ratio=0.0,
+            max_batch_total_tokens=capabilities.max_num_seqs * capabilities.max_model_len,
+            max_waiting_tokens=0,
+        )
+        return Reply(200, msgspec.json.encode(info))

@@ -1,0 +1,61 @@
+"""What `/tokenize` and `/chat_tokenize` answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from formatters.tgi.responses import ChatTokenizeResponse
+from lmi_handlers.apis.tgi.body import TokenizeBody
+from lmi_handlers.apis.tgi.chat import ChatBody
+from lmi_handlers.core.beside import RunBeside, at_once
+from lmi_handlers.core.errors import InvalidChat, InvalidRequest
+from lmi_handlers.core.request import ChatPrompt, Prompt
+from lmi_handlers.serving.prompts import LONG, LoadedText, prompt_size
+from lmi_handlers.serving.served_model import ServedModel
+from lmi_handlers.text.chat_template import render_chat
+from lmi_handlers.text.spans import TokenSpan, token_spans
+
+MAX_TOKENS = 65_536
+"""Maximum number of tokens in an answer, unless the model takes more."""
+
+
+def tokenize(model: ServedModel, body: TokenizeBody) -> list[TokenSpan]:
+    """Return the tokens of `inputs`. Raises `InvalidRequest` if there are too many, and `EngineNotReady`."""
+    run, loaded = _runner(model, body.inputs), model.loaded
+    return run(_spans, loaded, body.inputs, add_special_tokens=body.add_special_tokens)
+
+
+def chat_tokenize(model: ServedModel, body: ChatBody) -> ChatTokenizeResponse:
+    """Return the prompt of a conversation, and its tokens. Raises `InvalidChat`, `InvalidRequest`, `EngineNotReady`."""
+    loaded = model.loaded
+    with _template_errors():
+        prompt = body.prompt()
+    return _runner(model, prompt)(_chat_spans, loaded, prompt)
+
+
+def _runner(model: ServedModel, prompt: Prompt) -> RunBeside:
+    return model.run_beside if prompt_size(prompt) > LONG else at_once
+
+
+@contextmanager
+def _template_errors() -> Iterator[None]:
+    """Turn `InvalidRequest` into `InvalidChat`, which TGI reports as a template error."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise InvalidChat(error.message) from error
+
+
+def _chat_spans(loaded: LoadedText, chat: ChatPrompt) -> ChatTokenizeResponse:
+    with _template_errors():
+        text = render_chat(loaded.bundle, chat)
+    return ChatTokenizeResponse(_spans(loaded, text, add_special_tokens=False), text)
+
+
+def _spans(loaded: LoadedText, text: str, *, add_special_tokens: bool) -> list[TokenSpan]:
+    """Tokenise text into spans. Raises `InvalidRequest` if there are too many tokens."""
+    limit = max(MAX_TOKENS, loaded.capabilities.max_model_len)
+    if (tokens := loaded.tokenizer.estimate_beyond(text, limit)) is not None:
+        raise InvalidRequest(f"`inputs` must have less than {limit} tokens. Given: {tokens}")
+    return token_spans(loaded.tokenizer, text, add_special_tokens=add_special_tokens)

@@ -1,0 +1,64 @@
+"""Answers the invoke routes: SageMaker's headers, JSON lines, and bodies of several dialects."""
+
+from __future__ import annotations
+
+from flask import Response, request
+
+from lmi_handlers.apis.base import Payload, front_end_json
+from lmi_handlers.apis.invocations import Invocations
+from lmi_handlers.config.budget import Budget
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import LMIError, ModelNotFound
+from lmi_handlers.serving.served_model import ServedModel
+from lmi_handlers.web.batch_bodies import CONTENT_TYPES, BatchBodies, is_batch
+from lmi_handlers.web.exchange import Exchange
+
+
+class InvocationsView:
+    """The view of the invoke routes."""
+
+    def __init__(self, model: ServedModel, endpoint: Invocations, properties: ServingProperties) -> None:
+        self._model = model
+        self._endpoint = endpoint
+        self._default_accept = properties.default_accept or ""
+        self._max_request_size = properties.max_request_size
+        self._budget = Budget.of(properties)
+        self._batches = BatchBodies(model, endpoint, properties)
+
+    def invoke(self, model: str | None = None, version: str | None = None) -> Response:  # noqa: ARG002  only one
+        """Answer `POST /invocations`, `/predictions/<model>` or `/models/<model>/invoke`."""
+        exchange = Exchange(self._endpoint.native)
+        try:
+            self._check_model(model or request.args.get("model_name"))
+            payload = self._payload(exchange)
+            if payload.content_type in CONTENT_TYPES:
+                self._budget.check_lines(payload.data)
+                if is_batch(payload.data):
+                    lines = self._batches.lines(exchange, payload)
+                    return exchange.stream(next(lines), lines, CONTENT_TYPES[0])
+            if payload.content_type == "text/plain":
+                self._budget.check_text(payload.data)
+            else:
+                self._budget.check_json(payload.data)
+            exchange.dialect = self._endpoint.of(payload)
+            return exchange.generate(self._model, payload)
+        except ModelNotFound as error:
+            body = front_end_json({"code": 404, "type": "ModelNotFoundException", "message": str(error)})
+            return exchange.close(Response(body, 404, content_type="application/json"), error)
+        except LMIError as error:
+            return exchange.refuse(error)
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self._model.name:
+            raise ModelNotFound(f"Model or workflow not found: {name[:200]}")
+
+    def _payload(self, exchange: Exchange) -> Payload:
+        return Payload(
+            data=exchange.body(self._max_request_size),
+            request_id=exchange.request_id,
+            content_type=request.mimetype,
+            accept=request.headers.get("Accept", self._default_accept).replace("*/*", self._default_accept),
+            stream=request.headers.get("X-Amzn-SageMaker-Forwarded-Api") == "InvokeEndpointWithResponseStream",
+            # "" means the base model, as in a body.
+            adapter=request.headers.get("X-Amzn-SageMaker-Adapter-Identifier") or request.args.get("adapter") or None,
+        )

@@ -1,0 +1,103 @@
+"""Makes Flask rules of the routes that the APIs declare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+from flask import Flask, Response, request
+
+from lmi_handlers.apis.base import Payload
+from lmi_handlers.apis.invocations import Invocations
+from lmi_handlers.apis.routes import JSON, Document, Endpoint, Generation, Route, Status
+from lmi_handlers.config.budget import Budget
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import LMIError, UnsupportedMediaType
+from lmi_handlers.serving.served_model import ServedModel
+from lmi_handlers.web.exchange import Exchange
+from lmi_handlers.web.invocations import InvocationsView
+
+View = Callable[..., Response]
+"""Answers the request that Flask is handling. The arguments are the path's parameters."""
+
+
+def add_routes(app: Flask, routes: Iterable[Route], model: ServedModel, properties: ServingProperties) -> None:
+    """Add the routes to `app`. The name of each view is like `GET /info`."""
+    views = _Views(model, properties)
+    for route in routes:
+        app.add_url_rule(_rule(route), f"{route.method} {route.path}", views.of(route.endpoint), methods=[route.method])
+
+
+def _rule(route: Route) -> str:
+    """Return the path in Flask's notation: `/models/{model}` becomes `/models/<model>`."""
+    rule = route.path
+    for parameter in route.parameters:
+        converter = "path:" if parameter.has_slashes else ""
+        rule = rule.replace(f"{{{parameter.name}}}", f"<{converter}{parameter.name}>")
+    return rule
+
+
+class _Views:
+    """Makes a view for each kind of endpoint."""
+
+    def __init__(self, model: ServedModel, properties: ServingProperties) -> None:
+        self._model = model
+        self._properties = properties
+        self._max_request_size = properties.max_request_size
+        self._budget = Budget.of(properties)
+
+    def of(self, endpoint: Endpoint) -> View:
+        """Return the view."""
+        match endpoint:
+            case Generation():
+                return self._generation(endpoint)
+            case Document():
+                return self._document(endpoint)
+            case Status():
+                return self._status(endpoint)
+            case Invocations():
+                return InvocationsView(self._model, endpoint, self._properties).invoke
+        raise TypeError(f"no view for {type(endpoint).__name__}")
+
+    def _generation(self, endpoint: Generation) -> View:
+        dialect = endpoint.dialect
+
+        def view() -> Response:
+            exchange = Exchange(dialect)
+            try:
+                return exchange.generate(self._model, self._payload(exchange))
+            except LMIError as error:
+                return exchange.refuse(error)
+
+        return view
+
+    def _document(self, endpoint: Document) -> View:
+        dialect, find, read = endpoint.dialects[0], endpoint.find, endpoint.read
+
+        def view(**path: str) -> Response:
+            exchange = Exchange(dialect, counts=False)
+            body: Any = path
+            try:
+                if read is not None:
+                    body, ignored = read(self._payload(exchange))
+                    exchange.name_ignored(ignored)
+                return exchange.document(msgspec.json.encode(find(self._model, body)), JSON)
+            except LMIError as error:
+                return exchange.refuse(error)
+
+        return view
+
+    def _status(self, endpoint: Status) -> View:
+        def view() -> Response:
+            reply = endpoint.reply(self._model)
+            return Response(reply.body, reply.status, content_type=reply.content_type)
+
+        return view
+
+    def _payload(self, exchange: Exchange) -> Payload:
+        if not request.is_json:
+            raise UnsupportedMediaType("Expected request with `Content-Type: application/json`")
+        data = exchange.body(self._max_request_size)
+        self._budget.check_json(data)
+        return Payload(data=data, request_id=exchange.request_id)
