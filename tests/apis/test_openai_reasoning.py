@@ -1,0 +1,264 @@
+"""Reasoning in OpenAI's chat completions: documents, streams, which requests allow it, and answers over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+import requests
+from capabilities import facts
+from openapi_documents import document
+from serving import Server, StartServer
+
+from formatters.openai.base import SYSTEM_FINGERPRINT
+from formatters.openai.chat import ChatFormatter, ChatJsonFormatter, ChatOptions, ChatSseFormatter
+from lmi_handlers.apis.base import Payload
+from lmi_handlers.apis.openai.dialect import ChatDialect
+from lmi_handlers.apis.openai.messages import Message
+from lmi_handlers.config.budget import Budget
+from lmi_handlers.config.options import ServingProperties
+from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
+from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.text.output_parsers.reasoning import REASONING_FORMATS
+from lmi_handlers.text.output_parsers.tool_calls import TaggedCallParser
+from lmi_handlers.text.output_parsers.tool_formats import TOOL_FORMATS
+
+BUDGET = Budget.of(ServingProperties())
+PROMPT = "<|user|>What is <think>?<|assistant|>\n"
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+# Documents and streams
+
+HEAD = (
+    '{"id":"chatcmpl-r","object":"chat.completion%s","created":7,"model":"m",'
+    f'"system_fingerprint":"{SYSTEM_FINGERPRINT}","choices":'
+)
+PIECES = ("<think>", "Hm", ".", "</think>", "\n\n", "Four")
+
+
+def render(kind: type[ChatFormatter], *pieces: str, prompt: str = PROMPT, **options: Any) -> str:
+    request = GenerationRequest(request_id="r", prompts=(prompt,), sampling_params=SamplingParams())
+    formatter = kind(
+        request, (10,), options=ChatOptions(model="m", created=7, reasoning=REASONING_FORMATS["deepseek_r1"], **options)
+    )
+    last = len(pieces) - 1
+    deltas = [
+        TextDelta(
+            tokens=(Token(place, piece, -0.5, data=piece.encode()),),
+            text=piece,
+            finish_reason=FinishReason.LENGTH if place == last else None,
+        )
+        for place, piece in enumerate(pieces)
+    ]
+    return (b"".join(map(formatter.feed, deltas)) + formatter.finish()).decode()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "message"),
+    [
+        (PIECES, '{"role":"assistant","content":"Four","reasoning_content":"Hm."}'),
+        (PIECES[:3], '{"role":"assistant","content":null,"reasoning_content":"Hm."}'),
+        (("Four",), '{"role":"assistant","content":"Four"}'),
+        (("",), '{"role":"assistant","content":""}'),
+    ],
+)
+def test_the_document_of_a_chat_with_reasoning(pieces: tuple[str, ...], message: str) -> None:
+    n = len(pieces)
+    assert render(ChatJsonFormatter, *pieces) == (
+        HEAD % "" + f'[{{"index":0,"message":{message},"logprobs":null,"finish_reason":"length"}}],'
+        f'"usage":{{"prompt_tokens":10,"completion_tokens":{n},"total_tokens":{10 + n}}}}}'
+    )
+
+
+@pytest.mark.parametrize("pieces", [PIECES, PIECES[:3]])
+def test_the_openapi_document_describes_reasoning(pieces: tuple[str, ...]) -> None:
+    components = document()["components"]
+    records = render(ChatSseFormatter, *pieces).split("\n\n")[:-2]
+    answers = [("ChatCompletionChunk", json.loads(record.removeprefix("data: "))) for record in records]
+    answers.append(("ChatCompletion", json.loads(render(ChatJsonFormatter, *pieces))))
+    for name, answer in answers:
+        jsonschema.validate(answer, {"$ref": f"#/components/schemas/{name}", "components": components})
+    for name in ("TextMessage", "ToolCallMessage", "ChatCompletionDelta"):
+        assert components["schemas"][name]["properties"]["reasoning_content"] == {"type": "string"}
+
+
+def test_a_document_with_reasoning_and_tool_calls() -> None:
+    text = render(ChatJsonFormatter, "Hm.</think>", CALL, prompt=f"{PROMPT}<think>\n",
+                   parser=lambda: TaggedCallParser(TOOL_FORMATS["hermes"], {}))  # fmt: skip
+    message = json.loads(text)["choices"][0]["message"]
+    assert text.startswith(
+        HEAD % ""
+        + '[{"index":0,"message":{"role":"assistant","content":null,"reasoning_content":"Hm.","tool_calls":[{"id"'
+    )
+    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
+
+
+def test_the_stream_of_a_chat_with_reasoning() -> None:
+    head = HEAD % ".chunk"
+    assert (
+        render(ChatSseFormatter, *PIECES)
+        == "".join(
+            f'data: {head}[{{"index":0,"delta":{delta},"logprobs":null,"finish_reason":{reason}}}],"usage":null}}\n\n'
+            for delta, reason in (
+                ('{"role":"assistant","content":""}', "null"),
+                ('{"reasoning_content":"Hm"}', "null"),
+                ('{"reasoning_content":"."}', "null"),
+                ('{"content":"Four"}', "null"),
+                ("{}", '"length"'),
+            )
+        )
+        + "data: [DONE]\n\n"
+    )
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_each_token_has_its_logprob_exactly_once_in_the_stream(include: bool) -> None:
+    text = render(ChatSseFormatter, *PIECES, logprobs=True, include_reasoning=include)
+    choices = [json.loads(record.removeprefix("data: "))["choices"][0] for record in text.split("\n\n")[:-2]]
+    tokens = [token["token"] for choice in choices if choice["logprobs"] for token in choice["logprobs"]["content"]]
+    assert tokens == list(PIECES)
+    assert "".join(choice["delta"].get("reasoning_content", "") for choice in choices) == ("Hm." if include else "")
+
+
+# Requests
+
+USER = {"role": "user", "content": "hi"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
+
+
+@pytest.mark.parametrize(
+    ("body", "allowed"),
+    [
+        ({}, True),
+        ({"tools": [TOOL]}, True),
+        ({"tools": [TOOL], "tool_choice": "none"}, True),
+        ({"response_format": {"type": "text"}}, True),
+        ({"tools": [TOOL], "tool_choice": "required"}, False),
+        ({"tools": [TOOL], "tool_choice": "f"}, False),
+        ({"response_format": {"type": "json_object"}}, False),
+        ({"tools": [TOOL], "response_format": {"type": "json_object"}}, False),
+        ({"structured_outputs": {"regex": "a+"}}, False),
+    ],
+)
+def test_reasoning_is_not_expected_if_a_grammar_constrains_the_answer(body: dict[str, Any], allowed: bool) -> None:
+    dialect = ChatDialect(lambda: facts(chat_template="<think>"), budget=BUDGET, enable_reasoning=True)
+    parsed = dialect.parse(Payload(data=json.dumps({"messages": [USER], **body}).encode(), request_id="r"))
+    formatter = parsed.formatter(
+        GenerationRequest(request_id="r", prompts=("<think>",), sampling_params=parsed.request.sampling_params), (1,)
+    )
+    formatter.feed(TextDelta(text="Hm.", finish_reason=FinishReason.LENGTH))
+    message = json.loads(formatter.finish())["choices"][0]["message"]
+    assert message.get("reasoning_content") == ("Hm." if allowed else None)
+    if allowed:  # [THINK] and similar marks are special tokens
+        assert parsed.request.sampling_params.skip_special_tokens is False
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_the_reasoning_of_earlier_messages_is_passed_to_the_template(name: str) -> None:
+    message = msgspec.convert({"role": "assistant", name: "Hm."}, Message).text_only("messages[0]")
+    assert (message["content"], message["reasoning_content"]) == ("", "Hm.")
+    with pytest.raises(InvalidRequest, match="has neither content nor tool_calls"):
+        msgspec.convert({"role": "assistant", name: ""}, Message).text_only("messages[0]")
+
+
+# Over HTTP. The echo backend answers with the prompt, and the template renders only the last message.
+
+TEMPLATE = "{{ messages[-1].content }}{% if thinking %}<think>\\n{% endif %}{% if tools %}{% endif %}"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterable[Server]:
+    properties = f"option.rolling_batch=echo\noption.chat_template={TEMPLATE}\noption.enable_reasoning=true\n"
+    started = Server(tmp_path_factory.mktemp("reasoning") / "m", properties)
+    yield started.wait_ready()
+    started.stop()
+
+
+def chat(server: Server, text: str, **body: Any) -> requests.Response:
+    answer = server.invoke({"messages": [{"role": "user", "content": text}], **body}, path="/v1/chat/completions")
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def chat_message(server: Server, text: str, **body: Any) -> tuple[dict[str, Any], str]:
+    """Return the message without the ids of its calls, and the finish reason. Checks that the stream has the same."""
+    (choice,) = chat(server, text, **body).json()["choices"]
+    message = choice["message"]
+    calls = [call["function"] for call in message.pop("tool_calls", ())]
+    streamed = {"role": "", "content": "", "reasoning_content": ""}
+    functions: list[dict[str, str]] = []
+    records = chat(server, text, stream=True, **body).content.decode().split("\n\n")[:-2]
+    parts = [json.loads(record.removeprefix("data: "))["choices"][0] for record in records]
+    for part in parts:
+        for call in part["delta"].pop("tool_calls", ()):
+            if "id" in call:
+                functions.append({"name": call["function"]["name"], "arguments": ""})
+            functions[call["index"]]["arguments"] += call["function"]["arguments"]
+        for key, value in part["delta"].items():
+            streamed[key] += value
+    assert functions == calls
+    assert streamed == {"reasoning_content": "", **message, "content": message["content"] or ""}
+    assert parts[-1]["finish_reason"] == choice["finish_reason"]
+    return message | ({"calls": calls} if calls else {}), choice["finish_reason"]
+
+
+def assistant(content: str | None, reasoning: str | None = None, **more: Any) -> dict[str, Any]:
+    fields = {} if reasoning is None else {"reasoning_content": reasoning}
+    return {"role": "assistant", "content": content, **fields, **more}
+
+
+def test_a_chat_returns_reasoning_and_answer(server: Server) -> None:
+    text = "<think>\nIt is été.\n</think>\n\nFour."
+    assert chat_message(server, text) == (assistant("Four.", "It is été."), "stop")
+    assert chat_message(server, text, max_tokens=12) == (assistant(None, "It i"), "length")
+    assert chat_message(server, "Four.") == (assistant("Four."), "stop")
+    assert chat_message(server, text, include_reasoning=False) == (assistant("Four."), "stop")
+    assert "x-lmi-ignored-parameters" not in chat(server, text, include_reasoning=False).headers
+
+
+def test_the_prompt_may_start_the_reasoning(server: Server) -> None:
+    options = {"chat_template_kwargs": {"thinking": True}}
+    assert chat_message(server, "Hm.</think>Four.", max_tokens=16, **options) == (assistant("Four.", "Hm."), "length")
+    assert chat_message(server, "Hm.", max_tokens=3, **options) == (assistant(None, "Hm."), "length")
+
+
+def test_tool_calls_after_the_reasoning(server: Server) -> None:
+    text = f"<think>I call {CALL}.</think>\n\n{CALL}"
+    calls = [{"name": "f", "arguments": '{"a": 1}'}]
+    assert chat_message(server, text, tools=[TOOL]) == (assistant(None, f"I call {CALL}.", calls=calls), "tool_calls")
+
+
+def test_other_dialects_return_the_reasoning_as_text(server: Server) -> None:
+    text = "<think>Hm.</think>Four."
+    assert server.invoke({"inputs": text, "parameters": {"max_new_tokens": 23}}).json() == {"generated_text": text}
+    body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+    (choice,) = server.invoke(body, path="/chat/completions").json()["choices"]
+    assert choice["message"] == assistant(text)
+    (choice,) = server.invoke({"messages": body["messages"]}).json()["choices"]
+    assert choice["message"] == assistant("Four.", "Hm.")
+
+
+def test_without_the_option_reasoning_stays_in_the_content(echo_server: Server) -> None:
+    text = "<think>Hm.</think>Four."
+    (choice,) = chat(echo_server, text, max_tokens=29).json()["choices"]
+    assert choice["message"] == assistant(f"user: {text}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("option", "cause"),
+    [
+        ("reasoning_parser=nonsense", "unknown option.reasoning_parser 'nonsense'"),
+        ("enable_reasoning=true", "option.enable_reasoning=true: the chat template does not show"),
+    ],
+)
+def test_the_server_does_not_start_with_invalid_options(start_server: StartServer, option: str, cause: str) -> None:
+    server = start_server(f"option.rolling_batch=echo\noption.{option}\n", ready=False)
+    assert server.process.wait(60) == 1
+    assert cause in server.log
