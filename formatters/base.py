@@ -1,15 +1,19 @@
-"""The interface that every wire format implements."""
+"""The interface that every wire format implements, and what the formats share."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from typing import ClassVar
+
+import msgspec
 
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import GenerationRequest
+
+encode = msgspec.json.Encoder().encode
+"""Encodes a struct as compact JSON: fields in the order of their declaration, without those that are UNSET."""
 
 
 class Formatter(ABC):
@@ -42,8 +46,8 @@ class Formatter(ABC):
         return b""
 
 
-class Answer:
-    """The part of one sequence that has been generated so far."""
+class CompletionOutput:
+    """What has been generated of one sequence so far, with its prompt."""
 
     def __init__(self, prompt: str) -> None:
         self.prompt = prompt
@@ -60,21 +64,27 @@ class Answer:
         self.finish_reason = delta.finish_reason
 
     @property
-    def reason(self) -> str:
-        """The finish reason as JSON."""
-        return f'"{self.finish_reason.value}"' if self.finish_reason else "null"
-
-    @property
-    def logprob(self) -> float:
+    def cumulative_logprob(self) -> float:
         """The log probability of the whole sequence."""
         return math.fsum(token.logprob or 0.0 for token in self.tokens)
 
     @property
     def mean_logprob(self) -> float:
-        """The mean log probability per token. Unlike the sum, it does not favour short answers."""
-        return self.logprob / len(self.tokens) if self.tokens else -math.inf
+        """The mean log probability per token. Unlike the sum, it does not favour short sequences."""
+        return self.cumulative_logprob / len(self.tokens) if self.tokens else -math.inf
 
 
-def json_array(items: Iterable[str]) -> str:
-    """Join rendered values into a compact JSON array."""
-    return f"[{','.join(items)}]"
+def event(data: bytes) -> bytes:
+    """Frame JSON as a server-sent event."""
+    return b"data: " + data + b"\n\n"
+
+
+def python_float(value: float) -> float:
+    """Return what `encode` writes as Python's `json.dumps` writes `value`: msgspec has 0.00001 instead of 1e-05."""
+    return literal(repr(value)) if 0 < abs(value) < 1e-4 else value
+
+
+def literal(number: str) -> float:
+    """Return what `encode` writes as exactly these characters."""
+    # Fields are declared as numbers, for their schemas.
+    return msgspec.Raw(number.encode())  # type: ignore[return-value]

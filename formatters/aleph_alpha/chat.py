@@ -9,17 +9,23 @@ Source: Aleph Alpha's API reference, "Chat".
 from __future__ import annotations
 
 from formatters.aleph_alpha.errors import error_document
+from formatters.aleph_alpha.responses import AlephAlphaChunk
 from formatters.openai.base import SYSTEM_FINGERPRINT
 from formatters.openai.chat import ChatSseFormatter
+from formatters.openai.responses import ChatCompletionChoice, Usage
 from lmi_handlers.core.errors import LMIError
 
 
 class AlephAlphaSseFormatter(ChatSseFormatter):
     """One event for each update to a choice, then `[DONE]`."""
 
-    def head_of(self, reason: str) -> str:
-        """Return the start of a chunk. It has the fingerprint only if there is a finish reason."""
-        return self.head if reason != "null" else self.head.replace(f'"{SYSTEM_FINGERPRINT}"', "null", 1)
+    def chunk(self, choices: list[ChatCompletionChoice], usage: Usage | None) -> AlephAlphaChunk:
+        """Return one object of the stream. The fingerprint is in each choice's last one and in the usage."""
+        options = self.options
+        fingerprint = SYSTEM_FINGERPRINT if not choices or choices[0].finish_reason else None
+        return AlephAlphaChunk(
+            self.id, "chat.completion.chunk", options.created, options.model, fingerprint, choices, usage
+        )
 
     def error(self, error: LMIError) -> bytes:
         """Return the error event and the end of the stream."""

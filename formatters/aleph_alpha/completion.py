@@ -13,18 +13,27 @@ responses recorded in the tests of Aleph Alpha's client.
 
 from __future__ import annotations
 
-from json.encoder import encode_basestring as quote
+from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from formatters.aleph_alpha.errors import error_document
-from formatters.base import Answer, Formatter, json_array
-from formatters.openai.base import number
+from formatters.aleph_alpha.responses import (
+    AlephAlphaCompletion,
+    AlephAlphaCompletions,
+    AlephAlphaCompletionSummary,
+    AlephAlphaStreamChunk,
+    AlephAlphaStreamSummary,
+)
+from formatters.base import CompletionOutput, Formatter, encode, event
+from formatters.openai.base import finite
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import GenerationRequest
 
-FINISH_REASONS = {
+FINISH_REASONS: dict[FinishReason | None, Any] = {
+    None: None,  # not finished yet
     FinishReason.EOS_TOKEN: "end_of_text",
     FinishReason.STOP_SEQUENCE: "stop_sequence_reached",
     FinishReason.LENGTH: "maximum_tokens",
@@ -69,23 +78,21 @@ class CompletionFormatter(Formatter):
         self.num_tokens += len(delta.tokens)
         return delta
 
-    def text(self, index: int, answer: Answer) -> str:
-        """Render the fields of completion `index`, either all of it or only its new part."""
-        options, tokens = self.options, [*answer.prompt_tokens, *answer.tokens]
-        fields = [f'"index":{index}']
-        if options.log_probs:
-            fields.append(f'"log_probs":{json_array(map(_log_probs, tokens))}')
-        fields.append(f'"completion":{quote(answer.prompt + answer.text)}')
-        if options.raw:
-            fields.append(f'"raw_completion":{quote(answer.prompt + "".join(token.text for token in answer.tokens))}')
-        if options.tokens:
-            fields.append(f'"completion_tokens":{json_array(quote(token.text) for token in tokens)}')
-        return ",".join(fields)
+    def fields(self, index: int, output: CompletionOutput) -> dict[str, Any]:
+        """Return the fields of completion `index`, either of all of it or of its new part."""
+        options, tokens = self.options, [*output.prompt_tokens, *output.tokens]
+        raw = output.prompt + "".join(token.text for token in output.tokens) if options.raw else UNSET
+        return {
+            "index": index,
+            "log_probs": [_log_probs(token) for token in tokens] if options.log_probs else UNSET,
+            "completion": output.prompt + output.text,
+            "raw_completion": raw,
+            "completion_tokens": [token.text for token in tokens] if options.tokens else UNSET,
+        }
 
-    def counts(self) -> str:
-        """Render the token counts. The prompt is counted once per sequence."""
-        prompt_tokens = sum(self.prompt_tokens) * self.samples
-        return f'"num_tokens_prompt_total":{prompt_tokens},"num_tokens_generated":{self.num_tokens}'
+    def counts(self) -> tuple[int, int]:
+        """Return the numbers of prompt tokens and of generated tokens. The prompt is counted once per sequence."""
+        return sum(self.prompt_tokens) * self.samples, self.num_tokens
 
 
 class CompletionJsonFormatter(CompletionFormatter):
@@ -98,24 +105,23 @@ class CompletionJsonFormatter(CompletionFormatter):
         self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: CompletionOptions
     ) -> None:
         super().__init__(request, prompt_tokens, options=options)
-        self._answers = [Answer(self.prompt) for _ in range(self.samples)]
+        self._outputs = [CompletionOutput(self.prompt) for _ in range(self.samples)]
 
     def feed(self, delta: TextDelta) -> bytes:
         """Store the delta."""
-        self._answers[delta.index].feed(self.shown(delta))
+        self._outputs[delta.index].feed(self.shown(delta))
         return b""
 
     def finish(self) -> bytes:
         """Return the document."""
-        answers = self._answers
+        outputs = self._outputs
         if self.samples > self.options.n:
-            answers = sorted(answers, key=lambda answer: answer.mean_logprob, reverse=True)[: self.options.n]
-        completions = json_array(
-            f'{{{self.text(index, answer)},"finish_reason":{_finish_reason(answer.finish_reason)}}}'
-            for index, answer in enumerate(answers)
-        )
-        model_version = quote(self.options.model_version)
-        return f'{{"completions":{completions},"model_version":{model_version},{self.counts()}}}'.encode()
+            outputs = sorted(outputs, key=lambda output: output.mean_logprob, reverse=True)[: self.options.n]
+        completions = [
+            AlephAlphaCompletion(**self.fields(index, output), finish_reason=FINISH_REASONS[output.finish_reason])
+            for index, output in enumerate(outputs)
+        ]
+        return encode(AlephAlphaCompletions(completions, self.options.model_version, *self.counts()))
 
 
 class CompletionSseFormatter(CompletionFormatter):
@@ -134,41 +140,31 @@ class CompletionSseFormatter(CompletionFormatter):
     def feed(self, delta: TextDelta) -> bytes:
         """Return a chunk with the new text and details. After the last chunk comes the completion's summary."""
         index = delta.index
-        new, self._prompts[index] = Answer(self._prompts[index]), ""
+        new, self._prompts[index] = CompletionOutput(self._prompts[index]), ""
         new.feed(self.shown(delta))
         events = b""
         if new.prompt or new.text or (self._detailed and (new.prompt_tokens or new.tokens)):
-            events += _event(f'{{"type":"stream_chunk",{self.text(index, new)}}}')
+            events += event(encode(AlephAlphaStreamChunk(**self.fields(index, new))))
         if new.finish_reason is not None:
-            model_version, reason = quote(self.options.model_version), _finish_reason(new.finish_reason)
-            events += _event(
-                f'{{"type":"stream_summary","index":{index},"model_version":{model_version},"finish_reason":{reason}}}'
-            )
+            reason = FINISH_REASONS[new.finish_reason]
+            events += event(encode(AlephAlphaStreamSummary(index, self.options.model_version, reason)))
         return events
 
     def finish(self) -> bytes:
         """Return the summary event for all completions."""
-        return _event(f'{{"type":"completion_summary",{self.counts()}}}')
+        return event(encode(AlephAlphaCompletionSummary(*self.counts())))
 
     def error(self, error: LMIError) -> bytes:
         """Return the error event, which ends the stream."""
-        return _event(error_document(error).decode())
+        return event(error_document(error))
 
 
-def _event(data: str) -> bytes:
-    return f"data: {data}\n\n".encode()
-
-
-def _finish_reason(reason: FinishReason | None) -> str:
-    return "null" if reason is None else f'"{FINISH_REASONS[reason]}"'
-
-
-def _log_probs(token: Token) -> str:
-    """Render the logprobs of the most probable tokens and the sampled one, by text. A prompt's first token has none."""
+def _log_probs(token: Token) -> dict[str, float]:
+    """Return the logprobs of the most probable tokens and the sampled one, by text. A prompt's first token has none."""
     if token.logprob is None:
-        return "{}"
-    best: dict[str, float | None] = {}
+        return {}
+    best: dict[str, float] = {}
     for other in (*token.top, token):
-        best.setdefault(token.text if other.id == token.id else other.text, other.logprob)
-    best[token.text] = token.logprob  # clients look the sampled token up by its text, which a likelier token may share
-    return "{" + ",".join(f"{quote(text)}:{number(logprob)}" for text, logprob in best.items()) + "}"
+        best.setdefault(token.text if other.id == token.id else other.text, finite(other.logprob))
+    best[token.text] = finite(token.logprob)  # clients look it up by text, which a likelier token may share
+    return best

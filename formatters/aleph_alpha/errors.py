@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
-
+from formatters.aleph_alpha.responses import AlephAlphaError
+from formatters.base import encode
 from lmi_handlers.core.errors import (
     DeadlineExceeded,
     EngineNotReady,
@@ -28,4 +28,4 @@ CODES: dict[type[LMIError], str] = {
 def error_document(error: LMIError) -> bytes:
     """Render `{"error":"<cause>","code":"INVALID_REQUEST"}`."""
     code = next((CODES[ancestor] for ancestor in type(error).__mro__ if ancestor in CODES), "INTERNAL")
-    return msgspec.json.encode({"error": str(error), "code": code})
+    return encode(AlephAlphaError(str(error), code))

@@ -1,4 +1,4 @@
-"""Response bodies of Aleph Alpha's routes.
+"""What Aleph Alpha's routes answer.
 
 Source: Aleph Alpha's API reference.
 """
@@ -38,15 +38,15 @@ class AlephAlphaError(msgspec.Struct):
 AlephAlphaFinishReason = Literal["end_of_text", "stop_sequence_reached", "maximum_tokens", "content_filter"]
 
 
-class AlephAlphaCompletion(msgspec.Struct):
+class AlephAlphaCompletion(msgspec.Struct, kw_only=True):
     """One of the completions. `log_probs` maps each token's text, and its most likely alternatives, to logprobs."""
 
     index: Count
-    completion: str
-    finish_reason: AlephAlphaFinishReason
     log_probs: list[dict[str, float]] | UnsetType = UNSET
+    completion: str
     raw_completion: str | UnsetType = UNSET
     completion_tokens: list[str] | UnsetType = UNSET
+    finish_reason: AlephAlphaFinishReason
 
 
 class AlephAlphaCompletions(msgspec.Struct):
@@ -61,12 +61,12 @@ class AlephAlphaCompletions(msgspec.Struct):
     num_tokens_generated: Count
 
 
-class AlephAlphaStreamChunk(msgspec.Struct, tag_field="type", tag="stream_chunk"):
+class AlephAlphaStreamChunk(msgspec.Struct, tag_field="type", tag="stream_chunk", kw_only=True):
     """The new part of one of the completions, with the same details."""
 
     index: Count
-    completion: str
     log_probs: list[dict[str, float]] | UnsetType = UNSET
+    completion: str
     raw_completion: str | UnsetType = UNSET
     completion_tokens: list[str] | UnsetType = UNSET
 

@@ -1,21 +1,20 @@
-"""Response bodies of LMI's routes. The formatters write them by hand, for speed; tests keep the two in sync.
+"""What LMI's routes answer.
 
 Source: LMI's output schema document, and DJL Serving 0.31.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from lmi_handlers.core.json_types import Count
+from lmi_handlers.core.outputs import FinishReason
 
-LmiFinishReason = Literal["length", "eos_token", "stop_sequence", "error"]
 
-
-class LmiToken(msgspec.Struct):
+class LmiToken(msgspec.Struct, gc=False):
     """A token. The last record of a failed stream has a placeholder with `error_msg` and the id -1."""
 
     id: Annotated[int, msgspec.Meta(ge=-1)]
@@ -25,27 +24,38 @@ class LmiToken(msgspec.Struct):
     error_msg: str | UnsetType = UNSET
 
 
-class LmiSequence(msgspec.Struct):
+class LmiSequence(msgspec.Struct, kw_only=True):
     """One of the `n` answers other than the best."""
 
-    finish_reason: LmiFinishReason
+    finish_reason: FinishReason
     generated_tokens: Count
     tokens: list[LmiToken]
-    generated_text: str
     prefill: list[LmiToken] | UnsetType = UNSET
     top_tokens: list[list[LmiToken]] | UnsetType = UNSET
+    generated_text: str
 
 
-class LmiDetails(msgspec.Struct):
+class LmiDetails(msgspec.Struct, kw_only=True):
     """Included if the request sets `details`."""
 
-    finish_reason: LmiFinishReason
+    finish_reason: FinishReason
     generated_tokens: Count
     inputs: str
     tokens: list[LmiToken]
     prefill: list[LmiToken] | UnsetType = UNSET
     top_tokens: list[list[LmiToken]] | UnsetType = UNSET
-    best_of_sequences: list[LmiSequence] | UnsetType = UNSET
+
+
+class LmiBestOfDetails(msgspec.Struct, kw_only=True):
+    """The same, in another order, and the other sequences."""
+
+    inputs: str
+    finish_reason: FinishReason
+    generated_tokens: Count
+    tokens: list[LmiToken]
+    prefill: list[LmiToken] | UnsetType = UNSET
+    top_tokens: list[list[LmiToken]] | UnsetType = UNSET
+    best_of_sequences: list[LmiSequence]
 
 
 class LmiResponse(msgspec.Struct):
@@ -55,13 +65,20 @@ class LmiResponse(msgspec.Struct):
     details: LmiDetails | UnsetType = UNSET
 
 
+class LmiBestOfResponse(msgspec.Struct):
+    """The answer to one prompt if `n` is more than 1: the best of `n` sequences. The others are in the details."""
+
+    generated_text: str
+    details: LmiBestOfDetails
+
+
 class LmiStreamDetails(msgspec.Struct):
     """Included in the last record of a stream if the request sets `details`.
 
     A failed stream only has `finish_reason`.
     """
 
-    finish_reason: LmiFinishReason
+    finish_reason: FinishReason
     generated_tokens: Count | UnsetType = UNSET
     inputs: str | UnsetType = UNSET
     prefill: list[LmiToken] | UnsetType = UNSET

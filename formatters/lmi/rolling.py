@@ -9,10 +9,23 @@ Sources: the LMI input/output schema document, and responses recorded from the r
 
 from __future__ import annotations
 
-import math
-from json.encoder import encode_basestring as quote  # what json.dumps uses with ensure_ascii=False
+from collections.abc import Iterable
+from typing import Any
 
-from formatters.base import Answer, Formatter
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from formatters.base import CompletionOutput, Formatter, encode, event, python_float
+from formatters.lmi.responses import (
+    LmiBestOfDetails,
+    LmiBestOfResponse,
+    LmiDetails,
+    LmiRecord,
+    LmiResponse,
+    LmiSequence,
+    LmiStreamDetails,
+    LmiToken,
+)
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import GenerationRequest
@@ -24,36 +37,35 @@ class LmiFormatter(Formatter):
     def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...]) -> None:
         super().__init__(request, prompt_tokens)
         self._n = request.sampling_params.n
-        self._answers = [Answer(prompt) for prompt in request.prompts for _ in range(self._n)]
+        self._outputs = [CompletionOutput(prompt) for prompt in request.prompts for _ in range(self._n)]
 
-    def token(self, token: Token) -> str:
-        """Render one token object.
+    def token(self, token: Token) -> LmiToken:
+        """Return one token object.
 
         If special tokens are skipped, their text is empty, because clients print whatever text they receive.
         """
-        logprob = number(token.logprob)
+        log_prob = None if token.logprob is None else python_float(token.logprob)
         if not token.special:
-            return f'{{"id": {token.id}, "text": {quote(token.text)}, "log_prob": {logprob}}}'
-        text = quote("" if self.request.sampling_params.skip_special_tokens else token.text)
-        return f'{{"id": {token.id}, "text": {text}, "log_prob": {logprob}, "special_token": true}}'
+            return LmiToken(token.id, token.text, log_prob)
+        text = "" if self.request.sampling_params.skip_special_tokens else token.text
+        return LmiToken(token.id, text, log_prob, special_token=True)
 
-    def tokens(self, tokens: list[Token] | tuple[Token, ...]) -> str:
-        """Render a list of token objects."""
-        return "[" + ", ".join(map(self.token, tokens)) + "]"
+    def tokens(self, tokens: Iterable[Token]) -> list[LmiToken]:
+        """Return a list of token objects."""
+        return [self.token(token) for token in tokens]
 
-    def optional_details(self, answer: Answer) -> str:
-        """Render `prefill` and `top_tokens` if the request asked for them, each after a comma."""
-        parts = ""
-        if answer.prompt_tokens:
-            parts += f', "prefill": {self.tokens(answer.prompt_tokens)}'
-        if self.request.top_n_tokens and answer.tokens:
-            count = self.request.top_n_tokens
-            parts += f', "top_tokens": [{", ".join(self.tokens(token.top[:count]) for token in answer.tokens)}]'
-        return parts
+    def prefill(self, output: CompletionOutput) -> list[LmiToken] | UnsetType:
+        """Return the prompt's tokens, if the request asked for them."""
+        return self.tokens(output.prompt_tokens) if output.prompt_tokens else UNSET
 
-    def generated_text(self, answer: Answer) -> str:
-        """Render the answer's text as a JSON string. `return_full_text` puts the prompt in front."""
-        return quote(answer.prompt + answer.text if self.request.return_full_text else answer.text)
+    def top_tokens(self, output: CompletionOutput) -> list[list[LmiToken]] | UnsetType:
+        """Return the most probable tokens at each position, if the request asked for them."""
+        count = self.request.top_n_tokens
+        return [self.tokens(token.top[:count]) for token in output.tokens] if count and output.tokens else UNSET
+
+    def generated_text(self, output: CompletionOutput) -> str:
+        """Return the text. `return_full_text` puts the prompt in front."""
+        return output.prompt + output.text if self.request.return_full_text else output.text
 
 
 class JsonFormatter(LmiFormatter):
@@ -64,43 +76,39 @@ class JsonFormatter(LmiFormatter):
 
     def feed(self, delta: TextDelta) -> bytes:
         """Store the delta."""
-        self._answers[delta.index].feed(delta)
+        self._outputs[delta.index].feed(delta)
         return b""
 
     def finish(self) -> bytes:
         """Return the document."""
-        groups = [self._answers[start : start + self._n] for start in range(0, len(self._answers), self._n)]
+        groups = [self._outputs[start : start + self._n] for start in range(0, len(self._outputs), self._n)]
         documents = [self._document(group) for group in groups]
-        return (documents[0] if len(documents) == 1 else _array(documents)).encode()
+        return dumps(documents[0] if len(documents) == 1 else documents)
 
-    def _document(self, answers: list[Answer]) -> str:
+    def _document(self, outputs: list[CompletionOutput]) -> LmiResponse | LmiBestOfResponse:
         # Beams are already ranked, and their score is not just the probability.
-        best = answers[0] if self.request.beam_search else max(answers, key=lambda answer: answer.logprob)
+        best = outputs[0] if self.request.beam_search else max(outputs, key=lambda output: output.cumulative_logprob)
         text = self.generated_text(best)
         if self._n > 1:
-            others = [self._sequence(answer) for answer in answers if answer is not best]
-            details = (
-                f'{{"inputs": {quote(best.prompt)}, {self._facts(best)}, "tokens": {self.tokens(best.tokens)}'
-                f'{self.optional_details(best)}, "best_of_sequences": {_array(others)}}}'
-            )
-        elif self.request.details:
-            details = (
-                f'{{{self._facts(best)}, "inputs": {quote(best.prompt)}, "tokens": {self.tokens(best.tokens)}'
-                f"{self.optional_details(best)}}}"
-            )
-        else:
-            return f'{{"generated_text": {text}}}'
-        return f'{{"generated_text": {text}, "details": {details}}}'
+            others = [
+                LmiSequence(**self._details(output), generated_text=self.generated_text(output))
+                for output in outputs
+                if output is not best
+            ]
+            details = LmiBestOfDetails(inputs=best.prompt, **self._details(best), best_of_sequences=others)
+            return LmiBestOfResponse(text, details)
+        if not self.request.details:
+            return LmiResponse(text)
+        return LmiResponse(text, LmiDetails(inputs=best.prompt, **self._details(best)))
 
-    def _sequence(self, answer: Answer) -> str:
-        return (
-            f'{{{self._facts(answer)}, "tokens": {self.tokens(answer.tokens)}{self.optional_details(answer)}, '
-            f'"generated_text": {self.generated_text(answer)}}}'
-        )
-
-    @staticmethod
-    def _facts(answer: Answer) -> str:
-        return f'"finish_reason": {answer.reason}, "generated_tokens": {len(answer.tokens)}'
+    def _details(self, output: CompletionOutput) -> dict[str, Any]:
+        return {
+            "finish_reason": output.finish_reason,
+            "generated_tokens": len(output.tokens),
+            "tokens": self.tokens(output.tokens),
+            "prefill": self.prefill(output),
+            "top_tokens": self.top_tokens(output),
+        }
 
 
 class JsonLinesFormatter(LmiFormatter):
@@ -116,16 +124,16 @@ class JsonLinesFormatter(LmiFormatter):
         """Return one line per token."""
         if delta.index:
             return b""
-        answer = self._answers[0]
-        answer.feed(delta)
-        tokens = [self.token(token) for token in delta.tokens]
-        if delta.finish_reason is None:
-            return "".join([self.record(f'{{"token": {token}}}') for token in tokens]).encode()
-        last = tokens.pop() if tokens else self.token(_NO_TOKEN)
-        lines = [self.record(f'{{"token": {token}}}') for token in tokens]
-        details = self._details(answer, len(answer.tokens)) if self.request.details else ""
-        lines.append(self.record(f'{{"token": {last}, "generated_text": {self.generated_text(answer)}{details}}}'))
-        return "".join(lines).encode()
+        output = self._outputs[0]
+        output.feed(delta)
+        records = [LmiRecord(self.token(token)) for token in delta.tokens]
+        if delta.finish_reason is not None:
+            last = records[-1] if records else LmiRecord(self.token(_NO_TOKEN))
+            last.generated_text = self.generated_text(output)
+            if self.request.details:
+                last.details = self._details(output, delta.finish_reason, len(output.tokens))
+            records[-1:] = [last]
+        return b"".join([self.record(dumps(record)) for record in records])
 
     def finish(self) -> bytes:
         """Return nothing: the last token's line ends the stream."""
@@ -133,24 +141,20 @@ class JsonLinesFormatter(LmiFormatter):
 
     def error(self, error: LMIError) -> bytes:
         """Return the last line, with a placeholder token (id -1) and `finish_reason` "error"."""
-        answer = self._answers[0]
-        answer.finish_reason = FinishReason.ERROR
-        token = f'{{"id": -1, "text": "", "log_prob": -1, "special_token": true, "error_msg": {quote(str(error))}}}'
+        output = self._outputs[0]
+        token = LmiToken(-1, "", -1, special_token=True, error_msg=str(error))
         if self.request.details:
-            details = self._details(answer, len(answer.tokens) + 1)
+            details = self._details(output, FinishReason.ERROR, len(output.tokens) + 1)
         else:
-            details = ', "details": {"finish_reason": "error"}'
-        return self.record(f'{{"token": {token}, "generated_text": {quote(answer.text)}{details}}}').encode()
+            details = LmiStreamDetails(FinishReason.ERROR)
+        return self.record(dumps(LmiRecord(token, output.text, details)))
 
-    def record(self, document: str) -> str:
+    def record(self, document: bytes) -> bytes:
         """Frame one document as a line."""
-        return document + "\n"
+        return document + b"\n"
 
-    def _details(self, answer: Answer, generated_tokens: int) -> str:
-        return (
-            f', "details": {{"finish_reason": {answer.reason}, "generated_tokens": {generated_tokens}, '
-            f'"inputs": {quote(answer.prompt)}{self.optional_details(answer)}}}'
-        )
+    def _details(self, output: CompletionOutput, reason: FinishReason, generated_tokens: int) -> LmiStreamDetails:
+        return LmiStreamDetails(reason, generated_tokens, output.prompt, self.prefill(output), self.top_tokens(output))
 
 
 class SseFormatter(JsonLinesFormatter):
@@ -158,18 +162,14 @@ class SseFormatter(JsonLinesFormatter):
 
     content_type = "text/event-stream"
 
-    def record(self, document: str) -> str:
+    def record(self, document: bytes) -> bytes:
         """Frame one document as an event."""
-        return f"data: {document}\n\n"
+        return event(document)
 
 
 _NO_TOKEN = Token(id=-1, text="")
 
 
-def number(value: float | None) -> str:
-    """Render a logprob, or null if it is missing or not finite."""
-    return repr(value) if value is not None and math.isfinite(value) else "null"
-
-
-def _array(documents: list[str]) -> str:
-    return "[" + ", ".join(documents) + "]"
+def dumps(value: object) -> bytes:
+    """Encode structs with a space after each comma and colon, as Python's `json.dumps` does."""
+    return msgspec.json.format(encode(value), indent=0)

@@ -11,11 +11,17 @@ null for `logprob` and `special`, but this server sends the real values.
 
 from __future__ import annotations
 
-from json.encoder import encode_basestring as quote  # what json.dumps uses with ensure_ascii=False
-
-from formatters.base import Answer
-from formatters.tgi.float32 import float32
-from formatters.tgi.generate import TgiJsonFormatter, TgiSseFormatter
+from formatters.base import CompletionOutput, encode
+from formatters.mindie.responses import (
+    MindieDetails,
+    MindiePrefillToken,
+    MindieResponse,
+    MindieStreamDetails,
+    MindieStreamResponse,
+    MindieToken,
+)
+from formatters.tgi.float32 import number
+from formatters.tgi.generate import TgiJsonFormatter, TgiSseFormatter, token_object
 from lmi_handlers.core.outputs import Token
 
 
@@ -25,34 +31,28 @@ class MindieJsonFormatter(TgiJsonFormatter):
     def finish(self) -> bytes:
         """Return the document."""
         sample, best = self.ranked()[0]
-        details = f'"details":{self._document_details(best, sample)},' if self.request.details else ""
-        return f'{{{details}"generated_text":{self.generated_text(best)}}}'.encode()
-
-    def _document_details(self, answer: Answer, sample: int) -> str:
-        prefill = ",".join(map(_prompt_token, answer.prompt_tokens))
-        tokens = ",".join(map(_generated_token, answer.tokens))
-        return (
-            f'{{"finish_reason":{answer.reason},"generated_tokens":{len(answer.tokens)},"prefill":[{prefill}],'
-            f'"seed":{self.seed(sample)},"tokens":[{tokens}]}}'
-        )
+        document = MindieResponse(generated_text=self.generated_text(best))
+        if self.request.details:
+            document.details = MindieDetails(
+                **self.facts(best, sample),
+                prefill=[
+                    MindiePrefillToken(token.id, number(token.logprob), token.text) for token in best.prompt_tokens
+                ],
+                tokens=[
+                    MindieToken(token.id, number(token.logprob), token.special, token.text) for token in best.tokens
+                ],
+            )
+        return encode(document)
 
 
 class MindieSseFormatter(TgiSseFormatter):
     """One event per token. The last event also has the whole text and the details."""
 
-    def _event(self, token: Token, index: int, complete: Answer | None) -> str:  # noqa: ARG002  events are not numbered
-        text = details = "null"
-        if complete is not None:
-            text = self.generated_text(complete)
-            if self.request.details:
-                details = f"{{{self.facts(complete, 0)}}}"
-        return f'data: {{"token":{self.token(token)},"generated_text":{text},"details":{details}}}\n\n'
-
-
-def _prompt_token(token: Token) -> str:
-    return f'{{"id":{token.id},"logprob":{float32(token.logprob)},"text":{quote(token.text)}}}'
-
-
-def _generated_token(token: Token) -> str:
-    special = "true" if token.special else "false"
-    return f'{{"id":{token.id},"logprob":{float32(token.logprob)},"special":{special},"text":{quote(token.text)}}}'
+    def record(self, token: Token, index: int, complete: CompletionOutput | None = None) -> MindieStreamResponse:  # noqa: ARG002  events are not numbered
+        """Return the event of a token, of the last one with the complete output."""
+        details = None
+        if complete is not None and self.request.details:
+            details = MindieStreamDetails(**self.facts(complete, 0))
+        return MindieStreamResponse(
+            token_object(token), None if complete is None else self.generated_text(complete), details
+        )

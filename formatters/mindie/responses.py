@@ -1,4 +1,4 @@
-"""Response bodies of MindIE's TGI interface. The formatters write them by hand, for speed; tests keep the two in sync.
+"""What MindIE's TGI interface answers.
 
 Source: MindIE's documentation of that interface.
 """
@@ -8,8 +8,26 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from formatters.tgi.responses import FinishReason, PrefillToken, Token
+from formatters.tgi.responses import Token
 from lmi_handlers.core.json_types import Count
+from lmi_handlers.core.outputs import FinishReason
+
+
+class MindiePrefillToken(msgspec.Struct, gc=False):
+    """A prompt token."""
+
+    id: Count
+    logprob: float | None
+    text: str
+
+
+class MindieToken(msgspec.Struct, gc=False):
+    """A generated token of a document. Those of events have TGI's order."""
+
+    id: Count
+    logprob: float | None
+    special: bool
+    text: str
 
 
 class MindieDetails(msgspec.Struct):
@@ -17,16 +35,16 @@ class MindieDetails(msgspec.Struct):
 
     finish_reason: FinishReason
     generated_tokens: Count
-    prefill: list[PrefillToken]
+    prefill: list[MindiePrefillToken]
     seed: Count | None
-    tokens: list[Token]
+    tokens: list[MindieToken]
 
 
-class MindieResponse(msgspec.Struct):
+class MindieResponse(msgspec.Struct, kw_only=True):
     """The complete answer, if it is not streamed."""
 
-    generated_text: str
     details: MindieDetails | UnsetType = UNSET
+    generated_text: str
 
 
 class MindieStreamDetails(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""Shared by OpenAI's formats: finish reasons, usage, logprobs, and the start of each object.
+"""Shared by OpenAI's formats: finish reasons, logprobs, usage, and the end of a stream.
 
 The JSON is compact. Source: OpenAI's API reference.
 """
@@ -6,8 +6,10 @@ The JSON is compact. Source: OpenAI's API reference.
 from __future__ import annotations
 
 import math
-from json.encoder import encode_basestring as quote  # what json.dumps uses with ensure_ascii=False
+from typing import Any
 
+from formatters.base import python_float
+from formatters.openai.responses import Usage
 from lmi_handlers import __version__
 from lmi_handlers.core.outputs import FinishReason
 
@@ -17,7 +19,8 @@ NO_PROBABILITY = -9999.0
 
 DONE = b"data: [DONE]\n\n"
 
-FINISH_REASONS = {
+FINISH_REASONS: dict[FinishReason | None, Any] = {
+    None: None,  # not finished yet
     FinishReason.EOS_TOKEN: "stop",
     FinishReason.STOP_SEQUENCE: "stop",
     FinishReason.LENGTH: "length",
@@ -25,25 +28,11 @@ FINISH_REASONS = {
 }
 
 
-def finish_reason(reason: FinishReason | None) -> str:
-    """Render the finish reason as JSON."""
-    return "null" if reason is None else f'"{FINISH_REASONS[reason]}"'
+def finite(logprob: float | None) -> float:
+    """Return the logprob, or `NO_PROBABILITY`."""
+    return python_float(logprob) if logprob is not None and math.isfinite(logprob) else NO_PROBABILITY
 
 
-def number(logprob: float | None) -> str:
-    """Render a logprob as JSON."""
-    return repr(logprob) if logprob is not None and math.isfinite(logprob) else repr(NO_PROBABILITY)
-
-
-def usage(prompt_tokens: int, completion_tokens: int) -> str:
-    """Render the usage object."""
-    total = prompt_tokens + completion_tokens
-    return f'{{"prompt_tokens":{prompt_tokens},"completion_tokens":{completion_tokens},"total_tokens":{total}}}'
-
-
-def head(identity: str, kind: str, created: int, model: str) -> str:
-    """Render the fields at the start of every object in an answer."""
-    return (
-        f'{{"id":{quote(identity)},"object":"{kind}","created":{created},"model":{quote(model)},'
-        f'"system_fingerprint":"{SYSTEM_FINGERPRINT}","choices":'
-    )
+def usage(prompt_tokens: int, completion_tokens: int) -> Usage:
+    """Return the usage object."""
+    return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)

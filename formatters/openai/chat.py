@@ -16,13 +16,31 @@ from __future__ import annotations
 import secrets
 import string
 from collections.abc import Callable
-from json.encoder import encode_basestring as quote
+from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
-from formatters.base import Formatter, json_array
-from formatters.openai.base import DONE, finish_reason, head, number, usage
+from formatters.base import Formatter, encode, event
+from formatters.openai.base import DONE, FINISH_REASONS, SYSTEM_FINGERPRINT, finite, usage
 from formatters.openai.errors import error_document
+from formatters.openai.responses import (
+    ChatCompletion,
+    ChatCompletionChoice,
+    ChatCompletionChunk,
+    ChatCompletionComplete,
+    ChatCompletionDelta,
+    ChatCompletionLogprob,
+    ChatCompletionLogprobs,
+    ChatCompletionTopLogprob,
+    DeltaToolCall,
+    Function,
+    FunctionCall,
+    TextMessage,
+    ToolCall,
+    ToolCallMessage,
+    Usage,
+)
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import GenerationRequest
@@ -73,24 +91,22 @@ class Choice:
             message += self._parser.finish()
         return message
 
-    def call_id(self, call: ToolCallDelta) -> str:
-        """Return the id of a call. The first delta of a call creates a new id."""
-        while len(self.calls) <= call.index:
+    def call_id(self, index: int) -> str:
+        """Return the id of call number `index`, which is created when it is first asked for."""
+        while len(self.calls) <= index:
             self.calls.append("".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH)))
-        return self.calls[call.index]
+        return self.calls[index]
 
     @property
-    def reason(self) -> str:
-        """The finish reason as JSON. It is "tool_calls" if there are tool calls and the model ended by itself."""
+    def reason(self) -> Any:
+        """OpenAI's finish reason. It is "tool_calls" if there are tool calls and the model ended by itself."""
         if self.calls and self.finish_reason in (FinishReason.EOS_TOKEN, FinishReason.STOP_SEQUENCE):
-            return '"tool_calls"'
-        return finish_reason(self.finish_reason)
+            return "tool_calls"
+        return FINISH_REASONS[self.finish_reason]
 
 
 class ChatFormatter(Formatter):
     """Shared by the document and the stream."""
-
-    kind = "chat.completion"
 
     def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: ChatOptions) -> None:
         super().__init__(request, prompt_tokens)
@@ -98,7 +114,7 @@ class ChatFormatter(Formatter):
         self.choices = [
             Choice(self._parser(), shows_reasoning=options.include_reasoning) for _ in range(request.sampling_params.n)
         ]
-        self.head = head(f"chatcmpl-{request.request_id}", self.kind, options.created, options.model)
+        self.id = f"chatcmpl-{request.request_id}"
 
     def _parser(self) -> MessageParser:
         options, parser = self.options, self.options.parser()
@@ -106,15 +122,15 @@ class ChatFormatter(Formatter):
             return parser
         return ReasoningParser(options.reasoning, self.request.prompts[0], parser)
 
-    def usage(self) -> str:
-        """Render the usage so far."""
+    def usage(self) -> Usage:
+        """Return the usage so far."""
         return usage(sum(self.prompt_tokens), sum(choice.num_tokens for choice in self.choices))
 
-    def logprobs(self, tokens: list[Token]) -> str:
-        """Render the tokens' logprobs, or null if the request did not ask for them."""
+    def logprobs(self, tokens: list[Token]) -> ChatCompletionLogprobs | None:
+        """Return the tokens' logprobs, if the request asked for them."""
         if not self.options.logprobs or not tokens:
-            return "null"
-        return f'{{"content":{json_array(map(_token_logprob, tokens))}}}'
+            return None
+        return ChatCompletionLogprobs([_logprob(token) for token in tokens])
 
 
 class ChatJsonFormatter(ChatFormatter):
@@ -134,12 +150,16 @@ class ChatJsonFormatter(ChatFormatter):
 
     def finish(self) -> bytes:
         """Return the document."""
-        choices = json_array(
-            f'{{"index":{index},"message":{message.render(choice)},"logprobs":{self.logprobs(choice.new_tokens)},'
-            f'"finish_reason":{choice.reason}}}'
+        choices = [
+            ChatCompletionComplete(index, message.render(choice), self.logprobs(choice.new_tokens), choice.reason)
             for index, (choice, message) in enumerate(zip(self.choices, self._messages, strict=True))
+        ]
+        options = self.options
+        return encode(
+            ChatCompletion(
+                self.id, "chat.completion", options.created, options.model, SYSTEM_FINGERPRINT, choices, self.usage()
+            )
         )
-        return f'{self.head}{choices},"usage":{self.usage()}}}'.encode()
 
 
 class _Message:
@@ -161,19 +181,17 @@ class _Message:
             self._names[call.index] += call.name or ""
             self._arguments[call.index] += call.arguments
 
-    def render(self, choice: Choice) -> str:
+    def render(self, choice: Choice) -> TextMessage | ToolCallMessage:
         is_text = self._content or not (self._names or self._reasoning)
-        head = f'{{"role":"assistant","content":{quote(self._content) if is_text else "null"}'
-        if self._reasoning and choice.shows_reasoning:
-            head += f',"reasoning_content":{quote(self._reasoning)}'
+        content = self._content if is_text else None
+        reasoning = self._reasoning if self._reasoning and choice.shows_reasoning else UNSET
         if not self._names:
-            return f"{head}}}"
-        calls = json_array(
-            f'{{"id":"{choice.call_id(ToolCallDelta(index))}","type":"function",'
-            f'"function":{{"name":{quote(name)},"arguments":{quote(arguments)}}}}}'
+            return TextMessage("assistant", content, reasoning)
+        calls = [
+            ToolCall(choice.call_id(index), "function", FunctionCall(name, arguments))
             for index, (name, arguments) in enumerate(zip(self._names, self._arguments, strict=True))
-        )
-        return f'{head},"tool_calls":{calls}}}'
+        ]
+        return ToolCallMessage(role="assistant", content=content, reasoning_content=reasoning, tool_calls=calls)
 
 
 class ChatSseFormatter(ChatFormatter):
@@ -181,7 +199,6 @@ class ChatSseFormatter(ChatFormatter):
 
     content_type = "text/event-stream"
     streams = True
-    kind = "chat.completion.chunk"
 
     def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: ChatOptions) -> None:
         super().__init__(request, prompt_tokens, options=options)
@@ -193,25 +210,25 @@ class ChatSseFormatter(ChatFormatter):
         records = []
         if not self._begun[index]:
             self._begun[index] = True
-            records.append(self._chunk(index, '{"role":"assistant","content":""}'))
+            records.append(self._chunk(index, ChatCompletionDelta(role="assistant", content="")))
         message = choice.feed(delta)
         shown = message.reasoning if choice.shows_reasoning else ""
-        gains = [f'{{"reasoning_content":{quote(shown)}}}'] if shown else []
+        gains = [ChatCompletionDelta(reasoning_content=shown)] if shown else []
         if message.content:
-            gains.append(f'{{"content":{quote(message.content)}}}')
-        gains += [f'{{"tool_calls":[{_call_delta(choice, call)}]}}' for call in message.tool_calls]
+            gains.append(ChatCompletionDelta(content=message.content))
+        gains += [ChatCompletionDelta(tool_calls=[_call_delta(choice, call)]) for call in message.tool_calls]
         if not gains and self.options.logprobs and choice.new_tokens:
-            gains.append('{"content":""}')
-        records += [self._chunk(index, gain, choice=choice) for gain in gains]
+            gains.append(ChatCompletionDelta(content=""))
+        for gain in gains:  # the first has the logprobs of the new tokens
+            records.append(self._chunk(index, gain, logprobs=self.logprobs(choice.new_tokens)))
+            choice.new_tokens = []
         if delta.finish_reason is not None:
-            records.append(self._chunk(index, "{}", reason=choice.reason))
+            records.append(self._chunk(index, ChatCompletionDelta(), reason=choice.reason))
         return b"".join(records)
 
     def finish(self) -> bytes:
         """Return the usage, if requested, and the end of the stream."""
-        last = b""
-        if self.options.include_usage:
-            last = self.record(f'{self.head}[],"usage":{self.usage()}}}'.encode())
+        last = self.record(encode(self.chunk([], self.usage()))) if self.options.include_usage else b""
         return last + self.end()
 
     def error(self, error: LMIError) -> bytes:
@@ -220,27 +237,29 @@ class ChatSseFormatter(ChatFormatter):
 
     def record(self, data: bytes) -> bytes:
         """Frame one object as an event."""
-        return b"data: " + data + b"\n\n"
-
-    def head_of(self, reason: str) -> str:  # noqa: ARG002  used by subclasses
-        """Return the start of a chunk with this finish reason."""
-        return self.head
+        return event(data)
 
     def end(self) -> bytes:
         """Return the end-of-stream marker."""
         return DONE
 
-    def _chunk(self, index: int, delta: str, *, choice: Choice | None = None, reason: str = "null") -> bytes:
-        """Render a chunk. If `choice` is given, the chunk has the logprobs of its new tokens."""
-        logprobs = "null"
-        if choice is not None:
-            logprobs = self.logprobs(choice.new_tokens)
-            choice.new_tokens = []
-        running = self.usage() if self.options.continuous_usage else "null"
-        return self.record(
-            f'{self.head_of(reason)}[{{"index":{index},"delta":{delta},"logprobs":{logprobs},"finish_reason":{reason}}}],'
-            f'"usage":{running}}}'.encode()
+    def chunk(self, choices: list[ChatCompletionChoice], usage: Usage | None) -> msgspec.Struct:
+        """Return one object of the stream."""
+        options = self.options
+        return ChatCompletionChunk(
+            self.id, "chat.completion.chunk", options.created, options.model, SYSTEM_FINGERPRINT, choices, usage
         )
+
+    def _chunk(
+        self,
+        index: int,
+        delta: ChatCompletionDelta,
+        *,
+        logprobs: ChatCompletionLogprobs | None = None,
+        reason: Any = None,
+    ) -> bytes:
+        running = self.usage() if self.options.continuous_usage else None
+        return self.record(encode(self.chunk([ChatCompletionChoice(index, delta, logprobs, reason)], running)))
 
 
 class ChatJsonLinesFormatter(ChatSseFormatter):
@@ -257,21 +276,18 @@ class ChatJsonLinesFormatter(ChatSseFormatter):
         return b""
 
 
-def _call_delta(choice: Choice, call: ToolCallDelta) -> str:
+def _call_delta(choice: Choice, call: ToolCallDelta) -> DeltaToolCall:
     if call.name is None:
-        return f'{{"index":{call.index},"function":{{"arguments":{quote(call.arguments)}}}}}'
-    return (
-        f'{{"index":{call.index},"id":"{choice.call_id(call)}","type":"function",'
-        f'"function":{{"name":{quote(call.name)},"arguments":{quote(call.arguments)}}}}}'
-    )
+        return DeltaToolCall(index=call.index, function=Function(arguments=call.arguments))
+    function = Function(name=call.name, arguments=call.arguments)
+    return DeltaToolCall(index=call.index, id=choice.call_id(call.index), type="function", function=function)
 
 
-def _token_logprob(token: Token) -> str:
-    return f'{{{_probability(token)},"top_logprobs":{json_array(f"{{{_probability(other)}}}" for other in token.top)}}}'
+def _logprob(token: Token) -> ChatCompletionLogprob:
+    others = [ChatCompletionTopLogprob(_shown(other), finite(other.logprob), list(other.data)) for other in token.top]
+    return ChatCompletionLogprob(_shown(token), finite(token.logprob), list(token.data), others)
 
 
-def _probability(token: Token) -> str:
-    data = ",".join(map(str, token.data))
-    # If a stop string cut all of the token's text, show the original text. Part of a character shows as "".
-    text = token.text or token.data.decode(errors="ignore")
-    return f'"token":{quote(text)},"logprob":{number(token.logprob)},"bytes":[{data}]'
+def _shown(token: Token) -> str:
+    """Return the token's text. If a stop string cut all of it, that is the original text; half a character is ""."""
+    return token.text or token.data.decode(errors="ignore")

@@ -8,15 +8,24 @@ The choices of prompt i have the indices i * n to i * n + n - 1. Source: OpenAI'
 
 from __future__ import annotations
 
-from json.encoder import encode_basestring as quote
+from itertools import accumulate
+from typing import Literal
 
 import msgspec
 
-from formatters.base import Answer, Formatter
-from formatters.openai.base import DONE, finish_reason, head, number, usage
+from formatters.base import CompletionOutput, Formatter, encode, event
+from formatters.openai.base import DONE, FINISH_REASONS, SYSTEM_FINGERPRINT, finite, usage
 from formatters.openai.errors import error_document
+from formatters.openai.responses import (
+    Chunk,
+    CompletionComplete,
+    CompletionDelta,
+    CompletionFinal,
+    CompletionLogprobs,
+    Usage,
+)
 from lmi_handlers.core.errors import LMIError
-from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
+from lmi_handlers.core.outputs import TextDelta, Token
 from lmi_handlers.core.request import GenerationRequest
 
 
@@ -37,6 +46,10 @@ class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):
     continuous_usage: bool = False
 
 
+Head = tuple[str, Literal["text_completion"], int, str, str]
+"""The fields at the start of every object in an answer."""
+
+
 class CompletionFormatter(Formatter):
     """Shared by the document and the stream."""
 
@@ -46,15 +59,16 @@ class CompletionFormatter(Formatter):
         super().__init__(request, prompt_tokens)
         self.options = options
         self._samples = request.sampling_params.n
-        self.head = head(f"cmpl-{request.request_id}", "text_completion", options.created, options.model)
+        identity = f"cmpl-{request.request_id}"
+        self.head: Head = (identity, "text_completion", options.created, options.model, SYSTEM_FINGERPRINT)
         self.num_tokens = 0
 
     def prompt_of(self, index: int) -> str:
         """Return the prompt text to put in front of sequence `index`, "" without `echo`."""
         return self.request.prompts[index // self._samples] if self.options.echo else ""
 
-    def usage(self) -> str:
-        """Render the usage so far."""
+    def usage(self) -> Usage:
+        """Return the usage so far."""
         return usage(sum(self.prompt_tokens), self.num_tokens)
 
     def count(self, delta: TextDelta) -> None:
@@ -62,26 +76,19 @@ class CompletionFormatter(Formatter):
         if not self.options.prompt_only:
             self.num_tokens += len(delta.tokens)
 
-    def choice(self, index: int, text: str, logprobs: str, reason: FinishReason | None) -> str:
-        """Render one choice."""
-        return f'{{"index":{index},"text":{quote(text)},"logprobs":{logprobs},"finish_reason":{finish_reason(reason)}}}'
-
-    def logprobs(self, tokens: list[Token], offset: int) -> str:
-        """Render the tokens' logprobs, or null if the request did not ask for them.
+    def logprobs(self, tokens: list[Token], offset: int) -> CompletionLogprobs | None:
+        """Return the tokens' logprobs, if the request asked for them.
 
         `offset` is the position of the first token in the text, in characters.
         """
         if self.options.logprobs is None:
-            return "null"
-        offsets, place = [], offset
-        for token in tokens:
-            offsets.append(str(place))
-            place += len(token.text)
-        numbers = ["null" if token.logprob is None else number(token.logprob) for token in tokens]
-        alternatives = ["null" if token.logprob is None else _alternatives(token) for token in tokens]
-        return (
-            f'{{"text_offset":[{",".join(offsets)}],"token_logprobs":[{",".join(numbers)}],'
-            f'"tokens":[{",".join(quote(token.text) for token in tokens)}],"top_logprobs":[{",".join(alternatives)}]}}'
+            return None
+        *offsets, _ = accumulate((len(token.text) for token in tokens), initial=offset)
+        return CompletionLogprobs(
+            offsets,
+            [None if token.logprob is None else finite(token.logprob) for token in tokens],
+            [token.text for token in tokens],
+            [None if token.logprob is None else _alternatives(token) for token in tokens],
         )
 
 
@@ -95,31 +102,33 @@ class CompletionJsonFormatter(CompletionFormatter):
         self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: CompletionOptions
     ) -> None:
         super().__init__(request, prompt_tokens, options=options)
-        self._answers = [Answer(self.prompt_of(index)) for index in range(len(request.prompts) * self._samples)]
+        self._outputs = [
+            CompletionOutput(self.prompt_of(index)) for index in range(len(request.prompts) * self._samples)
+        ]
 
     def feed(self, delta: TextDelta) -> bytes:
         """Store the delta."""
         self.count(delta)
-        self._answers[delta.index].feed(delta)
+        self._outputs[delta.index].feed(delta)
         return b""
 
     def finish(self) -> bytes:
         """Return the document."""
-        shown: list[Answer] = []
-        for first in range(0, len(self._answers), self._samples):
-            answers = self._answers[first : first + self._samples]
+        shown: list[CompletionOutput] = []
+        for first in range(0, len(self._outputs), self._samples):
+            outputs = self._outputs[first : first + self._samples]
             if self._samples > self.options.n:
-                answers = sorted(answers, key=lambda answer: answer.mean_logprob, reverse=True)
-            shown += answers[: self.options.n]
-        choices = ",".join(self._choice(index, answer) for index, answer in enumerate(shown))
-        return f'{self.head}[{choices}],"usage":{self.usage()}}}'.encode()
+                outputs = sorted(outputs, key=lambda output: output.mean_logprob, reverse=True)
+            shown += outputs[: self.options.n]
+        choices = [self._choice(index, output) for index, output in enumerate(shown)]
+        return encode(CompletionFinal(*self.head, choices, self.usage()))
 
-    def _choice(self, index: int, answer: Answer) -> str:
-        tokens = [*answer.prompt_tokens, *answer.tokens]
-        text = answer.prompt + answer.text
+    def _choice(self, index: int, output: CompletionOutput) -> CompletionComplete:
+        tokens = [*output.prompt_tokens, *output.tokens]
+        text = output.prompt + output.text
         if self.options.prompt_only:
-            tokens, text = list(answer.prompt_tokens), answer.prompt
-        return self.choice(index, text, self.logprobs(tokens, 0), answer.finish_reason)
+            tokens, text = list(output.prompt_tokens), output.prompt
+        return CompletionComplete(index, text, self.logprobs(tokens, 0), FINISH_REASONS[output.finish_reason])
 
 
 class CompletionSseFormatter(CompletionFormatter):
@@ -146,14 +155,13 @@ class CompletionSseFormatter(CompletionFormatter):
         if not (text or tokens or delta.finish_reason):
             return b""
         self._lengths[delta.index] = length + len(text)
-        choice = self.choice(delta.index, text, self.logprobs(tokens, length), delta.finish_reason)
-        running = self.usage() if self.options.continuous_usage else "null"
-        return self.record(f'{self.head}[{choice}],"usage":{running}}}'.encode())
+        reason = FINISH_REASONS[delta.finish_reason]
+        choice = CompletionDelta(delta.index, text, self.logprobs(tokens, length), reason)
+        return self._chunk([choice], self.usage() if self.options.continuous_usage else None)
 
     def finish(self) -> bytes:
         """Return the usage, if requested, and the end of the stream."""
-        last = f'{self.head}[],"usage":{self.usage()}}}'.encode()
-        return (self.record(last) if self.options.include_usage else b"") + self.end()
+        return (self._chunk([], self.usage()) if self.options.include_usage else b"") + self.end()
 
     def error(self, error: LMIError) -> bytes:
         """Return the error and the end of the stream."""
@@ -161,11 +169,14 @@ class CompletionSseFormatter(CompletionFormatter):
 
     def record(self, data: bytes) -> bytes:
         """Frame one object as an event."""
-        return b"data: " + data + b"\n\n"
+        return event(data)
 
     def end(self) -> bytes:
         """Return the end-of-stream marker."""
         return DONE
+
+    def _chunk(self, choices: list[CompletionDelta], usage: Usage | None) -> bytes:
+        return self.record(encode(Chunk(*self.head, choices, usage)))
 
 
 class CompletionJsonLinesFormatter(CompletionSseFormatter):
@@ -182,13 +193,13 @@ class CompletionJsonLinesFormatter(CompletionSseFormatter):
         return b""
 
 
-def _alternatives(token: Token) -> str:
-    """Render the logprobs of the most probable tokens and the sampled one, by text.
+def _alternatives(token: Token) -> dict[str, float]:
+    """Return the logprobs of the most probable tokens and the sampled one, by text.
 
     If two tokens have the same text, the likelier one is shown.
     """
-    best: dict[str, float | None] = {}
+    best: dict[str, float] = {}
     others = () if token.id in [other.id for other in token.top] else (token,)
     for other in (*token.top, *others):
-        best.setdefault(other.text, other.logprob)
-    return "{" + ",".join(f"{quote(text)}:{number(logprob)}" for text, logprob in best.items()) + "}"
+        best.setdefault(other.text, finite(other.logprob))
+    return best

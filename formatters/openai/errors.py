@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
-
+from formatters.base import encode
+from formatters.openai.responses import OpenAIError, OpenAIErrorDetails
 from lmi_handlers.core.errors import (
     ContextLengthExceeded,
     EngineError,
@@ -33,13 +33,6 @@ ERROR_CODES: dict[type[LMIError], str] = {
 def error_document(error: LMIError) -> bytes:
     """Render `{"error":{"message":"<cause>","type":"invalid_request_error","param":"<field>","code":null}}`."""
     kind = next((ERROR_TYPES[ancestor] for ancestor in type(error).__mro__ if ancestor in ERROR_TYPES), "server_error")
-    return msgspec.json.encode(
-        {
-            "error": {
-                "message": str(error),
-                "type": kind,
-                "param": error.field if isinstance(error, InvalidRequest) else None,
-                "code": next((code for kind, code in ERROR_CODES.items() if isinstance(error, kind)), None),
-            }
-        }
-    )
+    field = error.field if isinstance(error, InvalidRequest) else None
+    code = next((code for kind, code in ERROR_CODES.items() if isinstance(error, kind)), None)
+    return encode(OpenAIError(OpenAIErrorDetails(str(error), kind, field, code)))

@@ -1,4 +1,4 @@
-"""Response bodies of OpenAI's routes, named as in TGI's OpenAPI document.
+"""What OpenAI's routes answer, named as in TGI's OpenAPI document.
 
 Sources: OpenAI's API reference and TGI's OpenAPI document.
 """
@@ -12,8 +12,8 @@ from msgspec import UNSET, UnsetType
 
 from lmi_handlers.core.json_types import Count, one_of
 
-TextFinishReason = Literal["stop", "length", "abort", "error"]
-ChatFinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
+TextFinishReason = Literal["stop", "length", "content_filter"]
+ChatFinishReason = Literal["stop", "length", "content_filter", "tool_calls"]
 
 
 class Usage(msgspec.Struct):
@@ -42,7 +42,7 @@ class OpenAIError(msgspec.Struct):
 # Chat completions
 
 
-class ChatCompletionTopLogprob(msgspec.Struct):
+class ChatCompletionTopLogprob(msgspec.Struct, gc=False):
     """An alternative token and its logprob. `bytes` is its text in UTF-8."""
 
     token: str
@@ -88,13 +88,13 @@ class TextMessage(msgspec.Struct):
     reasoning_content: str | UnsetType = UNSET
 
 
-class ToolCallMessage(msgspec.Struct):
+class ToolCallMessage(msgspec.Struct, kw_only=True):
     """A message with tool calls."""
 
     role: Literal["assistant"]
     content: str | None
-    tool_calls: list[ToolCall]
     reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall]
 
 
 OutputMessage = Annotated[object, one_of("What the model says.", "TextMessage", "ToolCallMessage")]
@@ -121,23 +121,23 @@ class ChatCompletion(msgspec.Struct):
     usage: Usage
 
 
-class Function(msgspec.Struct):
+class Function(msgspec.Struct, kw_only=True):
     """Part of a tool call. The first part has the name; the text of the arguments is sent in pieces."""
 
-    arguments: str
     name: str | UnsetType = UNSET
+    arguments: str
 
 
-class DeltaToolCall(msgspec.Struct):
+class DeltaToolCall(msgspec.Struct, kw_only=True):
     """The new part of tool call number `index`. The first part has `id` and `type`."""
 
     index: Count
-    function: Function
     id: str | UnsetType = UNSET
     type: Literal["function"] | UnsetType = UNSET
+    function: Function
 
 
-class ChatCompletionDelta(msgspec.Struct):
+class ChatCompletionDelta(msgspec.Struct, kw_only=True):
     """The new part of a message. The first one has the role; the last one is empty."""
 
     role: Literal["assistant"] | UnsetType = UNSET

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from formatters.base import encode
+from formatters.tgi.responses import ErrorResponse
 from lmi_handlers.core.errors import (
     EngineNotReady,
     InvalidBody,
@@ -42,4 +44,4 @@ ERROR_KINDS: dict[type[LMIError], ErrorKind] = {
 def error_document(error: LMIError) -> bytes:
     """Render `{"error":"<cause>","error_type":"<type>"}`."""
     kind = next(ERROR_KINDS[ancestor] for ancestor in type(error).__mro__ if ancestor in ERROR_KINDS)
-    return msgspec.json.encode({"error": kind.instead or f"{kind.prefix}{error}", "error_type": kind.error_type})
+    return encode(ErrorResponse(kind.instead or f"{kind.prefix}{error}", kind.error_type))

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
-import struct
+from ctypes import c_float
+
+from formatters.base import literal
 
 
-def float32(value: float | None) -> str:
-    """Render a number as TGI does, with the fewest digits that identify its 32-bit float.
+def number(value: float | None) -> float | None:
+    """Return what the encoder writes as `float32` renders `value`."""
+    return None if value is None else literal(float32(value))
 
-    None, NaN and infinity are null. The layout is that of the ryu library: plain decimals from 1e-6 up to 1e13,
-    otherwise an exponent as in `1.5e-7` or `1e15`. Below 1e-28 and above 1e26 a few powers of two get one digit too
-    many, but logprobs are never that small or large.
+
+def float32(value: float) -> str:
+    """Render a number as TGI does: with the fewest digits that identify its 32-bit float.
+
+    NaN and infinity are null. The layout is that of the ryu library: plain decimals from 1e-6 up to 1e13, otherwise an
+    exponent as in `1.5e-7` or `1e15`. msgspec and Python do neither. Below 1e-28 and above 1e26 a few powers of two get
+    one digit too many, but logprobs are never that small or large.
     """
-    single = math.nan if value is None else to_float32(value)
+    single = to_float32(value)
     if not math.isfinite(single):
         return "null"
     sign = "-" if math.copysign(1.0, single) < 0 else ""
@@ -32,18 +39,16 @@ def float32(value: float | None) -> str:
 
 def to_float32(value: float) -> float:
     """Round to the nearest 32-bit float, or to infinity if the value is too large."""
-    try:
-        rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
-    except OverflowError:
-        return math.copysign(math.inf, value)
-    return rounded
+    return c_float(value).value
 
 
 def _shortest(single: float) -> tuple[str, int]:
     """Return the digits without trailing zeros, and the exponent of the first digit."""
-    for precision in range(5, 9):  # a 32-bit float preserves any six digits, and nine digits identify any 32-bit float
-        text = f"{single:.{precision}e}"
-        if to_float32(float(text)) == single:
+    text = f"{single:.8e}"  # nine digits identify any 32-bit float, and it preserves any six
+    for precision in (7, 6, 5):
+        shorter = f"{single:.{precision}e}"
+        if to_float32(float(shorter)) != single:
             break
+        text = shorter
     mantissa, _, exponent = text.partition("e")
     return mantissa.replace(".", "").rstrip("0"), int(exponent)

@@ -10,92 +10,78 @@ document.
 
 from __future__ import annotations
 
-from json.encoder import encode_basestring as quote  # what json.dumps uses with ensure_ascii=False
+from typing import Any
 
-from formatters.base import Answer, Formatter, json_array
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from formatters.base import CompletionOutput, Formatter, encode, event
+from formatters.tgi import responses
 from formatters.tgi.errors import error_document
-from formatters.tgi.float32 import float32
+from formatters.tgi.float32 import number
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import TextDelta, Token
 from lmi_handlers.core.request import GenerationRequest
 
 
 class TgiFormatter(Formatter):
-    """Shared by TGI's formats: the token object, the seed, and the text so far."""
+    """Shared by TGI's formats: the token objects, the seed, and the text so far."""
 
     def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...]) -> None:
         super().__init__(request, prompt_tokens)
-        self._answers = [Answer(request.prompts[0]) for _ in range(request.sampling_params.n)]
+        self._outputs = [CompletionOutput(request.prompts[0]) for _ in range(request.sampling_params.n)]
 
-    @staticmethod
-    def token(token: Token) -> str:
-        """Render one token object."""
-        special = "true" if token.special else "false"
-        return f'{{"id":{token.id},"text":{quote(token.text)},"logprob":{float32(token.logprob)},"special":{special}}}'
+    def top_tokens(self, token: Token) -> list[responses.Token] | UnsetType:
+        """Return the most probable tokens at this token's position, if the request asked for them."""
+        count = self.request.top_n_tokens
+        return [token_object(other) for other in token.top[:count]] if count else UNSET
 
-    def top_tokens(self, token: Token) -> str:
-        """Render the most probable tokens at this token's position."""
-        return json_array(map(self.token, token.top[: self.request.top_n_tokens]))
+    def generated_text(self, output: CompletionOutput) -> str:
+        """Return the text. `return_full_text` puts the whole prompt in front."""
+        return output.prompt + output.text if self.request.return_full_text else output.text
 
-    def generated_text(self, answer: Answer) -> str:
-        """Render the answer's text as a JSON string. `return_full_text` puts the whole prompt in front."""
-        return quote(answer.prompt + answer.text if self.request.return_full_text else answer.text)
-
-    def facts(self, answer: Answer, sample: int) -> str:
-        """Render the fields at the start of all details.
-
-        `sample` is the index of the answer among the `best_of` answers.
-        """
-        return f'"finish_reason":{answer.reason},"generated_tokens":{len(answer.tokens)},"seed":{self.seed(sample)}'
-
-    def seed(self, sample: int) -> str:
-        """Render the seed of answer `sample`."""
+    def facts(self, output: CompletionOutput, sample: int) -> dict[str, Any]:
+        """Return the fields that all details have. `sample` is the index among the `best_of` sequences."""
         seed = self.request.sampling_params.for_sample(sample).seed
-        return "null" if seed is None else str(seed)
+        return {"finish_reason": output.finish_reason, "generated_tokens": len(output.tokens), "seed": seed}
 
 
 class TgiJsonFormatter(TgiFormatter):
-    """`/generate`: one document at the end. With `best_of`, the answer with the highest mean logprob comes first."""
+    """`/generate`: one document at the end. With `best_of`, the sequence with the highest mean logprob comes first."""
 
     content_type = "application/json"
     streams = False
 
     def feed(self, delta: TextDelta) -> bytes:
         """Store the delta."""
-        self._answers[delta.index].feed(delta)
+        self._outputs[delta.index].feed(delta)
         return b""
 
-    def ranked(self) -> list[tuple[int, Answer]]:
-        """Return the answers with their `best_of` index, the highest mean logprob first."""
-        return sorted(enumerate(self._answers), key=lambda item: item[1].mean_logprob, reverse=True)
+    def ranked(self) -> list[tuple[int, CompletionOutput]]:
+        """Return the sequences with their `best_of` index, the highest mean logprob first."""
+        return sorted(enumerate(self._outputs), key=lambda item: item[1].mean_logprob, reverse=True)
 
     def finish(self) -> bytes:
         """Return the document."""
         (sample, best), *others = self.ranked()
-        text = f'"generated_text":{self.generated_text(best)}'
-        if not self.request.details:
-            return f"{{{text}}}".encode()
-        sequences = ""
-        if others:
-            listed = [
-                f'{{"generated_text":{self.generated_text(answer)},{self._details(answer, place)}{self._top(answer)}}}'
-                for place, answer in others
+        document = responses.GenerateResponse(self.generated_text(best))
+        if self.request.details:
+            sequences = [
+                responses.BestOfSequence(generated_text=self.generated_text(output), **self._details(output, place))
+                for place, output in others
             ]
-            sequences = f',"best_of_sequences":{json_array(listed)}'
-        return f'{{{text},"details":{{{self._details(best, sample)}{sequences}{self._top(best)}}}}}'.encode()
+            document.details = responses.Details(**self._details(best, sample), best_of_sequences=sequences or UNSET)
+        return encode(document)
 
-    def _details(self, answer: Answer, sample: int) -> str:
-        prefill = json_array(
-            f'{{"id":{token.id},"text":{quote(token.text)},"logprob":{float32(token.logprob)}}}'
-            for token in answer.prompt_tokens
-        )
-        tokens = json_array(map(self.token, answer.tokens))
-        return f'{self.facts(answer, sample)},"prefill":{prefill},"tokens":{tokens}'
-
-    def _top(self, answer: Answer) -> str:
-        if not self.request.top_n_tokens:
-            return ""
-        return f',"top_tokens":{json_array(map(self.top_tokens, answer.tokens))}'
+    def _details(self, output: CompletionOutput, sample: int) -> dict[str, Any]:
+        return {
+            **self.facts(output, sample),
+            "prefill": [
+                responses.PrefillToken(token.id, token.text, number(token.logprob)) for token in output.prompt_tokens
+            ],
+            "tokens": [token_object(token) for token in output.tokens],
+            "top_tokens": list(map(self.top_tokens, output.tokens)) if self.request.top_n_tokens else UNSET,
+        }
 
 
 class TgiArrayFormatter(TgiJsonFormatter):
@@ -114,18 +100,17 @@ class TgiSseFormatter(TgiFormatter):
 
     def feed(self, delta: TextDelta) -> bytes:
         """Return one event per new token."""
-        answer = self._answers[0]
-        index = len(answer.tokens)
-        answer.feed(delta)
-        tokens = delta.tokens
-        ends = delta.finish_reason is not None
-        if ends and not tokens:
-            tokens = (_NO_TOKEN,)  # TGI's clients need a token in every event, even if the text ended without one
-        last = len(tokens) - 1
-        return "".join(
-            self._event(token, index + place, answer if ends and place == last + 1 else None)
-            for place, token in enumerate(tokens, 1)
-        ).encode()
+        output = self._outputs[0]
+        index = len(output.tokens)
+        output.feed(delta)
+        if delta.finish_reason is None:
+            records = [self.record(token, place) for place, token in enumerate(delta.tokens, index + 1)]
+        else:
+            # TGI's clients need a token in every event, even if the text ended without one.
+            *tokens, last = delta.tokens or (_NO_TOKEN,)
+            records = [self.record(token, place) for place, token in enumerate(tokens, index + 1)]
+            records.append(self.record(last, index + len(tokens) + 1, output))
+        return b"".join([event(encode(record)) for record in records])
 
     def finish(self) -> bytes:
         """Return nothing: the last token's event ends the stream."""
@@ -133,16 +118,25 @@ class TgiSseFormatter(TgiFormatter):
 
     def error(self, error: LMIError) -> bytes:
         """Return the error object as the last event."""
-        return b"data: " + error_document(error) + b"\n\n"
+        return event(error_document(error))
 
-    def _event(self, token: Token, index: int, complete: Answer | None) -> str:
-        top = f'"top_tokens":{self.top_tokens(token)},' if self.request.top_n_tokens else ""
-        text = details = "null"
-        if complete is not None:
-            text = self.generated_text(complete)
-            if self.request.details:
-                details = f'{{{self.facts(complete, 0)},"input_length":{self.prompt_tokens[0]}}}'
-        return f'data: {{"index":{index},"token":{self.token(token)},{top}"generated_text":{text},"details":{details}}}\n\n'
+    def record(self, token: Token, index: int, complete: CompletionOutput | None = None) -> msgspec.Struct:
+        """Return the event of token number `index`, of the last one with the complete output."""
+        details = None
+        if complete is not None and self.request.details:
+            details = responses.StreamDetails(**self.facts(complete, 0), input_length=self.prompt_tokens[0])
+        return responses.StreamResponse(
+            index=index,
+            token=token_object(token),
+            top_tokens=self.top_tokens(token),
+            generated_text=None if complete is None else self.generated_text(complete),
+            details=details,
+        )
 
 
 _NO_TOKEN = Token(id=0, text="", logprob=0.0, special=True)
+
+
+def token_object(token: Token) -> responses.Token:
+    """Return a token as TGI writes it."""
+    return responses.Token(token.id, token.text, number(token.logprob), token.special)

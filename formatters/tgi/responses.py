@@ -1,28 +1,19 @@
-"""Response bodies of TGI's routes. The formatters write them by hand, for speed; tests keep the two in sync.
+"""What TGI's routes answer.
 
 Source: TGI's OpenAPI document, including the names.
 """
 
 from __future__ import annotations
 
-import enum
-
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from lmi_handlers.core.json_types import Count
+from lmi_handlers.core.outputs import FinishReason
 from lmi_handlers.text.spans import TokenSpan
 
 
-class FinishReason(enum.Enum):
-    """Why generation ended: the token limit was reached, or an end-of-sequence token or a stop string was generated."""
-
-    length = "length"
-    eos_token = "eos_token"  # noqa: S105
-    stop_sequence = "stop_sequence"
-
-
-class Token(msgspec.Struct):
+class Token(msgspec.Struct, gc=False):
     """A generated token. `logprob` is null if it is not a number."""
 
     id: Count
@@ -79,14 +70,14 @@ class StreamDetails(msgspec.Struct):
     input_length: Count
 
 
-class StreamResponse(msgspec.Struct):
+class StreamResponse(msgspec.Struct, kw_only=True):
     """One event per token. The last one also has the generated text and the details."""
 
     index: Count
     token: Token
+    top_tokens: list[Token] | UnsetType = UNSET
     generated_text: str | None
     details: StreamDetails | None
-    top_tokens: list[Token] | UnsetType = UNSET
 
 
 class ErrorResponse(msgspec.Struct):

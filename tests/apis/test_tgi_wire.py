@@ -213,7 +213,7 @@ def test_every_number_comes_back(number: float) -> None:
 
 
 def test_numbers_beyond_32_bits_are_null() -> None:
-    assert [float32(number) for number in (1e39, -1e39, float("nan"), None)] == ["null"] * 4
+    assert [float32(number) for number in (1e39, -1e39, float("nan"))] == ["null"] * 3
 
 
 @pytest.mark.parametrize("expected", MISC["x-compute-time"])

@@ -77,7 +77,8 @@ class LmiApi(Api):
         if properties.rolling:
             dialect = LmiDialect(properties, context.sampled_defaults)
             record = (responses.LmiRecord,)
-            whole = (responses.LmiResponse, list[responses.LmiResponse])
+            one = (responses.LmiResponse, responses.LmiBestOfResponse)
+            whole = (*one, list[responses.LmiResponse], list[responses.LmiBestOfResponse])
             answers = {JSON: whole, JSON_LINES: record, EVENTS: record}
             if properties.output_formatter is not None:  # may come from another package, so its output type is unknown
                 answers.setdefault(load_formatter_class(properties.output_formatter).content_type, (object,))
