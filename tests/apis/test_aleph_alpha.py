@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import requests
 from capabilities import facts
+from server_sent_events import json_chunks
 from serving import Server
 
 from lmi_handlers.apis.aleph_alpha.chat import AlephAlphaDialect
@@ -43,9 +44,7 @@ def test_document(echo_server: Server) -> None:
 
 def test_stream(echo_server: Server) -> None:
     answer = post(echo_server, max_tokens=4, stream=True, logprobs=True, stream_options={"include_usage": True})
-    *records, done, rest = answer.text.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
-    chunks = [json.loads(record.removeprefix("data: ")) for record in records]
+    chunks = json_chunks(answer.text)
     first, *middle, last, usage = chunks
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert all(

@@ -11,6 +11,7 @@ import requests
 from capabilities import facts
 from hypothesis import given
 from hypothesis import strategies as st
+from server_sent_events import json_events
 from serving import Server
 
 from formatters.aleph_alpha.completion import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
@@ -122,7 +123,7 @@ def test_document(
 
 def test_stream(echo_server: Server) -> None:
     answer = post(echo_server, stream=True, stop_sequences=["b"], tokens=True)
-    assert "".join(json.loads(event[6:]).get("completion", "") for event in answer.text.split("\n\n")[:-1]) == "a"
+    assert "".join(event.get("completion", "") for event in json_events(answer.text)) == "a"
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.headers["cache-control"] == "no-cache"
 
@@ -140,7 +141,7 @@ def test_stream_of_one_token(echo_server: Server) -> None:
 
 def test_stream_of_a_prompt_alone(echo_server: Server) -> None:
     answer = post(echo_server, stream=True, maximum_tokens=0, echo=True, log_probs=0)
-    chunk, summary, end = (json.loads(event[6:]) for event in answer.text.split("\n\n")[:-1])
+    chunk, summary, end = json_events(answer.text)
     assert (chunk["completion"], chunk["log_probs"]) == ("ab", [{}, {"b": -0.5}])
     assert summary["finish_reason"] == "maximum_tokens"
     assert end == {"type": "completion_summary", "num_tokens_prompt_total": 2, "num_tokens_generated": 0}
@@ -412,9 +413,7 @@ def test_a_stream_adds_up_to_the_document(
             assert whole.feed(delta) == b""
             sent += stream.feed(delta)
     sent += stream.finish()
-    *events, rest = sent.decode().split("\n\n")
-    assert rest == ""
-    *others, end = [json.loads(event.removeprefix("data: ")) for event in events]
+    *others, end = json_events(sent.decode())
     document = json.loads(whole.finish())
     for completion in document["completions"]:
         *chunks, summary = [event for event in others if event["index"] == completion["index"]]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import requests
+from server_sent_events import json_events
 from serving import Server
 
 pytestmark = pytest.mark.model
@@ -36,7 +37,7 @@ def text_of(response: requests.Response) -> str:
 def records(response: requests.Response) -> list[dict[str, Any]]:
     assert response.status_code == 200, response.text
     if response.headers["Content-Type"].startswith("text/event-stream"):
-        return [json.loads(event.removeprefix("data: ")) for event in response.text.split("\n\n") if event]
+        return json_events(response.text)
     return [json.loads(line) for line in response.text.splitlines()]
 
 

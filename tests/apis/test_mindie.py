@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import requests
 from capabilities import capabilities
+from formatting import written
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from paths import DATA
+from server_sent_events import event_data, json_events
 from serving import Server, StartServer
 
 from formatters.mindie.generate import MindieJsonFormatter, MindieSseFormatter
-from formatters.tgi.generate import TgiFormatter
 from lmi_handlers.apis.api import Context
 from lmi_handlers.apis.base import Dialect, Payload
 from lmi_handlers.apis.lmi.dialect import LmiDialect
@@ -56,10 +57,6 @@ def compact(document: object) -> str:
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
 
 
-def written(formatter: TgiFormatter, parts: list[TextDelta]) -> str:
-    return (b"".join(formatter.feed(part) for part in parts) + formatter.finish()).decode()
-
-
 def request(*, details: bool = True, **fields: Any) -> GenerationRequest:
     params = SamplingParams(seed=42)
     return GenerationRequest(request_id="r", prompts=("Hello",), sampling_params=params, details=details, **fields)
@@ -88,23 +85,22 @@ def test_document() -> None:
         prompt_tokens=(token,),
     )
     expected = compact(DOCUMENT).replace('"special":null', '"special":false')
-    assert written(MindieJsonFormatter(request(), (1,)), [delta]) == expected
+    assert written(MindieJsonFormatter(request(), (1,)), delta) == expected
 
 
 def test_stream() -> None:
-    body = written(MindieSseFormatter(request(details=False), (6,)), example_deltas())
+    body = written(MindieSseFormatter(request(details=False), (6,)), *example_deltas())
     assert body == STREAM.replace('"special":null', '"special":false')
 
 
 def test_details_of_a_stream() -> None:
-    *first, last, rest = written(MindieSseFormatter(request(), (6,)), example_deltas()).split("\n\n")
-    assert rest == ""
+    *first, last = event_data(written(MindieSseFormatter(request(), (6,)), *example_deltas()))
     assert all(event.endswith(',"generated_text":null,"details":null}') for event in first)
     assert last.endswith(',"details":{"finish_reason":"length","generated_tokens":20,"seed":42}}')
 
 
 def test_text_alone() -> None:
-    body = written(MindieJsonFormatter(request(details=False), (6,)), example_deltas())
+    body = written(MindieJsonFormatter(request(details=False), (6,)), *example_deltas())
     assert body == compact({"generated_text": DOCUMENT["generated_text"]})
 
 
@@ -114,19 +110,19 @@ def test_values_that_mindie_leaves_null() -> None:
         finish_reason=FinishReason.EOS_TOKEN,
         prompt_tokens=(Token(1, "<s>"), Token(7, "é", -0.25)),
     )
-    assert written(MindieJsonFormatter(request(), (2,)), [delta]) == (
+    assert written(MindieJsonFormatter(request(), (2,)), delta) == (
         '{"details":{"finish_reason":"eos_token","generated_tokens":1,'
         '"prefill":[{"id":1,"logprob":null,"text":"<s>"},{"id":7,"logprob":-0.25,"text":"é"}],"seed":42,'
         '"tokens":[{"id":2,"logprob":-0.5,"special":true,"text":"</s>"}]},"generated_text":""}'
     )
     assert '"token":{"id":2,"text":"</s>","logprob":-0.5,"special":true}' in written(
-        MindieSseFormatter(request(), (2,)), [delta]
+        MindieSseFormatter(request(), (2,)), delta
     )
 
 
 def test_prompt_in_front() -> None:
     for formatter in (MindieJsonFormatter, MindieSseFormatter):
-        body = written(formatter(request(return_full_text=True), (6,)), example_deltas())
+        body = written(formatter(request(return_full_text=True), (6,)), *example_deltas())
         assert f'"generated_text":"Hello{DOCUMENT["generated_text"]}"' in body
 
 
@@ -137,7 +133,7 @@ def test_the_most_probable_of_several_answers() -> None:
         TextDelta(index=index, tokens=(Token(7, text, logprob),), text=text, finish_reason=FinishReason.LENGTH)
         for index, (text, logprob) in enumerate((("worse", -2.0), ("better", -1.0)))
     ]
-    assert written(MindieJsonFormatter(several, (1,)), parts) == '{"generated_text":"better"}'
+    assert written(MindieJsonFormatter(several, (1,)), *parts) == '{"generated_text":"better"}'
 
 
 def test_request_of_the_example() -> None:
@@ -366,7 +362,7 @@ def test_ignored_parameters_have_a_header(server: Server) -> None:
 
 def test_failure_in_mid_stream_is_the_last_event(server: Server) -> None:
     answer = server.invoke({"inputs": "a RAISE@3", "stream": True}, path="/")
-    *events, last = [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n")[:-1]]
+    *events, last = json_events(answer.text)
     assert [event["token"]["text"] for event in events] == ["a", " "]
     assert last["error_type"] == "generation"
 

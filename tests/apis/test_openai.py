@@ -13,6 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 import requests
+from server_sent_events import json_chunks
 from serving import Server, StartServer
 
 USER = {"role": "user", "content": "hi"}
@@ -35,9 +36,7 @@ def choice(answer: requests.Response) -> dict[str, Any]:
 
 def chunks(answer: requests.Response) -> list[dict[str, Any]]:
     assert answer.headers["Content-Type"] == "text/event-stream"
-    *records, done, rest = answer.content.decode().split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
-    return [json.loads(record.removeprefix("data: ")) for record in records]
+    return json_chunks(answer.content.decode())
 
 
 def message(parts: list[dict[str, Any]], index: int = 0) -> dict[str, Any]:

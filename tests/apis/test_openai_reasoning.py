@@ -12,6 +12,7 @@ import pytest
 import requests
 from capabilities import facts
 from openapi_documents import document
+from server_sent_events import json_chunks
 from serving import Server, StartServer
 
 from formatters.openai.base import SYSTEM_FINGERPRINT
@@ -79,8 +80,7 @@ def test_the_document_of_a_chat_with_reasoning(pieces: tuple[str, ...], message:
 @pytest.mark.parametrize("pieces", [PIECES, PIECES[:3]])
 def test_the_openapi_document_describes_reasoning(pieces: tuple[str, ...]) -> None:
     components = document()["components"]
-    records = render(ChatSseFormatter, *pieces).split("\n\n")[:-2]
-    answers = [("ChatCompletionChunk", json.loads(record.removeprefix("data: "))) for record in records]
+    answers = [("ChatCompletionChunk", chunk) for chunk in json_chunks(render(ChatSseFormatter, *pieces))]
     answers.append(("ChatCompletion", json.loads(render(ChatJsonFormatter, *pieces))))
     for name, answer in answers:
         jsonschema.validate(answer, {"$ref": f"#/components/schemas/{name}", "components": components})
@@ -120,7 +120,7 @@ def test_the_stream_of_a_chat_with_reasoning() -> None:
 @pytest.mark.parametrize("include", [False, True])
 def test_each_token_has_its_logprob_exactly_once_in_the_stream(include: bool) -> None:
     text = render(ChatSseFormatter, *PIECES, logprobs=True, include_reasoning=include)
-    choices = [json.loads(record.removeprefix("data: "))["choices"][0] for record in text.split("\n\n")[:-2]]
+    choices = [chunk["choices"][0] for chunk in json_chunks(text)]
     tokens = [token["token"] for choice in choices if choice["logprobs"] for token in choice["logprobs"]["content"]]
     assert tokens == list(PIECES)
     assert "".join(choice["delta"].get("reasoning_content", "") for choice in choices) == ("Hm." if include else "")
@@ -193,8 +193,8 @@ def chat_message(server: Server, text: str, **body: Any) -> tuple[dict[str, Any]
     calls = [call["function"] for call in message.pop("tool_calls", ())]
     streamed = {"role": "", "content": "", "reasoning_content": ""}
     functions: list[dict[str, str]] = []
-    records = chat(server, text, stream=True, **body).content.decode().split("\n\n")[:-2]
-    parts = [json.loads(record.removeprefix("data: "))["choices"][0] for record in records]
+    stream = chat(server, text, stream=True, **body).content.decode()
+    parts = [chunk["choices"][0] for chunk in json_chunks(stream)]
     for part in parts:
         for call in part["delta"].pop("tool_calls", ()):
             if "id" in call:

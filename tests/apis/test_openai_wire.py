@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from capabilities import capabilities, facts
+from formatting import written
+from server_sent_events import json_chunks
 
 from formatters.base import Formatter
 from formatters.openai.base import SYSTEM_FINGERPRINT
@@ -58,10 +60,6 @@ def request(*prompts: str, n: int = 1) -> GenerationRequest:
     return GenerationRequest(request_id="r", prompts=prompts or ("Say: ",), sampling_params=SamplingParams(n=n))
 
 
-def written(formatter: Formatter, *deltas: TextDelta) -> str:
-    return (b"".join(formatter.feed(delta) for delta in deltas) + formatter.finish()).decode()
-
-
 def delta(*tokens: Token, reason: FinishReason | None = None, index: int = 0, **fields: Any) -> TextDelta:
     text = "".join(token.text for token in tokens if not token.special)
     return TextDelta(index=index, tokens=tokens, text=text, finish_reason=reason, **fields)
@@ -109,8 +107,8 @@ def test_chat_usage_in_a_stream() -> None:
     text = written(chat(ChatSseFormatter, include_usage=True), *STOP)
     assert text.endswith(f'data: {HEAD % ".chunk"}[],"usage":{usage}}}\n\ndata: [DONE]\n\n')
     counts = [
-        json.loads(record[6:])["usage"]["completion_tokens"]
-        for record in written(chat(ChatSseFormatter, continuous_usage=True), *STOP).split("\n\n")[:-2]
+        chunk["usage"]["completion_tokens"]
+        for chunk in json_chunks(written(chat(ChatSseFormatter, continuous_usage=True), *STOP))
     ]
     assert counts == [0, 1, 3, 3]
 
@@ -137,7 +135,7 @@ def test_chat_logprobs() -> None:
     )
     document = written(chat(ChatJsonFormatter, logprobs=True), *deltas)
     assert f'"logprobs":{{"content":{content}}},"finish_reason":"length"' in document
-    chunks = [json.loads(r[6:]) for r in written(chat(ChatSseFormatter, logprobs=True), *deltas).split("\n\n")[:-2]]
+    chunks = json_chunks(written(chat(ChatSseFormatter, logprobs=True), *deltas))
     streamed = [item for chunk in chunks if (probs := chunk["choices"][0]["logprobs"]) for item in probs["content"]]
     assert streamed == json.loads(content)
     assert chunks[-1]["choices"][0]["logprobs"] is None
@@ -154,7 +152,7 @@ def test_chat_choices_do_not_mix() -> None:
         (0, "lo", "length"),
         (1, "Hel", "stop"),
     ]
-    chunks = [json.loads(r[6:])["choices"][0] for r in written(chat(ChatSseFormatter, n=2), *parts).split("\n\n")[:-2]]
+    chunks = [chunk["choices"][0] for chunk in json_chunks(written(chat(ChatSseFormatter, n=2), *parts))]
     assert [(c["index"], c["delta"].get("role"), c["finish_reason"]) for c in chunks] == [
         (1, "assistant", None),
         (1, None, None),
@@ -187,7 +185,7 @@ def test_tool_calls(size: int) -> None:
     ]
     assert len({c["id"] for c in calls}) == 2
     stream = written(chat(ChatSseFormatter, parser=CallListParser), *parts)
-    chunks = [json.loads(record[6:])["choices"][0] for record in stream.split("\n\n")[:-2]]
+    chunks = [chunk["choices"][0] for chunk in json_chunks(stream)]
     assert chunks[-1]["finish_reason"] == "tool_calls"
     assert "content" not in chunks[1]["delta"]
     joined: dict[int, dict[str, str]] = {}
@@ -225,9 +223,7 @@ def test_completion_document() -> None:
 
 
 def test_completion_stream() -> None:
-    records = written(completion(CompletionSseFormatter, include_usage=True), *STOP).split("\n\n")
-    assert records[-2:] == ["data: [DONE]", ""]
-    chunks = [json.loads(record[6:]) for record in records[:-2]]
+    chunks = json_chunks(written(completion(CompletionSseFormatter, include_usage=True), *STOP))
     assert [chunk["choices"] for chunk in chunks] == [
         [{"index": 0, "text": "Hel", "logprobs": None, "finish_reason": None}],
         [{"index": 0, "text": "lo", "logprobs": None, "finish_reason": "stop"}],
@@ -244,7 +240,7 @@ def test_echo_with_logprobs(streams: bool) -> None:
     kind = CompletionSseFormatter if streams else CompletionJsonFormatter
     parts = (delta(HELLO, prompt_tokens=PROMPT), delta(LO, reason=FinishReason.LENGTH))
     text = written(completion(kind, echo=True, logprobs=1), *parts)
-    records = [json.loads(r[6:]) for r in text.split("\n\n")[:-2]] if streams else [json.loads(text)]
+    records = json_chunks(text) if streams else [json.loads(text)]
     choices = [record["choices"][0] for record in records]
     assert "".join(choice["text"] for choice in choices) == "Say: Hello"
     joined = {

@@ -12,6 +12,7 @@ import requests
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import GenerationError, ValidationError
 from paths import DATA
+from server_sent_events import json_events
 from serving import Server
 
 from lmi_handlers.config.options import TGI
@@ -32,9 +33,7 @@ def post(server: Server, path: str, inputs: str, **parameters: Any) -> requests.
 
 def events(answer: requests.Response) -> list[dict[str, Any]]:
     assert answer.headers["Content-Type"] == "text/event-stream"
-    *records, rest = answer.content.decode().split("\n\n")
-    assert rest == ""
-    return [json.loads(record.removeprefix("data: ")) for record in records]
+    return json_events(answer.content.decode())
 
 
 # Routes and frames

@@ -15,6 +15,7 @@ import requests
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from paths import DATA, SUPPORT
+from server_sent_events import json_events
 from serving import Server, StartServer
 
 from lmi_handlers.apis.tgi.body import TgiParameters
@@ -194,7 +195,7 @@ def test_failing_engine(echo_server: Server) -> None:
 def test_failure_in_mid_stream_is_the_last_event(echo_server: Server) -> None:
     answer = requests.post(echo_server.url + "/generate_stream", json={"inputs": "a RAISE@3"}, timeout=30)
     assert answer.status_code == 200
-    events = [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n")[:-1]]
+    events = json_events(answer.text)
     assert [event.get("index") for event in events] == [1, 2, None]
     assert events[-1]["error_type"] == "generation"
 

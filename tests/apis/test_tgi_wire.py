@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from formatting import written
 from hypothesis import example, given
 from hypothesis import strategies as st
 from paths import DATA
+from server_sent_events import json_events
 
 from formatters.tgi.errors import error_document
 from formatters.tgi.float32 import float32
-from formatters.tgi.generate import TgiArrayFormatter, TgiFormatter, TgiJsonFormatter, TgiSseFormatter
+from formatters.tgi.generate import TgiArrayFormatter, TgiJsonFormatter, TgiSseFormatter
 from lmi_handlers.apis.tgi.dialect import plain
 from lmi_handlers.core.errors import InvalidRequest, QueueFull, RequestFailed
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
@@ -56,10 +58,6 @@ def deltas(
     ]
 
 
-def written(formatter: TgiFormatter, parts: list[TextDelta]) -> str:
-    return (b"".join(formatter.feed(part) for part in parts) + formatter.finish()).decode()
-
-
 def golden(name: str) -> str:
     body = BODIES[name]["raw"]
     assert isinstance(body, str)
@@ -72,24 +70,24 @@ def golden(name: str) -> str:
 def test_text_alone() -> None:
     words = [" a", " subset", " of", " machine", " learning"]
     parts = deltas([Token(position, word) for position, word in enumerate(words)])
-    assert written(TgiJsonFormatter(request(details=False), (1,)), parts) == golden("generate_no_details")
+    assert written(TgiJsonFormatter(request(details=False), (1,)), *parts) == golden("generate_no_details")
 
 
 def test_details() -> None:
     formatter = TgiJsonFormatter(request(), (1,))
-    assert written(formatter, deltas([A, SUBSET])) == golden("generate_details_greedy")
+    assert written(formatter, *deltas([A, SUBSET])) == golden("generate_details_greedy")
 
 
 def test_array_with_the_prompt_in_front() -> None:
     formatter = TgiArrayFormatter(request(details=False, return_full_text=True), (1,))
-    assert written(formatter, deltas([A, SUBSET])) == golden("compat_root_array")
+    assert written(formatter, *deltas([A, SUBSET])) == golden("compat_root_array")
 
 
 def test_prompt_tokens_end_of_sequence_and_seed() -> None:
     prompt = (Token(1, "<s>", None, special=True), Token(4321, "Test", -11.34375))
     parts = deltas([A, Token(2, "</s>", -0.0005, special=True)], FinishReason.EOS_TOKEN, prompt_tokens=prompt)
     formatter = TgiJsonFormatter(request(seed=42), (2,))
-    assert written(formatter, parts) == golden("generate_decoder_input_details_eos_seed")
+    assert written(formatter, *parts) == golden("generate_decoder_input_details_eos_seed")
 
 
 def test_top_tokens() -> None:
@@ -97,7 +95,7 @@ def test_top_tokens() -> None:
     second = Token(26737, " subset", -1.2e-7, top=(Token(26737, " subset", -0.1), Token(99, " x", float("-inf"))))
     formatter = TgiJsonFormatter(request(top_n_tokens=2), (1,))
     parts = deltas([first, second], FinishReason.STOP_SEQUENCE)
-    assert written(formatter, parts) == golden("generate_top_n_tokens_stop")
+    assert written(formatter, *parts) == golden("generate_top_n_tokens_stop")
 
 
 def test_the_best_by_mean_logprob_comes_first() -> None:
@@ -106,7 +104,7 @@ def test_the_best_by_mean_logprob_comes_first() -> None:
     rival = [Token(9, " b", -0.3)]
     formatter = TgiJsonFormatter(request(n=2, seed=6), (1,))
     parts = deltas(rival, index=0) + deltas(best, index=1)
-    body = written(formatter, parts)
+    body = written(formatter, *parts)
     expected = golden("generate_best_of_2").replace('"logprob":-2.0', '"logprob":-0.3')
     expected = expected.replace('"seed":7', '"seed":6').replace('"seed":18446744073709551615', '"seed":7')
     assert body == expected
@@ -114,7 +112,7 @@ def test_the_best_by_mean_logprob_comes_first() -> None:
 
 def test_sequences_of_best_of_have_seeds_of_their_own() -> None:
     formatter = TgiJsonFormatter(request(n=2, seed=2**64 - 1), (1,))
-    details = json.loads(written(formatter, deltas([A], index=0) + deltas([SUBSET], index=1)))["details"]
+    details = json.loads(written(formatter, *deltas([A], index=0), *deltas([SUBSET], index=1)))["details"]
     assert details["seed"] == 0
     assert details["best_of_sequences"][0]["seed"] == 2**64 - 1
 
@@ -122,7 +120,7 @@ def test_sequences_of_best_of_have_seeds_of_their_own() -> None:
 def test_top_tokens_come_last_beside_best_of_sequences() -> None:
     formatter = TgiJsonFormatter(request(n=2, top_n_tokens=1), (1,))
     first, second = (Token(264, " a", logprob, top=(A,)) for logprob in (-1.0, -2.0))
-    details = json.loads(written(formatter, deltas([first], index=0) + deltas([second], index=1)))["details"]
+    details = json.loads(written(formatter, *deltas([first], index=0), *deltas([second], index=1)))["details"]
     assert list(details)[-2:] == ["best_of_sequences", "top_tokens"]
     assert list(details["best_of_sequences"][0])[-1] == "top_tokens"
 
@@ -132,12 +130,12 @@ def test_top_tokens_come_last_beside_best_of_sequences() -> None:
 
 def test_stream_without_details() -> None:
     formatter = TgiSseFormatter(request(details=False), (6,))
-    assert written(formatter, deltas([A, Token(26737, " subset", -1.0)])) == STREAMS["generate_stream"]
+    assert written(formatter, *deltas([A, Token(26737, " subset", -1.0)])) == STREAMS["generate_stream"]
 
 
 def test_stream_with_details() -> None:
     formatter = TgiSseFormatter(request(seed=42), (6,))
-    assert written(formatter, deltas([A, END], FinishReason.EOS_TOKEN)) == STREAMS["generate_stream_details"]
+    assert written(formatter, *deltas([A, END], FinishReason.EOS_TOKEN)) == STREAMS["generate_stream_details"]
 
 
 @pytest.mark.parametrize("name", ["stream_intermediate", "stream_intermediate_top_tokens"])
@@ -151,13 +149,13 @@ def test_stream_events(name: str) -> None:
 def test_several_tokens_at_once_are_an_event_each() -> None:
     at_once = TextDelta(tokens=(A, SUBSET, END), text=" a subset", finish_reason=FinishReason.EOS_TOKEN)
     one_by_one = deltas([A, SUBSET, END], FinishReason.EOS_TOKEN)
-    assert written(TgiSseFormatter(request(), (6,)), [at_once]) == written(TgiSseFormatter(request(), (6,)), one_by_one)
+    assert written(TgiSseFormatter(request(), (6,)), at_once) == written(TgiSseFormatter(request(), (6,)), *one_by_one)
 
 
 def test_an_end_without_a_token_still_tells_the_text() -> None:
     formatter = TgiSseFormatter(request(), (6,))
     parts = [TextDelta(tokens=(A,), text=" a"), TextDelta(finish_reason=FinishReason.EOS_TOKEN)]
-    events = [json.loads(event.removeprefix("data: ")) for event in written(formatter, parts).split("\n\n")[:-1]]
+    events = json_events(written(formatter, *parts))
     assert [event["generated_text"] for event in events] == [None, " a"]
     assert events[1]["token"]["special"] is True
     assert events[1]["details"]["generated_tokens"] == 1
@@ -183,7 +181,7 @@ def test_float(pair: str) -> None:
 
 def test_string() -> None:
     [text] = MISC["string"]
-    body = written(TgiJsonFormatter(request(details=False), (1,)), deltas([Token(1, json.loads(text), -1.0)]))
+    body = written(TgiJsonFormatter(request(details=False), (1,)), *deltas([Token(1, json.loads(text), -1.0)]))
     assert body == f'{{"generated_text":{text}}}'
 
 

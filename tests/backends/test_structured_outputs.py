@@ -22,6 +22,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from json_schemas import any_schemas, examples, object_schemas, schemas
+from server_sent_events import json_events
 from serving import Server, StartServer
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -498,7 +499,7 @@ def test_over_http(tiny_server: Server) -> None:
     text = generate({"type": "json", "value": PERSON}).json()["generated_text"]
     jsonschema.validate(json.loads(text), PERSON)
     streamed = generate({"type": "json", "value": PERSON}, "/generate_stream")
-    events = [json.loads(line.removeprefix("data:")) for line in streamed.text.splitlines() if line]
+    events = json_events(streamed.text)
     assert "".join(event["token"]["text"] for event in events if not event["token"]["special"]) == text
     refused = generate({"type": "regex", "value": "("})
     assert refused.status_code == 422

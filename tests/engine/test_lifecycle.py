@@ -6,7 +6,6 @@ import concurrent.futures
 import contextlib
 import json
 import signal
-import socket
 import statistics
 import time
 from collections.abc import Iterator
@@ -14,6 +13,8 @@ from typing import Any
 
 import pytest
 import requests
+from raw_http import connect, request
+from server_sent_events import json_events
 from serving import Server, StartServer
 from waiting import Watch, wait_until
 
@@ -67,9 +68,8 @@ def test_failed_request_reports_its_cause_and_does_not_affect_others(server: Ser
 
 def test_error_in_a_stream_of_server_sent_events_is_an_event(echo_server: Server) -> None:
     body = {"inputs": "hello RAISE@3", "stream": True, "parameters": {"output_formatter": "sse"}}
-    events = echo_server.invoke(body).text.split("\n\n")
-    assert events.pop() == ""
-    assert json.loads(events[-1].removeprefix("data: "))["token"]["error_msg"].startswith("the echo backend failed")
+    *_, last = json_events(echo_server.invoke(body).text)
+    assert last["token"]["error_msg"].startswith("the echo backend failed")
 
 
 # The engine dies
@@ -223,7 +223,7 @@ def narrow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_disconnected_client_frees_its_place(narrow_server: Server, stream: bool) -> None:
     server = narrow_server
     server.wait_for_sequences(0)
-    with open_request(server, endless(stream=stream)) as sock:
+    with connect(server, request(endless(stream=stream))) as sock:
         if stream:
             assert sock.recv(1000).startswith(b"HTTP/1.1 200")
         server.wait_for_sequences(1)
@@ -233,16 +233,9 @@ def test_disconnected_client_frees_its_place(narrow_server: Server, stream: bool
 def test_client_that_disconnects_before_the_first_token_frees_its_place(narrow_server: Server) -> None:
     server = narrow_server
     server.wait_for_sequences(0)
-    with open_request(server, {"inputs": "hello HANG@1"}):
+    with connect(server, request({"inputs": "hello HANG@1"})):
         server.wait_for_sequences(1)
     assert server.invoke({"inputs": "next"}).json() == {"generated_text": "next"}
-
-
-def open_request(server: Server, body: dict[str, Any]) -> socket.socket:
-    sock = socket.create_connection(("127.0.0.1", server.port))
-    data = json.dumps(body).encode()
-    sock.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
-    return sock
 
 
 # Load
@@ -287,7 +280,7 @@ def test_sigterm_under_load_finishes_admitted_requests(start_server: StartServer
 
 def test_ping_is_quick_with_256_streams_open(start_server: StartServer) -> None:
     server = start_server(ECHO + "option.echo_tokens_per_second=20\noption.max_rolling_batch_size=256\n")
-    sockets = [open_request(server, endless(stream=True)) for _ in range(256)]
+    sockets = [connect(server, request(endless(stream=True))) for _ in range(256)]
     try:
         server.wait_for_sequences(256)
         times = []

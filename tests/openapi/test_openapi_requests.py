@@ -18,6 +18,7 @@ from schemathesis.specs.openapi.checks import (
     positive_data_acceptance,
     response_schema_conformance,
 )
+from server_sent_events import event_data
 from serving import Server
 
 from formatters.tgi.float32 import to_float32
@@ -153,10 +154,7 @@ def records_of(response: schemathesis.Response) -> list[str]:
         return response.text.splitlines()
     if content_type != "text/event-stream":
         return []
-    *events, end = response.text.split("\n\n")
-    assert end == ""
-    assert all(event.startswith("data: ") for event in events)
-    data = [event.removeprefix("data: ") for event in events]
+    data = event_data(response.text)
     return data[:-1] if data[-1] == "[DONE]" else data
 
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
-import json
-import re
-import socket
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import requests
 from engine_thread import Engine
+from raw_http import connect, request
 from serving import Server, StartServer
 
 from lmi_handlers.core.request import BeamSearchParams, GenerationRequest
@@ -46,7 +42,7 @@ def test_all_beams_best_first(echo_server: Server) -> None:
 def test_usage_is_counted_once(echo_server: Server) -> None:
     body = {"inputs": "abcd", "parameters": {"num_beams": 2, "max_new_tokens": 3}}
     request_id = echo_server.invoke(body, headers={"x-request-id": "beams counted"}).headers["x-request-id"]
-    entry = log_entry(echo_server, request_id)
+    entry = echo_server.log_entry(request_id)
     assert (entry["prompt_tokens"], entry["generated_tokens"]) == (4, 6)
     assert entry["finish_reasons"] == ["length", "length"]
 
@@ -147,15 +143,11 @@ def test_a_failure_in_a_later_step(echo_server: Server) -> None:
 
 
 def test_a_client_that_leaves_in_a_later_step(echo_server: Server) -> None:
-    body = json.dumps({"inputs": "1 HANG@", "parameters": {"num_beams": 2}})
-    wait_for_running(echo_server, 0)
-    with socket.create_connection(("127.0.0.1", echo_server.port), timeout=30) as sock:
-        head = (
-            f"POST /invocations HTTP/1.1\r\nHost: x\r\nx-request-id: beams left\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        sock.sendall((head + body).encode())
-        wait_for_running(echo_server, 1)  # for good: the first step is over at once
-    assert log_entry(echo_server, "beams left")["error"].startswith("ClientDisconnected")
+    body = {"inputs": "1 HANG@", "parameters": {"num_beams": 2}}
+    echo_server.wait_for_sequences(0)
+    with connect(echo_server, request(body, "/invocations", "x-request-id: beams left")):
+        echo_server.wait_for_sequences(1)  # the second step, which hangs: the first one takes no time
+    assert echo_server.log_entry("beams left")["error"].startswith("ClientDisconnected")
 
 
 def test_engine_death_and_deadline_in_a_later_step(start_server: StartServer) -> None:
@@ -180,35 +172,13 @@ def test_a_full_queue_does_not_fail_what_has_begun(start_server: StartServer) ->
     )
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         beams = pool.submit(ask, server, "SLEEP@1", max_new_tokens=2)
-        wait_for_running(server, 1)
+        server.wait_for_sequences(1)
         # The first step is asleep. Before the second one comes, one of these takes the only place and one the queue.
         others = [pool.submit(server.invoke, {"inputs": "others"}) for _ in range(2)]
         assert [other.result().status_code for other in others] == [200, 200]
         answer = beams.result()
     assert answer.status_code == 200, answer.text
     assert answer.json()["generated_text"] == "SS"
-
-
-def wait_for_running(server: Server, number: int) -> None:
-    """Wait until the engine says that so many sequences run."""
-    deadline = time.monotonic() + 30
-    while True:
-        page = requests.get(f"{server.url}/metrics", timeout=30).text
-        if re.search(rf"^vllm:num_requests_running{{.*}} {number}(\.0)?$", page, re.MULTILINE):
-            return
-        assert time.monotonic() < deadline, page
-        time.sleep(0.05)
-
-
-def log_entry(server: Server, request_id: str) -> dict[str, Any]:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        for line in server.log.splitlines():
-            if request_id in line:
-                entry: dict[str, Any] = json.loads(line)
-                return entry
-        time.sleep(0.05)
-    raise AssertionError("no log line has the request's id")
 
 
 def test_every_beam_tells_of_its_prompt_what_the_first_step_did(client: EngineClient, tmp_path: Path) -> None:

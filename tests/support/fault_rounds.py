@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import json
 import random
 import socket
 import struct
@@ -20,11 +19,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import psutil
 import requests
 from fault_clients import APIS, Api, Ending, Malformed
+from raw_http import connect, head, request
 from serving import Server
 
 GRACE = 5.0
@@ -265,29 +264,11 @@ def _prompt(word: str) -> Callable[[Rounds, random.Random], None]:
 # Clients
 
 
-def _connect(rounds: Rounds, receive_buffer: int | None = None) -> socket.socket:
-    sock = socket.socket()
-    if receive_buffer is not None:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    sock.settimeout(60)
-    sock.connect(("127.0.0.1", rounds.server.port))
-    return sock
-
-
-def _post(body: dict[str, Any], path: str = "/invocations") -> bytes:
-    data = json.dumps(body).encode()
-    return (
-        b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-        % (path.encode(), len(data))
-        + data
-    )
-
-
 def _leave(rounds: Rounds, rng: random.Random) -> None:
-    with _connect(rounds) as sock:
+    with connect(rounds.server) as sock:
         stream = rng.random() < 0.7
         parameters = {"max_new_tokens": 1_000, "ignore_eos_token": True}
-        sock.sendall(_post({"inputs": rng.choice(rounds.prompts), "parameters": parameters, "stream": stream}))
+        sock.sendall(request({"inputs": rng.choice(rounds.prompts), "parameters": parameters, "stream": stream}))
         if stream:
             sock.recv(200)
         else:
@@ -299,8 +280,8 @@ def _leave(rounds: Rounds, rng: random.Random) -> None:
 def _never_read(rounds: Rounds, rng: random.Random) -> None:
     """Requests a long answer and reads nothing until the deadline, by which the server must have ended the answer."""
     body = {"prompt": rng.choice(rounds.prompts), "max_tokens": 100_000, "ignore_eos": True, "n": 8, "logprobs": 20}
-    with _connect(rounds, receive_buffer=4096) as sock:
-        sock.sendall(_post({**body, "stream": True}, "/v1/completions"))
+    with connect(rounds.server, receive_buffer=4096) as sock:
+        sock.sendall(request({**body, "stream": True}, "/v1/completions", "Connection: close"))
         status = sock.recv(12).removeprefix(b"HTTP/1.1 ")
         assert status in (b"200", b"424", b"500", b"503", b"504"), status  # not 200 if the engine has just ended
         time.sleep(rounds.predict_timeout + 1)
@@ -312,7 +293,7 @@ def _never_read(rounds: Rounds, rng: random.Random) -> None:
 
 def _half(whole: bytes) -> Callable[[Rounds, random.Random], None]:
     def run(rounds: Rounds, rng: random.Random) -> None:
-        sockets = [_connect(rounds) for _ in range(20)]
+        sockets = [connect(rounds.server) for _ in range(20)]
         for sock in sockets:
             sock.sendall(whole[: rng.randint(1, len(whole) - 1)])
         time.sleep(rng.uniform(0, 1.0))
@@ -325,15 +306,13 @@ def _half(whole: bytes) -> Callable[[Rounds, random.Random], None]:
 def _overlong(rounds: Rounds, rng: random.Random) -> None:
     """Sends a body over the limit, announced or chunked. It gets a 413, or the connection is closed if it keeps sending."""
     size = rounds.max_request_size + rng.randint(1, 1 << 20)
-    with _connect(rounds) as sock:
+    with connect(rounds.server) as sock:
         try:
             if rng.random() < 0.5:
-                sock.sendall(
-                    b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size
-                )
+                sock.sendall(head("/invocations", f"Content-Length: {size}") + b"x" * size)
             else:
-                head = b"POST /invocations HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-                sock.sendall(head + (b"%x\r\n" % size) + b"x" * size + b"\r\n0\r\n\r\n")
+                chunked = head("/invocations", "Transfer-Encoding: chunked")
+                sock.sendall(chunked + (b"%x\r\n" % size) + b"x" * size + b"\r\n0\r\n\r\n")
             answer = sock.recv(100)
         except ConnectionError:
             return
@@ -342,8 +321,8 @@ def _overlong(rounds: Rounds, rng: random.Random) -> None:
 
 def _bad_chunk(rounds: Rounds, rng: random.Random) -> None:
     bad = rng.choice([b"zz\r\nabc\r\n", b"-5\r\nabc\r\n", b"5\r\nabc", b"5;x\n\r\n", b"ffffffffffffffffffff\r\nx\r\n"])
-    with _connect(rounds) as sock:
-        sock.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + bad)
+    with connect(rounds.server) as sock:
+        sock.sendall(head("/invocations", "Transfer-Encoding: chunked") + bad)
         sock.shutdown(socket.SHUT_WR)
         answer = sock.recv(100)
     assert b" 400 " in answer or b" 408 " in answer, answer
@@ -363,7 +342,7 @@ CLIENT_FAULTS = [
     Fault("leave", _leave),
     Fault("never read", _never_read),
     Fault("half a head", _half(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")),
-    Fault("half a body", _half(_post({"inputs": "x" * 1000}))),
+    Fault("half a body", _half(request({"inputs": "x" * 1000}))),
     Fault("overlong body", _overlong),
     Fault("bad chunk", _bad_chunk),
 ]

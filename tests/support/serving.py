@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import re
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import requests
@@ -102,6 +104,17 @@ class Server:
         return tuple(
             int(float(value)) for value in re.findall(r"^vllm:num_requests_(?:running|waiting)\{.*\} (.*)$", page, re.M)
         )
+
+    def log_entry(self, request_id: str) -> dict[str, Any]:
+        """The log entry of a request. Waits for it, because it is written after the answer has been sent."""
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            for line in self.log.splitlines():
+                if request_id in line:
+                    entry: dict[str, Any] = json.loads(line)
+                    return entry
+            time.sleep(0.05)
+        raise AssertionError(f"no log entry for request {request_id}")
 
     def engine(self) -> psutil.Process:
         """The current engine process."""

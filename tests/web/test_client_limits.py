@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from raw_http import connect, dechunked, head, read_to_end, request, status_and_body
 from serving import Server, StartServer
 from waiting import wait_until
 
@@ -36,38 +37,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     assert "Traceback" not in server.log
 
 
-def connect(server: Server, data: bytes = b"") -> socket.socket:
-    sock = socket.create_connection(("127.0.0.1", server.port), timeout=20)
-    sock.sendall(data)
-    return sock
-
-
-def head(path: str, *fields: str, version: str = "1.1") -> bytes:
-    lines = (f"POST {path} HTTP/{version}", "Host: x", "Content-Type: application/json", *fields)
-    return "\r\n".join(lines).encode() + b"\r\n\r\n"
-
-
-def request(body: object, path: str = "/invocations", version: str = "1.1", *fields: str) -> bytes:
-    data = json.dumps(body).encode()
-    return head(path, f"Content-Length: {len(data)}", *fields, version=version) + data
-
-
-def answer(sock: socket.socket) -> bytes:
-    """Everything received until the server closes the connection."""
-    parts = []
-    with contextlib.suppress(ConnectionResetError), sock:
-        while part := sock.recv(1 << 16):
-            parts.append(part)
-    return b"".join(parts)
-
-
-def status_and_body(raw: bytes) -> tuple[int, Any]:
-    """Status and body of one complete response."""
-    top, _, body = raw.partition(b"\r\n\r\n")
-    assert f"Content-Length: {len(body)}".encode() in top, raw
-    return int(top.split()[1]), json.loads(body)
-
-
 # Incomplete requests
 
 
@@ -77,7 +46,7 @@ def status_and_body(raw: bytes) -> tuple[int, Any]:
     ids=["nothing", "half a line", "half a head"],
 )
 def test_connection_is_closed_if_the_head_does_not_arrive(server: Server, data: bytes, expected: bytes) -> None:
-    raw = answer(connect(server, data))
+    raw = read_to_end(connect(server, data))
     assert raw.startswith(expected)
     assert bool(raw) == bool(expected)
 
@@ -94,14 +63,14 @@ def trickle(sock: socket.socket, data: bytes) -> None:
 def test_time_limit_holds_for_the_whole_head(server: Server) -> None:
     sock = connect(server)
     trickle(sock, head("/invocations", *("X-Slow: 1",) * 40))
-    assert answer(sock).startswith(b"HTTP/1.1 408")
+    assert read_to_end(sock).startswith(b"HTTP/1.1 408")
 
 
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize("framing", ["Content-Length: 1000", "Transfer-Encoding: chunked"])
 def test_stalled_body_is_a_408_in_the_shape_of_the_api(server: Server, path: str, framing: str) -> None:
     start = b'{"inputs"' if "Length" in framing else b'9\r\n{"inputs"\r\n'
-    raw = answer(connect(server, head(path, framing) + start))
+    raw = read_to_end(connect(server, head(path, framing) + start))
     status, body = status_and_body(raw)
     assert status == 408
     assert b"\r\nConnection: close\r\n" in raw
@@ -111,7 +80,7 @@ def test_stalled_body_is_a_408_in_the_shape_of_the_api(server: Server, path: str
 def test_body_that_arrives_byte_by_byte_is_too_slow(server: Server) -> None:
     sock = connect(server, head("/invocations", "Content-Length: 100000"))
     trickle(sock, b" " * 400)
-    assert status_and_body(answer(sock))[0] == 408
+    assert status_and_body(read_to_end(sock))[0] == 408
 
 
 def test_slow_body_is_accepted_as_long_as_it_advances(server: Server) -> None:
@@ -120,7 +89,7 @@ def test_slow_body_is_accepted_as_long_as_it_advances(server: Server) -> None:
     for start in range(0, len(data), 800):  # 2.5 seconds in all
         sock.sendall(data[start : start + 800])
         time.sleep(0.1)
-    assert status_and_body(answer(sock)) == (200, {"generated_text": "hello"})
+    assert status_and_body(read_to_end(sock)) == (200, {"generated_text": "hello"})
 
 
 # Malformed requests
@@ -181,7 +150,7 @@ def test_malformed_chunks_are_a_400_in_the_shape_of_the_api(server: Server, path
     with contextlib.suppress(ConnectionError):
         sock.sendall(chunks)
         sock.shutdown(socket.SHUT_WR)
-    raw = answer(sock)
+    raw = read_to_end(sock)
     status, body = status_and_body(raw)
     assert status == 400
     assert b"\r\nConnection: close\r\n" in raw
@@ -190,7 +159,7 @@ def test_malformed_chunks_are_a_400_in_the_shape_of_the_api(server: Server, path
 
 @pytest.mark.parametrize("path", ["/ping", "/nowhere"])
 def test_malformed_body_that_is_not_read_only_closes_its_connection(server: Server, path: str) -> None:
-    raw = answer(connect(server, head(path, "Transfer-Encoding: chunked") + b"zz\r\n"))
+    raw = read_to_end(connect(server, head(path, "Transfer-Encoding: chunked") + b"zz\r\n"))
     assert raw.count(b"HTTP/1.1 ") == 1
     assert raw.startswith((b"HTTP/1.1 200", b"HTTP/1.1 404"))
 
@@ -220,7 +189,7 @@ def lines(server: Server, path: str) -> list[dict[str, Any]]:
 def test_body_shorter_than_its_content_length_is_rejected(server: Server) -> None:
     sock = connect(server, head("/invocations", "Content-Length: 10") + b"123")
     sock.shutdown(socket.SHUT_WR)
-    status, body = status_and_body(answer(sock))
+    status, body = status_and_body(read_to_end(sock))
     assert (status, body["error"]) == (400, "the connection ended with 7 bytes of the body missing")
 
 
@@ -245,10 +214,10 @@ def test_half_closed_client_receives_its_whole_answer(slow_server: Server, strea
     body = SLOW | {"stream": stream}
     answers = []
     for half_close in (False, True):
-        sock = connect(slow_server, request(body, "/invocations", version, "Connection: close"))
+        sock = connect(slow_server, request(body, "/invocations", "Connection: close", version=version))
         if half_close:
             sock.shutdown(socket.SHUT_WR)
-        answers.append(answer(sock))
+        answers.append(read_to_end(sock))
     whole, half = [without_date(raw) for raw in answers]
     if stream and version == "1.1":
         # The chunk boundaries may differ.
@@ -261,22 +230,6 @@ def test_half_closed_client_receives_its_whole_answer(slow_server: Server, strea
 def without_date(raw: bytes) -> bytes:
     """A response without its date and request id."""
     return re.sub(rb"\r\n(Date|x-request-id): [^\r]*", b"", raw)
-
-
-def dechunked(raw: bytes) -> bytes:
-    """The body of a chunked response. Fails unless the end is well-formed."""
-    rest = raw.partition(b"\r\n\r\n")[2]
-    chunks: list[bytes] = []
-    while True:
-        size, _, rest = rest.partition(b"\r\n")
-        assert size, raw
-        chunk, rest = rest[: int(size, 16)], rest[int(size, 16) :]
-        assert rest.startswith(b"\r\n"), raw
-        rest = rest[2:]
-        if not chunk:
-            assert not rest, raw
-            return b"".join(chunks)
-        chunks.append(chunk)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -323,21 +276,12 @@ def test_client_that_never_reads_is_disconnected_at_its_deadline(hasty_server: S
     body = {"inputs": "abc", "stream": True, "parameters": parameters}
     path = f"/predictions/{server.name}/{record}"
     with contextlib.ExitStack() as stack:
-        socks = [stack.enter_context(silent_reader(server, request(body, path))) for _ in range(2)]
+        socks = [stack.enter_context(connect(server, request(body, path), receive_buffer=4096)) for _ in range(2)]
         wait_until(lambda: server.invoke({"inputs": "next"}).status_code == 200)
         wait_until(lambda: len(lines(server, path)) == 2)
         wait_until(lambda: not any(server_keeps(sock) for sock in socks))
     for line in lines(server, path):
         assert line["error"] == "DeadlineExceeded: the request was not done within predict_timeout"
-
-
-def silent_reader(server: Server, data: bytes) -> socket.socket:
-    """A client that does not read its answer and has a small receive buffer."""
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    sock.connect(("127.0.0.1", server.port))
-    sock.sendall(data)
-    return sock
 
 
 def server_keeps(sock: socket.socket) -> bool:
@@ -352,7 +296,7 @@ def server_keeps(sock: socket.socket) -> bool:
 def test_document_that_is_not_read_is_cut_off(server: Server) -> None:
     parameters = {"max_new_tokens": 2000, "ignore_eos_token": True, "details": True, "top_n_tokens": 20}
     path = f"/predictions/{server.name}/document"
-    with silent_reader(server, request({"inputs": "abc", "parameters": parameters}, path)) as sock:
+    with connect(server, request({"inputs": "abc", "parameters": parameters}, path), receive_buffer=4096) as sock:
         wait_until(lambda: len(lines(server, path)) == 1)
         assert lines(server, path)[0]["generated_tokens"] == 2000
         wait_until(lambda: not server_keeps(sock))
@@ -361,7 +305,7 @@ def test_document_that_is_not_read_is_cut_off(server: Server) -> None:
 def test_document_must_be_read_within_predict_timeout(hasty_server: Server) -> None:
     """Even by a client that reads steadily. Otherwise it could make the server hold an answer for hours."""
     parameters = {"max_new_tokens": 500, "ignore_eos_token": True, "details": True, "top_n_tokens": 20}
-    with silent_reader(hasty_server, request({"inputs": "abc", "parameters": parameters})) as sock:
+    with connect(hasty_server, request({"inputs": "abc", "parameters": parameters}), receive_buffer=4096) as sock:
         top = sock.recv(1000)
         size = int(re.findall(rb"Content-Length: (\d+)", top)[0])
         assert size > 300_000
@@ -389,7 +333,8 @@ def test_shutdown_does_not_wait_for_idle_clients(start_server: StartServer) -> N
     server = start_server(ECHO + "option.echo_tokens_per_second=4000\n")
     parameters = {"max_new_tokens": 1_000_000, "ignore_eos_token": True, "details": True, "top_n_tokens": 20}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(silent_reader(server, request({"inputs": "abc", "stream": True, "parameters": parameters})))
+        body = {"inputs": "abc", "stream": True, "parameters": parameters}
+        stack.enter_context(connect(server, request(body), receive_buffer=4096))
         stack.enter_context(connect(server, head("/invocations", "Content-Length: 1000") + b'{"inputs"'))
         time.sleep(3.0)  # time for the buffers to fill up
         server.process.send_signal(signal.SIGTERM)
@@ -413,13 +358,13 @@ def test_ping_is_answered_despite_many_incomplete_requests(start_server: StartSe
     ]
     with contextlib.ExitStack() as stack:
         body = {"inputs": text, "stream": True, "parameters": {"max_new_tokens": len(text)}}
-        stream = stack.enter_context(connect(server, request(body, "/invocations", "1.0")))
+        stream = stack.enter_context(connect(server, request(body, version="1.0")))
         assert stream.recv(9) == b"HTTP/1.0 "
         for number in range(300):
             stack.enter_context(connect(server, kinds[number % len(kinds)]))
             if number % 30 == 29:
                 assert server.ping().status_code == 200
-        assert f'"generated_text": "{text}"'.encode() in answer(stream), "a running request was disconnected"
+        assert f'"generated_text": "{text}"'.encode() in read_to_end(stream), "a running request was disconnected"
     assert "Traceback" not in server.log
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import requests
+from raw_http import connect, request
 from serving import Server, free_port
 from waiting import wait_until
 
@@ -95,20 +96,13 @@ def test_gthread_worker(gunicorn: Start) -> None:
             assert next(answer.iter_lines())
             answer.close()
         server.wait_for_sequences(0)
-        silent = [open_request(server, STREAM | {"stream": False}) for _ in range(4)]
+        silent = [connect(server, request(STREAM | {"stream": False})) for _ in range(4)]
         server.wait_for_sequences(4)
         for sock in silent:
             sock.close()
     assert server.invoke({"inputs": "next"}, timeout=10).json() == {"generated_text": "next"}
     assert server.invoke({"inputs": "hello RAISE@2"}).status_code == 424
     assert_stops_gracefully(server)
-
-
-def open_request(server: Server, body: dict[str, Any]) -> socket.socket:
-    sock = socket.create_connection(("127.0.0.1", server.port))
-    data = json.dumps(body).encode()
-    sock.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
-    return sock
 
 
 def test_two_workers_share_one_engine_and_its_limits(gunicorn: Start) -> None:

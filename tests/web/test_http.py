@@ -7,7 +7,6 @@ import contextlib
 import http.client
 import io
 import json
-import socket
 import time
 import uuid
 from collections.abc import Iterator
@@ -16,6 +15,8 @@ from typing import Any
 import jsonlines
 import pytest
 import requests
+from raw_http import connect, head
+from server_sent_events import json_events
 from serving import Server
 
 PARAMETERS = {"max_new_tokens": 64}
@@ -136,8 +137,7 @@ def stream_lines(answer: requests.Response) -> list[dict[str, Any]]:
     text = answer.content.decode()
     assert text.endswith("\n")
     if answer.headers["Content-Type"] == "text/event-stream":
-        assert text.endswith("\n\n")
-        return [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line]
+        return json_events(text)
     return [json.loads(line) for line in text.splitlines()]
 
 
@@ -195,22 +195,11 @@ def test_request_id_is_echoed_and_logged(echo_server: Server, header: str) -> No
     answer = echo_server.invoke({"inputs": "a secret prompt"}, headers={header: request_id})
     assert answer.headers["x-request-id"] == request_id
     assert answer.headers[header] == request_id
-    entry = log_entry(echo_server, request_id)
+    entry = echo_server.log_entry(request_id)
     assert (entry["status"], entry["path"], entry["finish_reasons"]) == (200, "/invocations", ["eos_token"])
     assert (entry["prompt_tokens"], entry["generated_tokens"]) == (15, 16)
     assert 0 <= entry["queue_ms"] <= entry["first_token_ms"] <= entry["total_ms"]
     assert "a secret prompt" not in echo_server.log
-
-
-def log_entry(server: Server, request_id: str) -> dict[str, Any]:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        for line in server.log.splitlines():
-            if request_id in line:
-                entry: dict[str, Any] = json.loads(line)
-                return entry
-        time.sleep(0.05)
-    raise AssertionError("no log line has the request's id")
 
 
 def test_request_id_is_generated_if_none_is_given(echo_server: Server) -> None:
@@ -221,7 +210,7 @@ def test_request_id_is_generated_if_none_is_given(echo_server: Server) -> None:
 def test_errors_are_logged_with_their_cause(echo_server: Server) -> None:
     request_id = f"id-{uuid.uuid4()}"
     echo_server.invoke({"inputs": ""}, headers={"x-request-id": request_id})
-    entry = log_entry(echo_server, request_id)
+    entry = echo_server.log_entry(request_id)
     assert (entry["status"], entry["error"]) == (424, "InvalidRequest: inputs: must not be empty")
 
 
@@ -362,8 +351,5 @@ def http_connection(server: Server) -> Any:
 
 
 def test_header_with_a_line_break_is_rejected(echo_server: Server) -> None:
-    with socket.create_connection(("127.0.0.1", echo_server.port), timeout=10) as sock:
-        sock.sendall(
-            b"POST /invocations HTTP/1.1\r\nHost: x\r\nx-request-id: a\rSet-Cookie: b\r\nContent-Length: 0\r\n\r\n"
-        )
+    with connect(echo_server, head("/invocations", "x-request-id: a\rSet-Cookie: b", "Content-Length: 0")) as sock:
         assert sock.recv(100).startswith(b"HTTP/1.1 400")
