@@ -1,19 +1,24 @@
 """The engines: token ids in, token ids out.
 
-`BACKENDS` maps each name to the location of its class. A backend is imported only when it is chosen.
+`BACKENDS` maps each name to the location of its declaration. The class itself is imported only when it is chosen.
 """
 
 from __future__ import annotations
 
+import functools
+
 from backends.base import Backend
-from lmi_handlers.core.plugins import load_class, with_entry_points
+from lmi_handlers.config.declaration import BackendDeclaration
+from lmi_handlers.config.registry import Registry
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.plugins import load_class, load_instance, with_entry_points
 
 BACKENDS: dict[str, str] = {
-    "echo": "backends.echo:EchoBackend",
-    "transformers": "backends.transformers.backend:TransformersBackend",
-    "vllm": "backends.vllm.backend:VLLMBackend",
-    "lmi_dist": "backends.lmi_dist.backend:LmiDistBackend",
-    "tensorrt_llm": "backends.tensorrt_llm.backend:TensorRTLLMBackend",
+    "echo": "backends.echo:DECLARATION",
+    "transformers": "backends.transformers:DECLARATION",
+    "vllm": "backends.vllm:DECLARATION",
+    "lmi_dist": "backends.lmi_dist:DECLARATION",
+    "tensorrt_llm": "backends.tensorrt_llm:DECLARATION",
 }
 
 ENTRY_POINT_GROUP = "lmi_handlers.backends"
@@ -24,6 +29,39 @@ def available_backends() -> dict[str, str]:
     return with_entry_points(BACKENDS, ENTRY_POINT_GROUP)
 
 
+def registry() -> Registry:
+    """Return the declarations of all backends. A broken one does not affect the others."""
+    return _registry(tuple(available_backends().items()))
+
+
+def declaration(name: str) -> BackendDeclaration:
+    """Return the declaration of the backend called `name`. Raises `ConfigError` if it is unknown or broken."""
+    known = registry()
+    if name in known.backends:
+        return known.backends[name]
+    if name in known.unusable:
+        raise ConfigError(known.unusable[name])
+    raise ConfigError(f"unknown backend {name!r}; known: {', '.join(sorted({*known.backends, *known.unusable}))}")
+
+
 def load_backend_class(name: str) -> type[Backend]:
     """Import the adapter called `name`. Raises `ConfigError` if it does not exist or cannot be imported."""
-    return load_class("backend", available_backends(), name, Backend)  # type: ignore[type-abstract]  # for a type check
+    return load_class("backend", {name: declaration(name).location}, name, Backend)  # type: ignore[type-abstract]  # for a type check
+
+
+@functools.lru_cache(maxsize=1)
+def _registry(locations: tuple[tuple[str, str], ...]) -> Registry:
+    known = Registry()
+    for name, _ in locations:
+        known = _with_backend(known, name, dict(locations))
+    return known
+
+
+def _with_backend(known: Registry, name: str, locations: dict[str, str]) -> Registry:
+    try:
+        found = load_instance("backend", locations, name, BackendDeclaration)
+        if found.name != name:
+            raise ConfigError(f"backend {name!r} is declared under another name: {found.name!r}")
+        return known.with_backend(found)
+    except ConfigError as error:
+        return known.without_backend(name, str(error))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
 
 import msgspec
 
@@ -34,9 +33,6 @@ class Backend(ABC):
     exits, the engine counts as dead. Adapters translate their engine's exceptions accordingly.
     """
 
-    needs_model: ClassVar[bool] = True
-    """False for an engine that generates without weights. It then gets a byte-level tokenizer."""
-
     @classmethod
     @abstractmethod
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> Backend:
@@ -47,7 +43,10 @@ class Backend(ABC):
 
     @classmethod
     def check_options(cls, properties: ServingProperties) -> None:
-        """Raise `ConfigError` for an option that the engine would reject. Needs no model; used by `lmi check`."""
+        """Raise `ConfigError` for an option that the engine would reject. Needs no model.
+
+        `lmi check` calls it if the backend declares `passes_options`.
+        """
 
     @property
     @abstractmethod

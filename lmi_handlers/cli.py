@@ -10,7 +10,7 @@ from typing import NoReturn
 import click
 
 from lmi_handlers import __version__
-from lmi_handlers.config.properties import render_settings
+from lmi_handlers.config.report import render_settings
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.log import tell
 from lmi_handlers.start_up import PortTaken, check_engine, check_port, mistakes, read_configuration, warnings
@@ -90,7 +90,7 @@ def check(*, model_dir: Path | None, host: str | None, port: int | None, show_al
         configuration = read_configuration(environ)
     except ConfigError as error:
         _fail(str(error))
-    backend, loaded = configuration.selection, configuration.loaded
+    selection, loaded = configuration.selection, configuration.loaded
     found, causes = [*warnings(configuration)], [*mistakes(configuration, environ)]
     try:
         check_port(configuration.settings.host, configuration.settings.port)
@@ -100,9 +100,8 @@ def check(*, model_dir: Path | None, host: str | None, port: int | None, show_al
         causes.append(str(error))
     if found:
         click.echo("\n".join(["Warnings", *(f"  {warning}" for warning in found), ""]))
-    click.echo(f"Model {configuration.properties.name} on backend {backend.name}: {backend.reason}\n")
-    passes = configuration.passes_options
-    click.echo(render_settings(loaded, backend.name, passes_options=passes, show_all=show_all), nl=False)
+    click.echo(f"Model {configuration.properties.name} on backend {selection.name}: {selection.reason}\n")
+    click.echo(render_settings(loaded, configuration.backend, show_all=show_all), nl=False)
     try:
         if not causes:
             check_engine(configuration)
@@ -110,7 +109,7 @@ def check(*, model_dir: Path | None, host: str | None, port: int | None, show_al
         causes.append(str(error))
     if causes:
         _fail(*causes)
-    if loaded.unknown_names(passes_options=passes):
+    if loaded.unknown_names(configuration.backend):
         sys.exit(1)
 
 

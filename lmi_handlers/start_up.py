@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 
-from backends import BACKENDS, load_backend_class
-from backends.features import check_installed, needs_model, passes_options
-from backends.selection import Selection, check_gpus, count_gpus, select_backend
+from backends import declaration, load_backend_class, registry
+from backends.selection import Selection, check_gpus, check_installed, count_gpus, select_backend
 from lmi_handlers.apis.api import Context
 from lmi_handlers.apis.registry import ServedApis
+from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.not_provided import check_scripts
 from lmi_handlers.config.properties import LoadedProperties, ServingProperties, load_properties
 from lmi_handlers.config.server_settings import ServerSettings, netloc, parse_origins
@@ -53,9 +53,9 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
         return self.settings.model_dir
 
     @property
-    def passes_options(self) -> bool:
-        """Whether unknown options are passed to the engine, which accepts or rejects them."""
-        return passes_options(self.selection.name)
+    def backend(self) -> BackendDeclaration:
+        """The chosen backend."""
+        return declaration(self.selection.name)
 
 
 def read_configuration(environ: Mapping[str, str]) -> Configuration:
@@ -63,10 +63,10 @@ def read_configuration(environ: Mapping[str, str]) -> Configuration:
     try:
         log_format(environ, sys.stderr)
         settings = ServerSettings.from_environ(environ)
-        loaded = load_properties(settings.model_dir, environ)
+        loaded = load_properties(settings.model_dir, environ, registry())
         selection = select_backend(loaded.properties)
         is_default_model = (
-            needs_model(selection.name)
+            declaration(selection.name).needs_model
             and loaded.properties.model_id is None
             and (settings.model_dir is None or not has_model_files(settings.model_dir))
         )
@@ -86,24 +86,24 @@ def mistakes(configuration: Configuration, environ: Mapping[str, str]) -> tuple[
 
 def warnings(configuration: Configuration) -> Iterator[str]:
     """Yield warnings: the server starts, but may not do what was intended."""
-    properties, backend = configuration.properties, configuration.selection.name
+    properties, backend = configuration.properties, configuration.backend
     if configuration.is_default_model:
         where = "" if configuration.model_dir is None else f" and {configuration.model_dir} holds no model"
         name = "" if properties.name == DEFAULT_MODEL_NAME else f" under the name {properties.name}"
         yield f"option.model_id is not set{where}: the default model, {DEFAULT_MODEL_NAME}, is served{name}"
     if configuration.model_dir is not None and (configuration.model_dir / "requirements.txt").exists():
         yield f"{configuration.model_dir / 'requirements.txt'} is not installed: packages belong in the image"
-    yield from configuration.loaded.warnings(backend, passes_options=configuration.passes_options)
+    yield from configuration.loaded.warnings(backend)
+    yield from registry().unusable.values()
 
 
 def check_engine(configuration: Configuration) -> None:
-    """Import the engine and let it check its own options. Raises `ConfigError`.
+    """Import the engine if options are passed to it, and let it check them. Raises `ConfigError`.
 
     `lmi serve` leaves this to the engine process, which imports the engine anyway.
     """
-    if not configuration.passes_options and configuration.selection.name in BACKENDS:
-        return
-    load_backend_class(configuration.selection.name).check_options(configuration.properties)
+    if configuration.backend.passes_options:
+        load_backend_class(configuration.selection.name).check_options(configuration.properties)
 
 
 def check_port(host: str, port: int) -> None:
@@ -144,17 +144,17 @@ def _check_scripts(configuration: Configuration, environ: Mapping[str, str]) -> 
 
 
 def _check_installed(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
-    check_installed(configuration.selection.name)
+    check_installed(configuration.backend)
 
 
 def _check_gpus(configuration: Configuration, environ: Mapping[str, str]) -> None:
-    check_gpus(configuration.properties, configuration.selection.name, count_gpus(environ, Path("/dev")))
+    check_gpus(configuration.properties, configuration.backend, count_gpus(environ, Path("/dev")))
 
 
 def _check_model(configuration: Configuration, environ: Mapping[str, str]) -> None:
     properties = configuration.properties
     path = None
-    if needs_model(configuration.selection.name) or properties.model_id is not None:
+    if configuration.backend.needs_model or properties.model_id is not None:
         path = locate_model(
             properties.model_id,
             model_dir=configuration.model_dir,

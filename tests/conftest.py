@@ -237,3 +237,11 @@ def model_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 def model_server_once(model_server: Server) -> Server:
     """The same server, for tests whose result does not depend on the engine."""
     return model_server
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    """An empty model directory. The model is named after it."""
+    directory = tmp_path / "my-model"
+    directory.mkdir()
+    return directory

@@ -1,16 +1,25 @@
 """`lmi-dist`: until LMI 0.33, AWS's own build of vLLM with additional parameters.
 
-The `lmi_dist` package is used if it is installed. Otherwise vLLM is used, with lmi-dist's option names. `UNSUPPORTED`
+The `lmi_dist` package is used if it is installed. Otherwise vLLM is used, with lmi-dist's option names. `unsupported`
 applies to vLLM. What the package does not support is read from the package once it has loaded.
 """
 
 from __future__ import annotations
 
-from backends.vllm import PASSES_OPTIONS as PASSES_OPTIONS
-from backends.vllm import UNSUPPORTED as VLLM_UNSUPPORTED
+from backends import vllm
+from backends.lmi_dist.options import LmiDistOptions
+from lmi_handlers.config.declaration import BackendDeclaration, Handler
 
-REQUIRES = ("lmi_dist|vllm",)
-
-EXTRA = "vllm"
-
-UNSUPPORTED = dict(VLLM_UNSUPPORTED)
+DECLARATION = BackendDeclaration(
+    name="lmi_dist",
+    location="backends.lmi_dist.backend:LmiDistBackend",
+    requires=("lmi_dist|vllm",),
+    install=vllm.DECLARATION.install,
+    options=LmiDistOptions,
+    reads=vllm.DECLARATION.reads,
+    defaults=vllm.DECLARATION.defaults,
+    passes_options=True,
+    rolling_batch=("lmi-dist", "lmi_dist"),
+    handlers={"djl_python.lmi_dist": Handler(rolling_batch="lmi-dist")},
+    unsupported=vllm.DECLARATION.unsupported,
+)

@@ -7,13 +7,13 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from backends.lmi_dist import DECLARATION
+from backends.lmi_dist.options import LmiDistOptions
+from backends.vllm.options import DEFAULT_BATCH_SIZE
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_BATCH_SIZE = 256
-"""LMI's default for this engine."""
 
 DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
@@ -41,9 +41,9 @@ _ARGUMENTS = {
 """Option -> LMI's argument for it. Only options that are set are passed."""
 
 _NO_COUNTERPART = (
-    "task",
     "device",
     "preloaded_model",
+    "normalize",
     "tokenizer_revision",
     "max_logprobs",
     "kv_cache_dtype",
@@ -58,11 +58,12 @@ def engine_arguments(path: Path, properties: ServingProperties) -> dict[str, Any
     """Return the keyword arguments for the checkpoint in `path`. Raises `ConfigError` with the name of the option."""
     for name in properties.extra:
         raise ConfigError(f"option.{name}: neither this server nor lmi_dist is known to have such an option")
-    if properties.speculative_draft_model is not None and properties.enable_lora:
-        raise ConfigError("option.speculative_draft_model and option.enable_lora exclude each other")
+    given, options = DECLARATION.values(properties), properties.options_of(LmiDistOptions)
+    if options.speculative_draft_model is not None and properties.enable_lora:
+        raise ConfigError("option.speculative_draft_model and option.enable_lora cannot be used together")
     for name in _NO_COUNTERPART:
-        if getattr(properties, name) is not None:
-            logger.warning(f"option option.{name} has no effect: LMI passes no such thing to lmi_dist")
+        if name in given:
+            logger.warning(f"option.{name} has no effect: LMI does not pass it to lmi_dist")
     arguments = {
         "model": str(path),
         "dtype": _dtype(properties),
@@ -73,11 +74,9 @@ def engine_arguments(path: Path, properties: ServingProperties) -> dict[str, Any
         "trust_remote_code": properties.trust_remote_code,
         "enable_lora": properties.enable_lora,
     }
-    arguments |= {
-        argument: value for option, argument in _ARGUMENTS.items() if (value := getattr(properties, option)) is not None
-    }
-    if properties.long_lora_scaling_factors is not None:
-        arguments["long_lora_scaling_factors"] = _scaling_factors(properties.long_lora_scaling_factors)
+    arguments |= {argument: given[option] for option, argument in _ARGUMENTS.items() if option in given}
+    if options.long_lora_scaling_factors is not None:
+        arguments["long_lora_scaling_factors"] = _scaling_factors(options.long_lora_scaling_factors)
     return arguments
 
 
@@ -88,7 +87,7 @@ def max_num_seqs(properties: ServingProperties) -> int:
 
 def _dtype(properties: ServingProperties) -> str:
     if properties.dtype not in DTYPES:
-        raise ConfigError(f"option.dtype: lmi_dist takes {', '.join(DTYPES)}, not {properties.dtype}")
+        raise ConfigError(f"option.dtype: lmi_dist supports {', '.join(DTYPES)}, not {properties.dtype}")
     return DTYPES[properties.dtype]
 
 
@@ -101,7 +100,7 @@ def _one_gpu(properties: ServingProperties) -> int:
         degree = getattr(properties, name)
         if degree not in ("max", 1):
             raise ConfigError(
-                f"option.{name}: must be 1 with lmi_dist, which needs MPI for {degree}; option.rolling_batch=vllm does not"
+                f"option.{name}: must be 1 with lmi_dist, which would need MPI for {degree}; use option.rolling_batch=vllm"
             )
     return 1
 
@@ -111,5 +110,5 @@ def _scaling_factors(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.strip("()[] ").split(","))
     except ValueError as error:
         raise ConfigError(
-            f"option.long_lora_scaling_factors: must be numbers with commas between them, not {text!r:.60}"
+            f"option.long_lora_scaling_factors: must be numbers separated by commas, not {text!r:.60}"
         ) from error

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from backends.base import ModelFiles
+from backends.lmi_dist import DECLARATION
+from backends.lmi_dist.options import LmiDistOptions
 from backends.vllm.backend import VLLMBackend
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError
@@ -22,7 +24,7 @@ DEFAULT_SPECULATIVE_LENGTH = 5
 class LmiDistOnVLLM(VLLMBackend):
     """vLLM with the options that only lmi-dist has."""
 
-    name = "lmi_dist"
+    declaration = DECLARATION
 
     @classmethod
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> Self:
@@ -37,17 +39,18 @@ class LmiDistOnVLLM(VLLMBackend):
 
 def with_speculation(properties: ServingProperties) -> ServingProperties:
     """Turn lmi-dist's three draft model options into vLLM's one. Raises `ConfigError` if they conflict with others."""
-    draft = properties.speculative_draft_model
+    options = properties.options_of(LmiDistOptions)
+    draft = options.speculative_draft_model
     if draft is None:
         return properties
     if "speculative_config" in properties.extra:
-        raise ConfigError("option.speculative_draft_model and option.speculative_config say the same; set one of them")
+        raise ConfigError("option.speculative_draft_model and option.speculative_config cannot be used together")
     if properties.enable_lora:
-        raise ConfigError("option.speculative_draft_model and option.enable_lora exclude each other")
+        raise ConfigError("option.speculative_draft_model and option.enable_lora cannot be used together")
     config = {
         "method": "draft_model",
         "model": draft,
-        "num_speculative_tokens": properties.speculative_length or DEFAULT_SPECULATIVE_LENGTH,
-        "draft_tensor_parallel_size": properties.draft_model_tp_size or 1,
+        "num_speculative_tokens": options.speculative_length or DEFAULT_SPECULATIVE_LENGTH,
+        "draft_tensor_parallel_size": options.draft_model_tp_size or 1,
     }
     return msgspec.structs.replace(properties, extra=properties.extra | {"speculative_config": json.dumps(config)})

@@ -2,16 +2,53 @@
 
 from __future__ import annotations
 
-REQUIRES = ("tensorrt_llm",)
+from backends.tensorrt_llm.options import DEFAULT_BATCH_SIZE, TensorRTLLMOptions
+from lmi_handlers.config.declaration import BackendDeclaration, Handler
 
-EXTRA = "trtllm"
-
-UNSUPPORTED = {
-    "typical_p": "TensorRT-LLM has no typical sampling",
-    "bad_words": "TensorRT-LLM takes them only together with texts to stop at, which are matched outside the engine here",
-    "allowed_token_ids": "TensorRT-LLM has no such parameter",
-    "watermark": "TensorRT-LLM has no such parameter",
-}
-
-SAMPLED_DEFAULTS = {"temperature": 0.8, "top_k": 5, "top_p": 0.85}
-"""LMI's documented defaults for this engine, used if a request sets `do_sample` but not these parameters."""
+DECLARATION = BackendDeclaration(
+    name="tensorrt_llm",
+    location="backends.tensorrt_llm.backend:TensorRTLLMBackend",
+    requires=("tensorrt_llm",),
+    install="lmi-handlers[trtllm]",
+    options=TensorRTLLMOptions,
+    reads=(
+        "model_id",
+        "revision",
+        "trust_remote_code",
+        "max_rolling_batch_size",
+        "max_rolling_batch_prefill_tokens",
+        "max_model_len",
+        "dtype",
+        "quantize",
+        "tensor_parallel_degree",
+        "pipeline_parallel_degree",
+        "gpu_memory_utilization",
+        "load_format",
+        "kv_cache_dtype",
+        "moe_backend",
+        "tokenizer_mode",
+        "tokenizer_revision",
+        "enable_chunked_prefill",
+        "guided_decoding_backend",
+        "enable_lora",
+        "max_loras",
+        "max_lora_rank",
+        "max_cpu_loras",
+    ),
+    defaults={"max_rolling_batch_size": DEFAULT_BATCH_SIZE},
+    priority=10,
+    gpus=("NVIDIA",),
+    rolling_batch=("trtllm", "tensorrt_llm"),
+    aliases=("pytorch",),  # the usual value of an option of LMI's handler that has the same name
+    handlers={
+        "djl_python.tensorrt_llm": Handler(rolling_batch="trtllm"),
+        "djl_python.lmi_trtllm.trtllm_async_service": Handler(rolling_batch="trtllm", asynchronous=True),
+    },
+    unsupported={
+        "typical_p": "TensorRT-LLM has no typical sampling",
+        "bad_words": "TensorRT-LLM only supports them together with stop strings, which are matched outside the engine here",
+        "allowed_token_ids": "TensorRT-LLM has no such parameter",
+        "watermark": "TensorRT-LLM has no such parameter",
+    },
+    sampled_defaults={"temperature": 0.8, "top_k": 5, "top_p": 0.85},  # documented by LMI
+)

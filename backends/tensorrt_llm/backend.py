@@ -11,10 +11,11 @@ from tensorrt_llm.executor.request import LoRARequest
 from tensorrt_llm.executor.utils import RequestError
 
 from backends.base import Backend, ModelFiles
-from backends.tensorrt_llm import UNSUPPORTED
+from backends.tensorrt_llm import DECLARATION
 from backends.tensorrt_llm.actor import LLMActor
 from backends.tensorrt_llm.llm_args import choose_max_model_len, llm_arguments, max_batch_size
 from backends.tensorrt_llm.lora import lora_requests
+from backends.tensorrt_llm.options import TensorRTLLMOptions
 from backends.tensorrt_llm.sampling import engine_sampling_params
 from backends.tensorrt_llm.sequence import Sequence
 from lmi_handlers.config.properties import ServingProperties
@@ -87,20 +88,21 @@ class TensorRTLLMBackend(Backend):
             reason = " ".join(str(error).split()) or type(error).__name__
             verdict = ConfigError(f"option.model_id: TensorRT-LLM cannot serve {model.path}: {reason}")
             raise load_failure(verdict, error) from error
+        options = properties.options_of(TensorRTLLMOptions)
         return cls(
             llm,
             model,
             max_model_len=max_model_len,
             max_num_seqs=max_batch_size(properties),
-            max_input_len=properties.max_input_len,
-            max_output_len=properties.max_output_len,
+            max_input_len=options.max_input_len,
+            max_output_len=options.max_output_len,
             guided_decoding=properties.guided_decoding_backend is not None,
             adapters=adapters,
         )
 
     @property
     def capabilities(self) -> Capabilities:
-        """All fields except those in `UNSUPPORTED`. Alternatives to generated tokens are not supported."""
+        """All fields except those in `DECLARATION.unsupported`. Alternatives to generated tokens are not supported."""
         missing = () if self._guided_decoding else ("structured_outputs",)
         return Capabilities(
             backend="tensorrt_llm",
@@ -111,7 +113,7 @@ class TensorRTLLMBackend(Backend):
             max_output_len=self._max_output_len,
             max_logprobs=MAX_LOGPROBS,
             max_prompt_logprobs=MAX_PROMPT_LOGPROBS,
-            unsupported=(*UNSUPPORTED, *missing),
+            unsupported=(*DECLARATION.unsupported, *missing),
             adapters=tuple(self._adapters),
         )
 

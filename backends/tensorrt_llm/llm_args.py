@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from tensorrt_llm.llmapi import CapacitySchedulerPolicy, KvCacheConfig, SchedulerConfig
 
+from backends.tensorrt_llm import DECLARATION
 from backends.tensorrt_llm.lora import lora_config
+from backends.tensorrt_llm.options import DEFAULT_BATCH_SIZE, TensorRTLLMOptions
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError
 
@@ -20,9 +22,6 @@ logger = logging.getLogger(__name__)
 # The engine's default sampler silently ignores `seed`, the penalties and `min_p`. Its log probabilities may lack the
 # sampled token.
 SAMPLER_TYPE = "TRTLLMSampler"
-
-DEFAULT_BATCH_SIZE = 256
-"""LMI's default for this engine."""
 
 DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
@@ -76,34 +75,37 @@ def llm_arguments(
 ) -> dict[str, Any]:
     """Return the keyword arguments for the checkpoint in `path`. Raises `ConfigError` with the name of the option."""
     _check_quantize(path, properties)
+    given, options = DECLARATION.values(properties), properties.options_of(TensorRTLLMOptions)
     for name, choices in _CHOICES.items():
-        if getattr(properties, name) not in (None, *choices):
+        if given.get(name, choices[0]) not in choices:
             raise ConfigError(
-                f"option.{name}: TensorRT-LLM takes {' or '.join(choices)}, not {_value(properties, name)}"
+                f"option.{name}: TensorRT-LLM supports {' and '.join(choices)}, not {_shown(given[name])}"
             )
     for name in _NO_COUNTERPART:
-        if getattr(properties, name) is not None:
+        if name in given:
             logger.warning("TensorRT-LLM 1.2 has no such setting", extra={"option": f"option.{name}"})
     arguments = {
         "model": str(path),
-        "skip_tokenizer_init": _skip_tokenizer_init(properties),
+        "skip_tokenizer_init": _skip_tokenizer_init(properties, options),
         "trust_remote_code": properties.trust_remote_code,
         "dtype": _dtype(properties),
-        "tensor_parallel_size": _tensor_parallel_size(properties),
+        "tensor_parallel_size": _tensor_parallel_size(properties, options),
         "pipeline_parallel_size": properties.pipeline_parallel_degree,
         "max_batch_size": max_batch_size(properties),
         "max_seq_len": max_model_len,
         "sampler_type": SAMPLER_TYPE,
-        "kv_cache_config": KvCacheConfig(**_kv_cache_arguments(properties)),
+        "kv_cache_config": KvCacheConfig(**_kv_cache_arguments(given)),
     }
-    arguments |= {name: value for name in _SAME_NAME if (value := getattr(properties, name)) is not None}
-    if (max_num_tokens := _max_num_tokens(properties)) is not None:
+    arguments |= {name: given[name] for name in _SAME_NAME if name in given}
+    if (max_num_tokens := _max_num_tokens(properties, options)) is not None:
         arguments["max_num_tokens"] = max_num_tokens
-    if properties.batch_scheduler_policy is not None:
-        arguments["scheduler_config"] = SchedulerConfig(capacity_scheduler_policy=_scheduler_policy(properties))
-    if properties.enable_overlap_scheduler is not None:
-        arguments["disable_overlap_scheduler"] = not properties.enable_overlap_scheduler
-    if properties.use_cuda_graph is False:
+    if options.batch_scheduler_policy is not None:
+        arguments["scheduler_config"] = SchedulerConfig(
+            capacity_scheduler_policy=_scheduler_policy(options.batch_scheduler_policy)
+        )
+    if options.enable_overlap_scheduler is not None:
+        arguments["disable_overlap_scheduler"] = not options.enable_overlap_scheduler
+    if options.use_cuda_graph is False:
         arguments["cuda_graph_config"] = None
     if properties.enable_lora:
         arguments["enable_lora"] = True
@@ -123,13 +125,14 @@ def choose_max_model_len(path: Path, properties: ServingProperties) -> int:
     """
     if properties.max_model_len is not None:
         return properties.max_model_len
-    if properties.max_input_len is not None and properties.max_output_len is not None:
-        return properties.max_input_len + properties.max_output_len
+    options = properties.options_of(TensorRTLLMOptions)
+    if options.max_input_len is not None and options.max_output_len is not None:
+        return options.max_input_len + options.max_output_len
     config = _read_config(path)
     config = config.get("text_config") or config
     limit = config.get("max_position_embeddings") or config.get("n_positions")
     if not isinstance(limit, int):
-        raise ConfigError("option.max_model_len: must be set, as the model's config.json states no limit")
+        raise ConfigError("option.max_model_len must be set, because the model's config.json has no limit")
     return limit
 
 
@@ -151,29 +154,29 @@ def _check_quantize(path: Path, properties: ServingProperties) -> None:
         )
 
 
-def _skip_tokenizer_init(properties: ServingProperties) -> bool:
+def _skip_tokenizer_init(properties: ServingProperties, options: TensorRTLLMOptions) -> bool:
     """Tell whether the engine runs without its tokenizer. Only grammars need it."""
     guided = properties.guided_decoding_backend is not None
-    if guided and properties.skip_tokenizer_init:
+    if guided and options.skip_tokenizer_init:
         raise ConfigError("option.skip_tokenizer_init: option.guided_decoding_backend needs the tokenizer")
-    return not guided if properties.skip_tokenizer_init is None else properties.skip_tokenizer_init
+    return not guided if options.skip_tokenizer_init is None else options.skip_tokenizer_init
 
 
 def _dtype(properties: ServingProperties) -> str:
     if properties.dtype not in DTYPES:
-        raise ConfigError(f"option.dtype: TensorRT-LLM takes {', '.join(DTYPES)}, not {properties.dtype}")
+        raise ConfigError(f"option.dtype: TensorRT-LLM supports {', '.join(DTYPES)}, not {properties.dtype}")
     return DTYPES[properties.dtype]
 
 
-def _tensor_parallel_size(properties: ServingProperties) -> int:
+def _tensor_parallel_size(properties: ServingProperties, options: TensorRTLLMOptions) -> int:
     if properties.tensor_parallel_degree != "max":
         return properties.tensor_parallel_degree
-    others = properties.pipeline_parallel_degree * (properties.context_parallel_size or 1)
+    others = properties.pipeline_parallel_degree * (options.context_parallel_size or 1)
     return max(1, torch.cuda.device_count() // others)
 
 
-def _max_num_tokens(properties: ServingProperties) -> int | None:
-    asked, other = properties.max_num_tokens, properties.max_rolling_batch_prefill_tokens
+def _max_num_tokens(properties: ServingProperties, options: TensorRTLLMOptions) -> int | None:
+    asked, other = options.max_num_tokens, properties.max_rolling_batch_prefill_tokens
     if asked is not None and other is not None and asked != other:
         raise ConfigError(
             f"option.max_num_tokens: {asked} and option.max_rolling_batch_prefill_tokens={other} set the same limit"
@@ -181,43 +184,38 @@ def _max_num_tokens(properties: ServingProperties) -> int | None:
     return other if asked is None else asked
 
 
-def _scheduler_policy(properties: ServingProperties) -> Any:
+def _scheduler_policy(text: str) -> Any:
     try:
-        return CapacitySchedulerPolicy((properties.batch_scheduler_policy or "").upper())
+        return CapacitySchedulerPolicy(text.upper())
     except ValueError as error:
         known = ", ".join(policy.value.lower() for policy in CapacitySchedulerPolicy)
         raise ConfigError(
-            f"option.batch_scheduler_policy: TensorRT-LLM takes {known}, "
-            f"not {_value(properties, 'batch_scheduler_policy')}"
+            f"option.batch_scheduler_policy: TensorRT-LLM supports {known}, not {_shown(text)}"
         ) from error
 
 
-def _kv_cache_arguments(properties: ServingProperties) -> dict[str, Any]:
-    arguments = {
-        name: value for name, option in _KV_CACHE.items() if (value := getattr(properties, option)) is not None
-    }
+def _kv_cache_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = {name: given[option] for name, option in _KV_CACHE.items() if option in given}
     # This is a share of the memory that is free after loading the weights. The engine has no option for a share of all.
-    fraction = properties.kv_cache_free_gpu_mem_fraction or properties.gpu_memory_utilization
+    fraction = given.get("kv_cache_free_gpu_mem_fraction", given.get("gpu_memory_utilization"))
     if fraction is not None:
         arguments["free_gpu_memory_fraction"] = fraction
-    if properties.max_attention_window is not None:
-        arguments["max_attention_window"] = _max_attention_window(properties)
+    if "max_attention_window" in given:
+        arguments["max_attention_window"] = _max_attention_window(given["max_attention_window"])
     return arguments
 
 
-def _max_attention_window(properties: ServingProperties) -> list[int]:
-    text = (properties.max_attention_window or "").strip("[] ")
+def _max_attention_window(text: str) -> list[int]:
     try:
-        windows = [int(part) for part in text.split(",")]
+        windows = [int(part) for part in text.strip("[] ").split(",")]
     except ValueError:
         windows = []
     if not windows or min(windows) < 1:
         raise ConfigError(
-            "option.max_attention_window: must be integers above 0 with commas between them, "
-            f"not {_value(properties, 'max_attention_window')}"
+            f"option.max_attention_window: must be positive integers separated by commas, not {_shown(text)}"
         )
     return windows
 
 
-def _value(properties: ServingProperties, name: str) -> str:
-    return f"{getattr(properties, name)!r:.60}"
+def _shown(text: str) -> str:
+    return f"{text!r:.60}"

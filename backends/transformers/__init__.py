@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
-REQUIRES = ("torch", "transformers", "accelerate")
+from backends.transformers.options import DEFAULT_BATCH_SIZE, TransformersOptions
+from lmi_handlers.config.declaration import BackendDeclaration, Handler
 
-UNSUPPORTED = {
-    "adapters": "weights are served as they are",
-}
+DECLARATION = BackendDeclaration(
+    name="transformers",
+    location="backends.transformers.backend:TransformersBackend",
+    requires=("torch", "transformers", "accelerate"),
+    install="lmi-handlers[transformers]",
+    options=TransformersOptions,
+    reads=(
+        "model_id",
+        "revision",
+        "trust_remote_code",
+        "max_rolling_batch_size",
+        "max_rolling_batch_prefill_tokens",
+        "max_model_len",
+        "dtype",
+        "limit_mm_per_prompt",
+    ),
+    defaults={"max_rolling_batch_size": DEFAULT_BATCH_SIZE},
+    rolling_batch=("scheduler",),
+    handlers={"djl_python.huggingface": Handler()},
+    unsupported={"adapters": "the weights are served as they are"},
+)

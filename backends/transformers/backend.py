@@ -15,11 +15,12 @@ from backends.base import Backend, ModelFiles
 from backends.grammar import Grammar, Vocabulary
 from backends.grammar_compiler import GrammarCompiler
 from backends.preparing import Preparing, refusal
-from backends.transformers import UNSUPPORTED
+from backends.transformers import DECLARATION
 from backends.transformers.bad_words import BadWords
 from backends.transformers.fallback import SequentialRunner
 from backends.transformers.images import ImageInputs, ImageProcessor
 from backends.transformers.loading import choose_max_model_len, choose_runner, load_model
+from backends.transformers.options import DEFAULT_BATCH_SIZE
 from backends.transformers.runner import Runner
 from backends.transformers.sampler import Sampled, logprobs_and_best, sample
 from backends.transformers.sequence import Chunk, Sequence, next_chunk
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_LOGPROBS = 20
-DEFAULT_BATCH_SIZE = 32
 DEFAULT_PREFILL_TOKENS = 512
 TOKENIZER_FILE = "tokenizer.json"
 GREENLIST_RATIO = 0.5
@@ -129,7 +129,7 @@ class TransformersBackend(Backend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """All fields except those in `UNSUPPORTED` and, without a tokenizer.json, those that need one."""
+        """All fields except those in `DECLARATION.unsupported` and, without a tokenizer.json, those that need one."""
         needs = {"bad_words": self._bad_words, "structured_outputs": self._grammars}
         return Capabilities(
             backend="transformers",
@@ -137,7 +137,7 @@ class TransformersBackend(Backend):
             max_num_seqs=self._max_batch_size,
             vocab_size=self._vocab_size,
             max_logprobs=MAX_LOGPROBS,
-            unsupported=(*UNSUPPORTED, *(name for name, needed in needs.items() if needed is None)),
+            unsupported=(*DECLARATION.unsupported, *(name for name, needed in needs.items() if needed is None)),
             device=self._device.type,
             dtype=self._dtype,
             takes_images=self._images is not None,

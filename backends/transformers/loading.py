@@ -18,6 +18,7 @@ from transformers import (
 from backends.cpu_dtype import choose_cpu_dtype
 from backends.transformers.attention import ATTENTION_NAME
 from backends.transformers.fallback import SequentialRunner
+from backends.transformers.options import TransformersOptions
 from backends.transformers.packing import LinearInputs, can_pack, pack, unpack
 from backends.transformers.rolling import RollingRunner
 from backends.transformers.runner import Runner
@@ -50,7 +51,7 @@ def load_model(path: Path, properties: ServingProperties) -> Any:
     """Load the model in `path` for inference. Raises `ConfigError`, or `LoadFailed` if a retry may help."""
     if properties.dtype not in DTYPES:
         raise ConfigError(f"option.dtype: transformers backend takes {', '.join(DTYPES)}, not {properties.dtype}")
-    device_map = properties.device_map
+    device_map = properties.options_of(TransformersOptions).device_map
     if device_map is None and torch.cuda.is_available():
         device_map = "cuda"
     try:

@@ -5,41 +5,72 @@ from __future__ import annotations
 import logging
 import os
 
+from backends.vllm.options import DEFAULT_BATCH_SIZE, VLLMOptions
+from lmi_handlers.config.declaration import BackendDeclaration, Handler
+
 LOG_LEVEL = os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
 """vLLM's warnings are mostly about its internals, so they are off. `VLLM_LOGGING_LEVEL` brings them back."""
 
 logging.getLogger("vllm").setLevel(LOG_LEVEL)  # must happen before vLLM is imported, because the import already logs
 
-REQUIRES = ("vllm", "llguidance")
-PASSES_OPTIONS = True
-
-UNSUPPORTED = {"watermark": "vLLM has a watermark of another kind, chosen for the whole engine"}
-
-CONDITIONAL = {
-    "typical_p": "not supported with speculative decoding, nor with `option.async_scheduling` on the first model runner",
-    "prompt_logprobs": "not supported with `option.enable_lora` on a CPU",
-    "seed": "not supported on a CPU with `option.enable_chunked_prefill=true`",
-    "allowed_token_ids": "at most 1024 on the second model runner",
-    "logit_bias": "at most 1024 tokens on the second model runner",
-    "stop_token_ids": "at most 128 together with `min_tokens` on the second model runner",
-    "bad_words": "at most 128, and on the second model runner at most 1024 tokens in total",
-}
-"""Field -> when it is rejected although the table says yes.
-
-vLLM uses its second model runner on GPUs and the first on CPUs.
-"""
-
-ONLY_ON_A_GPU = (
-    "Compiled kernels, quantisation and CUDA graphs. The tests run the second model runner on a CPU with its Triton kernels "
-    "interpreted, and let vLLM validate its configuration as if there were eight H100s.",
-    "Asynchronous scheduling, which vLLM turns on for GPUs: a step returns the tokens of the previous one, and one batch is "
-    "still in flight when the last request ends.",
-    "Loading time with `torch.compile` and CUDA graphs, compared with `option.model_loading_timeout`.",
-    "More than one GPU: NCCL, and workers that die inside a collective operation.",
-    "Memory: whether `option.gpu_memory_utilization` leaves enough for prompt log probabilities and images. Running out of "
-    "memory during a step ends the engine, which is then restarted.",
-    "Images: vLLM may run a model's processor on the GPU while the engine is stepping.",
-    "Samples: the second model runner has its own random generator, so the same seed gives other tokens than on a CPU. It "
-    "applies `typical_p` before `min_p` instead of after it.",
+DECLARATION = BackendDeclaration(
+    name="vllm",
+    location="backends.vllm.backend:VLLMBackend",
+    requires=("vllm", "llguidance"),
+    install="lmi-handlers[vllm]",
+    options=VLLMOptions,
+    reads=(
+        "model_id",
+        "revision",
+        "trust_remote_code",
+        "max_rolling_batch_size",
+        "max_rolling_batch_prefill_tokens",
+        "max_model_len",
+        "dtype",
+        "quantize",
+        "tensor_parallel_degree",
+        "pipeline_parallel_degree",
+        "gpu_memory_utilization",
+        "load_format",
+        "kv_cache_dtype",
+        "moe_backend",
+        "tokenizer_mode",
+        "tokenizer_revision",
+        "enable_chunked_prefill",
+        "guided_decoding_backend",
+        "limit_mm_per_prompt",
+        "enable_lora",
+        "max_loras",
+        "max_lora_rank",
+        "max_cpu_loras",
+    ),
+    defaults={"max_rolling_batch_size": DEFAULT_BATCH_SIZE},
+    passes_options=True,
+    priority=20,
+    gpus=("NVIDIA", "AMD"),
+    handlers={"djl_python.lmi_vllm.vllm_async_service": Handler(rolling_batch="vllm", asynchronous=True)},
+    unsupported={"watermark": "vLLM only supports a different watermark, which is chosen for the whole engine"},
+    # vLLM uses its second model runner on GPUs and the first on CPUs.
+    conditional={
+        "typical_p": "not supported with speculative decoding, nor with `option.async_scheduling` on the first model runner",
+        "prompt_logprobs": "not supported with `option.enable_lora` on a CPU",
+        "seed": "not supported on a CPU with `option.enable_chunked_prefill=true`",
+        "allowed_token_ids": "at most 1024 on the second model runner",
+        "logit_bias": "at most 1024 tokens on the second model runner",
+        "stop_token_ids": "at most 128 together with `min_tokens` on the second model runner",
+        "bad_words": "at most 128, and on the second model runner at most 1024 tokens in total",
+    },
+    untested=(
+        "Compiled kernels, quantisation and CUDA graphs. The tests run the second model runner on a CPU with its Triton "
+        "kernels interpreted, and let vLLM validate its configuration as if there were eight H100s.",
+        "Asynchronous scheduling, which vLLM turns on for GPUs: a step returns the tokens of the previous one, and one batch "
+        "is still in flight when the last request ends.",
+        "Loading time with `torch.compile` and CUDA graphs, compared with `option.model_loading_timeout`.",
+        "More than one GPU: NCCL, and workers that die inside a collective operation.",
+        "Memory: whether `option.gpu_memory_utilization` leaves enough for prompt log probabilities and images. Running out "
+        "of memory during a step ends the engine, which is then restarted.",
+        "Images: vLLM may run a model's processor on the GPU while the engine is stepping.",
+        "Samples: the second model runner has its own random generator, so the same seed gives other tokens than on a CPU. "
+        "It applies `typical_p` before `min_p` instead of after it.",
+    ),
 )
-"""What the tests do not cover, because they run without a GPU."""

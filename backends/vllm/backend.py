@@ -14,7 +14,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backends.vllm import LOG_LEVEL, UNSUPPORTED
+from backends.vllm import DECLARATION, LOG_LEVEL
 
 # Set before vLLM is imported, because it reads them only once.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -65,7 +65,7 @@ _TRIAL_SECONDS = 2.0  # for compiling and a few tokens
 class VLLMBackend(Backend):
     """One `LLMEngine`. Any exception from its `step` is fatal, because the engine's state is undefined afterwards."""
 
-    name = "vllm"
+    declaration = DECLARATION
 
     def __init__(self, engine: LLMEngine, model: ModelFiles) -> None:
         """Wrap the engine and load the adapters. Raises `ConfigError` if one does not fit the model."""
@@ -102,12 +102,12 @@ class VLLMBackend(Backend):
             },
         )
         self._capabilities = Capabilities(
-            backend=self.name,
+            backend=self.declaration.name,
             max_model_len=config.model_config.max_model_len,
             max_num_seqs=config.scheduler_config.max_num_seqs,
             vocab_size=config.model_config.get_vocab_size(),
             max_logprobs=config.model_config.max_logprobs,
-            unsupported=(*UNSUPPORTED, *_unsupported_by(config)),
+            unsupported=(*DECLARATION.unsupported, *_unsupported_by(config)),
             adapters=tuple(self._adapters),
             device=config.device_config.device_type,
             dtype=str(config.model_config.dtype).removeprefix("torch."),
@@ -120,10 +120,10 @@ class VLLMBackend(Backend):
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> Self:
         """Build the engine. Any failure raises `ConfigError` or `LoadFailed` with a one-line message."""
         if model.path is None:
-            raise ConfigError(f"option.model_id: the {cls.name} backend needs a model")
+            raise ConfigError(f"option.model_id: the {cls.declaration.name} backend needs a model")
         if not model.path.is_dir():
             raise ConfigError(f"option.model_id: vLLM needs the directory of a checkpoint, not {model.path.name}")
-        arguments = engine_arguments(model.path, properties, backend=cls.name, adapters=len(model.adapters))
+        arguments = engine_arguments(model.path, properties, backend=cls.declaration, adapters=len(model.adapters))
         report("loading weights")
         try:
             engine = LLMEngine.from_vllm_config(engine_config(arguments), disable_log_stats=True)
@@ -134,7 +134,7 @@ class VLLMBackend(Backend):
     @classmethod
     def check_options(cls, properties: ServingProperties) -> None:
         """Check the options with vLLM's own parser."""
-        engine_arguments(Path(), properties, backend=cls.name)
+        engine_arguments(Path(), properties, backend=cls.declaration)
 
     @property
     def capabilities(self) -> Capabilities:

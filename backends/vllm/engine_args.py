@@ -21,14 +21,14 @@ from vllm import EngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from lmi_handlers.config.options import OPTIONS, text_of
+from backends.vllm import DECLARATION
+from backends.vllm.options import DEFAULT_BATCH_SIZE
+from lmi_handlers.config.declaration import BackendDeclaration
+from lmi_handlers.config.option import text_of
 from lmi_handlers.config.properties import NEAR, ServingProperties
 from lmi_handlers.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_BATCH_SIZE = 256
-"""LMI's default for this engine."""
 
 DEFAULT_MAX_LORAS = 4
 """LMI's default."""
@@ -125,11 +125,11 @@ DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def engine_arguments(
-    path: Path, properties: ServingProperties, *, backend: str = "vllm", adapters: int = 0
+    path: Path, properties: ServingProperties, *, backend: BackendDeclaration = DECLARATION, adapters: int = 0
 ) -> EngineArgs:
     """Return the arguments for the model in `path` with this number of adapters.
 
-    `backend` is the backend whose options are read: `vllm`, or another one that runs on vLLM. Raises `ConfigError` with
+    `backend` declares the options that are read: vLLM's, or those of another backend that runs on vLLM. Raises `ConfigError` with
     the name of the option.
     """
     fields = {field.name for field in dataclasses.fields(EngineArgs)}
@@ -140,7 +140,9 @@ def engine_arguments(
         if name in OURS:
             raise ConfigError(f"option.{name}: not for vLLM to be told; use {OURS[name]}")
         if name not in fields:
-            raise ConfigError(f"option.{name}: neither this server nor vLLM has such an option{_nearest(name, fields)}")
+            raise ConfigError(
+                f"option.{name}: neither this server nor vLLM has such an option{_nearest(name, fields, backend)}"
+            )
         texts[name] = text
     # By default, unseeded requests would get the same samples after every restart.
     texts.setdefault("seed", str(secrets.randbits(32)))
@@ -195,19 +197,15 @@ def option_of(argument: str) -> str:
     return f"option.{names.get(argument, argument)}"
 
 
-def _declared(properties: ServingProperties, backend: str, fields: set[str]) -> dict[str, str]:
+def _declared(properties: ServingProperties, backend: BackendDeclaration, fields: set[str]) -> dict[str, str]:
     """Return the declared options that are set or have a default here, as engine argument -> text."""
     texts = {}
-    for declared in OPTIONS.values():
-        name = declared.name
-        if backend not in declared.option.read_by or name in TEXT_LAYER:
-            continue
-        value = getattr(properties, name)
+    for name, value in backend.values(properties).items():
         argument = ALIASES.get(name, name)
-        if value is None or (argument not in fields and name not in NO_COUNTERPART):
-            continue
         if name in NO_COUNTERPART:
-            logger.warning(f"option {declared.key} has no effect: {NO_COUNTERPART[name]}")
+            logger.warning(f"option.{name} has no effect: {NO_COUNTERPART[name]}")
+        elif name in TEXT_LAYER or argument not in fields:
+            continue
         elif name == "tensor_parallel_degree" and value == "max":
             texts[argument] = str(max(1, current_platform.device_count() // properties.pipeline_parallel_degree))
         elif name == "dtype":
@@ -255,6 +253,7 @@ def _switch(name: str, flag: str, text: str) -> str:
     raise ConfigError(f"{option_of(name)} has value {text!r}: not true or false")
 
 
-def _nearest(name: str, fields: set[str]) -> str:
-    near = difflib.get_close_matches(name, [*fields, *OPTIONS], n=1, cutoff=NEAR)
+def _nearest(name: str, fields: set[str], backend: BackendDeclaration) -> str:
+    known = [*fields, *backend.reads, *backend.options.__struct_fields__]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
     return f"; did you mean option.{near[0]}?" if near else ""

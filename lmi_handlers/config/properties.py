@@ -11,30 +11,20 @@ from typing import Any
 import javaproperties
 import msgspec
 
+from lmi_handlers.config.declaration import BackendDeclaration
+from lmi_handlers.config.no_effect import DEPRECATED_KEYS, NO_EFFECT
 from lmi_handlers.config.not_provided import OPTIONS_NOT_PROVIDED, refused_option, refused_variables
-from lmi_handlers.config.options import (
-    DEPRECATED_KEYS,
-    HANDLERS,
-    KEYS,
-    NATIVE,
-    NO_EFFECT,
-    OPTIONS,
-    OVERRIDES,
-    TGI,
-    DeclaredOption,
-    InvalidValue,
-    ServingProperties,
-    Variable,
-    as_name,
-    text_of,
-)
+from lmi_handlers.config.option import DeclaredOption, InvalidValue, text_of
+from lmi_handlers.config.options import ServingProperties, as_name
+from lmi_handlers.config.redaction import REDACTED, is_secret, redacted
+from lmi_handlers.config.registry import SERVER, SHARED, Registry
+from lmi_handlers.config.variables import NATIVE, OVERRIDES, TGI, Variable
 from lmi_handlers.core.errors import ConfigError
 
-__all__ = ["LoadedProperties", "ServingProperties", "Setting", "load_properties", "read_properties", "render_settings"]
+__all__ = ["LoadedProperties", "ServingProperties", "Setting", "load_properties", "read_properties"]
 
 FILE_NAME = "serving.properties"
 DEFAULT = "default"
-REDACTED = "******"
 NEAR = 0.85
 """Similarity from which a name counts as a misspelling of another: max_tokns does, my_threshold does not."""
 
@@ -53,8 +43,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The value as written in the file, with secrets redacted."""
-        return redacted(self.key, text_of(self.value))
+        """The value as written in the file, with credentials redacted."""
+        return redacted(text_of(self.value))
 
 
 class UnknownName(msgspec.Struct, frozen=True):
@@ -80,43 +70,39 @@ class LoadedProperties(msgspec.Struct, frozen=True, kw_only=True):
         """Return the options that are set, as text that may be logged."""
         return {setting.key: setting.text for setting in self.explicit}
 
-    def warnings(self, backend: str, *, passes_options: bool) -> tuple[str, ...]:
-        """Return the warnings for the log. With `passes_options`, the backend's engine checks unknown names itself."""
-        return (*self.deprecated, *self.unknown_names(passes_options=passes_options), *self.unread(backend))
+    def warnings(self, backend: BackendDeclaration) -> tuple[str, ...]:
+        """Return the warnings for the log."""
+        return (*self.deprecated, *self.unknown_names(backend), *self.unread(backend.name))
 
-    def unknown_names(self, *, passes_options: bool) -> tuple[str, ...]:
+    def unknown_names(self, backend: BackendDeclaration) -> tuple[str, ...]:
         """Return a warning for each name that neither the server nor the engine can know."""
-        return tuple(name.warning for name in self.unknown if not (passes_options and name.kept))
+        return tuple(name.warning for name in self.unknown if not (backend.passes_options and name.kept))
 
     def unread(self, backend: str) -> tuple[str, ...]:
-        """Return a warning for each option that is set but not read by `backend`.
-
-        Returns nothing for a backend that no declaration names: what a plug-in reads is not known here.
-        """
-        if not any(backend in declared.option.read_by for declared in OPTIONS.values()):
-            return ()
+        """Return a warning for each option that is set but not read by the backend of this name."""
         return tuple(
-            f"{setting.key} has no effect on backend {backend}: only {', '.join(setting.read_by)} "
-            f"{'reads' if len(setting.read_by) == 1 else 'read'} it (from {setting.source})"
+            f"{setting.key} has no effect on backend {backend}; it is only read by {', '.join(setting.read_by)} "
+            f"(from {setting.source})"
             for setting in self.explicit
-            if setting.read_by and backend not in setting.read_by and "server" not in setting.read_by
+            if setting.read_by and not {backend, SERVER} & {*setting.read_by}
         )
 
 
-def load_properties(model_dir: Path | None, environ: Mapping[str, str]) -> LoadedProperties:
+def load_properties(model_dir: Path | None, environ: Mapping[str, str], registry: Registry) -> LoadedProperties:
     """Read the variables in `environ`, and serving.properties in `model_dir` if it exists.
 
-    Raises `ConfigError` that lists all mistakes at once. An unknown name is only a warning.
+    `registry` has the options that may be set. An unknown name is only a warning. Raises `ConfigError` that lists all
+    mistakes at once.
     """
     if model_dir is not None and not model_dir.is_dir():
         raise ConfigError(f"model directory {model_dir} does not exist")
-    return _Loading(model_dir).load(environ)
+    return _Loading(model_dir, registry).load(environ)
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """Return the names and values of a .properties file. The format is Java's, in UTF-8. The last of equal names wins.
+    """Return the names and values of a .properties file. The format is Java's, in UTF-8.
 
-    Raises `ConfigError` that names the file.
+    If a name occurs twice, the last one takes precedence. Raises `ConfigError` that names the file.
     """
     try:
         properties: dict[str, str] = javaproperties.loads(path.read_text(encoding="utf-8-sig"))
@@ -127,7 +113,7 @@ def read_properties(path: Path) -> dict[str, str]:
             f"{path} is not UTF-8 text: byte {error.object[error.start]:#04x} at {error.start}"
         ) from error
     except javaproperties.InvalidUEscapeError as error:
-        raise ConfigError(f"{path} is no properties file: {error}") from error
+        raise ConfigError(f"{path} is not a properties file: {error}") from error
     return properties
 
 
@@ -142,8 +128,10 @@ class _Entry(msgspec.Struct, frozen=True):
 class _Loading:
     """One run of `load_properties`. Collects settings, warnings and mistakes until everything has been read."""
 
-    def __init__(self, model_dir: Path | None) -> None:
+    def __init__(self, model_dir: Path | None, registry: Registry) -> None:
         self.model_dir = model_dir
+        self.registry = registry
+        self.keys = registry.keys
         self.values: dict[str, Any] = {}
         self.explicit: dict[str, Setting] = {}
         self.extra: dict[str, str] = {}
@@ -162,27 +150,46 @@ class _Loading:
             raise ConfigError("\n".join(self.mistakes))
         self._name_model()
         return LoadedProperties(
-            properties=ServingProperties(
-                **self.values, extra=self.extra, model_dir=None if self.model_dir is None else str(self.model_dir)
-            ),
+            properties=self._properties(),
             explicit=tuple(self.explicit.values()),
             defaults=tuple(
-                Setting(key=declared.key, value=declared.default, source=DEFAULT, read_by=declared.option.read_by)
-                for declared in OPTIONS.values()
+                Setting(key=declared.key, value=declared.default, source=DEFAULT, read_by=declared.read_by)
+                for declared in self.registry.options.values()
                 if declared.key not in self.explicit
             ),
             deprecated=tuple(self.deprecated),
             unknown=tuple(self.unknown),
         )
 
+    def _properties(self) -> ServingProperties:
+        entry_point = self.explicit.get("option.entryPoint")
+        return ServingProperties(
+            **{name: value for name, value in self.values.items() if name in SHARED},
+            model_dir=None if self.model_dir is None else str(self.model_dir),
+            has_asynchronous_handler=entry_point is not None
+            and self.registry.handlers[entry_point.text][1].asynchronous,
+            engine_options={name: value for name, value in self.values.items() if name not in SHARED},
+            extra=self.extra,
+        )
+
     def _layers(self, environ: Mapping[str, str]) -> Iterable[list[_Entry]]:
         """Yield the entries of each source, highest precedence first."""
-        yield _variables(OVERRIDES, environ)
+        yield self._variables(OVERRIDES, environ)
         yield self._file()
         yield _option_variables(environ)
-        yield _variables(NATIVE, environ)
-        yield _variables(TGI, environ)
+        yield self._variables(NATIVE, environ)
+        yield self._variables(TGI, environ)
         yield _server_variables(environ)
+
+    def _variables(self, table: Mapping[str, Variable], environ: Mapping[str, str]) -> list[_Entry]:
+        """Return the entries for the variables in `table` that are set. For each option, the first takes precedence."""
+        entries: dict[str, _Entry] = {}
+        for name, variable in table.items():
+            text = variable.convert(environ.get(name, "").strip())
+            if text and variable.option in self.registry.options:
+                key = self.registry.options[variable.option].key
+                entries.setdefault(key, _Entry(key, text, _source(name)))
+        return list(entries.values())
 
     def _file(self) -> list[_Entry]:
         path = None if self.model_dir is None else self.model_dir / FILE_NAME
@@ -196,20 +203,20 @@ class _Loading:
         for entry in entries:
             # A lone \ud800 in the file, or invalid bytes in a variable: such text cannot be sent or stored.
             if _SURROGATE.search(entry.key + entry.text):
-                self.mistakes.append(f"{entry.key!a} has text that is not Unicode (from {entry.source})")
+                self.mistakes.append(f"{entry.key!a} has text that is not valid Unicode (from {entry.source})")
                 continue
-            declared = KEYS.get(entry.key)
+            declared = self.keys.get(entry.key)
             if declared is None:
                 self._take_other(entry)
                 continue
             first = found.setdefault(declared.key, entry)
             if first.text != entry.text:
                 self.mistakes.append(
-                    f"{first.key}={redacted(first.key, first.text)} and {entry.key}={redacted(entry.key, entry.text)} "
+                    f"{first.key}={redacted(first.text)} and {entry.key}={redacted(entry.text)} "
                     f"are the same option with different values (from {_sources(first.source, entry.source)})"
                 )
         for entry in found.values():
-            declared = KEYS[entry.key]
+            declared = self.keys[entry.key]
             if declared.key not in self.explicit:
                 self._take_option(declared, entry)
 
@@ -221,16 +228,17 @@ class _Loading:
         try:
             value = self.values[declared.name] = declared.parse(entry.text)
         except InvalidValue as error:
-            shown = redacted(entry.key, entry.text)
-            self.mistakes.append(f"{entry.key} has value {shown!r}: {error} (from {entry.source})")
+            self.mistakes.append(f"{entry.key} has value {redacted(entry.text)!r}: {error} (from {entry.source})")
         self._refuse(declared.key, entry)
         self.explicit[declared.key] = Setting(
-            key=declared.key, value=value, source=entry.source, read_by=declared.option.read_by
+            key=declared.key, value=value, source=entry.source, read_by=declared.read_by
         )
 
     def _take_other(self, entry: _Entry) -> None:
         if entry.key in self.explicit:
             return
+        if is_secret(entry.key, entry.text):
+            entry = msgspec.structs.replace(entry, text=REDACTED)
         self._refuse(entry.key, entry)
         if entry.key in NO_EFFECT:
             note = NO_EFFECT[entry.key]
@@ -238,22 +246,20 @@ class _Loading:
             note = "this is how the server works anyway"
         else:
             note = self._unknown(entry)
-        self.explicit[entry.key] = Setting(
-            key=entry.key, value=redacted(entry.key, entry.text), source=entry.source, note=note
-        )
+        self.explicit[entry.key] = Setting(key=entry.key, value=redacted(entry.text), source=entry.source, note=note)
 
     def _refuse(self, key: str, entry: _Entry) -> None:
         if reason := refused_option(key, entry.text):
-            self.mistakes.append(f"{redacted(key, reason)} (from {entry.source})")
+            self.mistakes.append(f"{redacted(reason)} (from {entry.source})")
 
     def _unknown(self, entry: _Entry) -> str:
         """Warn, and keep the text for a backend that may know the name. Returns the note for `lmi check`."""
-        nearest = _nearest(entry.key)
+        nearest = _nearest(entry.key, self.keys)
         hint = f"; did you mean {nearest}?" if nearest else ""
         name = entry.key.removeprefix("option.")
-        secret = _is_secret(entry.key, entry.text)
+        secret = entry.text == REDACTED
         if secret:
-            hint = "; it looks like a secret and is not passed on, secrets belong in the environment"
+            hint = "; it looks like a secret and is not passed on: use an environment variable for secrets"
         elif name != entry.key:
             self.extra[name] = entry.text
         warning = f"unknown option {entry.key}{hint} (from {entry.source})"
@@ -277,28 +283,28 @@ class _Loading:
         entry_point = self.explicit.get("option.entryPoint")
         if entry_point is None:
             return
-        handler = HANDLERS.get(entry_point.text)
-        if handler is None:
+        if entry_point.text not in self.registry.handlers:
             self.mistakes.append(
-                f"option.entryPoint={entry_point.text} is not supported: not one of {', '.join(HANDLERS)}, and Python code "
-                f"that comes with a model is not run (from {entry_point.source})"
+                f"option.entryPoint={entry_point.text} is not supported: must be one of {', '.join(self.registry.handlers)}; "
+                f"Python code that comes with a model is not run (from {entry_point.source})"
             )
             return
+        backend, handler = self.registry.handlers[entry_point.text]
         rolling_batch = self.values.get("rolling_batch", "auto")
         if rolling_batch == "auto" or (rolling_batch == "disable" and handler.asynchronous):
             if handler.asynchronous and self.values.get("batch_size", 1) > 1:
                 self._conflict(entry_point, self.explicit["batch_size"], "an asynchronous handler batches continuously")
             self._imply("rolling_batch", handler.rolling_batch, entry_point)
         elif rolling_batch == "disable":
-            if self.values.get("backend", "auto") not in ("auto", handler.backend):
+            if self.values.get("backend", "auto") not in ("auto", backend):
                 self._conflict(self.explicit["option.backend"], entry_point, "they name different engines")
-            self._imply("backend", handler.backend, entry_point)
+            self._imply("backend", backend, entry_point)
         elif handler.rolling_batch not in ("auto", rolling_batch):
             self._conflict(self.explicit["option.rolling_batch"], entry_point, "they name different engines")
 
     def _imply(self, name: str, value: str, cause: Setting) -> None:
         """Set an option to what `cause` implies. "auto" implies nothing, and an explicit backend is kept."""
-        declared = OPTIONS[name]
+        declared = self.registry.options[name]
         if value == "auto" or (name == "backend" and self.values.get("backend", "auto") != "auto"):
             return
         self.values[name] = value
@@ -306,14 +312,14 @@ class _Loading:
             key=declared.key,
             value=value,
             source=f"{cause.key}={cause.text} in {cause.source}",
-            read_by=declared.option.read_by,
+            read_by=declared.read_by,
         )
 
     def _check_backend(self) -> None:
         rolling_batch, backend = self.explicit.get("option.rolling_batch"), self.explicit.get("option.backend")
         if rolling_batch is None or backend is None or backend.value == "auto":
             return
-        chosen = ServingProperties(rolling_batch=rolling_batch.value).backend_name
+        chosen = self.registry.requested(ServingProperties(rolling_batch=rolling_batch.value))
         if chosen not in ("auto", backend.value):
             self._conflict(rolling_batch, backend, "they name different backends")
 
@@ -330,17 +336,6 @@ class _Loading:
         model_id = self.explicit.get("option.model_id")
         if model_id is None or model_id.source != _source("HF_MODEL_ID"):
             self.values["model_name"] = as_name(self.model_dir.resolve().name) or "model"
-
-
-def _variables(table: Mapping[str, Variable], environ: Mapping[str, str]) -> list[_Entry]:
-    """Return the entries for the variables in `table` that are set. For each option, the first variable wins."""
-    entries: dict[str, _Entry] = {}
-    for name, variable in table.items():
-        text = variable.convert(environ.get(name, "").strip())
-        if text:
-            key = OPTIONS[variable.option].key
-            entries.setdefault(key, _Entry(key, text, _source(name)))
-    return list(entries.values())
 
 
 def _option_variables(environ: Mapping[str, str]) -> list[_Entry]:
@@ -376,70 +371,12 @@ def _sources(one: str, other: str) -> str:
     return one if one == other else f"{one} and {other}"
 
 
-def _nearest(key: str) -> str:
+def _nearest(key: str, keys: Iterable[str]) -> str:
     """Return the known name closest to `key`, with or without the prefix `option.`. Returns "" if none is close."""
-    known = {
-        name.removeprefix("option.").lower(): name for name in (*NO_EFFECT, *OPTIONS_NOT_PROVIDED, *reversed(KEYS))
-    }
+    names = (*NO_EFFECT, *OPTIONS_NOT_PROVIDED, *reversed(list(keys)))
+    known = {name.removeprefix("option.").lower(): name for name in names}
     close = difflib.get_close_matches(key.removeprefix("option.").lower(), known, n=1, cutoff=NEAR)
     return known[close[0]] if close else ""
 
 
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-_SECRET_NAME = re.compile(r"TOKEN(?!IZER)|SECRET|KEY|PASSW|CREDENTIAL", re.IGNORECASE)
-_PLAIN_VALUE = re.compile(r"[+-]?[\d.]+|true|false|", re.IGNORECASE)
-_URL_CREDENTIALS = re.compile(r"(?<=://)[^/\s]*@")
-_SECRET_PAIR = re.compile(
-    r"([\w.-]*(?:TOKEN(?!IZER)|SECRET|KEY|PASSW|CREDENTIAL|SIGNATURE)[\w.-]*=)[^&\s,;]+", re.IGNORECASE
-)
-
-
-def _is_secret(key: str, text: str) -> bool:
-    """Tell by the name, unless the text is just a number or boolean. No option declared here is a secret."""
-    return key not in KEYS and bool(_SECRET_NAME.search(key)) and not _PLAIN_VALUE.fullmatch(text)
-
-
-def redacted(key: str, text: str) -> str:
-    """Redact all of `text` if `key` names a secret, otherwise credentials in URLs and in `NAME=value` pairs."""
-    if _is_secret(key, text):
-        return REDACTED
-    return _SECRET_PAIR.sub(rf"\1{REDACTED}", _URL_CREDENTIALS.sub(f"{REDACTED}@", text))
-
-
-def render_settings(loaded: LoadedProperties, backend: str, *, passes_options: bool, show_all: bool) -> str:
-    """Return the tables that `lmi check` prints: what is set and where, and with `show_all` all defaults."""
-    passed_on = frozenset(f"option.{name}" for name in loaded.properties.extra) if passes_options else frozenset()
-    parts = []
-    if loaded.explicit:
-        parts.append("\n".join(["Set", *_table(loaded.explicit, backend, passed_on)]))
-    if show_all:
-        parts.append("\n".join(["Defaults", *_table(loaded.defaults, backend, passed_on)]))
-    else:
-        parts.append(f"{len(loaded.defaults)} options have their defaults; `lmi check --all` shows them.")
-    return "\n\n".join(parts) + "\n"
-
-
-def _table(settings: Iterable[Setting], backend: str, passed_on: frozenset[str]) -> list[str]:
-    rows = [
-        (
-            item.key,
-            item.text or "-",
-            item.source,
-            f"passed on to {backend}" if item.key in passed_on else _effect(item, backend),
-        )
-        for item in settings
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    return [
-        "  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)), row[3]])
-        for row in rows
-    ]
-
-
-def _effect(setting: Setting, backend: str) -> str:
-    if not setting.read_by:
-        return setting.note if setting.note.startswith("unknown") else f"accepted, no effect here: {setting.note}"
-    readers = ", ".join(setting.read_by)
-    if backend in setting.read_by or "server" in setting.read_by:
-        return f"read by {readers}"
-    return f"no effect on backend {backend}, read by {readers}"

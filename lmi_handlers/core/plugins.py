@@ -1,4 +1,4 @@
-"""Finds classes by name: our own in a table, those of other distributions by entry point. Imports only what is used."""
+"""Finds classes and declarations by name: our own in a table, others by entry point. Imports only what is used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def with_entry_points(table: Mapping[str, str], group: str) -> dict[str, str]:
-    """Return `table` (name to "module:Class") plus what other distributions register under the entry point `group`."""
+    """Return `table` (name to "module:name") plus what other distributions register under the entry point `group`."""
     return dict(table) | {point.name: point.value for point in _entry_points(tuple(sys.path)) if point.group == group}
 
 
@@ -31,13 +31,26 @@ def load_class(kind: str, locations: Mapping[str, str], name: str, base: type[T]
 
     Raises `ConfigError` if the name is unknown, the import fails, or the result is not a subclass of `base`.
     """
-    if name not in locations:
-        raise ConfigError(f"unknown {kind} {name!r}; known: {', '.join(sorted(locations))}")
-    module_name, _, class_name = locations[name].partition(":")
-    try:
-        loaded: object = getattr(importlib.import_module(module_name), class_name)
-    except Exception as error:  # third-party modules may raise anything
-        raise ConfigError(f"{kind} {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+    loaded = _load(kind, locations, name)
     if not (isinstance(loaded, type) and issubclass(loaded, base)):
         raise ConfigError(f"{kind} {name!r} is not a {base.__module__}.{base.__name__}: {locations[name]}")
     return loaded
+
+
+def load_instance(kind: str, locations: Mapping[str, str], name: str, of: type[T]) -> T:
+    """Import the object called `name`, an instance of `of`. Raises `ConfigError` like `load_class`."""
+    loaded = _load(kind, locations, name)
+    if not isinstance(loaded, of):
+        raise ConfigError(f"{kind} {name!r} is not a {of.__module__}.{of.__name__}: {locations[name]}")
+    return loaded
+
+
+def _load(kind: str, locations: Mapping[str, str], name: str) -> object:
+    if name not in locations:
+        raise ConfigError(f"unknown {kind} {name!r}; known: {', '.join(sorted(locations))}")
+    module_name, _, attribute = locations[name].partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except Exception as error:  # third-party modules may raise anything
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{kind} {name!r} cannot be imported: {cause}") from error

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lmi_handlers.config.properties import redacted
+from lmi_handlers.config.redaction import redacted
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.engine.cache_dir import converted_dir
 from lmi_handlers.engine.hub import check_hub_id
@@ -53,7 +53,7 @@ def locate_model(model_id: str | None, *, model_dir: Path | None, revision: str 
             path = find_model(model_dir, f"model directory {model_dir}")
     elif "://" in model_id:
         raise ConfigError(
-            f"option.model_id: {redacted('option.model_id', model_id)} is a URL; download it first, or let SageMaker do so "
+            f"option.model_id: {redacted(model_id)} is a URL; download it first, or let SageMaker do so "
             "(ModelDataSource), and name the directory"
         )
     elif (local := _local_path(model_id, model_dir)) is not None:

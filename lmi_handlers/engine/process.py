@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from backends import load_backend_class
+from backends import declaration, load_backend_class
 from backends.base import Backend, ModelFiles
 from backends.selection import select_backend
 from lmi_handlers.config.properties import ServingProperties
@@ -93,7 +93,7 @@ def _load(settings: EngineSettings, report: Callable[[str], None]) -> Backend:
     report("importing the engine")
     backend_class = load_backend_class(selection.name)
     model_path: Path | None = None
-    if backend_class.needs_model or properties.model_id is not None:
+    if declaration(selection.name).needs_model or properties.model_id is not None:
         report("locating the model")
         model_path = resolve_model(
             properties.model_id,

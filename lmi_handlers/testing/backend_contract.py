@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backends import load_backend_class
+from backends import declaration, load_backend_class, registry
 from backends.base import Backend, ModelFiles
 from lmi_handlers.config.properties import load_properties
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
@@ -80,9 +80,9 @@ class BackendContract:
         directory = tmp_path_factory.mktemp("contract")
         limits = f"option.max_model_len={MAX_MODEL_LEN}\noption.max_rolling_batch_size={MAX_NUM_SEQS}\n"
         (directory / "serving.properties").write_text(limits + cls.properties)
-        properties = load_properties(directory, {}).properties
+        properties = load_properties(directory, {}, registry()).properties
         backend_class = cls.backend_class()
-        if backend_class.needs_model:
+        if declaration(cls.name).needs_model:
             path: Path | None = request.getfixturevalue("model_path")
             assert path is not None
             bundle = build_text_bundle(path, directory)

@@ -15,8 +15,9 @@ from paths import DATA
 from server_sent_events import json_events
 from serving import Server
 
-from lmi_handlers.config.options import TGI
+from backends import registry
 from lmi_handlers.config.properties import load_properties
+from lmi_handlers.config.variables import TGI
 
 BODIES: dict[str, dict[str, Any]] = json.loads((DATA / "tgi" / "wire_bodies.json").read_text())
 ECHO = "option.rolling_batch=echo\n"
@@ -351,7 +352,7 @@ def test_every_variable_of_the_launcher_is_shown_with_its_source() -> None:
         "KV_CACHE_DTYPE": "fp8",
     }
     assert environ.keys() <= TGI.keys()
-    loaded = load_properties(None, environ)
+    loaded = load_properties(None, environ, registry())
     properties = loaded.properties
     assert (properties.max_input_tokens, properties.max_model_len, properties.tensor_parallel_degree) == (100, 200, 2)
     assert (properties.max_best_of, properties.max_stop_sequences, properties.max_top_n_tokens) == (3, 6, 9)
@@ -366,8 +367,10 @@ def test_every_variable_of_the_launcher_is_shown_with_its_source() -> None:
 
 @pytest.mark.parametrize(("sharded", "degree"), [("true", "max"), ("false", 1)])
 def test_sharded(sharded: str, degree: str | int) -> None:
-    assert load_properties(None, {"SHARDED": sharded}).properties.tensor_parallel_degree == degree
-    assert load_properties(None, {"SHARDED": sharded, "NUM_SHARD": "4"}).properties.tensor_parallel_degree == 4
+    assert load_properties(None, {"SHARDED": sharded}, registry()).properties.tensor_parallel_degree == degree
+    assert (
+        load_properties(None, {"SHARDED": sharded, "NUM_SHARD": "4"}, registry()).properties.tensor_parallel_degree == 4
+    )
 
 
 def test_limits_come_from_the_environment(limited_server: Server) -> None:

@@ -21,12 +21,12 @@ import torch
 import transformers
 from picture_server import PictureServer
 from serving import Server
+from serving_properties import serving_properties
 
 from backends.base import Backend, ModelFiles
 from backends.image_preparer import ImagePreparer
 from backends.transformers.backend import TransformersBackend
 from backends.transformers.rolling import RollingRunner
-from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedImage, ImagePrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
@@ -161,7 +161,7 @@ class Loaded:
 
         bundle = build_text_bundle(path, tmp_path)
         files = ModelFiles(path=path, eos_token_ids=bundle.eos_token_ids, vocab_size=bundle.vocab_size)
-        options = ServingProperties(dtype="fp32", max_model_len=256, **ENGINES[name], **more)
+        options = serving_properties(dtype="fp32", max_model_len=256, **ENGINES[name], **more)
         self.backend = load_backend_class(name).load(files, options, lambda phase: None)
         self.reference = reference(path)
         self.tokenizer = self.reference.processor.tokenizer

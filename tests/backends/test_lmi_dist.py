@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 from paths import SUPPORT
+from serving_properties import serving_properties
 from standin import standin
 
 from backends.base import Backend, ModelFiles
@@ -57,7 +58,7 @@ def load(model: ModelFiles, lmi_dist: types.ModuleType) -> Load:
         files = ModelFiles(
             path=model.path, eos_token_ids=model.eos_token_ids, vocab_size=VOCAB_SIZE, adapters=adapters or {}
         )
-        backend = LmiDistBackend.load(files, ServingProperties(**options), lambda phase: None)
+        backend = LmiDistBackend.load(files, serving_properties(**options), lambda phase: None)
         assert isinstance(backend, LmiDistBackend)
         return backend
 
@@ -157,10 +158,11 @@ def test_neither_is_there() -> None:
 @pytest.mark.filterwarnings("ignore")  # vLLM's own libraries
 @pytest.mark.needs("vllm")
 def test_options_on_vllm(model: ModelFiles, caplog: pytest.LogCaptureFixture) -> None:
+    from backends.lmi_dist import DECLARATION
     from backends.lmi_dist.on_vllm import with_speculation
     from backends.vllm.engine_args import engine_arguments as vllm_arguments
 
-    properties = ServingProperties(
+    properties = serving_properties(
         speculative_draft_model="draft",
         speculative_length=3,
         max_rolling_batch_size=7,
@@ -168,7 +170,7 @@ def test_options_on_vllm(model: ModelFiles, caplog: pytest.LogCaptureFixture) ->
         tensor_parallel_degree=1,
     )
     assert model.path is not None
-    arguments = vllm_arguments(model.path, with_speculation(properties), backend="lmi_dist")
+    arguments = vllm_arguments(model.path, with_speculation(properties), backend=DECLARATION)
     assert arguments.speculative_config == {
         "method": "draft_model",
         "model": "draft",
@@ -177,7 +179,7 @@ def test_options_on_vllm(model: ModelFiles, caplog: pytest.LogCaptureFixture) ->
     }
     assert arguments.max_num_seqs == 7
     assert [record.message for record in caplog.records] == [
-        "option option.record_acceptance_rate has no effect: vLLM counts accepted tokens itself"
+        "option.record_acceptance_rate has no effect: vLLM counts accepted tokens itself"
     ]
 
 
@@ -186,14 +188,14 @@ def test_options_on_vllm(model: ModelFiles, caplog: pytest.LogCaptureFixture) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"speculative_draft_model": "draft", "extra": {"speculative_config": "{}"}}, "say the same"),
-        ({"speculative_draft_model": "draft", "enable_lora": True}, "exclude each other"),
+        ({"speculative_draft_model": "draft", "extra": {"speculative_config": "{}"}}, "cannot be used together"),
+        ({"speculative_draft_model": "draft", "enable_lora": True}, "cannot be used together"),
         ({"extra": {"max_num_seq": "4"}}, r"option\.max_num_seq: neither this server nor vLLM"),
     ],
 )
 def test_wrong_options_on_vllm(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        LmiDistBackend.check_options(ServingProperties(**options))
+        LmiDistBackend.check_options(serving_properties(**options))
 
 
 # Tokens
@@ -431,25 +433,25 @@ def test_dynamic_batch_sets_the_batch_size(load: Load) -> None:
 def test_setting_without_counterpart_is_reported(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     load(max_logprobs=5)
     assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [
-        "option option.max_logprobs has no effect: LMI passes no such thing to lmi_dist"
+        "option.max_logprobs has no effect: LMI does not pass it to lmi_dist"
     ]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtype": "int8"}, r"option\.dtype: lmi_dist takes"),
+        ({"dtype": "int8"}, r"option\.dtype: lmi_dist supports"),
         ({"tensor_parallel_degree": 2}, r"option\.tensor_parallel_degree: must be 1"),
         ({"pipeline_parallel_degree": 2}, r"option\.pipeline_parallel_degree: must be 1"),
         ({"long_lora_scaling_factors": "many"}, r"option\.long_lora_scaling_factors"),
         ({"extra": {"swap_space": "4"}}, r"option\.swap_space"),
-        ({"speculative_draft_model": "draft", "enable_lora": True}, "exclude each other"),
+        ({"speculative_draft_model": "draft", "enable_lora": True}, "cannot be used together"),
     ],
 )
 @pytest.mark.usefixtures("lmi_dist")
 def test_wrong_option(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        LmiDistBackend.check_options(ServingProperties(**options))
+        LmiDistBackend.check_options(serving_properties(**options))
 
 
 @pytest.mark.parametrize("path", [None, Path("model.gguf")])

@@ -11,20 +11,20 @@ import pytest
 from paths import SUPPORT
 from serving import StartServer
 
-from backends import BACKENDS, available_backends, load_backend_class
+from backends import BACKENDS, available_backends, declaration, load_backend_class, registry
 from backends.base import Backend
 from formatters import FORMATTERS, available_formatters, load_formatter_class
 from formatters.base import Formatter
 from lmi_handlers.core.errors import ConfigError
 
-LIBRARIES = {"tensorrt_llm": "tensorrt_llm", "transformers": "torch", "vllm": "vllm"}
 PLUGIN = SUPPORT / "plugin"
 
 
 @pytest.mark.filterwarnings("ignore")  # engines warn of the libraries that they use themselves
 @pytest.mark.parametrize("name", sorted(BACKENDS))
 def test_backend_is_where_the_table_says(name: str) -> None:
-    if importlib.util.find_spec(LIBRARIES.get(name, "lmi_handlers")) is None:
+    library = (*declaration(name).requires, "lmi_handlers")[0]
+    if library != "lmi_dist|vllm" and importlib.util.find_spec(library) is None:
         with pytest.raises(ConfigError, match=f"backend '{name}' cannot be imported: ModuleNotFoundError"):
             load_backend_class(name)
         return
@@ -49,14 +49,15 @@ def test_unknown_formatter_names_the_known_ones() -> None:
 def test_plugins_are_found_without_being_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "scripted" not in available_backends()
     monkeypatch.syspath_prepend(PLUGIN)
-    assert available_backends() == BACKENDS | {"scripted": "scripted_backend:ScriptedBackend"}
+    assert available_backends() == BACKENDS | {"scripted": "scripted_declaration:DECLARATION"}
     assert available_formatters() == FORMATTERS | {"csv": "scripted_formatter:CsvFormatter"}
-    assert "scripted_formatter" not in sys.modules
+    assert registry().backends["scripted"].unsupported == {"bad_words": "the script is fixed"}
+    assert not {"scripted_formatter", "scripted_backend"} & {*sys.modules}
 
 
 def test_server_with_a_third_partys_backend_and_formatter(start_server: StartServer) -> None:
     server = start_server(
-        "option.rolling_batch=scripted\noption.output_formatter=csv\noption.model_id=model\n",
+        "option.rolling_batch=script\noption.scripted_words=2\noption.output_formatter=csv\noption.model_id=model\n",
         environ={"PYTHONPATH": plugin_path(PLUGIN)},
         ready=False,
     )
@@ -64,7 +65,7 @@ def test_server_with_a_third_partys_backend_and_formatter(start_server: StartSer
     server.wait_ready()
     answer = server.invoke({"inputs": "What is Deep Learning?", "parameters": {"max_new_tokens": 3}})
     assert answer.headers["Content-Type"] == "text/csv"
-    assert answer.text == '"Deep",21784\n" Learning",29257\n" is",338\n"",4\n'
+    assert answer.text == '"Deep",21784\n" Learning",29257\n"",4\n'
 
 
 def plugin_path(directory: Path) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from backends import declaration
 from backends.selection import (
     Build,
     Selection,
@@ -46,7 +47,7 @@ LLAMA = ("LlamaForCausalLM",)
             "AMD",
             LLAMA,
             "transformers",
-            "vllm is not installed; tensorrt_llm is installed but needs an NVIDIA GPU, and there is an AMD GPU only",
+            "vllm is not installed; tensorrt_llm is installed but needs an NVIDIA GPU, and there is only an AMD GPU",
         ),
         (
             "gpu",
@@ -62,7 +63,7 @@ LLAMA = ("LlamaForCausalLM",)
             "NVIDIA",
             LLAMA,
             "transformers",
-            "vllm is installed as a build for CPUs, which only option.rolling_batch=vllm chooses; "
+            "vllm is installed as a CPU build, which is only used with option.rolling_batch=vllm; "
             "tensorrt_llm is not installed",
         ),
         (None, None, "NVIDIA", (), "transformers", "vllm is not installed; tensorrt_llm is not installed"),
@@ -72,7 +73,7 @@ LLAMA = ("LlamaForCausalLM",)
             "NVIDIA",
             ("BertForMaskedLM",),
             "transformers",
-            "BertForMaskedLM is no architecture that the faster engines generate with",
+            "the faster engines do not generate text with a BertForMaskedLM",
         ),
     ],
 )
@@ -85,7 +86,9 @@ def test_auto(
     reason: str,
 ) -> None:
     builds = {"vllm": vllm, "tensorrt_llm": tensorrt_llm}
-    assert choose_backend(builds=builds, gpu=gpu, architectures=architectures) == Selection(name, reason)
+    assert choose_backend(
+        [declaration("vllm"), declaration("tensorrt_llm")], builds=builds, gpu=gpu, architectures=architectures
+    ) == Selection(name, reason)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +171,8 @@ def tensorrt_llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("tensor", "pipeline", "gpus"), [(4, 1, 2), (2, 2, 3), (2, 1, 1), (2, 1, 0)])
 def test_more_gpus_than_there_are(tensor: int, pipeline: int, gpus: int) -> None:
     properties = ServingProperties(tensor_parallel_degree=tensor, pipeline_parallel_degree=pipeline)
-    with pytest.raises(ConfigError, match=rf"takes {tensor * pipeline} GPUs; there (is|are) {gpus}$"):
-        check_gpus(properties, "tensorrt_llm", gpus)
+    with pytest.raises(ConfigError, match=rf"needs {tensor * pipeline} GPUs, but there (is|are) {gpus}$"):
+        check_gpus(properties, declaration("tensorrt_llm"), gpus)
 
 
 @pytest.mark.usefixtures("tensorrt_llm")
@@ -178,4 +181,4 @@ def test_more_gpus_than_there_are(tensor: int, pipeline: int, gpus: int) -> None
     [("max", "tensorrt_llm", 0), (2, "tensorrt_llm", 2), (8, "tensorrt_llm", None), (8, "transformers", 0)],
 )
 def test_gpus_that_are_there_or_not_known(degree: Any, backend: str, gpus: int | None) -> None:
-    check_gpus(ServingProperties(tensor_parallel_degree=degree), backend, gpus)
+    check_gpus(ServingProperties(tensor_parallel_degree=degree), declaration(backend), gpus)

@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 import tokenizers
 from lora import write_adapter
+from serving_properties import serving_properties
 
 from backends.base import Backend, ModelFiles
-from lmi_handlers.config.options import OPTIONS
-from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError, InvalidRequest
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import TokenRequest
@@ -81,7 +80,7 @@ class Smol:
             vocab_size=self.vocab_size,
             adapters=adapters or {},
         )
-        return load_backend_class(backend).load(files, ServingProperties(**options), lambda phase: None)
+        return load_backend_class(backend).load(files, serving_properties(**options), lambda phase: None)
 
     def add(
         self, backend: Backend, prompt: str, *, adapter: str | None = None, priority: int = 0, **params: Any
@@ -146,7 +145,7 @@ def arguments(tmp_path: Path) -> Callable[..., Any]:
     """`arguments(option=value, ...)`: what vLLM is told."""
     from backends.vllm.engine_args import engine_arguments
 
-    return lambda **options: engine_arguments(tmp_path, ServingProperties(**options))
+    return lambda **options: engine_arguments(tmp_path, serving_properties(**options))
 
 
 @pytest.mark.parametrize(
@@ -204,12 +203,13 @@ def test_option_that_vllm_refuses(arguments: Callable[..., Any], options: dict[s
 def test_every_option_that_says_vllm_reads_it_is_known(arguments: Callable[..., Any]) -> None:
     from vllm import EngineArgs
 
+    from backends import registry
     from backends.vllm.engine_args import ALIASES, NO_COUNTERPART, OURS, TEXT_LAYER
 
     fields = {field.name for field in dataclasses.fields(EngineArgs)}
-    for declared in OPTIONS.values():
+    for declared in registry().options.values():
         name = declared.name
-        if "vllm" in declared.option.read_by:
+        if "vllm" in declared.read_by:
             assert (ALIASES.get(name, name) in fields) + (name in NO_COUNTERPART) + (name in TEXT_LAYER) >= 1, name
         elif name in fields - set(OURS):
             raise AssertionError(f"vLLM has an argument {name}; the declaration must say that vllm reads it")
@@ -255,7 +255,7 @@ def test_what_stops_vllm_from_starting_is_one_line_with_the_option(
         (path / change["without"]).unlink()
     files = ModelFiles(path=path, eos_token_ids=(2,), vocab_size=49152)
     defaults: dict[str, Any] = {"enforce_eager": True, "max_model_len": 128, "extra": SMALL}
-    properties = ServingProperties(**(defaults | options))
+    properties = serving_properties(**(defaults | options))
     with pytest.raises(ConfigError) as caught:
         VLLMBackend.load(files, properties, lambda phase: None)
     message = str(caught.value)

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving import Server, StartServer
 
+from backends import registry
 from lmi_handlers.config.properties import load_properties
 from lmi_handlers.engine import supervisor
 from lmi_handlers.engine.settings import EngineSettings
@@ -95,7 +96,9 @@ os.execv(sys.executable, [sys.executable, "-m", "lmi_handlers.engine.process"])
 def test_processes_of_the_engine_end_with_a_killed_supervisor(tmp_path: Path, stopped: bool) -> None:
     """Even if they never check their parent, like a vLLM worker in a tight loop, and the engine is stopped."""
     (tmp_path / "serving.properties").write_text(ECHO)
-    settings = EngineSettings(runtime_dir=str(tmp_path), properties=load_properties(tmp_path, {}).properties)
+    settings = EngineSettings(
+        runtime_dir=str(tmp_path), properties=load_properties(tmp_path, {}, registry()).properties
+    )
     parent = psutil.Popen([sys.executable, "-c", PARENT, ENGINE_WITH_CHILD, msgspec.json.encode(settings).decode()])
     family = []
     try:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from backends.echo import EchoBackend, _Sequence
+from backends.echo.backend import EchoBackend, _Sequence
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.outputs import FinishReason, TokenOutput

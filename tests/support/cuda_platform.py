@@ -11,7 +11,8 @@ import types
 from pathlib import Path
 from typing import Any
 
-from lmi_handlers.config.properties import ServingProperties
+from serving_properties import serving_properties
+
 from lmi_handlers.core.errors import ConfigError
 
 
@@ -57,7 +58,7 @@ def configured(path: Path, options: dict[str, Any]) -> dict[str, Any]:
     from backends.vllm.engine_config import engine_config
 
     try:
-        arguments = engine_arguments(path, ServingProperties(**options))
+        arguments = engine_arguments(path, serving_properties(**options))
     except ConfigError as error:
         return {"error": str(error)}
     try:

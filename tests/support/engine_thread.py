@@ -12,7 +12,7 @@ from typing import Any
 from capabilities import capabilities
 
 from backends.base import ModelFiles
-from backends.echo import EchoBackend
+from backends.echo.backend import EchoBackend
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.admission import RollingBatch
 from lmi_handlers.engine.client import EngineClient, Generation

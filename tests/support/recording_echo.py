@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backends.base import ModelFiles
-from backends.echo import EchoBackend
+from backends.echo.backend import EchoBackend
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import TokenRequest
 from lmi_handlers.engine.messages import EngineMessage

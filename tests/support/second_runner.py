@@ -13,8 +13,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from serving_properties import serving_properties
+
 from backends.base import ModelFiles
-from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.request import TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams
@@ -33,7 +34,7 @@ def main(path: Path, requests: dict[str, dict[str, Any]]) -> dict[str, Any]:
     from backends.vllm.backend import VLLMBackend
 
     files = ModelFiles(path=path, eos_token_ids=(2,), vocab_size=49152)
-    backend = VLLMBackend.load(files, ServingProperties(**OPTIONS), lambda phase: None)
+    backend = VLLMBackend.load(files, serving_properties(**OPTIONS), lambda phase: None)
     token_ids: dict[str, list[int]] = {}
     refused = {}
     for request_id, params in requests.items():

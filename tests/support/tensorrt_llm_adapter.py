@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from serving_properties import serving_properties
 from standin import standin
 
 from backends.base import ModelFiles
-from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams
@@ -92,7 +92,7 @@ def loading(directory: Path) -> Iterator[Load]:
     def load(adapters: dict[str, Path] | None = None, **options: Any) -> TensorRTLLMBackend:
         options.setdefault("tensor_parallel_degree", 1)
         files = msgspec.structs.replace(model, adapters=adapters or {})
-        backend = TensorRTLLMBackend.load(files, ServingProperties(**options), lambda phase: None)
+        backend = TensorRTLLMBackend.load(files, serving_properties(**options), lambda phase: None)
         backends.append(backend)
         return backend
 

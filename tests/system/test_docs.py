@@ -12,8 +12,8 @@ import pytest
 from paths import ROOT
 from serving import Server
 
-from backends import BACKENDS
-from backends.features import OF_REQUESTS, OF_THE_TEXT_LAYER, features_page, sampled_defaults, unsupported
+from backends import BACKENDS, declaration, registry
+from backends.features import OF_REQUESTS, OF_THE_TEXT_LAYER, features_page
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.text.output_parsers.reasoning import reasoning_parser_names
 from lmi_handlers.text.output_parsers.tool_formats import tool_call_parser_names
@@ -93,5 +93,8 @@ def test_backends_page_is_the_generated_one() -> None:
 
 @pytest.mark.parametrize("name", sorted(BACKENDS))
 def test_features_name_what_there_is(name: str) -> None:
-    assert set(unsupported(name)) <= {*SamplingParams.__struct_fields__, *OF_REQUESTS} - {*OF_THE_TEXT_LAYER}
-    assert set(sampled_defaults(name)) <= {*SamplingParams.__struct_fields__}
+    assert name not in registry().unusable
+    backend = declaration(name)
+    fields = {*SamplingParams.__struct_fields__, *OF_REQUESTS} - {*OF_THE_TEXT_LAYER}
+    assert {*backend.unsupported, *backend.conditional} <= fields
+    assert set(backend.sampled_defaults) <= {*SamplingParams.__struct_fields__}

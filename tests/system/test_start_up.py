@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from gunicorn.util import parse_address
 from serving import Server, free_port
 
+from backends import registry
 from lmi_handlers.apis.api import Context
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.registry import ServedApis
@@ -326,7 +327,7 @@ def test_value_of_an_option_that_asks_for_nothing(tmp_path: Path, both: Both, wh
         ("HF_TASK", "text-embedding", "option.task=text-embedding is not supported: only text is generated"),
         ("OPTION_BEDROCK_COMPAT", "true", "option.bedrock_compat=true is not supported"),
         ("SERVING_LOAD_MODELS", "a=/a,b=/b", "load_models=a=/a,b=/b is not supported: one server serves one model"),
-        ("DJL_ENTRY_POINT", "model.py", "option.entryPoint=model.py is not supported: not one of djl_python."),
+        ("DJL_ENTRY_POINT", "model.py", "option.entryPoint=model.py is not supported: must be one of djl_python."),
     ],
 )
 def test_variable_that_would_change_answers(
@@ -545,8 +546,8 @@ def test_server_of_a_directory_without_weights_does_not_start(tmp_path: Path) ->
     ],
 )
 def test_handlers_name_chooses_the_engine(tmp_path: Path, properties: str, backend: str, rolling: str) -> None:
-    loaded = load_properties(write(tmp_path / "m", {"serving.properties": properties}), {})
-    assert (loaded.properties.backend_name, loaded.properties.rolling_batch) == (backend, rolling)
+    loaded = load_properties(write(tmp_path / "m", {"serving.properties": properties}), {}, registry())
+    assert (registry().requested(loaded.properties), loaded.properties.rolling_batch) == (backend, rolling)
     if rolling not in ("auto", *properties.split("rolling_batch=")[-1].splitlines()):
         [setting] = [item for item in loaded.explicit if item.key == "option.rolling_batch"]
         cause = "batch_size" if "batch_size" in properties else "option.entryPoint"
@@ -594,7 +595,7 @@ def test_asynchronous_handler_answers_objects_and_streams_lines(
     tmp_path: Path, body: dict[str, object], content_type: str, kind: str
 ) -> None:
     properties = "option.entryPoint=djl_python.lmi_vllm.vllm_async_service\noption.rolling_batch=disable\n"
-    loaded = load_properties(write(tmp_path / "m", {"serving.properties": properties}), {})
+    loaded = load_properties(write(tmp_path / "m", {"serving.properties": properties}), {}, registry())
     apis = ServedApis(Context(properties=loaded.properties, facts=facts))
     payload = Payload(data=msgspec.json.encode(body), request_id="r")
     parsed = apis.invocations.of(payload).parse(payload)

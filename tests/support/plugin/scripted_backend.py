@@ -53,14 +53,18 @@ def write_model(directory: Path) -> None:
 class ScriptedBackend(Backend):
     """One token of the script per step; the n-th sequence of a request has other ids and lower probabilities."""
 
-    def __init__(self, vocab_size: int, max_model_len: int) -> None:
+    def __init__(self, vocab_size: int, max_model_len: int, max_words: int | None) -> None:
+        self._script = SCRIPT[:max_words]
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._running: dict[str, tuple[TokenRequest, int]] = {}
 
     @classmethod
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> ScriptedBackend:
-        return cls(model.vocab_size, properties.max_model_len or 2048)
+        from scripted_declaration import ScriptedOptions
+
+        options = properties.options_of(ScriptedOptions)
+        return cls(model.vocab_size, properties.max_model_len or 2048, options.scripted_words)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -82,7 +86,7 @@ class ScriptedBackend(Backend):
         finish_reason = None
         if position + 1 == params.max_tokens:
             finish_reason = FinishReason.LENGTH
-        elif position + 1 == len(SCRIPT):
+        elif position + 1 == len(self._script):
             finish_reason = FinishReason.EOS_TOKEN
         self._running[request.request_id] = (request, position + 1)
         if finish_reason is not None:

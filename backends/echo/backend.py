@@ -32,24 +32,15 @@ import time
 from collections.abc import Callable
 
 from backends.base import Backend, ModelFiles
+from backends.echo import DECLARATION
+from backends.echo.options import DEFAULT_BATCH_SIZE, EchoOptions
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import ConfigError, InvalidRequest, LoadFailed
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import TokenRequest
 
-NEEDS_MODEL = False
-
-UNSUPPORTED = {
-    "bad_words": "the answer is the prompt, whatever is in it",
-    "allowed_token_ids": "the answer is the prompt, whatever is in it",
-    "structured_outputs": "the answer is the prompt, whatever its shape",
-    "watermark": "the answer is the prompt, and cannot be marked",
-    "adapters": "there is no model to adapt",
-}
-
 MAX_MODEL_LEN = 1 << 20
-DEFAULT_BATCH_SIZE = 32
 _FAULT = re.compile(rb"\b(REFUSE|RAISE|DIE|CRASH|SLEEP|WORK|HANG|MUTE|GRIP|ADD|ABORT)@(\d+)\b")
 _PAUSE = 0.001
 _LOGPROB = -0.5
@@ -76,8 +67,6 @@ class _Sequence:
 class EchoBackend(Backend):
     """Repeats prompts. Each step adds at most one token per sequence, limited to `tokens_per_second`."""
 
-    needs_model = NEEDS_MODEL
-
     def __init__(
         self,
         model: ModelFiles,
@@ -95,7 +84,7 @@ class EchoBackend(Backend):
             max_num_seqs=max_num_seqs,
             vocab_size=model.vocab_size,
             max_logprobs=20,
-            unsupported=tuple(UNSUPPORTED),
+            unsupported=tuple(DECLARATION.unsupported),
             device="cpu",
         )
         self._tokens_per_second = tokens_per_second
@@ -107,7 +96,8 @@ class EchoBackend(Backend):
     @classmethod
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> EchoBackend:
         """Simulate loading, with the delay and result that the options ask for."""
-        fault = properties.echo_fault
+        options = properties.options_of(EchoOptions)
+        fault = options.echo_fault
         if fault == "exit_in_load":
             os._exit(3)
         if fault == "raise_in_load":
@@ -116,19 +106,19 @@ class EchoBackend(Backend):
             raise LoadFailed(f"option.echo_fault={fault}: the echo backend is out of memory, as it was asked to be")
         if fault == "slow_load":
             report("pretending to load weights")
-            time.sleep(properties.echo_load_seconds)
+            time.sleep(options.echo_load_seconds)
         return cls(
             model,
             max_model_len=properties.max_model_len or MAX_MODEL_LEN,
             max_num_seqs=properties.max_rolling_batch_size or DEFAULT_BATCH_SIZE,
-            tokens_per_second=properties.echo_tokens_per_second or math.inf,
-            faults=properties.echo_faults,
-            sleep_seconds=properties.echo_load_seconds,
+            tokens_per_second=options.echo_tokens_per_second or math.inf,
+            faults=options.echo_faults,
+            sleep_seconds=options.echo_load_seconds,
         )
 
     @property
     def capabilities(self) -> Capabilities:
-        """Supports all fields except those in `UNSUPPORTED`."""
+        """Supports all fields except those in `DECLARATION.unsupported`."""
         return self._capabilities
 
     def add_request(self, request: TokenRequest) -> None:

@@ -1,0 +1,154 @@
+"""The reference page of all options: `python -m backends.options_page > docs/options.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from backends import BACKENDS, declaration
+from lmi_handlers.config.declaration import BackendDeclaration
+from lmi_handlers.config.no_effect import NO_EFFECT
+from lmi_handlers.config.not_provided import NOT_PROVIDED
+from lmi_handlers.config.option import DeclaredOption, text_of
+from lmi_handlers.config.registry import SERVER, SHARED, Registry
+from lmi_handlers.config.variables import NATIVE, OVERRIDES, TGI
+
+_PAGE = """\
+# Options
+
+Generated from `lmi_handlers/config/` and `backends/` by `python -m backends.options_page > docs/options.md`.
+
+Options come from `serving.properties` in the model directory and from environment variables. If an
+option is set in several places, the first of these takes precedence. Empty values are ignored.
+
+1. the variables marked *overrides* below
+2. `serving.properties`
+3. the environment variable `OPTION_NAME`, for `option.name`
+4. LMI's other variables
+5. the variables of the Text Generation Inference container
+6. the default
+
+`lmi check` prints every option that is set, with its value and its source. With `--all` it also
+prints the others. It exits with status 1 if `lmi serve` would not start, or if an option is
+unknown. A port that is in use only causes a warning.
+"""
+
+_ENGINES = """\
+Options without a default here have a default of the backend's own. An option that is set, but that
+the backend in use does not read, logs a warning.
+"""
+
+_BACKENDS = """\
+Each backend can be chosen by its name, in `option.rolling_batch` or `option.backend`, and by these
+names of LMI's.
+"""
+
+_VARIABLES = """\
+`HF_TOKEN` is not an option: the client of the Hugging Face hub reads it from the environment.
+
+`LOG_FORMAT` is `json` (one JSON object per line) or `text`. It defaults to `text` if standard error
+is a terminal, in colour unless `NO_COLOR` is set, and to `json` otherwise. Lines about the
+configuration, which begin with `lmi: `, are always text.
+"""
+
+
+def options_page() -> str:
+    """Return the text of docs/options.md, for our own backends."""
+    registry = Registry()
+    for name in BACKENDS:
+        registry = registry.with_backend(declaration(name))
+    backends = list(registry.backends.values())
+    shared = [registry.options[name] for name in SHARED]
+    own = [declared for declared in registry.options.values() if declared.name not in SHARED]
+    return "\n".join(
+        [
+            _PAGE,
+            "## Server\n",
+            *_options_table([declared for declared in shared if SERVER in declared.read_by], backends),
+            "\n## Engines\n",
+            _ENGINES,
+            *_options_table([declared for declared in shared if SERVER not in declared.read_by], backends),
+            "\n## Engines: options of one engine\n",
+            *_options_table(own, backends),
+            "\n## Backends\n",
+            _BACKENDS,
+            *_backends_table(backends),
+            "\n## Environment\n",
+            *_environment_table(registry),
+            "",
+            _VARIABLES,
+            "## Accepted, without effect\n",
+            "| name | reason |",
+            "| --- | --- |",
+            *(f"| `{key}` | {why} |" for key, why in NO_EFFECT.items()),
+            "\n## Not supported\n",
+            "These would change answers. The server does not start with them, or rejects the request, with an\n"
+            "error that names them.\n",
+            "| name | where | accepted values | what to do instead |",
+            "| --- | --- | --- | --- |",
+            *_not_provided_table(),
+            "",
+        ]
+    )
+
+
+def _options_table(options: Iterable[DeclaredOption], backends: Iterable[BackendDeclaration]) -> list[str]:
+    rows = ["| name | value | default | read by | meaning |", "| --- | --- | --- | --- | --- |"]
+    for declared in options:
+        default = f"`{text_of(declared.default)}`" if declared.default is not None else ""
+        meaning = _meaning(declared, _defaults(declared.name, backends))
+        cells = (f"`{declared.key}`", _kind(declared), default, ", ".join(declared.read_by), meaning)
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def _kind(declared: DeclaredOption) -> str:
+    names = {bool: "`true`, `false`", int: "integer", float: "number", str: "text"}
+    words = [*(names[kind] for kind in declared.types), *(f"`{choice}`" for choice in declared.choices)]
+    return ", ".join(filter(None, [*words, declared.range]))
+
+
+def _meaning(declared: DeclaredOption, defaults: str) -> str:
+    option = declared.option
+    deprecated = f"Deprecated: {option.deprecated}." if option.deprecated else ""
+    aliases = f"Also {', '.join(f'`{alias}`' for alias in option.aliases)}." if option.aliases else ""
+    return " ".join(filter(None, [option.help, defaults, deprecated, aliases]))
+
+
+def _defaults(name: str, backends: Iterable[BackendDeclaration]) -> str:
+    """Return the backends' own defaults for a shared option, as a sentence."""
+    readers: dict[str, list[str]] = {}
+    for backend in backends:
+        if name in backend.defaults:
+            readers.setdefault(text_of(backend.defaults[name]), []).append(backend.name)
+    words = [f"`{value}` on {', '.join(names)}" for value, names in readers.items()]
+    return f"Defaults to {'; '.join(words)}." if words else ""
+
+
+def _backends_table(backends: Iterable[BackendDeclaration]) -> list[str]:
+    rows = ["| name | `option.rolling_batch` | `option.entryPoint` |", "| --- | --- | --- |"]
+    for backend in backends:
+        words, handlers = (
+            ", ".join(f"`{word}`" for word in names) for names in (backend.rolling_batch, backend.handlers)
+        )
+        rows.append(f"| `{backend.name}` | {words} | {handlers} |")
+    return rows
+
+
+def _environment_table(registry: Registry) -> list[str]:
+    rows = ["| variable | option | set by |", "| --- | --- | --- |"]
+    for source, variables in (("overrides", OVERRIDES), ("LMI", NATIVE), ("TGI", TGI)):
+        for name, variable in variables.items():
+            rows.append(f"| `{name}` | `{registry.options[variable.option].key}` | {source} |")
+    return rows
+
+
+def _not_provided_table() -> list[str]:
+    names: dict[tuple[str, str, str], list[str]] = {}
+    for row in NOT_PROVIDED:
+        alike = (row.place.value, ", ".join(f"`{word}`" for word in row.harmless), row.instead)
+        names.setdefault(alike, []).append(f"`{row.name}`")
+    return [f"| {' | '.join([', '.join(found), *alike])} |" for alike, found in names.items()]
+
+
+if __name__ == "__main__":
+    print(options_page(), end="")

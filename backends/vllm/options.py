@@ -1,0 +1,35 @@
+"""The options that only vLLM has, by LMI's names. Every other engine argument of vLLM is an option too."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from lmi_handlers.config.option import NonNegativeFloat, NonNegativeInt, Option
+
+DEFAULT_BATCH_SIZE = 256
+"""LMI's default for this engine."""
+
+
+class VLLMOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """LMI's options for vLLM."""
+
+    enforce_eager: Annotated[bool | None, Option("Turns CUDA graphs off.")] = None
+    enable_prefix_caching: Annotated[
+        bool | None, Option("Reuses the KV cache of prompts that begin in the same way.")
+    ] = None
+    max_logprobs: Annotated[NonNegativeInt | None, Option("Maximum number of log probabilities per token.")] = None
+    cpu_offload_gb_per_gpu: Annotated[
+        NonNegativeFloat | None,
+        Option("GiB of weights per GPU to keep in CPU memory.", aliases=("option.cpu_offload_gb",)),
+    ] = None
+    lora_dtype: Annotated[str | None, Option("Data type of the adapters' weights.")] = None
+    fully_sharded_loras: Annotated[bool | None, Option("Splits adapters across GPUs completely.")] = None
+    lora_extra_vocab_size: Annotated[
+        NonNegativeInt | None, Option("Maximum number of tokens that an adapter may add to the vocabulary.")
+    ] = None
+    long_lora_scaling_factors: Annotated[str | None, Option("Scaling factors of long-context adapters.")] = None
+    device: Annotated[str | None, Option("Type of device to run on.")] = None
+    preloaded_model: Annotated[bool | None, Option("The weights are in memory already.")] = None
+    normalize: Annotated[bool | None, Option("Normalises embeddings.")] = None

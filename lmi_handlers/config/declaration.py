@@ -1,0 +1,86 @@
+"""What a backend declares about itself. Data only, so every process may import it: the engine stays out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from lmi_handlers.config.options import ServingProperties
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class NoOptions(msgspec.Struct, frozen=True):
+    """For a backend without options of its own."""
+
+
+class Handler(msgspec.Struct, frozen=True, kw_only=True):
+    """One of LMI's handlers, by its name in `option.entryPoint`: the value of `rolling_batch` if that is not set.
+
+    An asynchronous handler batches continuously even with `option.rolling_batch=disable`, which LMI requires with it.
+    """
+
+    rolling_batch: str = "auto"
+    asynchronous: bool = False
+
+
+class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
+    """A backend: where its class is, what it needs, which options it reads and what it does not support.
+
+    Ours are in `backends/<engine>/__init__.py`. Other distributions name theirs by an entry point in the group
+    `lmi_handlers.backends`, under the same name. Every process imports it, so its module must not import the engine.
+
+    Name and place
+        `name`             in `option.backend` and `option.rolling_batch`
+        `location`         of the `Backend` class, "module:Class"; only the engine process imports it
+        `requires`         libraries that it imports; alternatives are separated by |. `auto` looks at the first
+        `install`          what pip installs them with, such as "my-engine[gpu]"
+
+    Options
+        `options`          struct of the backend's own options
+        `reads`            names of the shared options (fields of `ServingProperties`) that it reads
+        `defaults`         its defaults for shared options that have none, for the documentation
+        `passes_options`   undeclared options are passed to the engine, which checks them (`Backend.check_options`)
+        `needs_model`      false if it generates without weights; it then gets a byte-level tokenizer
+
+    Choice
+        `priority`         `auto` tries backends in this order, highest first; it never chooses one with 0
+        `gpus`             "NVIDIA", "AMD": GPUs that `auto` must find before it chooses this backend
+        `rolling_batch`    LMI's words for it in `option.rolling_batch`, the usual one first
+        `aliases`          more names for it in `option.backend`
+        `handlers`         LMI's handlers that choose it
+
+    Requests
+        `unsupported`      field of `SamplingParams` (or "adapters", "priority") -> why it is not supported
+        `conditional`      field -> when it is rejected although it is supported
+        `sampled_defaults` LMI's defaults for sampling parameters that a request with `do_sample` leaves out
+        `untested`         what its tests do not cover
+    """
+
+    name: str
+    location: str
+    requires: tuple[str, ...] = ()
+    install: str = ""
+    options: type[msgspec.Struct] = NoOptions
+    reads: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = NOTHING
+    passes_options: bool = False
+    needs_model: bool = True
+    priority: int = 0
+    gpus: tuple[str, ...] = ()
+    rolling_batch: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    handlers: Mapping[str, Handler] = NOTHING
+    unsupported: Mapping[str, str] = NOTHING
+    conditional: Mapping[str, str] = NOTHING
+    sampled_defaults: Mapping[str, float] = NOTHING
+    untested: tuple[str, ...] = ()
+
+    def values(self, properties: ServingProperties) -> dict[str, Any]:
+        """Return the options that this backend reads and that are not None, shared and own, by field name."""
+        own = msgspec.structs.asdict(properties.options_of(self.options))
+        values = {name: getattr(properties, name) for name in self.reads} | own
+        return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,92 @@
+"""Environment variables of SageMaker, LMI and TGI that set options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lmi_handlers.config.option import BOOLEANS, text_of
+
+
+def _mebibytes(text: str) -> str:
+    """Convert to bytes. SageMaker's 0 means "streamed to the container", which sets no limit."""
+    return "" if text == "0" else str(int(text) * 1024 * 1024) if re.fullmatch(r"\d{1,12}", text, re.ASCII) else text
+
+
+def _not(text: str) -> str:
+    value = BOOLEANS.get(text.lower())
+    return text if value is None else text_of(not value)
+
+
+def _shards(text: str) -> str:
+    return {"true": "max", "false": "1"}.get(text.lower(), text)
+
+
+@dataclass(frozen=True)
+class Variable:
+    """An environment variable for the field `option`. `convert` turns its text into the file's."""
+
+    option: str
+    convert: Callable[[str], str] = str
+
+
+# If two variables in one table set the same option, the first one takes precedence.
+
+OVERRIDES: dict[str, Variable] = {
+    "SAGEMAKER_MAX_REQUEST_SIZE": Variable("max_request_size"),
+    "SAGEMAKER_MAX_PAYLOAD_IN_MB": Variable("max_request_size", _mebibytes),
+    "SAGEMAKER_NUM_MODEL_WORKERS": Variable("web_workers"),
+    "SAGEMAKER_STARTUP_TIMEOUT": Variable("model_loading_timeout"),
+    "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": Variable("predict_timeout"),
+    "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": Variable("default_accept"),
+    "SERVING_MAX_REQUEST_SIZE": Variable("max_request_size"),
+}
+"""Variables that take precedence over serving.properties: SageMaker's own, then LMI's for the whole server."""
+
+NATIVE: dict[str, Variable] = {
+    "HF_MODEL_ID": Variable("model_id"),
+    "HF_REVISION": Variable("revision"),
+    "HF_TASK": Variable("task"),
+    "DJL_ENTRY_POINT": Variable("entry_point"),
+    "TENSOR_PARALLEL_DEGREE": Variable("tensor_parallel_degree"),
+    "PIPELINE_PARALLEL_DEGREE": Variable("pipeline_parallel_degree"),
+    "MODEL_LOADING_TIMEOUT": Variable("model_loading_timeout"),
+    "PREDICT_TIMEOUT": Variable("predict_timeout"),
+    "SERVING_BATCH_SIZE": Variable("batch_size"),
+    "SERVING_MAX_BATCH_DELAY": Variable("max_batch_delay"),
+    "SERVING_JOB_QUEUE_SIZE": Variable("job_queue_size"),
+    "SERVING_RETRY_THRESHOLD": Variable("restart_limit"),
+}
+"""LMI's variables for settings of a model. serving.properties and `OPTION_*` take precedence over them."""
+
+TGI: dict[str, Variable] = {
+    "MODEL_ID": Variable("model_id"),
+    "REVISION": Variable("revision"),
+    "HF_MODEL_REVISION": Variable("revision"),
+    "HF_MODEL_QUANTIZE": Variable("quantize"),
+    "HF_MODEL_TRUST_REMOTE_CODE": Variable("trust_remote_code"),
+    "SM_NUM_GPUS": Variable("tensor_parallel_degree"),
+    "NUM_SHARD": Variable("tensor_parallel_degree"),
+    "SHARDED": Variable("tensor_parallel_degree", _shards),
+    "DTYPE": Variable("dtype"),
+    "KV_CACHE_DTYPE": Variable("kv_cache_dtype"),
+    "QUANTIZE": Variable("quantize"),
+    "TRUST_REMOTE_CODE": Variable("trust_remote_code"),
+    "MAX_CONCURRENT_REQUESTS": Variable("job_queue_size"),
+    "MAX_BATCH_PREFILL_TOKENS": Variable("max_rolling_batch_prefill_tokens"),
+    "MAX_BATCH_SIZE": Variable("max_rolling_batch_size"),
+    "MAX_TOTAL_TOKENS": Variable("max_model_len"),
+    "MAX_INPUT_TOKENS": Variable("max_input_tokens"),
+    "MAX_INPUT_LENGTH": Variable("max_input_tokens"),
+    "MAX_BEST_OF": Variable("max_best_of"),
+    "MAX_STOP_SEQUENCES": Variable("max_stop_sequences"),
+    "MAX_TOP_N_TOKENS": Variable("max_top_n_tokens"),
+    "MAX_CLIENT_BATCH_SIZE": Variable("max_client_batch_size"),
+    "PAYLOAD_LIMIT": Variable("max_request_size"),
+    "CORS_ALLOW_ORIGIN": Variable("cors_allowed_origin"),
+    "COMPUTE_TYPE": Variable("compute_type"),
+    "ENABLE_CUDA_GRAPHS": Variable("enforce_eager", _not),
+    "CUDA_MEMORY_FRACTION": Variable("gpu_memory_utilization"),
+}
+"""Variables of the Text Generation Inference container and its launcher. They have the lowest precedence."""

@@ -1,0 +1,164 @@
+"""The declared options: values, ranges, names, and the generated page."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import javaproperties
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paths import ROOT
+from serving_properties import serving_properties
+
+from backends import declaration, registry
+from backends.options_page import options_page
+from lmi_handlers.config.no_effect import DEPRECATED_KEYS, NO_EFFECT
+from lmi_handlers.config.option import DeclaredOption, InvalidValue, Option, text_of
+from lmi_handlers.config.properties import ServingProperties, load_properties
+
+OPTIONS = registry().options
+KEYS = registry().keys
+TRANSFORMERS = declaration("transformers")
+
+
+# Casts
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("trust_remote_code", "True", True),
+        ("trust_remote_code", "1", True),
+        ("trust_remote_code", "NO", False),
+        ("max_model_len", "4096", 4096),
+        ("max_model_len", "+4096", 4096),
+        ("gpu_memory_utilization", "1", 1.0),
+        ("gpu_memory_utilization", ".9", 0.9),
+        ("gpu_memory_utilization", "9e-1", 0.9),
+        ("tensor_parallel_degree", "MAX", "max"),
+        ("tensor_parallel_degree", "2", 2),
+        ("enable_streaming", "True", "true"),
+        ("dtype", "bfloat16", "bf16"),
+        ("dtype", "Float16", "fp16"),
+        ("dtype", "float32", "fp32"),
+        ("dtype", "AUTO", "auto"),
+        ("rolling_batch", "lmi_dist", "lmi-dist"),
+        ("rolling_batch", "my-Plugin", "my-Plugin"),
+        ("backend", "pytorch", "tensorrt_llm"),
+        ("echo_load_seconds", "2", 2.0),
+    ],
+)
+def test_cast(name: str, text: str, value: object) -> None:
+    parsed = OPTIONS[name].parse(text)
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "cause"),
+    [
+        ("max_rolling_batch_size", "abc", "must be an integer of at least 1"),
+        ("max_rolling_batch_size", "1_0", "must be an integer of at least 1"),
+        ("max_rolling_batch_size", "1.0", "must be an integer of at least 1"),
+        ("max_rolling_batch_size", "٣", "must be an integer of at least 1"),  # an Arabic digit, which int() takes
+        ("max_rolling_batch_size", "9" * 5000, "must be an integer of at least 1"),
+        ("tensor_parallel_degree", "maximum", "must be an integer of at least 1, or max"),
+        ("tensor_parallel_degree", "0", "must be an integer of at least 1, or max"),
+        ("gpu_memory_utilization", "nan", "must be a number above 0 and at most 1"),
+        ("gpu_memory_utilization", "inf", "must be a number above 0 and at most 1"),
+        ("gpu_memory_utilization", "0", "must be a number above 0 and at most 1"),
+        ("gpu_memory_utilization", "1.01", "must be a number above 0 and at most 1"),
+        ("echo_load_seconds", "1e999", "must be a number of at least 0"),
+        ("trust_remote_code", "ja", "must be true or false"),
+        ("trust_remote_code", "2", "must be true or false"),
+        ("dtype", "fp8", "must be one of auto, fp32, fp16, bf16, int8"),
+        ("echo_fault", "explode", "must be one of none, exit_in_load, out_of_memory_in_load, raise_in_load, slow_load"),
+    ],
+)
+def test_strict_cast(name: str, text: str, cause: str) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        OPTIONS[name].parse(text)
+    assert str(caught.value) == cause
+
+
+@pytest.mark.parametrize("declared", [item for item in OPTIONS.values() if item.range], ids=lambda item: item.name)
+def test_range_ends_where_it_is_declared(declared: DeclaredOption) -> None:
+    bounds = declared.bounds
+    step = 1 if int in declared.types else 0.25
+    inside = [bounds.ge, bounds.le, None if bounds.gt is None else bounds.gt + step]
+    outside = [
+        None if bounds.ge is None else bounds.ge - step,
+        bounds.gt,
+        None if bounds.le is None else bounds.le + step,
+    ]
+    for number in inside:
+        assert number is None or declared.parse(str(number)) == number
+    for number in outside:
+        if number is not None:
+            with pytest.raises(InvalidValue, match=f"must be .*{declared.range}"):
+                declared.parse(str(number))
+
+
+@pytest.mark.parametrize("declared", OPTIONS.values(), ids=lambda item: item.name)
+def test_declaration(declared: DeclaredOption) -> None:
+    """A default is a value that the option itself takes, and somebody reads the option."""
+    if declared.default is not None:
+        assert declared.parse(text_of(declared.default)) == declared.default
+    assert declared.option.help.endswith(".")
+    assert set(declared.read_by) <= {"server", "echo", "transformers", "vllm", "lmi_dist", "tensorrt_llm"}
+    assert declared.read_by
+    assert not set(declared.keys) & set(NO_EFFECT)
+
+
+def test_no_name_means_two_options() -> None:
+    assert len(KEYS) == sum(len(declared.keys) for declared in OPTIONS.values())
+    assert set(DEPRECATED_KEYS) <= set(KEYS)
+
+
+def test_every_field_is_declared() -> None:
+    fields = {field.name for field in msgspec.structs.fields(ServingProperties)}
+    assert fields - set(OPTIONS) == {"model_dir", "has_asynchronous_handler", "engine_options", "extra"}
+
+
+def test_option_declarations_are_immutable() -> None:
+    with pytest.raises(AttributeError):
+        Option("Help.").help = "Other."  # type: ignore[misc]  # what the test is about
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_each_option_takes_any_text_or_refuses_it(text: str) -> None:
+    for declared in OPTIONS.values():
+        try:
+            value: Any = declared.parse(text)
+        except InvalidValue:
+            continue
+        properties = serving_properties(**{declared.name: value})
+        assert msgspec.json.decode(msgspec.json.encode(properties), type=ServingProperties) == properties
+
+
+# What the repository ships
+
+
+def test_shipped_file_shows_known_names_and_their_defaults() -> None:
+    text = (ROOT / "serving.properties").read_text(encoding="utf-8")
+    shown = javaproperties.loads(re.sub(r"^#(?=\S+=)", "", text, flags=re.MULTILINE))
+    assert len(shown) > 10
+    for key, value in shown.items():
+        assert key in KEYS
+        assert value == text_of(KEYS[key].default), key
+
+
+def test_shipped_file_leaves_every_default_as_it_is() -> None:
+    loaded = load_properties(ROOT, {}, registry())
+    assert loaded.warnings(TRANSFORMERS) == ()
+    assert loaded.properties == ServingProperties(model_dir=str(ROOT), model_name=loaded.properties.name)
+
+
+def test_options_page_is_the_generated_one() -> None:
+    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    assert page == options_page(), "run: python -m backends.options_page > docs/options.md"
+    for declared in OPTIONS.values():
+        assert f"| `{declared.key}` |" in page

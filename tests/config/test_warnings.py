@@ -1,0 +1,179 @@
+"""Unknown names, warnings, secrets, and the tables of `lmi check`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from serving_properties import load
+
+from backends import declaration, registry
+from lmi_handlers.config.properties import load_properties
+from lmi_handlers.config.redaction import is_secret, redacted
+from lmi_handlers.config.report import render_settings
+from lmi_handlers.core.errors import ConfigError
+
+OPTIONS = registry().options
+KEYS = registry().keys
+TRANSFORMERS = declaration("transformers")
+
+
+# Unknown names and warnings
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("option.max_rolling_batchsize", "option.max_rolling_batch_size"),
+        ("option.Dtype", "option.dtype"),
+        ("option.entrypoint", "option.entryPoint"),
+        ("option.engine", "engine"),
+        ("model_id", "option.model_id"),
+        ("batchsize", "batch_size"),
+    ],
+)
+def test_unknown_name_is_warned_of_with_the_nearest(model_dir: Path, key: str, nearest: str) -> None:
+    loaded = load(model_dir, f"{key}=1")
+    assert loaded.unknown_names(TRANSFORMERS) == (
+        f"unknown option {key}; did you mean {nearest}? (from serving.properties)",
+    )
+
+
+def test_unknown_option_is_kept_for_a_backend(model_dir: Path) -> None:
+    loaded = load(model_dir, "option.swap_space=4\nsomething=5", OPTION_SEED="6")
+    assert loaded.properties.extra == {"swap_space": "4", "seed": "6"}
+    assert [item.note.startswith("unknown") for item in loaded.explicit] == [True] * 3
+
+
+@pytest.mark.parametrize("key", ["zzzzz", "my_threshold", "option.temperature", "option.size"])
+def test_name_near_to_nothing_gets_no_hint(model_dir: Path, key: str) -> None:
+    warnings = load(model_dir, f"{key}=1").warnings(TRANSFORMERS)
+    assert warnings == (f"unknown option {key} (from serving.properties)",)
+
+
+def test_engine_that_options_are_passed_to_may_know_more(model_dir: Path) -> None:
+    loaded = load(model_dir, "option.swap_space=4\nsomething=5\noption.my_secret=xyz\n")
+    assert len(loaded.unknown_names(TRANSFORMERS)) == 3
+    left = loaded.unknown_names(declaration("vllm"))
+    assert [warning.split(";")[0] for warning in left] == [
+        "unknown option something (from serving.properties)",
+        "unknown option option.my_secret",
+    ]
+    assert "passed on to vllm" in render_settings(loaded, declaration("vllm"), show_all=False)
+    assert "passed on to" not in render_settings(loaded, TRANSFORMERS, show_all=True)
+
+
+def test_known_and_harmless_file_gives_no_warning(model_dir: Path) -> None:
+    text = "engine=Python\noption.entryPoint=djl_python.huggingface\noption.mpi_mode=false\noption.rolling_batch=auto\n"
+    loaded = load(model_dir, text)
+    assert loaded.warnings(TRANSFORMERS) == ()
+
+
+@pytest.mark.parametrize(
+    "key", ["option.enable_streaming=true", "option.s3url=s3://bucket/model", "option.data_type=fp16"]
+)
+def test_deprecated_name_is_warned_of(model_dir: Path, key: str) -> None:
+    loaded = load(model_dir, key)
+    assert len(loaded.deprecated) == 1
+    assert f"{key.partition('=')[0]} is deprecated: " in loaded.deprecated[0]
+    assert not loaded.unknown
+
+
+def test_option_the_backend_does_not_read_is_warned_of(model_dir: Path) -> None:
+    loaded = load(model_dir, "option.enable_lora=true\noption.enforce_eager=true\noption.dtype=fp16\nbatch_size=1\n")
+    assert loaded.unread("transformers") == (
+        "option.enable_lora has no effect on backend transformers; it is only read by vllm, lmi_dist, tensorrt_llm "
+        "(from serving.properties)",
+        "option.enforce_eager has no effect on backend transformers; it is only read by vllm, lmi_dist "
+        "(from serving.properties)",
+    )
+    assert loaded.unread("vllm") == ()
+
+
+# Secrets
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "secret"),
+    [
+        ("option.hf_token", "hf_abc", True),
+        ("option.api_key", "abc", True),
+        ("AWS_SECRET_ACCESS_KEY", "abc", True),
+        ("option.dbPassword", "abc", True),
+        ("option.credentials", "abc", True),
+        ("option.long_prefill_token_threshold", "4096", False),
+        ("option.tokenizer", "org/name", False),
+    ],
+)
+def test_secret_is_known_by_its_name(key: str, text: str, secret: bool) -> None:
+    assert is_secret(key, text) is secret
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("4096", "4096"),
+        ("https://user:p@ss@host/model", "https://******@host/model"),
+        ("s3://bucket/model@v1", "s3://bucket/model@v1"),
+        ("https://h/m?X-Amz-Signature=abc&v=1", "https://h/m?X-Amz-Signature=******&v=1"),
+        ("A=1,HF_TOKEN=hf_abc,B=2", "A=1,HF_TOKEN=******,B=2"),
+    ],
+)
+def test_redaction(text: str, shown: str) -> None:
+    assert redacted(text) == shown
+
+
+def test_secret_is_neither_passed_on_nor_shown(model_dir: Path) -> None:
+    loaded = load(
+        model_dir, "option.hf_token=hf_abc\noption.model_id=https://me:hf_abc@host/m", OPTION_API_KEY="hf_abc"
+    )
+    assert loaded.properties.extra == {}
+    assert loaded.redacted() == {
+        "option.hf_token": "******",
+        "option.model_id": "https://******@host/m",
+        "option.api_key": "******",
+    }
+    assert "hf_abc" not in render_settings(loaded, TRANSFORMERS, show_all=True)
+
+
+def test_secret_is_not_shown_in_a_mistake(model_dir: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(model_dir, "option.dtype=https://me:hf_abc@host/m\noption.model_id=a\noption.s3url=https://me:hf_abc@h/m")
+    assert "hf_abc" not in str(caught.value)
+    assert str(caught.value).count("******") == 2
+
+
+# `lmi check`
+
+
+def test_check_shows_set_options_and_on_request_the_defaults(model_dir: Path) -> None:
+    loaded = load(
+        model_dir, "engine=Python\noption.enable_lora=true\noption.tgi_compact=true\n", OPTION_DTYPE="float16"
+    )
+    explicit, rest = render_settings(loaded, TRANSFORMERS, show_all=False).split("\n\n")
+    assert explicit.splitlines() == [
+        "Set",
+        "  engine              Python  serving.properties                 "
+        "accepted, no effect here: the engine is chosen by option.rolling_batch and option.backend",
+        "  option.tgi_compact  true    serving.properties                 unknown; did you mean option.tgi_compat?",
+        "  option.enable_lora  true    serving.properties                 "
+        "no effect on backend transformers, read by vllm, lmi_dist, tensorrt_llm",
+        "  option.dtype        fp16    environment variable OPTION_DTYPE  "
+        "read by transformers, vllm, lmi_dist, tensorrt_llm",
+    ]
+    assert rest == f"{len(OPTIONS) - 2} options have their defaults; `lmi check --all` shows them.\n"
+    again, defaults = render_settings(loaded, TRANSFORMERS, show_all=True).split("\n\n")
+    assert again == explicit
+    assert len(defaults.splitlines()) == 1 + len(OPTIONS) - 2
+    assert re.search(r"^  job_queue_size +1000 +default +read by server$", defaults, re.MULTILINE)
+    assert not re.search(r"^  option\.dtype ", defaults, re.MULTILINE)
+
+
+def test_check_of_nothing_set() -> None:
+    loaded = load_properties(None, {}, registry())
+    text = render_settings(loaded, declaration("echo"), show_all=False)
+    assert text == f"{len(OPTIONS)} options have their defaults; `lmi check --all` shows them.\n"
+    text = render_settings(loaded, declaration("echo"), show_all=True)
+    assert text.startswith("Defaults\n")
+    assert re.search(r"^  option\.echo_fault +none +default +read by echo$", text, re.MULTILINE)
