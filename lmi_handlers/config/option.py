@@ -6,11 +6,12 @@ class MyOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -118,7 +119,8 @@ class DeclaredOption(msgspec.Struct, frozen=True, kw_only=True):
         return text.lower() if self.choices else text
 
 
-def declared_options(struct: type[msgspec.Struct]) -> dict[str, DeclaredOption]:
+@functools.cache
+def declared_options(struct: type[msgspec.Struct]) -> Mapping[str, DeclaredOption]:
     """Return field name -> declaration, in the order of the fields. Fields without an `Option` are left out."""
     hints = get_type_hints(struct, include_extras=True)
     declared = {}
@@ -138,7 +140,7 @@ def declared_options(struct: type[msgspec.Struct]) -> dict[str, DeclaredOption]:
             choices=tuple(word for member in members if get_origin(member) is Literal for word in get_args(member)),
             default=item.default,
         )
-    return declared
+    return MappingProxyType(declared)
 
 
 def text_of(value: object) -> str:
