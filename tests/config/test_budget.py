@@ -1,4 +1,4 @@
-"""The bounds of a request: how bodies are measured before they are decoded, and what is said of one that is too large."""
+"""Limits on a request's size: how bodies are measured before decoding, and the errors for those that are too large."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def budget(**options: Any) -> Budget:
 
 
 def shape_of(value: Any) -> JsonShape:
-    """Counted the slow way."""
+    """The expected counts, from the decoded body."""
     if not isinstance(value, dict | list):
         return JsonShape(0, 0, 0)
     items = list(value.values() if isinstance(value, dict) else value)
@@ -42,19 +42,19 @@ def shape_of(value: Any) -> JsonShape:
 
 
 @given(VALUES, st.booleans(), st.sampled_from([2, 4, 6, 1 << 16]))
-def test_a_text_is_measured_as_it_would_be_decoded(value: Any, ascii_only: bool, chunk: int) -> None:
+def test_measured_size_of_a_text_is_its_decoded_size(value: Any, ascii_only: bool, chunk: int) -> None:
     shape = json_shape(json.dumps(value, ensure_ascii=ascii_only).encode(), chunk=chunk)
     assert shape == shape_of(value)
     assert shape.members == count_members(value)
 
 
 @given(st.binary(max_size=200) | TEXTS.map(str.encode), st.sampled_from([2, 4, 6]))
-def test_any_bytes_are_measured_alike_in_any_chunks(data: bytes, chunk: int) -> None:
+def test_measure_does_not_depend_on_chunk_boundaries(data: bytes, chunk: int) -> None:
     assert json_shape(data, chunk=chunk) == json_shape(data)
 
 
 @given(VALUES, st.integers(1, 5), st.integers(1, 5))
-def test_what_passes_is_within_the_bounds(value: Any, containers: int, values: int) -> None:
+def test_accepted_bodies_are_within_the_limits(value: Any, containers: int, values: int) -> None:
     bounds = budget(max_json_containers=containers, max_json_values=values)
     shape = shape_of(value)
     fits = shape.containers <= containers and shape.values <= values
@@ -74,7 +74,7 @@ def test_what_passes_is_within_the_bounds(value: Any, containers: int, values: i
         (b"[" + b"1," * 100 + b"1]", {"max_json_values": 99}, "max_json_values"),
     ],
 )
-def test_a_body_that_is_too_large_is_told_the_option(data: bytes, options: dict[str, int], option: str) -> None:
+def test_error_for_a_large_body_names_the_option(data: bytes, options: dict[str, int], option: str) -> None:
     with pytest.raises(PayloadTooLarge, match=rf"\b{options[option]}\b.*\(option\.{option}\)"):
         budget(**options).check_json(data)
     budget().check_json(data)
@@ -114,7 +114,7 @@ def test_lines_are_counted() -> None:
         "unfinished",
     ],
 )
-def test_images_are_not_counted_as_text(url: bytes, counts: bool) -> None:
+def test_images_do_not_count_as_text(url: bytes, counts: bool) -> None:
     bounds = budget(max_text_bytes=500)
     data = b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":' + url + b"}}]}]}"
     if counts:
@@ -124,7 +124,7 @@ def test_images_are_not_counted_as_text(url: bytes, counts: bool) -> None:
         bounds.check_json(data)
 
 
-def test_images_have_a_bound_of_their_own() -> None:
+def test_images_have_a_limit_of_their_own() -> None:
     data = b'[{"url":"data:image/png;base64,' + b"A" * 200_000 + b'"}]'
     with pytest.raises(
         PayloadTooLarge, match=r"200022 bytes of images .* at most 1000 as files \(option.max_image_bytes\)"
@@ -159,7 +159,7 @@ def test_images_have_a_bound_of_their_own() -> None:
         ),
     ],
 )
-def test_each_field_has_a_bound(body: CompletionBody | ChatCompletionBody, message: str) -> None:
+def test_each_field_has_a_limit(body: CompletionBody | ChatCompletionBody, message: str) -> None:
     bounds = budget(max_strings=3, max_string_characters=10, max_token_ids=2, max_schema_bytes=20)
     with pytest.raises(InvalidRequest) as caught:
         bounds.check_fields(body)
@@ -167,13 +167,13 @@ def test_each_field_has_a_bound(body: CompletionBody | ChatCompletionBody, messa
     budget(min_priority=-1).check_fields(body)
 
 
-def test_names_have_a_bound_that_is_no_option() -> None:
+def test_names_have_a_fixed_limit() -> None:
     with pytest.raises(InvalidRequest, match="model: has 1025 characters; at most 1024 are allowed"):
         budget().check_fields(CompletionBody(prompt="", model="m" * 1025))
     budget().check_fields(CompletionBody(prompt="", model="m" * 1024))
 
 
-def test_the_operator_may_let_requests_push_ahead() -> None:
+def test_operator_can_allow_priorities() -> None:
     budget(min_priority=-2).check_fields(CompletionBody(prompt="", priority=-2))
     assert budget(min_priority=-2).keywords()["priority"] == {"minimum": -2}
 

@@ -50,7 +50,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]))
 
 
 @given(properties=st.dictionaries(texts, texts))
-def test_whatever_java_can_write_is_read_back(
+def test_files_written_by_java_are_read_back(
     tmp_path_factory: pytest.TempPathFactory, properties: dict[str, str]
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "written.properties"
@@ -60,7 +60,7 @@ def test_whatever_java_can_write_is_read_back(
 
 
 @given(properties=st.dictionaries(st.sampled_from([*KEYS, *NO_EFFECT, "option.new", "new"]), texts))
-def test_any_values_are_loaded_or_refused_as_a_config_error(
+def test_any_values_are_loaded_or_a_config_error(
     tmp_path_factory: pytest.TempPathFactory, properties: dict[str, str]
 ) -> None:
     directory = tmp_path_factory.getbasetemp()
@@ -79,7 +79,7 @@ def test_any_values_are_loaded_or_refused_as_a_config_error(
         (b"a=\\u12", "is not a properties file: Invalid \\u escape sequence"),
     ],
 )
-def test_bad_file_is_named(model_dir: Path, content: bytes, cause: str) -> None:
+def test_error_names_the_invalid_file(model_dir: Path, content: bytes, cause: str) -> None:
     path = model_dir / "serving.properties"
     path.write_bytes(content)
     with pytest.raises(ConfigError) as caught:
@@ -88,7 +88,7 @@ def test_bad_file_is_named(model_dir: Path, content: bytes, cause: str) -> None:
     assert cause in str(caught.value)
 
 
-def test_text_that_is_not_unicode_is_a_mistake(model_dir: Path) -> None:
+def test_text_that_is_not_unicode_is_an_error(model_dir: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(model_dir, "option.model_id=\\ud83d", OPTION_REVISION="\udcff")
     assert str(caught.value).splitlines() == [
@@ -97,7 +97,7 @@ def test_text_that_is_not_unicode_is_a_mistake(model_dir: Path) -> None:
     ]
 
 
-def test_file_that_cannot_be_read_is_named(model_dir: Path) -> None:
+def test_error_names_the_unreadable_file(model_dir: Path) -> None:
     (model_dir / "serving.properties").mkdir()
     with pytest.raises(ConfigError, match=r"serving\.properties cannot be read: Is a directory"):
         load_properties(model_dir, {}, registry())
@@ -108,7 +108,7 @@ def test_missing_model_directory_is_a_config_error(tmp_path: Path) -> None:
         load_properties(tmp_path / "none", {}, registry())
 
 
-def test_without_file_and_environment_everything_is_default(model_dir: Path) -> None:
+def test_defaults_without_file_and_environment(model_dir: Path) -> None:
     for loaded in (
         load_properties(None, {}, registry()),
         load_properties(model_dir, {"PATH": "/bin", "HF_TOKEN": "hf_abc"}, registry()),
@@ -121,7 +121,7 @@ def test_without_file_and_environment_everything_is_default(model_dir: Path) -> 
     assert load_properties(None, {}, registry()).properties == ServingProperties()
 
 
-def test_keys_and_values_are_trimmed_and_empty_ones_ignored(model_dir: Path) -> None:
+def test_keys_and_values_are_stripped_and_empty_ones_ignored(model_dir: Path) -> None:
     loaded = load(model_dir, "\\ option.dtype\\ =fp16  \noption.revision=\noption.task=\\ \n", OPTION_QUANTIZE="")
     assert loaded.properties.dtype == "fp16"
     assert loaded.properties.revision is None

@@ -63,7 +63,7 @@ def test_cast(name: str, text: str, value: object) -> None:
         ("max_rolling_batch_size", "abc", "must be an integer of at least 1"),
         ("max_rolling_batch_size", "1_0", "must be an integer of at least 1"),
         ("max_rolling_batch_size", "1.0", "must be an integer of at least 1"),
-        ("max_rolling_batch_size", "٣", "must be an integer of at least 1"),  # an Arabic digit, which int() takes
+        ("max_rolling_batch_size", "٣", "must be an integer of at least 1"),  # an Arabic digit, which int() accepts
         ("max_rolling_batch_size", "9" * 5000, "must be an integer of at least 1"),
         ("tensor_parallel_degree", "maximum", "must be an integer of at least 1, or max"),
         ("tensor_parallel_degree", "0", "must be an integer of at least 1, or max"),
@@ -85,7 +85,7 @@ def test_strict_cast(name: str, text: str, cause: str) -> None:
 
 
 @pytest.mark.parametrize("declared", [item for item in OPTIONS.values() if item.range], ids=lambda item: item.name)
-def test_range_ends_where_it_is_declared(declared: DeclaredOption) -> None:
+def test_range_limits_are_inclusive(declared: DeclaredOption) -> None:
     bounds = declared.bounds
     step = 1 if int in declared.types else 0.25
     inside = [bounds.ge, bounds.le, None if bounds.gt is None else bounds.gt + step]
@@ -104,7 +104,7 @@ def test_range_ends_where_it_is_declared(declared: DeclaredOption) -> None:
 
 @pytest.mark.parametrize("declared", OPTIONS.values(), ids=lambda item: item.name)
 def test_declaration(declared: DeclaredOption) -> None:
-    """A default is a value that the option itself takes, and somebody reads the option."""
+    """The default is a valid value, and the option is used."""
     if declared.default is not None:
         assert declared.parse(text_of(declared.default)) == declared.default
     assert declared.option.help.endswith(".")
@@ -113,7 +113,7 @@ def test_declaration(declared: DeclaredOption) -> None:
     assert not set(declared.keys) & set(NO_EFFECT)
 
 
-def test_no_name_means_two_options() -> None:
+def test_names_are_unique() -> None:
     assert len(KEYS) == sum(len(declared.keys) for declared in OPTIONS.values())
     assert set(DEPRECATED_KEYS) <= set(KEYS)
 
@@ -129,7 +129,7 @@ def test_option_declarations_are_immutable() -> None:
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
-def test_each_option_takes_any_text_or_refuses_it(text: str) -> None:
+def test_any_text_is_accepted_or_rejected_by_each_option(text: str) -> None:
     for declared in OPTIONS.values():
         try:
             value: Any = declared.parse(text)
@@ -139,10 +139,10 @@ def test_each_option_takes_any_text_or_refuses_it(text: str) -> None:
         assert msgspec.json.decode(msgspec.json.encode(properties), type=ServingProperties) == properties
 
 
-# What the repository ships
+# Files in this repository
 
 
-def test_shipped_file_shows_known_names_and_their_defaults() -> None:
+def test_example_file_has_known_names_with_their_defaults() -> None:
     text = (ROOT / "serving.properties").read_text(encoding="utf-8")
     shown = javaproperties.loads(re.sub(r"^#(?=\S+=)", "", text, flags=re.MULTILINE))
     assert len(shown) > 10
@@ -151,13 +151,13 @@ def test_shipped_file_shows_known_names_and_their_defaults() -> None:
         assert value == text_of(KEYS[key].default), key
 
 
-def test_shipped_file_leaves_every_default_as_it_is() -> None:
+def test_example_file_changes_no_default() -> None:
     loaded = load_properties(ROOT, {}, registry())
     assert loaded.warnings(TRANSFORMERS) == ()
     assert loaded.properties == ServingProperties(model_dir=str(ROOT), model_name=loaded.properties.name)
 
 
-def test_options_page_is_the_generated_one() -> None:
+def test_options_page_is_up_to_date() -> None:
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     assert page == options_page(), "run: python -m backends.options_page > docs/options.md"
     for declared in OPTIONS.values():

@@ -162,14 +162,14 @@ def test_precedence(model_dir: Path, name: str, file: str, environ: dict[str, st
         ("SERVING_MIN_WORKERS", "minWorkers"),
     ],
 )
-def test_name_without_effect_comes_from_its_variable(variable: str, key: str) -> None:
+def test_variable_without_effect_is_reported_with_its_name(variable: str, key: str) -> None:
     loaded = load_properties(None, {variable: "x"}, registry())
     assert [(item.key, item.note) for item in loaded.explicit] == [(key, NO_EFFECT[key])]
     assert not loaded.unknown
     assert loaded.warnings(TRANSFORMERS) == ()
 
 
-def test_variables_of_other_programs_are_left_alone() -> None:
+def test_variables_of_other_programs_are_ignored() -> None:
     assert (
         load_properties(None, {"SERVING_FEATURES": "vllm", "OPTIONS": "1", "option_dtype": "x"}, registry()).explicit
         == ()

@@ -17,10 +17,10 @@ KEYS = registry().keys
 TRANSFORMERS = declaration("transformers")
 
 
-# Mistakes
+# Errors
 
 
-def test_every_mistake_is_listed_with_its_source(model_dir: Path) -> None:
+def test_every_error_is_listed_with_its_source(model_dir: Path) -> None:
     text = "option.max_rolling_batch_size=abc\noption.dtype=fp8\nmax_dynamic_batch_size=0\noption.rolling_batch=vllm\n"
     with pytest.raises(ConfigError) as caught:
         load(model_dir, text, OPTION_ENABLE_LORA="ja", OPTION_BACKEND="echo", SAGEMAKER_MAX_PAYLOAD_IN_MB="6M")
@@ -36,7 +36,7 @@ def test_every_mistake_is_listed_with_its_source(model_dir: Path) -> None:
     ]
 
 
-def test_overridden_mistake_is_none(model_dir: Path) -> None:
+def test_overridden_invalid_value_is_no_error(model_dir: Path) -> None:
     loaded = load(model_dir, "option.predict_timeout=abc", SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS="5")
     assert loaded.properties.predict_timeout == 5
 
@@ -97,7 +97,7 @@ def test_dynamic_batch_turns_rolling_batch_off(model_dir: Path, text: str) -> No
         ("batch_size=4\noption.backend=echo", "echo", False),
     ],
 )
-def test_backend_asked_for(model_dir: Path, text: str, backend: str, rolling: bool) -> None:
+def test_requested_backend(model_dir: Path, text: str, backend: str, rolling: bool) -> None:
     properties = load(model_dir, text).properties
     assert (registry().requested(properties), properties.rolling) == (backend, rolling)
 
@@ -122,10 +122,10 @@ def test_model_name_without_directory() -> None:
     assert load_properties(None, {"OPTION_MODEL_ID": "a/b"}, registry()).properties.name == "a_b"
 
 
-# The record
+# ServingProperties
 
 
-def test_record_crosses_to_the_engine_process(model_dir: Path) -> None:
+def test_properties_can_be_sent_to_the_engine_process(model_dir: Path) -> None:
     properties = load(
         model_dir, "option.tensor_parallel_degree=2\noption.gpu_memory_utilization=0.5\noption.x=y"
     ).properties
@@ -133,6 +133,6 @@ def test_record_crosses_to_the_engine_process(model_dir: Path) -> None:
     assert properties.model_dir == str(model_dir)
 
 
-def test_record_is_frozen() -> None:
+def test_properties_are_immutable() -> None:
     with pytest.raises(AttributeError):
         ServingProperties().dtype = "fp16"  # type: ignore[misc]  # what the test is about

@@ -33,7 +33,7 @@ TRANSFORMERS = declaration("transformers")
         ("batchsize", "batch_size"),
     ],
 )
-def test_unknown_name_is_warned_of_with_the_nearest(model_dir: Path, key: str, nearest: str) -> None:
+def test_warning_for_an_unknown_name_suggests_the_nearest(model_dir: Path, key: str, nearest: str) -> None:
     loaded = load(model_dir, f"{key}=1")
     assert loaded.unknown_names(TRANSFORMERS) == (
         f"unknown option {key}; did you mean {nearest}? (from serving.properties)",
@@ -47,12 +47,12 @@ def test_unknown_option_is_kept_for_a_backend(model_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["zzzzz", "my_threshold", "option.temperature", "option.size"])
-def test_name_near_to_nothing_gets_no_hint(model_dir: Path, key: str) -> None:
+def test_warning_without_suggestion_if_no_name_is_near(model_dir: Path, key: str) -> None:
     warnings = load(model_dir, f"{key}=1").warnings(TRANSFORMERS)
     assert warnings == (f"unknown option {key} (from serving.properties)",)
 
 
-def test_engine_that_options_are_passed_to_may_know_more(model_dir: Path) -> None:
+def test_engine_may_accept_options_that_are_unknown_here(model_dir: Path) -> None:
     loaded = load(model_dir, "option.swap_space=4\nsomething=5\noption.my_secret=xyz\n")
     assert len(loaded.unknown_names(TRANSFORMERS)) == 3
     left = loaded.unknown_names(declaration("vllm"))
@@ -64,7 +64,7 @@ def test_engine_that_options_are_passed_to_may_know_more(model_dir: Path) -> Non
     assert "passed on to" not in render_settings(loaded, TRANSFORMERS, show_all=True)
 
 
-def test_known_and_harmless_file_gives_no_warning(model_dir: Path) -> None:
+def test_file_with_known_options_causes_no_warnings(model_dir: Path) -> None:
     text = "engine=Python\noption.entryPoint=djl_python.huggingface\noption.mpi_mode=false\noption.rolling_batch=auto\n"
     loaded = load(model_dir, text)
     assert loaded.warnings(TRANSFORMERS) == ()
@@ -73,14 +73,14 @@ def test_known_and_harmless_file_gives_no_warning(model_dir: Path) -> None:
 @pytest.mark.parametrize(
     "key", ["option.enable_streaming=true", "option.s3url=s3://bucket/model", "option.data_type=fp16"]
 )
-def test_deprecated_name_is_warned_of(model_dir: Path, key: str) -> None:
+def test_deprecated_name_causes_a_warning(model_dir: Path, key: str) -> None:
     loaded = load(model_dir, key)
     assert len(loaded.deprecated) == 1
     assert f"{key.partition('=')[0]} is deprecated: " in loaded.deprecated[0]
     assert not loaded.unknown
 
 
-def test_option_the_backend_does_not_read_is_warned_of(model_dir: Path) -> None:
+def test_option_that_the_backend_ignores_causes_a_warning(model_dir: Path) -> None:
     loaded = load(model_dir, "option.enable_lora=true\noption.enforce_eager=true\noption.dtype=fp16\nbatch_size=1\n")
     assert loaded.unread("transformers") == (
         "option.enable_lora has no effect on backend transformers; it is only read by vllm, lmi_dist, tensorrt_llm "
@@ -124,7 +124,7 @@ def test_redaction(text: str, shown: str) -> None:
     assert redacted(text) == shown
 
 
-def test_secret_is_neither_passed_on_nor_shown(model_dir: Path) -> None:
+def test_secret_is_neither_passed_to_children_nor_shown(model_dir: Path) -> None:
     loaded = load(
         model_dir, "option.hf_token=hf_abc\noption.model_id=https://me:hf_abc@host/m", OPTION_API_KEY="hf_abc"
     )
@@ -137,7 +137,7 @@ def test_secret_is_neither_passed_on_nor_shown(model_dir: Path) -> None:
     assert "hf_abc" not in render_settings(loaded, TRANSFORMERS, show_all=True)
 
 
-def test_secret_is_not_shown_in_a_mistake(model_dir: Path) -> None:
+def test_secret_is_not_shown_in_an_error(model_dir: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(model_dir, "option.dtype=https://me:hf_abc@host/m\noption.model_id=a\noption.s3url=https://me:hf_abc@h/m")
     assert "hf_abc" not in str(caught.value)
@@ -147,7 +147,7 @@ def test_secret_is_not_shown_in_a_mistake(model_dir: Path) -> None:
 # `lmi check`
 
 
-def test_check_shows_set_options_and_on_request_the_defaults(model_dir: Path) -> None:
+def test_check_shows_set_options_and_optionally_defaults(model_dir: Path) -> None:
     loaded = load(
         model_dir, "engine=Python\noption.enable_lora=true\noption.tgi_compact=true\n", OPTION_DTYPE="float16"
     )
@@ -170,7 +170,7 @@ def test_check_shows_set_options_and_on_request_the_defaults(model_dir: Path) ->
     assert not re.search(r"^  option\.dtype ", defaults, re.MULTILINE)
 
 
-def test_check_of_nothing_set() -> None:
+def test_check_without_any_settings() -> None:
     loaded = load_properties(None, {}, registry())
     text = render_settings(loaded, declaration("echo"), show_all=False)
     assert text == f"{len(OPTIONS)} options have their defaults; `lmi check --all` shows them.\n"

@@ -25,25 +25,25 @@ CONFIGURATIONS = {
     "MindIE": {"tgi_compat": True, "dialect": "mindie"},
     "a formatter": {"output_formatter": "sse"},
 }
-"""Whose documents differ."""
+"""Configurations whose documents differ."""
 
 
 @pytest.mark.parametrize("options", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
 @pytest.mark.parametrize("has_api_key", [False, True])
-def test_it_is_valid(options: dict[str, Any], has_api_key: bool) -> None:
+def test_document_is_valid(options: dict[str, Any], has_api_key: bool) -> None:
     validate(document(has_api_key=has_api_key, **options))
 
 
 @pytest.mark.parametrize("checks_names", [False, True])
-def test_names_that_are_not_answered_to_are_told_of(checks_names: bool) -> None:
-    """A GET is refused for its host name only, and where the server listens on the loopback interface."""
+def test_document_describes_rejected_host_names(checks_names: bool) -> None:
+    """GET requests are rejected only for their host name, and only by servers on the loopback interface."""
     paths = document(checks_names=checks_names)["paths"]
     assert {"403" in path["get"]["responses"] for path in paths.values() if "get" in path} == {checks_names}
     assert all("403" in path["post"]["responses"] for path in paths.values() if "post" in path)
 
 
-def test_every_component_is_referred_to_or_one_of_tgis() -> None:
-    """The document has no left-overs."""
+def test_every_component_is_used_or_part_of_tgis_document() -> None:
+    """The document has no unused components of our own."""
     ours, theirs = document(), json.loads((DATA / "tgi" / "openapi-2.3.2.json").read_text())
     text = json.dumps(ours)
     unused = {name for name in ours["components"]["schemas"] if f'/schemas/{name}"' not in text}
@@ -103,11 +103,11 @@ DIFFERENCES = {
     "ToolCall.function.description: missing": _OPENAI,
     "ToolCallDelta: missing": "a delta is one object, with `tool_calls` in it where there are some",
 }
-"""What is otherwise than in TGI's document on purpose, with the reason."""
+"""Intended differences from TGI's document, with reasons."""
 
 
-def test_tgis_document_holds() -> None:
-    """Every path, method, status, content type, schema and field of it: what it takes we take, what it gives we give."""
+def test_document_is_compatible_with_tgis() -> None:
+    """For every path, method, status, content type, schema and field: we accept what TGI accepts and return what it returns."""
     theirs = json.loads((DATA / "tgi" / "openapi-2.3.2.json").read_text())
     assert set(Contract(document(), theirs).differences()) == set(DIFFERENCES)
 
@@ -116,7 +116,7 @@ def test_tgis_document_holds() -> None:
 
 
 def errors(name: str, value: Any) -> list[str]:
-    """What the schema of that name has against a value."""
+    """The errors that the named schema finds in a value."""
     schema = {"$ref": f"#/components/schemas/{name}", "components": document()["components"]}
     return [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(value)]
 
@@ -130,10 +130,10 @@ TGI_SHAPES = {
     "tokenize": "TokenizeResponse",
     "chat_tokenize": "ChatTokenizeResponse",
 }
-"""By how the name of a body begins."""
+"""Schemas by the prefix of a body's name."""
 
 OPENAI_SHAPES = ("models", "completion_", "chat_final")
-"""What begins so is TGI's own version of OpenAI's answers, which differ from ours by `DIFFERENCES`."""
+"""Bodies with this prefix are TGI's version of OpenAI's answers, which differ from ours as in `DIFFERENCES`."""
 
 
 def shape_of(name: str) -> str:
@@ -146,8 +146,8 @@ def test_tgis_bodies(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TGI_BODIES if not name.startswith((*OPENAI_SHAPES, "compat_"))])
-def test_a_body_without_one_of_its_fields_is_none(name: str) -> None:
-    """So the schemas say something."""
+def test_body_with_a_missing_field_is_invalid(name: str) -> None:
+    """This shows that the schemas are not trivially true."""
     body = TGI_BODIES[name]["json"]
     fields = body[0] if isinstance(body, list) else body
     shape = document()["components"]["schemas"][shape_of(name)]
@@ -164,7 +164,7 @@ def test_tgis_array() -> None:
 
 
 def lmi_vectors() -> list[Any]:
-    """What LMI's formatters write, except where the whole answer is an error: ours has a status and `LmiError`."""
+    """What LMI's formatters write, except for documents that are errors, for which we use a status and `LmiError`."""
     vectors = json.loads((DATA / "lmi-0.31.json").read_text())
     return [
         pytest.param(vector, id=f"{vector['formatter']}: {vector['case']}")
@@ -185,7 +185,7 @@ def test_lmis_bodies(vector: dict[str, Any]) -> None:
 
 
 def test_mindies_bodies() -> None:
-    """`special`, null in MindIE's examples, has its value in ours."""
+    """`special` is null in MindIE's examples, but has a value in ours."""
     data, schemas = DATA / "mindie", {"components": document(tgi_compat=True, dialect="mindie")["components"]}
     events = [event for event in (data / "stream.txt").read_text().split("\n\n") if event.strip()]
     bodies = {"MindieResponse": [(data / "document.json").read_text()], "MindieStreamResponse": events}
@@ -207,8 +207,8 @@ os._exit(0)  # whatever else waits for an engine
 """
 
 
-def test_it_has_every_route_and_no_other(tmp_path: Path) -> None:
-    """Of the application itself; the runtime API in front of it, `--local-runtime`, is described by AWS."""
+def test_document_has_exactly_the_routes_of_the_application(tmp_path: Path) -> None:
+    """Except the runtime API of `--local-runtime`, which AWS describes."""
     environ = ENVIRON | {"LMI_ENGINE_SOCKET": str(tmp_path / "engine.sock"), "OPTION_ROLLING_BATCH": "echo"}
     run = subprocess.run([sys.executable, "-c", _RULES], env=environ, capture_output=True, check=True, timeout=60)
     rules = {
@@ -221,13 +221,13 @@ def test_it_has_every_route_and_no_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/openapi.json", "/api-doc/openapi.json"])
-def test_it_is_served_under_both_names(echo_server: Server, path: str) -> None:
+def test_document_is_served_under_both_names(echo_server: Server, path: str) -> None:
     answer = requests.get(echo_server.url + path, timeout=10)
     assert (answer.status_code, answer.headers["Content-Type"]) == (200, "application/json")
     assert answer.json() == document(checks_names=True)
 
 
-def test_it_tells_of_the_key_and_needs_none(guarded_server: Server) -> None:
+def test_document_describes_the_key_but_needs_none(guarded_server: Server) -> None:
     answer = requests.get(f"{guarded_server.url}/openapi.json", timeout=30)
     assert API_KEY not in answer.text
     paths = answer.json()["paths"]

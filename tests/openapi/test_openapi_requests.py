@@ -1,4 +1,4 @@
-"""The OpenAPI document against the server: requests made from it, valid and not, and what comes back held against it."""
+"""The OpenAPI document and the server agree: responses to valid and invalid generated requests follow the document."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Case = schemathesis.Case[Any]
 
 
 def without_json_lines() -> dict[str, Any]:
-    """The document without batches, of which each record is a body of its own."""
+    """The document without JSON-lines bodies, whose records are separate bodies."""
     document = copy.deepcopy(DOCUMENT)
     for methods in document["paths"].values():
         for operation in methods.values():
@@ -40,7 +40,7 @@ def without_json_lines() -> dict[str, Any]:
 
 
 def api(document: dict[str, Any], max_examples: int, *, boundaries: bool) -> schemathesis.BaseSchema:
-    """A document as a source of requests, the same ones each time. `boundaries` adds some for each keyword of each schema."""
+    """Generates the same requests from a document each time. `boundaries` adds requests for each keyword of each schema."""
     schema = schemathesis.openapi.from_dict(document)
     config = schema.config
     config.generation.deterministic = True
@@ -88,7 +88,7 @@ SAID_ELSEWHERE = {
     r"option\.max_(string_characters|schema_bytes|content_parts)": "of several values together",
     r"option\.max_sequences": "between fields",
 }
-"""Why a body may be refused that is valid by its schema: a part of the message, and why no schema says it."""
+"""Valid bodies that may be rejected: part of the error message, and why no schema expresses it."""
 
 TOLERATED = {
     "best_of: Value smaller": "TGI takes 0 for 1, though its document does not",
@@ -96,32 +96,32 @@ TOLERATED = {
     "len(gth)?_penalty: Value": "without beams they have no effect, as the response's header tells",
     " (max_tokens|maximum_tokens): Value": "another name of it is stronger where it is given",
 }
-"""Why a body may be taken that is not valid by its schema: a part of the check's message, and the reason."""
+"""Invalid bodies that may be accepted: part of the check's message, and the reason."""
 
 
 @schemathesis.serializer(JSON_LINES)
 def json_lines(context: schemathesis.SerializationContext, value: Any) -> bytes:
-    """Two records a body."""
+    """Bodies with two records each."""
     return b"\n".join([json.dumps(value).encode()] * 2)
 
 
 CLIENT = requests.Session()
-"""Keeps its connections, and does not look for proxies in the environment each time: both take longer than the answers."""
+"""Keeps connections open and does not read proxies from the environment. Both would take longer than the answers."""
 CLIENT.trust_env = False
 
 
 def check(server: Server, case: Case) -> None:
-    """Send a request and hold the answer against the document, by all checks that there are."""
+    """Send a request and check the response with all of schemathesis's checks."""
     response = case.call(base_url=server.url, session=CLIENT, timeout=60)
     excluded: list[schemathesis.CheckFunction] = []
     records = [json.loads(record) for record in records_of(response)]
     if records:
-        excluded.append(response_schema_conformance)  # which knows one value a body, and events with all their fields
+        excluded.append(response_schema_conformance)  # expects one value per body, and events with all fields
         check_records(case, response, records)
     if case.media_type == JSON_LINES:
-        excluded += [negative_data_rejection, positive_data_acceptance]  # of which each record has its own
+        excluded += [negative_data_rejection, positive_data_acceptance]  # each record has its own errors
     if case.operation.path == "/tokenize":
-        excluded.append(negative_data_rejection)  # of whose parameters only the types matter
+        excluded.append(negative_data_rejection)  # only its parameters' types are checked
     if 400 <= response.status_code < 500 and is_said_elsewhere(case, response.text):
         excluded.append(positive_data_acceptance)
     try:
@@ -141,7 +141,7 @@ def is_said_elsewhere(case: Case, message: str) -> bool:
 
 
 def is_rounded(body: object) -> bool:
-    """Whether a parameter is within its bounds only until it is rounded to 32 bits, as TGI does."""
+    """Whether a parameter is out of bounds only after it is rounded to 32 bits, as in TGI."""
     parameters = body.get("parameters") if isinstance(body, dict) else None
     values = parameters.values() if isinstance(parameters, dict) else ()
     return any(isinstance(value, float) and value not in (0, 1) and to_float32(value) in (0, 1) for value in values)
@@ -159,7 +159,7 @@ def records_of(response: schemathesis.Response) -> list[str]:
 
 
 def check_records(case: Case, response: schemathesis.Response, records: list[Any]) -> None:
-    """Hold each event or line against the schema of its content type."""
+    """Validate each event or line with the schema of its content type."""
     operation = DOCUMENT["paths"][case.operation.path][case.operation.method]
     contents = operation["responses"][str(response.status_code)]["content"]
     schema = contents[response.headers["content-type"][0]]["schema"] | {"components": DOCUMENT["components"]}
@@ -169,7 +169,7 @@ def check_records(case: Case, response: schemathesis.Response, records: list[Any
 
 
 OTHER_NAMES = r"^/(predictions|models)/"
-"""Of /invocations."""
+"""Tests of the JSON-lines bodies of /invocations."""
 
 
 @api(without_json_lines(), 12, boundaries=True).exclude(path_regex=OTHER_NAMES).parametrize()
@@ -184,7 +184,7 @@ def test_every_operation_longer(case: Case, echo_server: Server) -> None:
 
 
 @api(DOCUMENT, 15, boundaries=False).include(path_regex=rf"{OTHER_NAMES}|^/invocations").parametrize()
-def test_batches_and_other_names(case: Case, echo_server: Server) -> None:
+def test_batches_and_route_aliases(case: Case, echo_server: Server) -> None:
     check(echo_server, case)
 
 

@@ -1,4 +1,4 @@
-"""The event stream framing, read back by botocore's own parser, and the cutting of streams into parts."""
+"""Event stream framing, as botocore's parser reads it, and splitting streams into payload parts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RECORDS = st.lists(
 
 
 def headers_of(message: EventStreamMessage) -> dict[str, str]:
-    return cast("dict[str, str]", message.headers)  # its stubs say int
+    return cast("dict[str, str]", message.headers)  # the type stubs say int
 
 
 def decode(data: bytes) -> list[EventStreamMessage]:
@@ -41,7 +41,7 @@ def decode(data: bytes) -> list[EventStreamMessage]:
 
 
 @given(st.lists(st.tuples(HEADERS, st.binary(max_size=2000)), max_size=4), st.integers(1, 50))
-def test_botocore_reads_what_is_written_however_it_arrives(
+def test_botocore_reads_messages_with_any_fragmentation(
     messages: list[tuple[dict[str, str], bytes]], step: int
 ) -> None:
     data = b"".join(encode_message(headers, payload) for headers, payload in messages)
@@ -54,7 +54,7 @@ def test_botocore_reads_what_is_written_however_it_arrives(
 
 
 @given(st.integers(0, 1 << 17), st.binary(min_size=1, max_size=4))
-def test_payloads_of_any_size(size: int, pattern: bytes) -> None:
+def test_payload_of_any_size(size: int, pattern: bytes) -> None:
     payload = (pattern * size)[:size]
     [message] = decode(payload_part(payload))
     assert message.payload == payload
@@ -65,7 +65,7 @@ def test_payloads_of_any_size(size: int, pattern: bytes) -> None:
     }
 
 
-def test_the_largest_payload_passes_and_one_byte_more_is_refused() -> None:
+def test_largest_payload_is_accepted_and_one_byte_more_is_rejected() -> None:
     [message] = decode(payload_part(bytes(MAX_PAYLOAD_LENGTH)))
     assert len(message.payload) == MAX_PAYLOAD_LENGTH
     with pytest.raises(ValueError, match="payload of 25165825 bytes"):
@@ -81,13 +81,13 @@ def test_the_largest_payload_passes_and_one_byte_more_is_refused() -> None:
         ({f"n{number}": "x" * 32000 for number in range(5)}, "headers of 160"),
     ],
 )
-def test_headers_over_the_limits_are_refused(headers: dict[str, str], message: str) -> None:
+def test_headers_over_the_limits_are_rejected(headers: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         encode_message(headers, b"")
 
 
 @given(st.data())
-def test_every_byte_is_under_a_checksum(data: st.DataObject) -> None:
+def test_checksums_cover_every_byte(data: st.DataObject) -> None:
     message = payload_part(b"hello")
     position = data.draw(st.integers(0, len(message) - 1))
     damaged = bytearray(message)
@@ -108,7 +108,7 @@ def test_model_stream_error() -> None:
 @example([b""])
 @example([b"a"])
 @example([b"ab", b""])
-def test_splitting_changes_no_byte_and_is_repeatable(chunks: list[bytes]) -> None:
+def test_splitting_preserves_the_bytes_and_is_reproducible(chunks: list[bytes]) -> None:
     parts = list(split_parts(chunks))
     assert b"".join(parts) == b"".join(chunks)
     assert all(parts)
@@ -116,7 +116,7 @@ def test_splitting_changes_no_byte_and_is_repeatable(chunks: list[bytes]) -> Non
 
 
 @given(st.lists(st.binary(min_size=3, max_size=40)))
-def test_little_is_held_back(chunks: list[bytes]) -> None:
+def test_splitting_holds_back_few_bytes(chunks: list[bytes]) -> None:
     taken = sent = 0
 
     def counted() -> Iterator[bytes]:
@@ -130,7 +130,7 @@ def test_little_is_held_back(chunks: list[bytes]) -> None:
         sent += len(part)
 
 
-def test_every_hostile_place_is_used() -> None:
+def test_streams_are_split_at_every_kind_of_hostile_position() -> None:
     records = [
         json.dumps({"token": {"text": text}}, ensure_ascii=False).encode() + b"\n" for text in ["a", "ü", "🦙"] * 4
     ]
@@ -141,17 +141,17 @@ def test_every_hostile_place_is_used() -> None:
     assert parts[-1] == b"\n"
 
 
-def test_ascii_records_are_cut_inside() -> None:
+def test_ascii_records_are_split_inside() -> None:
     records = [b'{"token": {"text": "a"}}\n'] * 8
     ends = list(itertools.accumulate(map(len, split_parts(records))))
     assert [end for end in ends if end % 25 == 0] == [200], "only the last part ends with a record"
 
 
-def test_a_character_is_cut_wherever_it_is() -> None:
+def test_character_is_split_at_any_position() -> None:
     assert list(split_parts(["aü".encode() + b"a" * 20])) == [b"a", b"\xc3", b"\xbc" + b"a" * 19, b"a"]
 
 
-def test_what_came_before_a_failure_is_sent_first() -> None:
+def test_bytes_before_a_failure_are_sent_first() -> None:
     def broken() -> Iterator[bytes]:
         yield from (b"one\n", b"two\n", b"three\n")
         raise ConnectionError("gone")

@@ -1,4 +1,4 @@
-"""SageMaker's runtime API on the laptop, as boto3 sees it."""
+"""SageMaker's runtime API on a laptop, as boto3 sees it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def runtime_client(url: str) -> SageMakerRuntimeClient:
 
 
 def close_connection(request: AWSPreparedRequest, **_: object) -> None:
-    """Ask for a connection to each request: urllib3 closes those it keeps when the collector comes by, or not at all."""
+    """Use a new connection for each request, because urllib3 does not close the ones it keeps reliably."""
     request.headers["Connection"] = "close"
 
 
@@ -61,7 +61,7 @@ def client(echo_server: Server) -> Iterator[SageMakerRuntimeClient]:
 
 
 def invocations(server: Server, payload: bytes, *, stream: bool = False) -> requests.Response:
-    """The container's own answer."""
+    """The answer of the container itself."""
     data = json.dumps(json.loads(payload) | {"stream": stream})
     return requests.post(f"{server.url}/invocations", data, headers={"Connection": "close"}, timeout=60)
 
@@ -88,7 +88,7 @@ def headers_of(response: Any) -> dict[str, str]:
 
 
 class TestInvokeEndpoint:
-    def test_the_answer_is_the_containers(self, client: SageMakerRuntimeClient, echo_server: Server) -> None:
+    def test_answer_is_the_same_as_the_containers(self, client: SageMakerRuntimeClient, echo_server: Server) -> None:
         payload = body("hello world", max_new_tokens=64, details=True)
         response = client.invoke_endpoint(EndpointName="any-name", ContentType="application/json", Body=payload)
         direct = invocations(echo_server, payload)
@@ -97,7 +97,7 @@ class TestInvokeEndpoint:
         assert response["InvokedProductionVariant"] == "AllTraffic"
         assert re.fullmatch(r"[0-9a-f-]{36}", response["ResponseMetadata"]["RequestId"])
 
-    def test_inference_id_reaches_the_container_and_comes_back(
+    def test_inference_id_is_passed_to_the_container_and_returned(
         self, client: SageMakerRuntimeClient, echo_server: Server
     ) -> None:
         response = client.invoke_endpoint(EndpointName="x", Body=body("hello"), InferenceId="my id-1")
@@ -106,9 +106,7 @@ class TestInvokeEndpoint:
         assert '"request_id":"my id-1"' in echo_server.log
 
     @pytest.mark.parametrize("streaming", [False, True])
-    def test_the_variant_that_was_asked_for_comes_back(
-        self, client: SageMakerRuntimeClient, *, streaming: bool
-    ) -> None:
+    def test_requested_variant_is_returned(self, client: SageMakerRuntimeClient, *, streaming: bool) -> None:
         options: dict[str, Any] = {"EndpointName": "x", "Body": body("hello"), "TargetVariant": "canary-2"}
         if streaming:
             streamed = client.invoke_endpoint_with_response_stream(**options)
@@ -117,7 +115,7 @@ class TestInvokeEndpoint:
         else:
             assert client.invoke_endpoint(**options)["InvokedProductionVariant"] == "canary-2"
 
-    def test_an_error_of_the_container_is_a_model_error(self, client: SageMakerRuntimeClient) -> None:
+    def test_error_of_the_container_is_a_model_error(self, client: SageMakerRuntimeClient) -> None:
         with pytest.raises(client.exceptions.ModelError) as caught:
             client.invoke_endpoint(EndpointName="my-endpoint", Body=body("hello", top_p=7))
         error = cast("dict[str, Any]", caught.value.response)
@@ -142,7 +140,7 @@ class TestInvokeEndpoint:
             ({"TargetVariant": "-"}, "targetVariant"),
         ],
     )
-    def test_what_aws_refuses_is_refused(
+    def test_requests_that_aws_rejects_are_rejected(
         self, client: SageMakerRuntimeClient, options: dict[str, Any], member: str
     ) -> None:
         with pytest.raises(ClientError, match=rf"Value.* at '{member}' failed to satisfy constraint") as caught:
@@ -150,14 +148,14 @@ class TestInvokeEndpoint:
         assert caught.value.response["Error"]["Code"] == "ValidationError"
         assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
 
-    def test_sensitive_values_are_not_repeated(self, client: SageMakerRuntimeClient) -> None:
+    def test_errors_do_not_repeat_sensitive_values(self, client: SageMakerRuntimeClient) -> None:
         with pytest.raises(ClientError) as caught:
             client.invoke_endpoint(EndpointName="x", Body=body("hello"), CustomAttributes="secret" * 200)
         assert "secret" not in str(caught.value)
 
 
 class TestInvokeEndpointWithResponseStream:
-    def test_the_parts_are_the_containers_bytes(self, client: SageMakerRuntimeClient, echo_server: Server) -> None:
+    def test_payload_parts_are_the_containers_bytes(self, client: SageMakerRuntimeClient, echo_server: Server) -> None:
         payload = body("hello 🦙 world", max_new_tokens=64)
         response = client.invoke_endpoint_with_response_stream(EndpointName="any", Body=payload)
         direct = invocations(echo_server, payload, stream=True)
@@ -166,31 +164,31 @@ class TestInvokeEndpointWithResponseStream:
         assert response["InvokedProductionVariant"] == "AllTraffic"
         assert headers_of(response)["content-type"] == "application/vnd.amazon.eventstream"
 
-    def test_accept_reaches_the_container(self, client: SageMakerRuntimeClient) -> None:
+    def test_accept_header_is_passed_to_the_container(self, client: SageMakerRuntimeClient) -> None:
         response = client.invoke_endpoint_with_response_stream(
             EndpointName="x", Body=body("hello"), Accept="text/event-stream"
         )
         assert response["ContentType"] == "text/event-stream"
         assert payload_parts(response)[0].startswith(b"data: ")
 
-    def test_a_failure_on_the_way_is_a_record_and_then_the_end(self, client: SageMakerRuntimeClient) -> None:
+    def test_failure_during_a_stream_is_its_last_record(self, client: SageMakerRuntimeClient) -> None:
         response = client.invoke_endpoint_with_response_stream(EndpointName="x", Body=body("hello RAISE@3"))
         records = [json.loads(line) for line in b"".join(payload_parts(response)).splitlines()]
         assert [record["token"]["text"] for record in records] == ["h", "e", ""]
         assert records[-1]["details"]["finish_reason"] == "error"
 
-    def test_a_failure_before_the_first_byte_is_a_model_error(self, client: SageMakerRuntimeClient) -> None:
+    def test_failure_before_the_first_byte_is_a_model_error(self, client: SageMakerRuntimeClient) -> None:
         with pytest.raises(client.exceptions.ModelError, match="the echo backend failed at token 1"):
             client.invoke_endpoint_with_response_stream(EndpointName="x", Body=body("hello RAISE@1"))
 
-    def test_a_stream_cannot_begin_a_session(self, client: SageMakerRuntimeClient) -> None:
-        with pytest.raises(ClientError, match="sessions are not provided"):  # the container's word, not the runtime's
+    def test_stream_cannot_open_a_session(self, client: SageMakerRuntimeClient) -> None:
+        with pytest.raises(ClientError, match="sessions are not provided"):  # the container's error, not the runtime's
             client.invoke_endpoint(EndpointName="x", Body=body("hello"), SessionId="NEW_SESSION")
         with pytest.raises(ClientError, match="'NEW_SESSION' at 'sessionId'"):
             client.invoke_endpoint_with_response_stream(EndpointName="x", Body=body("hello"), SessionId="NEW_SESSION")
 
 
-def test_hostile_parts_hold_the_same_bytes(start_server: StartServer) -> None:
+def test_hostile_splitting_preserves_the_bytes(start_server: StartServer) -> None:
     server = start_server("option.rolling_batch=echo\n", "--local-runtime", "--split-payload-parts")
     payload = body("hällo 🦙🦙 wörld", max_new_tokens=64)
     direct = invocations(server, payload, stream=True)
@@ -203,7 +201,7 @@ def test_hostile_parts_hold_the_same_bytes(start_server: StartServer) -> None:
     run_example(server)
 
 
-def test_leaving_a_stream_frees_the_engine(start_server: StartServer) -> None:
+def test_closing_a_stream_frees_its_place(start_server: StartServer) -> None:
     properties = "option.rolling_batch=echo\noption.echo_faults=true\noption.max_rolling_batch_size=1\n"
     server = start_server(properties, "--local-runtime")
     answered = threading.Event()
@@ -218,7 +216,7 @@ def test_leaving_a_stream_frees_the_engine(start_server: StartServer) -> None:
         assert b'"text": "f"' in next(iter(stream["Body"]))["PayloadPart"]["Bytes"]
         thread = threading.Thread(target=second)
         thread.start()
-        assert not answered.wait(0.5), "the engine has room for one"
+        assert not answered.wait(0.5), "the first stream still occupies the only place"
         stream["Body"].close()
         assert answered.wait(30)
         thread.join()
@@ -233,8 +231,8 @@ app.register_blueprint(local_runtime(split_payload_parts=False, invoke_time_limi
 """
 
 
-def test_a_container_that_hangs_is_cut_off(tmp_path: Path) -> None:
-    """With the real server, also where nothing comes from the engine any more."""
+def test_container_that_hangs_is_cut_off(tmp_path: Path) -> None:
+    """With the real server, even if the engine sends nothing any more."""
     (tmp_path / "short_limits.py").write_text(SHORT_LIMITS)
     (tmp_path / "serving.properties").write_text(
         "option.rolling_batch=echo\noption.echo_faults=true\noption.max_rolling_batch_size=1\n"
@@ -255,7 +253,7 @@ def test_a_container_that_hangs_is_cut_off(tmp_path: Path) -> None:
             parts = payload_parts_until_error(stream, "ModelStreamError.*Your invocation timed out")
             with pytest.raises(client.exceptions.ModelError, match=r"server error \(0\).*Your invocation timed out"):
                 client.invoke_endpoint_with_response_stream(EndpointName="x", Body=body("hello HANG@1"))
-            # None of the three is left in the engine, which has room for one.
+            # None of the three requests still occupies the only place.
             answer = client.invoke_endpoint(EndpointName="x", Body=body("hello"))
             assert json.loads(answer["Body"].read()) == {"generated_text": "hello"}
     finally:
@@ -280,7 +278,7 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 class RuntimeBefore:
-    """The runtime in front of another container, one that does what ours should not."""
+    """The runtime API in front of a different container, which misbehaves."""
 
     def __init__(self, view: Callable[[], Response], stream_time_limit: float = 60.0) -> None:
         app = Flask(__name__)
@@ -302,7 +300,7 @@ class RuntimeBefore:
 
 
 class TestOtherContainers:
-    def test_headers_are_mapped_both_ways(self) -> None:
+    def test_headers_are_mapped_in_both_directions(self) -> None:
         seen: list[dict[str, str]] = []
 
         def misbehave() -> Response:
@@ -348,7 +346,7 @@ class TestOtherContainers:
         apis = [headers["x-amzn-sagemaker-forwarded-api"] for headers in seen]
         assert apis == ["InvokeEndpoint", "InvokeEndpointWithResponseStream"]
 
-    def test_a_broken_stream_is_a_model_stream_error(self) -> None:
+    def test_broken_stream_is_a_model_stream_error(self) -> None:
         def misbehave() -> Response:
             def chunks() -> Iterator[bytes]:
                 yield b"one\n"
@@ -363,7 +361,7 @@ class TestOtherContainers:
                 client.invoke_endpoint(EndpointName="x", Body=b"")
         assert parts == [b"one\n"]
 
-    def test_a_container_that_fails_before_its_first_byte(self) -> None:
+    def test_container_that_fails_before_its_first_byte(self) -> None:
         def misbehave() -> Response:
             def chunk() -> bytes:
                 raise ConnectionError("gone")
@@ -375,7 +373,7 @@ class TestOtherContainers:
                 with pytest.raises(client.exceptions.ModelError, match="could not load the entire response body"):
                     operation(EndpointName="x", Body=b"")
 
-    def test_a_slow_stream_is_cut_off(self) -> None:
+    def test_slow_stream_is_cut_off(self) -> None:
         released = threading.Event()
 
         def misbehave() -> Response:
@@ -390,7 +388,7 @@ class TestOtherContainers:
         with RuntimeBefore(misbehave, stream_time_limit=0.3) as client:
             stream = client.invoke_endpoint_with_response_stream(EndpointName="x", Body=b"")
             payload_parts_until_error(stream, "Your invocation timed out")
-            assert released.wait(10), "the container's body is closed"
+            assert released.wait(10), "the container's body was not closed"
 
     @pytest.mark.parametrize(("status", "side"), [(302, "server"), (404, "client"), (503, "server")])
     def test_long_errors_are_truncated(self, status: int, side: str) -> None:
@@ -406,7 +404,7 @@ class TestOtherContainers:
                 assert message.startswith(f'Received {side} error ({status}) from primary with message "üüü')
                 assert message.endswith(" for more information.")
 
-    def test_large_answers_come_in_parts(self) -> None:
+    def test_large_answers_are_split_into_parts(self) -> None:
         data = bytes(range(256)) * 4096
         with RuntimeBefore(lambda: Response(data)) as client:
             stream = client.invoke_endpoint_with_response_stream(EndpointName="x", Body=b"")
@@ -422,11 +420,11 @@ def run_example(server: Server) -> None:
     assert run.stdout == f"{prompt}\n{prompt}\n"
 
 
-def test_the_example_runs(echo_server: Server) -> None:
+def test_example_runs(echo_server: Server) -> None:
     run_example(echo_server)
 
 
-def test_the_example_reports_a_failed_stream(echo_server: Server) -> None:
+def test_example_reports_a_failed_stream(echo_server: Server) -> None:
     example = runpy.run_path(str(ROOT / "examples/boto3_invoke.py"))
     with closing(example["runtime_client"](echo_server.url)) as client:
         texts: list[str] = []
@@ -437,7 +435,7 @@ def test_the_example_reports_a_failed_stream(echo_server: Server) -> None:
 
 @pytest.mark.parametrize("path", PAYLOADS, ids=lambda path: path.stem)
 def test_payloads(client: SageMakerRuntimeClient, path: Path) -> None:
-    """Every example payload is understood in full, and answered."""
+    """Every example payload is answered, and none of its fields is ignored."""
     payload = path.read_bytes()
     if path.stem.startswith("stream"):
         stream = client.invoke_endpoint_with_response_stream(
@@ -480,7 +478,7 @@ REQUIRED = (
         (("--env", "HF_MODEL_ID=org/name", "--env", "OPTION_X=a=b"), None),
     ],
 )
-def test_deploy_makes_calls_that_sagemaker_knows(arguments: tuple[str, ...], source: dict[str, str] | None) -> None:
+def test_deploy_makes_valid_sagemaker_calls(arguments: tuple[str, ...], source: dict[str, str] | None) -> None:
     calls = json.loads(deploy(*REQUIRED, *arguments, "--dry-run"))
     assert [call["operation"] for call in calls] == ["create_model", "create_endpoint_config", "create_endpoint"]
     service = get_session().get_service_model("sagemaker")
@@ -499,14 +497,14 @@ def test_deploy_makes_calls_that_sagemaker_knows(arguments: tuple[str, ...], sou
     ("arguments", "message"),
     [((), "must name the model"), (("--env", "NAME"), "'NAME' is not of the form NAME=VALUE")],
 )
-def test_deploy_refuses_what_cannot_work(arguments: tuple[str, ...], message: str) -> None:
+def test_deploy_rejects_invalid_combinations(arguments: tuple[str, ...], message: str) -> None:
     output = deploy(*REQUIRED, *arguments, "--dry-run")
     assert output.startswith("2: ")
     assert message in output
 
 
-def test_the_image_starts_as_sagemaker_starts_it() -> None:
-    """The exec form, our own command, and the label without which SageMaker sets no port."""
+def test_image_starts_like_on_sagemaker() -> None:
+    """The entry point has the exec form and our command. Without the label, SageMaker does not set a port."""
     dockerfile = (ROOT / "sagemaker/Dockerfile").read_text()
     instructions = {
         match[1]: match[2] for match in re.finditer(r"^(ENTRYPOINT|CMD|LABEL|EXPOSE) (.*)$", dockerfile, re.M)
@@ -518,6 +516,6 @@ def test_the_image_starts_as_sagemaker_starts_it() -> None:
     assert instructions["EXPOSE"] == "8080"
 
 
-def test_our_folder_does_not_hide_the_sagemaker_sdk() -> None:
+def test_sagemaker_folder_does_not_hide_the_sagemaker_sdk() -> None:
     names = {path.name for path in (ROOT / "sagemaker").iterdir()}
     assert not names & {"__init__.py", "serve.py", "train.py", "core.py"}

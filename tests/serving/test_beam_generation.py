@@ -1,4 +1,4 @@
-"""Beam search in a web worker: over HTTP, and what its generation yields."""
+"""Beam search in the web worker: answers over HTTP, and the outputs of `BeamGeneration`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from lmi_handlers.serving.beam_generation import BeamGeneration
 from lmi_handlers.text.bundle import build_byte_bundle
 from lmi_handlers.text.tokenizer import Tokenizer
 
-# Over HTTP. The echo backend gives the prompt's first byte -0.5, the one after it -1.5, and so on. A prompt's fault needs
-# its number, so "1 DIE@" asks for it when the most probable beam has begun with "1".
+# Over HTTP. The echo backend gives the prompt's first byte the logprob -0.5, the next one -1.5, and so on. Faults need a
+# number, so "1 DIE@" triggers its fault once the most probable beam begins with "1".
 
 
 def ask(server: Server, prompt: object, **parameters: object) -> requests.Response:
     return server.invoke({"inputs": prompt, "parameters": {"num_beams": 2} | parameters})
 
 
-def test_all_beams_best_first(echo_server: Server) -> None:
+def test_all_beams_are_returned_best_first(echo_server: Server) -> None:
     answer = ask(echo_server, "a", max_new_tokens=3, top_n_tokens=2, decoder_input_details=True)
     assert answer.status_code == 200, answer.text
     body = answer.json()
@@ -56,12 +56,12 @@ def test_stop_strings_end_beams(echo_server: Server) -> None:
 
 def test_stop_token_ids_end_beams_after_min_tokens(echo_server: Server) -> None:
     body = ask(echo_server, "a", max_new_tokens=9, stop_token_ids=[ord("a")], min_tokens=2, early_stopping=True).json()
-    assert body["generated_text"] == "bb"  # and the token that ended it, which is no text
+    assert body["generated_text"] == "bb"  # includes the end token, which has no text
     assert body["details"]["finish_reason"] == "stop_sequence"
     assert [token["id"] for token in body["details"]["tokens"]] == [ord("b"), ord("b"), ord("a")]
 
 
-def test_tokens_that_must_not_end_a_beam_leave_enough_others(echo_server: Server) -> None:
+def test_enough_candidates_remain_if_end_tokens_are_not_allowed(echo_server: Server) -> None:
     body = ask(echo_server, "a", max_new_tokens=1, min_tokens=1, stop_token_ids=[ord("a")]).json()
     [other] = body["details"]["best_of_sequences"]
     assert (body["generated_text"], other["generated_text"]) == ("b", "c")
@@ -78,18 +78,18 @@ def test_list_of_prompts(echo_server: Server) -> None:
     assert second["details"]["best_of_sequences"][0]["generated_text"] == "xy"
 
 
-def test_the_model_length_ends_beams(echo_server: Server) -> None:
+def test_model_length_ends_beams(echo_server: Server) -> None:
     body = ask(echo_server, "a" * 4094, max_new_tokens=30).json()
     assert (body["generated_text"], body["details"]["finish_reason"]) == ("aa", "length")
 
 
-def test_one_beam_is_no_beam_search(echo_server: Server) -> None:
+def test_one_beam_is_ordinary_sampling(echo_server: Server) -> None:
     answer = ask(echo_server, "abc", num_beams=1, length_penalty=2.0)
     assert answer.json() == {"generated_text": "abc"}
     assert answer.headers["x-lmi-ignored-parameters"] == "length_penalty"
 
 
-def test_beam_searchs_own_parameters_are_not_ignored(echo_server: Server) -> None:
+def test_beam_search_parameters_are_not_ignored(echo_server: Server) -> None:
     answer = ask(echo_server, "a", max_new_tokens=2, length_penalty=2.0, early_stopping=True)
     assert answer.status_code == 200
     assert "x-lmi-ignored-parameters" not in answer.headers
@@ -111,7 +111,7 @@ def test_beam_searchs_own_parameters_are_not_ignored(echo_server: Server) -> Non
         ({"num_beams": 0}, "must be at least 1, got 0"),
     ],
 )
-def test_what_would_be_wrong_is_refused(echo_server: Server, parameters: dict[str, object], named: str) -> None:
+def test_unsupported_parameters_are_rejected(echo_server: Server, parameters: dict[str, object], named: str) -> None:
     answer = ask(echo_server, "a", **parameters)
     assert answer.status_code == 424
     error = answer.json()["error"]
@@ -119,7 +119,7 @@ def test_what_would_be_wrong_is_refused(echo_server: Server, parameters: dict[st
     assert named in error
 
 
-def test_a_stream_is_refused(echo_server: Server) -> None:
+def test_stream_is_rejected(echo_server: Server) -> None:
     answer = echo_server.invoke({"inputs": "a", "stream": True, "parameters": {"num_beams": 2}})
     assert (answer.status_code, answer.headers["Content-Type"]) == (424, "application/json")
     assert answer.json()["error"].startswith("parameters.num_beams: beam search cannot be streamed")
@@ -136,13 +136,13 @@ def test_dynamic_batch_answers_with_the_best_beam(start_server: StartServer) -> 
     assert answer.json() == [{"generated_text": "aa"}, {"generated_text": "xx"}]
 
 
-def test_a_failure_in_a_later_step(echo_server: Server) -> None:
+def test_failure_in_a_later_step(echo_server: Server) -> None:
     answer = ask(echo_server, "1 RAISE@")
     assert answer.status_code == 424
     assert answer.json()["error"] == "the echo backend failed at token 1, as the prompt asked"
 
 
-def test_a_client_that_leaves_in_a_later_step(echo_server: Server) -> None:
+def test_client_that_disconnects_in_a_later_step(echo_server: Server) -> None:
     body = {"inputs": "1 HANG@", "parameters": {"num_beams": 2}}
     echo_server.wait_for_sequences(0)
     with connect(echo_server, request(body, "/invocations", "x-request-id: beams left")):
@@ -156,7 +156,7 @@ def test_engine_death_and_deadline_in_a_later_step(start_server: StartServer) ->
     )
     hanging = ask(server, "1 HANG@")
     assert (hanging.status_code, hanging.json()["error"]) == (504, "the request was not done within predict_timeout")
-    # None of these steps takes long; all of them together do.
+    # Each of these steps is short, but together they exceed predict_timeout.
     slow = ask(server, "SLEEP@1 ")
     assert (slow.status_code, slow.json()["error"]) == (504, "the request was not done within predict_timeout")
     dead = ask(server, "1 DIE@")
@@ -165,7 +165,7 @@ def test_engine_death_and_deadline_in_a_later_step(start_server: StartServer) ->
     assert ask(server, "a", max_new_tokens=2).json()["generated_text"] == "aa"
 
 
-def test_a_full_queue_does_not_fail_what_has_begun(start_server: StartServer) -> None:
+def test_full_queue_does_not_fail_a_search_that_has_begun(start_server: StartServer) -> None:
     server = start_server(
         "option.rolling_batch=echo\noption.echo_faults=true\noption.echo_load_seconds=1\n"
         "option.echo_tokens_per_second=10\noption.max_rolling_batch_size=1\njob_queue_size=1\n"
@@ -173,7 +173,7 @@ def test_a_full_queue_does_not_fail_what_has_begun(start_server: StartServer) ->
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         beams = pool.submit(ask, server, "SLEEP@1", max_new_tokens=2)
         server.wait_for_sequences(1)
-        # The first step is asleep. Before the second one comes, one of these takes the only place and one the queue.
+        # During the first step, which sleeps, one of these takes the only place and the other one the queue.
         others = [pool.submit(server.invoke, {"inputs": "others"}) for _ in range(2)]
         assert [other.result().status_code for other in others] == [200, 200]
         answer = beams.result()
@@ -181,7 +181,7 @@ def test_a_full_queue_does_not_fail_what_has_begun(start_server: StartServer) ->
     assert answer.json()["generated_text"] == "SS"
 
 
-def test_every_beam_tells_of_its_prompt_what_the_first_step_did(client: EngineClient, tmp_path: Path) -> None:
+def test_every_beam_has_the_prompt_logprobs_of_the_first_step(client: EngineClient, tmp_path: Path) -> None:
     params = SamplingParams(n=2, max_tokens=3, temperature=0.0, prompt_logprobs=2)
     generation = BeamGeneration(
         client,

@@ -1,4 +1,4 @@
-"""Beam search: the algorithm against enumeration and against transformers, then over HTTP on real servers."""
+"""The beam search algorithm, compared with enumeration and with transformers."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def run(search: BeamSearch, expand: Expand) -> list[Beam]:
     return search.finished
 
 
-# Against enumeration
+# Compared with enumeration
 
 
 def table(seed: int, vocab_size: int, *, top: int | None = None) -> Expand:
-    """Random probabilities of the next token, different after each prefix."""
+    """Random next-token probabilities, different for each prefix."""
 
     def continuations(beam: Beam) -> Continuations:
         source = random.Random(f"{seed} {beam.token_ids}")
@@ -49,7 +49,7 @@ def table(seed: int, vocab_size: int, *, top: int | None = None) -> Expand:
 
 
 def every_answer(expand: Expand, *, vocab_size: int, max_tokens: int, min_tokens: int, end: int) -> list[Beam]:
-    """All complete answers there can be, found without any pruning."""
+    """All possible complete answers, found without pruning."""
     answers = []
     for length in range(1, max_tokens + 1):
         for token_ids in itertools.product(range(vocab_size), repeat=length):
@@ -73,7 +73,7 @@ def every_answer(expand: Expand, *, vocab_size: int, max_tokens: int, min_tokens
     min_tokens=st.integers(0, 2),
     length_penalty=st.floats(-2, 3),
 )
-def test_beams_for_every_answer_find_the_best_ones(
+def test_enough_beams_for_all_answers_find_the_best_ones(
     seed: int, vocab_size: int, max_tokens: int, min_tokens: int, length_penalty: float
 ) -> None:
     params = BeamSearchParams(num_beams=128, length_penalty=length_penalty)
@@ -100,7 +100,7 @@ def test_beams_for_every_answer_find_the_best_ones(
     min_tokens=st.integers(0, 3),
     early_stopping=st.booleans(),
 )
-def test_one_candidate_for_each_beam_and_each_ending_is_enough(
+def test_one_candidate_per_beam_and_end_token_is_enough(
     seed: int, num_beams: int, endings: set[int], min_tokens: int, early_stopping: bool
 ) -> None:
     def answers(top: int | None) -> list[tuple[int, ...]]:
@@ -113,7 +113,7 @@ def test_one_candidate_for_each_beam_and_each_ending_is_enough(
     assert len(answers(None)) == num_beams
 
 
-def test_a_beam_ends_where_its_text_does() -> None:
+def test_beam_ends_at_a_stop_string() -> None:
     def contains_stop(token_ids: Sequence[int]) -> bool:
         return token_ids[-2:] == (0, 0)
 
@@ -126,7 +126,7 @@ def test_a_beam_ends_where_its_text_does() -> None:
     ]
 
 
-def test_answers_are_complete_where_no_beam_can_go_on() -> None:
+def test_search_ends_if_no_beam_can_continue() -> None:
     params = BeamSearchParams(num_beams=2)
     search = BeamSearch(params, max_tokens=9, contains_stop=lambda token_ids: True)
     found = run(search, lambda beams: [[(0, -0.5), (1, -1.5), (2, -3.0)] for _ in beams])
@@ -134,16 +134,16 @@ def test_answers_are_complete_where_no_beam_can_go_on() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"num_beams": 1}, {"num_beams": 129}, {"length_penalty": 11.0}])
-def test_parameters_out_of_range_are_named(wrong: dict[str, Any]) -> None:
+def test_error_names_the_parameter_out_of_range(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=next(iter(wrong))):
         BeamSearchParams(**{"num_beams": 2} | wrong)
 
 
-# Against transformers
+# Compared with transformers
 
 
 def expand_with(model: Any, prompt: list[int], count: int) -> Expand:
-    """One plain forward of all beams, each from the end of the prompt, which is read once."""
+    """Compute the next logprobs of all beams in one forward pass. The prompt is processed once."""
     with torch.inference_mode():
         of_prompt = model(torch.tensor([prompt[:-1]]), use_cache=True).past_key_values
 
@@ -200,9 +200,9 @@ def until_end(token_ids: list[int], eos: list[int]) -> list[int]:
 
 
 def tiny_model(seed: int) -> Any:
-    """A model of sixteen tokens whose answers end early and late, depending on the seed."""
+    """A model with sixteen tokens. Its answers end early or late, depending on the seed."""
     torch.manual_seed(seed)
-    make: Any = AutoModelForCausalLM.from_config  # the library's own types are partial
+    make: Any = AutoModelForCausalLM.from_config  # the library's types are incomplete
     model = make(
         LlamaConfig(
             vocab_size=16,
@@ -218,7 +218,7 @@ def tiny_model(seed: int) -> Any:
     return model.eval()
 
 
-# Drawn once and for all: where float32 makes a tie of two scores, both answers would be right.
+# Always the same examples, because others may have two equal scores in float32, so that two answers are correct.
 @settings(deadline=None, derandomize=True, max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
@@ -229,7 +229,7 @@ def tiny_model(seed: int) -> Any:
     max_tokens=st.integers(1, 12),
     min_tokens=st.integers(0, 4),
 )
-def test_random_models_like_transformers(
+def test_random_models_match_transformers(
     seed: int,
     num_beams: int,
     length_penalty: float,
@@ -256,7 +256,7 @@ PROMPTS = {
 
 
 class RealModel:
-    """The default model, in float32, as transformers runs it."""
+    """The default model in transformers, in float32."""
 
     def __init__(self) -> None:
         path = resolve_model(
@@ -291,7 +291,7 @@ def real_model() -> RealModel:
         ),
     ],
 )
-def test_the_real_model_like_transformers(
+def test_real_model_matches_transformers(
     real_model: RealModel, prompt: str, num_beams: int, length_penalty: float, early_stopping: bool
 ) -> None:
     params = BeamSearchParams(num_beams=num_beams, length_penalty=length_penalty, early_stopping=early_stopping)
@@ -301,7 +301,7 @@ def test_the_real_model_like_transformers(
 
 
 @pytest.mark.model
-def test_the_model_server_like_transformers(real_model: RealModel, model_server: Server) -> None:
+def test_model_server_matches_transformers(real_model: RealModel, model_server: Server) -> None:
     tokenizer, prompt = real_model.tokenizer, PROMPTS["goes on"]
     token_ids = torch.tensor([tokenizer.encode(prompt)])
     expected = real_model.model.generate(
