@@ -23,7 +23,7 @@ class Documentation(msgspec.Struct, frozen=True, kw_only=True):
     """An API's part of the OpenAPI document, besides its routes.
 
     `names` are the names of types in the document, where they differ from the class names, or for types that have none.
-    `examples` has an example for each type of a body. `bounds` are bounds of fields, by the name of the type in the
+    `examples` has examples of bodies, by their types. `bounds` are bounds of fields, by the name of the type in the
     document. `union_bounds` are JSON schema keywords for types in `names` that are unions.
     """
 

@@ -131,7 +131,9 @@ class _Writer:
             content_type: {
                 "schema": self._schema(types),
                 "examples": {
-                    f"example {number}": {"value": self._examples[kind]} for number, kind in enumerate(types, 1)
+                    f"example {number}": {"value": self._examples[kind]}
+                    for number, kind in enumerate(types, 1)
+                    if kind in self._examples
                 },
             }
             for content_type, types in contents.items()

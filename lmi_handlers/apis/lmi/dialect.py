@@ -80,10 +80,9 @@ class LmiDialect(Dialect):
         self._logged: set[str] = set()
         names = [*REQUEST_FORMATTERS]
         if self._formatter is not None and self._formatter not in names:
-            if (
-                self._formatter not in available_formatters() or self._formatter in FORMATTERS
-            ):  # the rest belong to other dialects
-                known = ", ".join(sorted(REQUEST_FORMATTERS))
+            others = available_formatters().keys() - FORMATTERS.keys()  # the rest of ours belong to other APIs
+            if self._formatter not in others:
+                known = ", ".join(sorted({*REQUEST_FORMATTERS, *others}))
                 raise ConfigError(f"option.output_formatter has value {self._formatter!r}: not one of {known}")
             names.append(self._formatter)
         self._formatters = {name: load_formatter_class(name) for name in names}
