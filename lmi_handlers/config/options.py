@@ -127,9 +127,10 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         Option("Makes the invoke routes speak TGI too: its request defaults, arrays, SSE and errors.", server=True),
     ] = False
     dialect: Annotated[
-        Literal["tgi", "mindie"],
+        str,
         Option(
-            "Whose TGI interface is served on `/`, and with `tgi_compat` on the invoke routes: TGI's own or MindIE's.",
+            "Name of the API whose dialect `/` and the invoke routes speak. "
+            "TGI's interface and its variants need `tgi_compat` for the invoke routes.",
             server=True,
         ),
     ] = "tgi"
