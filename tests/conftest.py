@@ -132,6 +132,12 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PictureServer
     server.server_close()
 
 
+@pytest.fixture
+def trusted(pictures: PictureServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trust the certificate of `pictures`."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(pictures.authority))
+
+
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with two random layers, which can be split over two GPUs, and the small model's tokenizer."""

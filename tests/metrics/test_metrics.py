@@ -1,4 +1,4 @@
-"""`GET /metrics`: every request is counted once, whichever worker had it and however it ended; nothing is lost."""
+"""`GET /metrics`: each request is counted once, whichever worker handled it and however it ended. Counts are never lost."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ SLOW = ECHO + "option.echo_tokens_per_second=20\n"
 LONG = {"inputs": "x" * 20, "stream": True, "parameters": {"max_new_tokens": 4000, "ignore_eos_token": True}}
 
 Scrape = dict[str, float]
-"""Series as `name` or `name{label="value"}`, without the model's labels."""
+"""Values by series, such as `name` or `name{label="value"}`, without the model's labels."""
 
 
 def parse(text: str) -> Scrape:
-    """Read a page the way Prometheus does. The parser gives every counter's sample the ending `_total`."""
+    """Parse the text as Prometheus does. The parser appends `_total` to all counters."""
     series = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -63,7 +63,7 @@ def parse(text: str) -> Scrape:
 
 
 def scrape(server: Server) -> Scrape:
-    """Ask any worker: each connection goes to whoever takes it first."""
+    """Read the metrics from any worker. Each connection goes to the first worker that accepts it."""
     answer = requests.get(f"{server.url}/metrics", headers={"Connection": "close"}, timeout=30)
     assert answer.status_code == 200
     assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -77,45 +77,45 @@ def wait_for(server: Server, condition: Callable[[Scrape], bool]) -> Scrape:
         if condition(seen):
             return seen
         time.sleep(0.05)
-    raise AssertionError(f"never came about: { {name: value for name, value in seen.items() if value} }")
+    raise AssertionError(f"not reached within 30 s: { {name: value for name, value in seen.items() if value} }")
 
 
 def outcomes(seen: Scrape) -> dict[str, float]:
-    """How many requests there were, and how each of them ended."""
+    """Return the number of requests, and of each outcome."""
     names = ("tgi_request_count", "tgi_request_success", "tgi_request_failure", "vllm:request_success_total")
     counts = {name: value for name, value in seen.items() if name.startswith(names) and value}
     return {re.sub(r'.*="(.*)"}', r"\1", name.removeprefix("tgi_request_")): value for name, value in counts.items()}
 
 
 def difference(before: Scrape, after: Scrape) -> Scrape:
-    """What has happened in between, to counters and histograms."""
+    """Return how much counters and histograms have increased."""
     return {name: value - before[name] for name, value in after.items()}
 
 
-def fresh(start_server: StartServer, properties: str = ECHO, **options: Any) -> Server:
+def start_with_two_workers(start_server: StartServer, properties: str = ECHO, **options: Any) -> Server:
     return start_server(properties, "--workers", "2", **options)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two workers with short limits, for tests that look at what is added to the counters."""
+    """A server with two workers and short limits, for tests that compare counters before and after."""
     properties = ECHO + "max_request_size=10000\noption.predict_timeout=2\n"
     server = Server(tmp_path_factory.mktemp("metrics") / "m", properties, "--workers", "2")
-    assert not any(scrape(server.wait_ready()).values()), "all are zero before the first request"
+    assert not any(scrape(server.wait_ready()).values()), "all values are zero before the first request"
     yield server
     server.stop()
 
 
 @pytest.fixture(scope="module")
 def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two workers and an engine of 20 tokens per second and sequence, for the same kind of test."""
+    """As `server`, with an engine that generates 20 tokens per second and sequence."""
     server = Server(tmp_path_factory.mktemp("slow") / "m", SLOW, "--workers", "2")
     yield server.wait_ready()
     server.stop()
 
 
 def leave_once_running(server: Server, data: str, content_type: str, running: int) -> None:
-    """Send a request, and go without an answer once the engine has that many sequences."""
+    """Send a request and disconnect once the engine has `running` sequences."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
     connection.request("POST", "/invocations", data, {"Content-Type": content_type})
     server.wait_for_sequences(running)
@@ -124,7 +124,7 @@ def leave_once_running(server: Server, data: str, content_type: str, running: in
 
 @contextlib.contextmanager
 def open_streams(server: Server, count: int) -> Iterator[list[requests.Response]]:
-    """That many clients in the middle of long answers; they leave at the end."""
+    """Open `count` streams with long answers, and disconnect from them at the end."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(contextlib.closing(server.invoke(LONG, stream=True))) for _ in range(count)]
 
@@ -132,8 +132,8 @@ def open_streams(server: Server, count: int) -> Iterator[list[requests.Response]
 # Outcomes
 
 
-def test_every_documented_series_is_there_before_the_first_request(server: Server) -> None:
-    seen = scrape(server)  # the fixture has seen that they are zero
+def test_all_documented_series_exist_before_the_first_request(server: Server) -> None:
+    seen = scrape(server)  # the fixture has checked that they are zero
     names = re.findall(r"^\| `([^`]*)` \| (counter|gauge|histogram)", (ROOT / "docs" / "metrics.md").read_text(), re.M)
     assert len(names) == len(CATALOGUE.metrics)
     for name, kind in names:
@@ -142,7 +142,7 @@ def test_every_documented_series_is_there_before_the_first_request(server: Serve
     assert {f'tgi_request_failure{{err="{cause}"}}' for cause in ("validation", "overloaded", "dropped")} <= seen.keys()
 
 
-def test_each_request_is_counted_once_in_whatever_way_it_ends(server: Server) -> None:
+def test_each_request_is_counted_once_however_it_ends(server: Server) -> None:
     before = scrape(server)
     good: list[dict[str, Any]] = [
         {"inputs": "hello"},
@@ -155,7 +155,7 @@ def test_each_request_is_counted_once_in_whatever_way_it_ends(server: Server) ->
     ]
     with concurrent.futures.ThreadPoolExecutor(7) as pool:
         assert {answer.status_code for answer in pool.map(server.invoke, good * 5)} == {200}
-    # A stream is counted just after its last byte.
+    # A stream is counted shortly after its last byte.
     seen = wait_for(server, lambda seen: seen["tgi_request_count"] - before["tgi_request_count"] == 35)
     assert outcomes(difference(before, seen)) == {"count": 35, "success": 35, "stop": 40, "length": 15}
 
@@ -194,13 +194,13 @@ def test_each_request_is_counted_once_in_whatever_way_it_ends(server: Server) ->
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_cause_of_a_failure(tmp_path: Path, error: LMIError, cause: str) -> None:
+def test_failures_are_counted_by_cause(tmp_path: Path, error: LMIError, cause: str) -> None:
     metrics = RequestMetrics(tmp_path / "metrics", "m")
     metrics.ended(Usage(started=time.monotonic()), error)
     assert outcomes(parse(metrics.page())) == {"count": 1, cause: 1}
 
 
-def test_client_that_leaves_is_dropped(slow_server: Server) -> None:
+def test_a_request_whose_client_disconnects_is_dropped(slow_server: Server) -> None:
     server, before = slow_server, scrape(slow_server)
     with open_streams(server, 3) as streams:
         for stream in streams:
@@ -215,8 +215,8 @@ def test_client_that_leaves_is_dropped(slow_server: Server) -> None:
     assert seen["tgi_request_duration_count"] == 0
 
 
-def test_full_queue_is_overload(start_server: StartServer) -> None:
-    server = fresh(start_server, SLOW + "option.max_rolling_batch_size=1\njob_queue_size=1\n")
+def test_requests_rejected_by_a_full_queue_are_overloaded(start_server: StartServer) -> None:
+    server = start_with_two_workers(start_server, SLOW + "option.max_rolling_batch_size=1\njob_queue_size=1\n")
     with concurrent.futures.ThreadPoolExecutor(1) as pool, open_streams(server, 1):
         waiting = pool.submit(server.invoke, {"inputs": "a"})
         wait_for(server, lambda seen: seen["vllm:num_requests_waiting"] == 1)
@@ -227,8 +227,8 @@ def test_full_queue_is_overload(start_server: StartServer) -> None:
     assert outcomes(seen) == {"count": 5, "overloaded": 3, "dropped": 1, "abort": 1, "success": 1, "stop": 1}
 
 
-def test_engine_that_is_not_ready_or_dies(start_server: StartServer) -> None:
-    # With one worker, who has told its clients: another one might have to hear of it yet.
+def test_requests_that_meet_a_dead_or_loading_engine(start_server: StartServer) -> None:
+    # A second worker might notice the engine's death later.
     server = start_server(SLOW + "option.echo_fault=slow_load\noption.echo_load_seconds=3\n", "--workers", "1")
     with open_streams(server, 2) as streams:
         wait_for(server, lambda seen: seen["vllm:num_requests_running"] == 2)
@@ -244,7 +244,7 @@ def test_engine_that_is_not_ready_or_dies(start_server: StartServer) -> None:
 
 
 def test_each_record_of_a_batch_is_a_request(start_server: StartServer) -> None:
-    server = fresh(start_server, ECHO + "option.max_rolling_batch_size=2\njob_queue_size=3\n")
+    server = start_with_two_workers(start_server, ECHO + "option.max_rolling_batch_size=2\njob_queue_size=3\n")
     records: list[dict[str, Any]] = [{"inputs": f"record {number}"} for number in range(20)]
     records[7] = {"inputs": "bad", "parameters": {"top_p": 7}}
     records[8] = {"inputs": "RAISE@2"}
@@ -260,7 +260,7 @@ def test_each_record_of_a_batch_is_a_request(start_server: StartServer) -> None:
     }
 
 
-def test_records_of_a_batch_whose_client_leaves_are_dropped(slow_server: Server) -> None:
+def test_all_records_of_a_batch_are_dropped_if_the_client_disconnects(slow_server: Server) -> None:
     server, before = slow_server, scrape(slow_server)
     records = batch([LONG | {"stream": False}] * 3)
     leave_once_running(server, records, "application/jsonlines", running=3)
@@ -273,7 +273,7 @@ def batch(records: list[dict[str, Any]]) -> str:
     return "\n".join(map(json.dumps, records))
 
 
-def test_other_routes_count_nothing(server: Server) -> None:
+def test_other_routes_are_not_counted(server: Server) -> None:
     before = scrape(server)
     server.ping()
     assert requests.get(f"{server.url}/info", timeout=30).status_code == 200
@@ -285,7 +285,7 @@ def test_other_routes_count_nothing(server: Server) -> None:
     assert outcomes(difference(before, scrape(server))) == {}
 
 
-def test_routes_of_tgi_count_too(server: Server) -> None:
+def test_requests_to_tgis_routes_are_counted(server: Server) -> None:
     before = scrape(server)
     assert server.invoke({"inputs": "hello"}, path="/generate").status_code == 200
     assert server.invoke({"inputs": "hello", "parameters": {"top_p": 7}}, path="/generate").status_code == 422
@@ -296,7 +296,7 @@ def test_routes_of_tgi_count_too(server: Server) -> None:
 # Values
 
 
-def test_tokens_and_times(slow_server: Server) -> None:
+def test_token_counts_and_durations(slow_server: Server) -> None:
     server, before = slow_server, scrape(slow_server)
     prompts = ["a", "bc", "defgh"]
     started = time.monotonic()
@@ -311,7 +311,7 @@ def test_tokens_and_times(slow_server: Server) -> None:
         "vllm:request_generation_tokens_sum",
         "tgi_request_generated_tokens_sum",
     ):
-        assert seen[name] == 11  # each with its end
+        assert seen[name] == 11  # including the end token of each
     for name in ("tgi_request_max_new_tokens_sum", "vllm:request_params_max_tokens_sum"):
         assert seen[name] == 3 * 30
     assert seen['vllm:request_prompt_tokens_bucket{le="1.0"}'] == 1
@@ -329,21 +329,21 @@ def test_tokens_and_times(slow_server: Server) -> None:
     assert seen["vllm:inter_token_latency_seconds_sum"] <= decode
 
 
-def test_gauges_are_the_engines(start_server: StartServer) -> None:
-    server = fresh(start_server, SLOW + "option.max_rolling_batch_size=3\n")
+def test_gauges_show_the_engines_load(start_server: StartServer) -> None:
+    server = start_with_two_workers(start_server, SLOW + "option.max_rolling_batch_size=3\n")
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         with open_streams(server, 3):
             waiting = [pool.submit(server.invoke, {"inputs": "a"}) for _ in range(2)]
             wait_for(server, lambda seen: seen["vllm:num_requests_waiting"] == 2)
-            for seen in [scrape(server) for _ in range(10)]:  # whoever is asked
+            for seen in [scrape(server) for _ in range(10)]:  # from any worker
                 assert (seen["vllm:num_requests_running"], seen["vllm:num_requests_waiting"]) == (3, 2)
                 assert (seen["tgi_batch_current_size"], seen["tgi_queue_size"]) == (3, 2)
         assert {answer.result().status_code for answer in waiting} == {200}
     wait_for(server, lambda seen: seen["vllm:num_requests_running"] == seen["vllm:num_requests_waiting"] == 0)
 
 
-def test_what_comes_during_a_long_step_waits(start_server: StartServer) -> None:
-    server = fresh(start_server, ECHO + "option.echo_load_seconds=3\n")
+def test_requests_that_arrive_during_a_long_step_are_waiting(start_server: StartServer) -> None:
+    server = start_with_two_workers(start_server, ECHO + "option.echo_load_seconds=3\n")
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         pool.submit(server.invoke, {"inputs": "SLEEP@1"})
         wait_for(server, lambda seen: seen["vllm:num_requests_running"] == 1)
@@ -353,7 +353,7 @@ def test_what_comes_during_a_long_step_waits(start_server: StartServer) -> None:
     wait_for(server, lambda seen: seen["vllm:num_requests_running"] == seen["vllm:num_requests_waiting"] == 0)
 
 
-def test_counters_outlive_a_killed_worker(server: Server) -> None:
+def test_counters_are_kept_when_a_worker_is_killed(server: Server) -> None:
     before = scrape(server)
     for round_number in range(1, 4):
         for _ in range(10):
@@ -371,7 +371,7 @@ def test_counters_outlive_a_killed_worker(server: Server) -> None:
 # Text
 
 
-def test_page_is_the_catalogue() -> None:
+def test_docs_metrics_md_is_up_to_date() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert page == metrics_page(), "run: python -m lmi_handlers.metrics.catalogue > docs/metrics.md"
 
@@ -384,7 +384,7 @@ def small_catalogue() -> Catalogue:
     return catalogue
 
 
-def test_text_format() -> None:
+def test_the_text_format() -> None:
     metrics = small_catalogue().metrics
     assert exposition(metrics, [1, 2.5, 3, 4, 0, 1, 15.25], {"model_name": 'a"b\\c\nd'}) == (
         "# HELP tgi_a Things.\n"
@@ -405,7 +405,7 @@ def test_text_format() -> None:
 
 
 @given(values=st.lists(st.floats(0, 1e12)), name=st.text())
-def test_parser_reads_what_is_written(values: list[float], name: str) -> None:
+def test_prometheus_parser_reads_the_text(values: list[float], name: str) -> None:
     histogram = small_catalogue().metrics[2]
     cells = [0.0, 0.0, 7.25, *(0.0 for _ in range(histogram.size))]
     for value in values:
@@ -424,7 +424,7 @@ def test_parser_reads_what_is_written(values: list[float], name: str) -> None:
 # Cells
 
 
-def test_observations_fall_into_their_buckets(tmp_path: Path) -> None:
+def test_observations_are_counted_in_their_buckets(tmp_path: Path) -> None:
     catalogue = small_catalogue()
     histogram = catalogue.metrics[2]
     cells = Cells(tmp_path / "metrics", catalogue)
@@ -449,7 +449,7 @@ time.sleep(60)
 """
 
 
-def test_dead_process_leaves_its_counters_and_not_its_gauges(tmp_path: Path) -> None:
+def test_counters_of_a_dead_process_are_kept_but_its_gauges_are_not(tmp_path: Path) -> None:
     directory = tmp_path / "metrics"
 
     def seen() -> tuple[float, float]:
@@ -461,7 +461,7 @@ def test_dead_process_leaves_its_counters_and_not_its_gauges(tmp_path: Path) -> 
             subprocess.Popen([sys.executable, "-c", PROCESS, str(directory)], stdout=subprocess.PIPE) for _ in range(2)
         ]
         with processes[0], processes[1]:
-            for process in processes:  # both are there before one is not: else the second would take the first's place
+            for process in processes:  # otherwise the second would take over the file of the first
                 assert process.stdout is not None
                 assert process.stdout.readline() == b"done\n"
             for process, running in zip(processes, (10, 5), strict=True):

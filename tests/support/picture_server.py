@@ -1,11 +1,13 @@
-"""An HTTPS server on the loopback interface for images, and for what malicious URLs may return instead."""
+"""An HTTPS server for images, and for the answers that a malicious host may send instead. Also makes test images."""
 
 from __future__ import annotations
 
 import http.server
 import io
 import ssl
+import struct
 import time
+import zlib
 from pathlib import Path
 
 import PIL.Image
@@ -18,6 +20,19 @@ def picture(size: tuple[int, int] = (4, 3), form: str = "PNG", **options: object
     data = io.BytesIO()
     PIL.Image.new("RGB", size, RED).save(data, form, **options)
     return data.getvalue()
+
+
+def bomb(width: int, height: int) -> bytes:
+    """Return a PNG of black pixels, a thousand times smaller than its pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    packer = zlib.compressobj(9)
+    row = bytes(1 + (width + 7) // 8)
+    rows = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
 class Pictures(http.server.BaseHTTPRequestHandler):
@@ -60,7 +75,7 @@ class Pictures(http.server.BaseHTTPRequestHandler):
                 self._answer(404, b"")
 
     def _drip(self, head: bytes) -> None:
-        """Send a byte now and then, without end."""
+        """Send single bytes slowly, forever."""
         self.wfile.write(head)
         while True:
             self.wfile.write(b"x")

@@ -1,4 +1,4 @@
-"""Messages to prompts, as transformers renders them."""
+"""Chat templates render messages as transformers does."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def auto_tokenizer() -> Any:
 
 @pytest.mark.model
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
-def test_the_real_template_renders_as_transformers_does(auto_tokenizer: Any, add_generation_prompt: bool) -> None:
+def test_smollm2s_template_renders_as_in_transformers(auto_tokenizer: Any, add_generation_prompt: bool) -> None:
     messages = [
         {"role": "system", "content": "Be brief. <b> & 'é'"},
         {"role": "user", "content": " Hello\n"},
@@ -74,17 +74,17 @@ def test_the_real_template_renders_as_transformers_does(auto_tokenizer: Any, add
         ("{{ missing is defined }}", "False"),
     ],
 )
-def test_what_a_template_can_do(template: str, rendered: str) -> None:
+def test_features_of_templates(template: str, rendered: str) -> None:
     assert render(bundle(template), MESSAGES) == rendered
 
 
-def test_a_template_can_ask_for_the_date() -> None:
+def test_a_template_can_read_the_date() -> None:
     before = datetime.datetime.now(tz=None).strftime("%Y")
     rendered = render(bundle("{{ strftime_now('%Y') }}"), MESSAGES)
     assert before <= rendered <= datetime.datetime.now(tz=None).strftime("%Y")
 
 
-def test_variables_of_the_template() -> None:
+def test_a_template_can_read_the_requests_fields() -> None:
     template = "{{ enable_thinking }} {{ tools | length }} {{ documents[0].title }}"
     rendered = render(
         bundle(template),
@@ -107,7 +107,7 @@ def test_variables_of_the_template() -> None:
         ("{{ 1 / 0 }}", "division by zero"),
     ],
 )
-def test_a_template_that_refuses_is_the_clients_error(template: str, message: str) -> None:
+def test_an_error_in_the_template_is_the_clients_error(template: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as raised:
         render(bundle(template), MESSAGES)
     assert raised.value.field == "messages"
@@ -122,19 +122,19 @@ def test_a_template_that_refuses_is_the_clients_error(template: str, message: st
         (bundle("{% if %}"), "does not compile"),
     ],
 )
-def test_a_model_without_a_working_template_is_no_chat_model(model: TextBundle, message: str) -> None:
+def test_chats_are_not_supported_without_a_working_template(model: TextBundle, message: str) -> None:
     with pytest.raises(UnsupportedFeature, match=message):
         render(model, MESSAGES)
 
 
-def test_the_template_for_tools() -> None:
+def test_requests_with_tools_use_the_tool_template() -> None:
     model = bundle("D", tool_use="T")
     assert render(model, MESSAGES) == "D"
     assert render(model, MESSAGES, tools=[]) == "T"
     assert render(bundle("D"), MESSAGES, tools=[]) == "D"
 
 
-def test_the_final_message_can_be_continued() -> None:
+def test_the_last_message_can_be_continued() -> None:
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}"
     messages: list[dict[str, Any]] = [*MESSAGES, {"role": "assistant", "content": "Well, "}]
     rendered = render(bundle(template), messages, add_generation_prompt=False, continue_final_message=True)
@@ -143,10 +143,10 @@ def test_the_final_message_can_be_continued() -> None:
         render(bundle(template), messages, continue_final_message=True)
 
 
-SPOKEN = "{% for m in messages %}[{{ m.role }}]{{ TEXT }}</s>{% endfor %}"
-STRIPPED = SPOKEN.replace("TEXT", "m.content | trim")
-FULL = SPOKEN.replace("TEXT", "m.content")
-OF_PARTS = SPOKEN.replace("TEXT", "m.content[-1].text")
+TURNS = "{% for m in messages %}[{{ m.role }}]{{ TEXT }}</s>{% endfor %}"
+STRIPPED = TURNS.replace("TEXT", "m.content | trim")
+FULL = TURNS.replace("TEXT", "m.content")
+OF_PARTS = TURNS.replace("TEXT", "m.content[-1].text")
 TAGGED = "{% for m in messages %}{% generation %}{% set x = m.content %}{{ x }}{% endgeneration %}{{ x }}{% endfor %}"
 
 
@@ -154,8 +154,8 @@ TAGGED = "{% for m in messages %}{% generation %}{% set x = m.content %}{{ x }}{
     "final", ["Well,  ", "Well", "  \n", "CONTINUE_FINAL_MESSAGE_TAG twice: CONTINUE_FINAL_MESSAGE_TAG "]
 )
 @pytest.mark.parametrize("template", [FULL, STRIPPED, OF_PARTS, TAGGED])
-def test_prompts_are_those_of_transformers(template: str, final: str) -> None:
-    """Closed, open, and left open in the midst of the last message."""
+def test_prompts_are_rendered_as_in_transformers(template: str, final: str) -> None:
+    """With and without a generation prompt, and continuing the last message."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     in_parts = template == OF_PARTS
@@ -174,7 +174,7 @@ def test_prompts_are_those_of_transformers(template: str, final: str) -> None:
     assert messages == before
 
 
-def test_a_final_message_that_the_template_leaves_out_cannot_be_continued() -> None:
+def test_a_last_message_that_the_template_leaves_out_cannot_be_continued() -> None:
     messages: list[dict[str, Any]] = [*MESSAGES, {"role": "assistant", "content": "Well, "}]
     for template, content in (("{{ messages[0].content }}", "Well, "), (FULL, None)):
         messages[-1]["content"] = content
@@ -183,7 +183,7 @@ def test_a_final_message_that_the_template_leaves_out_cannot_be_continued() -> N
 
 
 @pytest.mark.parametrize("name", ["messages", "chat_template", "add_generation_prompt"])
-def test_template_variables_cannot_replace_the_request(name: str) -> None:
+def test_template_variables_cannot_replace_fields_of_the_request(name: str) -> None:
     with pytest.raises(InvalidRequest, match=name):
         render(bundle("x"), MESSAGES, template_kwargs={name: "y"})
 
@@ -196,12 +196,12 @@ PARTS = "{% for part in m.content %}{{ '<image>' if part.type == 'image' else pa
     [
         ("{% for m in messages %}[{{ m.content }}]{% endfor %}", "[Be kind.][<image>\nWhat?][A cat.]"),
         (f"{{% for m in messages %}}[{PARTS}]{{% endfor %}}", "[Be kind.][<image>What?][A cat.]"),
-        (  # one that refuses a conversation without a system message
+        (  # a template that requires a system message
             "{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}"
             f"{{% for m in messages %}}[{PARTS}]{{% endfor %}}",
             "[Be kind.][<image>What?][A cat.]",
         ),
-        (  # parts for the user, texts for the others
+        (  # a list of parts for the user, text for other roles
             f"{{% for m in messages %}}[{{% if m.role == 'user' %}}{PARTS}{{% else %}}{{{{ m.content }}}}{{% endif %}}]"
             "{% endfor %}",
             "[Be kind.][<image>What?][A cat.]",
@@ -218,13 +218,13 @@ def test_content_has_the_form_that_the_template_reads(template: str, rendered: s
     assert render(model, messages) == rendered
 
 
-def test_the_operator_may_say_which_form() -> None:
+def test_the_operator_can_set_the_form_of_content() -> None:
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     model = msgspec.structs.replace(bundle(template), content_format="openai")
     assert render(model, MESSAGES) == "[{'type': 'text', 'text': 'Hi'}]"
 
 
-def test_tools_of_a_template_without_any_are_shown_in_the_users_message() -> None:
+def test_tools_are_added_to_the_user_message_if_the_template_does_not_read_them() -> None:
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     messages: list[dict[str, Any]] = [*MESSAGES, {"role": "assistant", "content": "Well, "}]
     tools = [{"name": "f"}]

@@ -1,4 +1,4 @@
-"""Pieces of text, one for each id, against what the library decodes the whole sequence to."""
+"""Token ids become text one by one, as the library decodes the whole sequence; encoding, and the text of single tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Save = Callable[[tokenizers.Tokenizer], Tokenizer]
 
 @pytest.fixture(scope="module")
 def save(tmp_path_factory: pytest.TempPathFactory) -> Save:
-    """Make ours of the library's tokenizer, by way of the files."""
+    """Save the library's tokenizer to files and load them as our `Tokenizer`."""
 
     def save(backend: tokenizers.Tokenizer) -> Tokenizer:
         directory = tmp_path_factory.mktemp("bundle")
@@ -58,7 +58,7 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def llama(save: Save) -> Tokenizer:
-    """A SentencePiece BPE with byte fallback, as Llama 2, Mistral and Gemma have it."""
+    """SentencePiece BPE with byte fallback, as in Llama 2, Mistral and Gemma."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     tokens += ["▁", "a", "b", "c", "é", "▁a", "▁b", "ab", "▁ab", "<0xZZ>", "▁▁"]
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
@@ -77,7 +77,7 @@ def llama(save: Save) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def metaspace(save: Save) -> Tokenizer:
-    """A Unigram with the Metaspace decoder, as T5 has it."""
+    """Unigram with the Metaspace decoder, as in T5."""
     tokens = ["<pad>", "</s>", "<unk>", "▁", "▁a", "▁b", "a", "b", "c", "ab", "\ufffd"]
     backend = tokenizers.Tokenizer(models.Unigram([(token, -1.0) for token in tokens], unk_id=2))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -108,7 +108,7 @@ def pieces(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
 
 
 def decode_after(tokenizer: Tokenizer, prompt: list[int], ids: list[int], *, skip: bool) -> str:
-    """What the library makes of the whole, less what it makes of the prompt."""
+    """Return what the library decodes from prompt and ids, without the text of the prompt."""
     start = tokenizer.backend.decode(prompt, skip_special_tokens=skip)
     whole = tokenizer.backend.decode(prompt + ids, skip_special_tokens=skip)
     assert whole.startswith(start)
@@ -120,8 +120,8 @@ def decode_after(tokenizer: Tokenizer, prompt: list[int], ids: list[int], *, ski
 
 @pytest.mark.model
 @given(data=st.data(), skip=st.booleans())
-def test_smollm2_ids_give_what_decode_gives(smollm2: Tokenizer, data: st.DataObject, skip: bool) -> None:
-    # Half of the ids are single bytes and special tokens, where the difficulties are; the last one ends any character.
+def test_smollm2_ids_are_decoded_as_by_the_library(smollm2: Tokenizer, data: st.DataObject, skip: bool) -> None:
+    # Half of the ids are single bytes or special tokens, the difficult cases. The last id ends any incomplete character.
     alone = [id_of(smollm2, char) for char in "ÃÂâĢðŁĺĢ"]
     some_id = st.integers(0, 49_151) | st.sampled_from([*alone, *range(17), 49_152, 10**9])
     ids = [*data.draw(st.lists(some_id, max_size=40)), id_of(smollm2, "!")]
@@ -132,15 +132,15 @@ def test_smollm2_ids_give_what_decode_gives(smollm2: Tokenizer, data: st.DataObj
 
 @pytest.mark.model
 @given(text=st.text(max_size=40), skip=st.booleans())
-def test_smollm2_text_gives_what_decode_gives(smollm2: Tokenizer, text: str, skip: bool) -> None:
-    # Not the text itself: this vocabulary lacks some bytes, of control characters for instance.
+def test_smollm2_text_is_decoded_as_by_the_library(smollm2: Tokenizer, text: str, skip: bool) -> None:
+    # This is not always the text itself, because the vocabulary lacks some bytes, such as those of control characters.
     ids = smollm2.encode(text + "!")
     expected = smollm2.backend.decode(ids, skip_special_tokens=skip)
     assert "".join(pieces(make_detokenizer(smollm2, [1], skip_special_tokens=skip), ids)) == expected
 
 
 @pytest.mark.model
-def test_smollm2_leading_spaces_and_whole_characters(smollm2: Tokenizer) -> None:
+def test_smollm2_keeps_leading_spaces_and_returns_whole_characters(smollm2: Tokenizer) -> None:
     ids = smollm2.encode(" the 🦙!")
     texts = pieces(make_detokenizer(smollm2, smollm2.encode("Once"), skip_special_tokens=True), ids)
     assert texts[0] == " the"
@@ -151,7 +151,7 @@ def test_smollm2_leading_spaces_and_whole_characters(smollm2: Tokenizer) -> None
 
 @pytest.mark.model
 @given(text=st.text(st.characters(max_codepoint=0x2FFF) | st.just("😀"), max_size=40))
-def test_the_window_gives_the_same_text(smollm2: Tokenizer, text: str) -> None:
+def test_both_detokenizers_return_the_same_text(smollm2: Tokenizer, text: str) -> None:
     ids = [*smollm2.encode(text), id_of(smollm2, "!")]
     window = WindowDetokenizer(smollm2, [1, 2, 3], skip_special_tokens=True)
     table = make_detokenizer(smollm2, [1, 2, 3], skip_special_tokens=True)
@@ -160,33 +160,37 @@ def test_the_window_gives_the_same_text(smollm2: Tokenizer, text: str) -> None:
 
 
 @given(data=st.lists(st.integers(0, 256), max_size=40), skip=st.booleans())
-def test_byte_ids_give_what_decode_gives(byte_tokenizer: Tokenizer, data: list[int], skip: bool) -> None:
+def test_byte_ids_are_decoded_as_by_the_library(byte_tokenizer: Tokenizer, data: list[int], skip: bool) -> None:
     ids = [*data, ord("!")]
     expected = byte_tokenizer.backend.decode(ids, skip_special_tokens=skip)
     assert "".join(pieces(make_detokenizer(byte_tokenizer, [65], skip_special_tokens=skip), ids)) == expected
 
 
 @given(st.text(max_size=60).filter(lambda text: "<|endoftext|>" not in text))
-def test_byte_ids_are_the_bytes(byte_tokenizer: Tokenizer, text: str) -> None:
+def test_the_ids_of_the_byte_tokenizer_are_the_bytes_of_the_text(byte_tokenizer: Tokenizer, text: str) -> None:
     assert byte_tokenizer.encode(text) == list(text.encode())
 
 
-def test_a_character_comes_with_its_last_byte(byte_tokenizer: Tokenizer) -> None:
+def test_a_character_is_returned_with_its_last_byte(byte_tokenizer: Tokenizer) -> None:
     detokenizer = make_detokenizer(byte_tokenizer, [], skip_special_tokens=True)
     assert pieces(detokenizer, list("é€😀".encode())) == ["", "é", "", "", "€", "", "", "", "😀"]
 
 
-def test_an_invalid_byte_is_a_replacement_character(byte_tokenizer: Tokenizer) -> None:
+def test_an_invalid_byte_becomes_a_replacement_character(byte_tokenizer: Tokenizer) -> None:
     detokenizer = make_detokenizer(byte_tokenizer, [], skip_special_tokens=True)
     assert pieces(detokenizer, [0xE2, 0x82, ord("a"), 0xFF, ord("b")]) == ["", "", "\ufffda", "\ufffd", "b"]
 
 
 @pytest.mark.parametrize(("skip", "texts"), [(True, ["", "", "é"]), (False, ["", "\ufffd<|endoftext|>", "\ufffd"])])
-def test_special_tokens_are_text_only_where_asked_for(byte_tokenizer: Tokenizer, skip: bool, texts: list[str]) -> None:
+def test_special_tokens_become_text_only_if_they_are_not_skipped(
+    byte_tokenizer: Tokenizer, skip: bool, texts: list[str]
+) -> None:
     assert pieces(make_detokenizer(byte_tokenizer, [], skip_special_tokens=skip), [0xC3, 256, 0xA9]) == texts
 
 
-def test_added_tokens_in_a_byte_level_vocabulary_are_literal(byte_tokenizer: Tokenizer, save: Save) -> None:
+def test_added_tokens_of_a_byte_level_vocabulary_stand_for_their_literal_text(
+    byte_tokenizer: Tokenizer, save: Save
+) -> None:
     backend = tokenizers.Tokenizer.from_str(byte_tokenizer.backend.to_str())
     backend.add_tokens([AddedToken("<think> 日本", normalized=False)])
     tokenizer = save(backend)
@@ -199,7 +203,7 @@ def test_added_tokens_in_a_byte_level_vocabulary_are_literal(byte_tokenizer: Tok
 
 
 def llama_text(tokenizer: Tokenizer, ids: list[int], *, skip: bool) -> str:
-    """Bytes of byte tokens and text of the others in one go: as `decode`, but for faulty bytes and the first space."""
+    """Return the text as `decode` does, except for invalid bytes and the first space."""
     data = b""
     for token_id in ids:
         token = tokenizer.backend.id_to_token(token_id) or ""
@@ -216,7 +220,7 @@ LLAMA_WHOLE_IDS = st.lists(LLAMA_CHARACTERS | st.integers(0, 270).filter(lambda 
 
 
 @given(ids=LLAMA_IDS, skip=st.booleans())
-def test_llama_ids(llama: Tokenizer, ids: list[int], skip: bool) -> None:
+def test_llama_ids_are_decoded_as_by_the_library(llama: Tokenizer, ids: list[int], skip: bool) -> None:
     assert isinstance(make_detokenizer(llama, [1], skip_special_tokens=skip), PieceDetokenizer)
     ids = [*ids, id_of(llama, "a")]
     expected = llama_text(llama, ids, skip=skip)
@@ -224,7 +228,9 @@ def test_llama_ids(llama: Tokenizer, ids: list[int], skip: bool) -> None:
 
 
 @given(groups=LLAMA_WHOLE_IDS, skip=st.booleans())
-def test_llama_whole_characters_give_what_decode_gives(llama: Tokenizer, groups: list[list[int]], skip: bool) -> None:
+def test_llama_whole_characters_are_decoded_as_by_the_library(
+    llama: Tokenizer, groups: list[list[int]], skip: bool
+) -> None:
     ids = [token_id for group in groups for token_id in group]
     prompt = llama.encode("a b")
     expected = decode_after(llama, prompt, ids, skip=skip)
@@ -232,33 +238,33 @@ def test_llama_whole_characters_give_what_decode_gives(llama: Tokenizer, groups:
 
 
 @given(text=st.text("ab é😀\n", max_size=20) | st.text(max_size=20))
-def test_llama_text_survives(llama: Tokenizer, text: str) -> None:
+def test_llama_text_is_unchanged_by_encoding_and_decoding(llama: Tokenizer, text: str) -> None:
     ids = llama.encode(text)
-    expected = " " + text if text else ""  # the space that SentencePiece puts in front of a text
+    expected = " " + text if text else ""  # SentencePiece adds a space before a text
     assert "".join(pieces(make_detokenizer(llama, [1], skip_special_tokens=True), ids)) == expected
 
 
-def test_llama_pieces(llama: Tokenizer) -> None:
+def test_llama_byte_tokens_and_spaces(llama: Tokenizer) -> None:
     ids = [id_of(llama, token) for token in ("▁ab", "<0xC3>", "<0xA9>", "<0x0A>", "</s>", "<0xZZ>", "▁")]
     detokenizer = make_detokenizer(llama, [1], skip_special_tokens=True)
     assert pieces(detokenizer, ids) == [" ab", "", "é", "\n", "", "<0xZZ>", " "]
 
 
-# Every other decoder
+# All other decoders
 
 
 @given(
     ids=st.lists(st.sampled_from([3, 4, 5, 6, 7, 8, 9]), max_size=20),
     start=st.lists(st.sampled_from([4, 9]), min_size=1),
 )
-def test_metaspace_ids_give_what_decode_gives(metaspace: Tokenizer, ids: list[int], start: list[int]) -> None:
+def test_metaspace_ids_are_decoded_as_by_the_library(metaspace: Tokenizer, ids: list[int], start: list[int]) -> None:
     detokenizer = make_detokenizer(metaspace, start, skip_special_tokens=True)
     assert isinstance(detokenizer, WindowDetokenizer)
     assert "".join(pieces(detokenizer, ids)) == decode_after(metaspace, start, ids, skip=True)
 
 
 @given(ids=st.lists(st.integers(0, 6), max_size=20), skip=st.booleans())
-def test_wordpiece_ids_give_what_decode_gives(wordpiece: Tokenizer, ids: list[int], skip: bool) -> None:
+def test_wordpiece_ids_are_decoded_as_by_the_library(wordpiece: Tokenizer, ids: list[int], skip: bool) -> None:
     expected = decode_after(wordpiece, [5], ids, skip=skip)
     assert "".join(pieces(make_detokenizer(wordpiece, [5], skip_special_tokens=skip), ids)) == expected
 
@@ -267,13 +273,13 @@ def test_metaspace_keeps_the_leading_space_after_a_special_token(metaspace: Toke
     assert pieces(make_detokenizer(metaspace, [1], skip_special_tokens=True), [4, 1, 4]) == [" a", "", " a"]
 
 
-def test_ids_without_text_do_not_cost_the_next_one_its_space(metaspace: Tokenizer) -> None:
+def test_the_space_is_kept_after_ids_without_text(metaspace: Tokenizer) -> None:
     assert pieces(make_detokenizer(metaspace, [4], skip_special_tokens=True), [10**6, 10**6, 5]) == ["", "", " b"]
 
 
 @pytest.mark.timeout(60)
-def test_ids_without_text_cost_linear_time(metaspace: Tokenizer) -> None:
-    # A window that kept them would decode 5 * 10^9 ids in all.
+def test_ids_without_text_take_linear_time(metaspace: Tokenizer) -> None:
+    # A window that kept them would decode 5 * 10^9 ids in total.
     detokenizer = make_detokenizer(metaspace, [4], skip_special_tokens=True)
     assert "".join(pieces(detokenizer, [10**6] * 100_000)) == ""
 
@@ -304,19 +310,19 @@ def joined(tokenizer: Tokenizer, ids: list[int]) -> bytes:
 
 
 @given(st.text(max_size=60))
-def test_bytes_of_byte_tokens_are_the_texts(byte_tokenizer: Tokenizer, text: str) -> None:
+def test_the_bytes_of_byte_tokens_are_the_bytes_of_the_text(byte_tokenizer: Tokenizer, text: str) -> None:
     assert joined(byte_tokenizer, byte_tokenizer.encode(text)) == text.encode()
 
 
 @given(text=st.text("ab é😀\n", max_size=20) | st.text(max_size=20))
-def test_bytes_of_llama_tokens_are_the_texts(llama: Tokenizer, text: str) -> None:
-    expected = " " + text if text else ""  # the space that SentencePiece puts in front of a text
+def test_the_bytes_of_llama_tokens_are_the_bytes_of_the_text(llama: Tokenizer, text: str) -> None:
+    expected = " " + text if text else ""  # SentencePiece adds a space before a text
     assert joined(llama, llama.encode(text)) == expected.encode()
 
 
 @pytest.mark.model
 @given(text=st.text(max_size=40))
-def test_bytes_of_smollm2_tokens_are_what_decode_gives(smollm2: Tokenizer, text: str) -> None:
+def test_the_bytes_of_smollm2_tokens_are_those_that_the_library_decodes(smollm2: Tokenizer, text: str) -> None:
     ids = smollm2.encode(text)
     expected = smollm2.backend.decode(ids, skip_special_tokens=False)
     assert joined(smollm2, ids).decode("utf-8", "replace") == expected
@@ -349,7 +355,7 @@ def test_truncate_keeps_the_end(byte_tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb"])
-def test_lone_surrogates_are_refused(byte_tokenizer: Tokenizer, text: str) -> None:
+def test_lone_surrogates_are_rejected(byte_tokenizer: Tokenizer, text: str) -> None:
     with pytest.raises(InvalidRequest, match="Unicode") as raised:
         byte_tokenizer.encode(text)
     assert raised.value.field == "inputs"
@@ -366,11 +372,11 @@ LONG_TEXTS = {
 
 @pytest.mark.parametrize("text", LONG_TEXTS.values(), ids=LONG_TEXTS)
 @pytest.mark.parametrize("name", ["smollm2", "byte_tokenizer", "llama"])
-def test_long_texts_are_tokenised_as_the_library_does(name: str, text: str, request: pytest.FixtureRequest) -> None:
+def test_long_texts_are_tokenised_as_by_the_library(name: str, text: str, request: pytest.FixtureRequest) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(name)
     expected = tokenizer.backend.encode(text).ids
     assert tokenizer.encode(text) == expected
-    if text.strip():  # else there are no words to cut between
+    if text.strip():  # otherwise there are no words to cut between
         assert tokenizer.encode(text, truncate=1000) == expected[-1000:]
     assert tokenizer.decode(expected) == tokenizer.backend.decode(expected, skip_special_tokens=False)
     for limit in (100, len(expected) // 2, len(expected) - 1, len(expected), len(expected) + 100):
@@ -379,16 +385,16 @@ def test_long_texts_are_tokenised_as_the_library_does(name: str, text: str, requ
         assert estimate is not None or len(expected) < 2 * limit + 1000
 
 
-def test_a_text_of_too_many_bytes_is_refused_by_its_beginning(smollm2: Tokenizer) -> None:
-    """A million tokens, of which none is longer than so many characters."""
+def test_only_the_start_of_a_text_that_is_certainly_too_long_is_tokenised(smollm2: Tokenizer) -> None:
+    """The text has a million tokens. Its length alone exceeds the limit times the longest token."""
     longest = max(map(len, smollm2.backend.get_vocab()))
     text = "a b " * 500_000
     started = time.process_time()
     estimate = smollm2.estimate_beyond(text, len(text) // longest - 1)
     assert estimate == pytest.approx(1_000_000, rel=0.01)
-    assert time.process_time() - started < 1  # all of it takes five
+    assert time.process_time() - started < 1  # tokenising all of it takes 5 s
 
 
-def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_tokenizer_names_its_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=str(tmp_path)):
         Tokenizer(tmp_path, TextBundle(vocab_size=1, eos_token_ids=(), special_token_ids=()))

@@ -1,4 +1,4 @@
-"""From a backend's outputs to deltas of text and tokens."""
+"""A backend's outputs become text deltas with tokens, cut at stop strings."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def texts(deltas: list[TextDelta]) -> list[str]:
     return [token.text for delta in deltas for token in delta.tokens]
 
 
-def test_one_token_one_delta(tokenizer: Tokenizer) -> None:
+def test_a_token_becomes_a_delta(tokenizer: Tokenizer) -> None:
     [delta] = feed(tokenizer, SamplingParams(), output("a"))
     assert delta == TextDelta(index=3, tokens=(Token(ord("a"), "a", data=b"a"),), text="a")
 
 
-def test_the_end_token_is_literal_in_its_record_and_not_in_the_text(tokenizer: Tokenizer) -> None:
+def test_the_end_token_is_in_the_tokens_but_not_in_the_text(tokenizer: Tokenizer) -> None:
     [delta] = feed(tokenizer, SamplingParams(), output([ord("a"), END], FinishReason.EOS_TOKEN))
     assert delta.text == "a"
     assert delta.tokens[-1] == Token(END, "<|endoftext|>", None, True, data=b"<|endoftext|>")
@@ -50,7 +50,7 @@ def test_the_end_token_is_literal_in_its_record_and_not_in_the_text(tokenizer: T
 
 
 @pytest.mark.parametrize(("include", "text"), [(False, "a"), (True, "a<|endoftext|>")])
-def test_the_end_token_without_skipping(tokenizer: Tokenizer, include: bool, text: str) -> None:
+def test_the_end_token_if_special_tokens_are_not_skipped(tokenizer: Tokenizer, include: bool, text: str) -> None:
     params = SamplingParams(skip_special_tokens=False, include_stop_str_in_output=include)
     [delta] = feed(tokenizer, params, output([ord("a"), END], FinishReason.EOS_TOKEN))
     assert delta.text == text
@@ -58,14 +58,14 @@ def test_the_end_token_without_skipping(tokenizer: Tokenizer, include: bool, tex
 
 
 @pytest.mark.parametrize(("include", "text"), [(False, "a"), (True, "a\n")])
-def test_a_stop_token_id_of_ordinary_text(tokenizer: Tokenizer, include: bool, text: str) -> None:
+def test_a_stop_token_id_may_be_an_ordinary_token(tokenizer: Tokenizer, include: bool, text: str) -> None:
     params = SamplingParams(stop_token_ids=(ord("\n"),), include_stop_str_in_output=include)
     deltas = feed(tokenizer, params, output("a\n", FinishReason.STOP_SEQUENCE))
     assert deltas[0].text == "".join(texts(deltas)) == text
     assert len(deltas[0].tokens) == 2
 
 
-def test_special_tokens_in_the_middle(tokenizer: Tokenizer) -> None:
+def test_special_tokens_in_the_middle_of_the_text(tokenizer: Tokenizer) -> None:
     params = SamplingParams(ignore_eos=True)
     deltas = feed(tokenizer, params, output([ord("a"), END, ord("b")], FinishReason.LENGTH))
     assert deltas[0].text == "ab"
@@ -74,7 +74,7 @@ def test_special_tokens_in_the_middle(tokenizer: Tokenizer) -> None:
     assert deltas[0].text == "a<|endoftext|>"
 
 
-def test_an_incomplete_character_at_the_end_is_left_out(tokenizer: Tokenizer) -> None:
+def test_an_incomplete_character_at_the_end_is_dropped(tokenizer: Tokenizer) -> None:
     [delta] = feed(tokenizer, SamplingParams(), output([ord("a"), 0xE2, 0x82], FinishReason.LENGTH))
     assert delta.text == "a"
     assert texts([delta]) == ["a", "", ""]
@@ -91,7 +91,7 @@ def test_a_stop_string_ends_the_sequence(tokenizer: Tokenizer) -> None:
     assert sequence.feed(output("ef", FinishReason.ABORT)) == TextDelta()
 
 
-def test_held_text_comes_with_the_end(tokenizer: Tokenizer) -> None:
+def test_text_that_was_held_back_is_returned_at_the_end(tokenizer: Tokenizer) -> None:
     params = SamplingParams(stop=("STOP",))
     deltas = feed(tokenizer, params, output("aST"), output([END], FinishReason.EOS_TOKEN))
     assert [delta.text for delta in deltas] == ["a", "ST"]
@@ -99,18 +99,18 @@ def test_held_text_comes_with_the_end(tokenizer: Tokenizer) -> None:
     assert deltas[-1].finish_reason is FinishReason.EOS_TOKEN
 
 
-def test_a_failed_sequence_still_gives_back_what_it_held(tokenizer: Tokenizer) -> None:
+def test_a_failed_sequence_returns_the_text_that_was_held_back(tokenizer: Tokenizer) -> None:
     deltas = feed(tokenizer, SamplingParams(stop=("STOP",)), output("S"), output([], FinishReason.ERROR))
     assert [(delta.text, delta.finish_reason) for delta in deltas] == [("", None), ("S", FinishReason.ERROR)]
 
 
-def test_no_stop_within_min_tokens(tokenizer: Tokenizer) -> None:
+def test_stop_strings_do_not_match_within_min_tokens(tokenizer: Tokenizer) -> None:
     params = SamplingParams(stop=("b",), min_tokens=3)
     [delta] = feed(tokenizer, params, output("abbabx"))
     assert (delta.text, delta.finish_reason) == ("abba", FinishReason.STOP_SEQUENCE)
 
 
-def test_a_stop_that_is_a_special_token(tokenizer: Tokenizer) -> None:
+def test_a_stop_string_may_be_a_special_token(tokenizer: Tokenizer) -> None:
     params = SamplingParams(stop=("<|endoftext|>", "ab!"), ignore_eos=True)
     [delta] = feed(tokenizer, params, output([*b"ab", END, *b"cd"]))
     assert (delta.text, delta.finish_reason) == ("ab", FinishReason.STOP_SEQUENCE)
@@ -123,7 +123,7 @@ def test_a_stop_that_is_a_special_token(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("include", [True, False])
 @pytest.mark.parametrize("skip", [True, False])
-def test_the_end_token_stays_the_end_token_where_it_is_a_stop_too(
+def test_the_finish_reason_is_the_end_token_even_if_it_is_also_a_stop_string(
     tokenizer: Tokenizer, include: bool, skip: bool
 ) -> None:
     params = SamplingParams(stop=("<|endoftext|>",), include_stop_str_in_output=include, skip_special_tokens=skip)
@@ -154,7 +154,7 @@ def test_logprobs_and_alternatives(tokenizer: Tokenizer) -> None:
     )
 
 
-def test_prompt_tokens_come_once(tokenizer: Tokenizer) -> None:
+def test_prompt_tokens_are_returned_once(tokenizer: Tokenizer) -> None:
     sequence = SequenceText(TextRules(tokenizer, SamplingParams(prompt_logprobs=0)), [END, *"é".encode()])
     first = TokenOutput(request_id="r", token_ids=[ord("a")], prompt_logprobs=[None, -1.0, -2.0])
     assert sequence.feed(first).prompt_tokens == (
@@ -183,7 +183,9 @@ def test_prompt_tokens_with_alternatives(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(("include", "shown"), [(False, ["a", "b", "", "", ""]), (True, ["a", "b", "S", "T", "O"])])
-def test_a_stop_string_cuts_texts_and_no_bytes(tokenizer: Tokenizer, include: bool, shown: list[str]) -> None:
+def test_a_stop_string_cuts_the_text_of_tokens_but_not_their_bytes(
+    tokenizer: Tokenizer, include: bool, shown: list[str]
+) -> None:
     params = SamplingParams(stop=("STO",), include_stop_str_in_output=include)
     deltas = feed(tokenizer, params, output("abST"), output("OP"))
     assert texts(deltas) == shown
@@ -197,7 +199,7 @@ def test_a_stop_string_cuts_texts_and_no_bytes(tokenizer: Tokenizer, include: bo
     skip=st.booleans(),
     step=st.integers(1, 4),
 )
-def test_token_texts_and_delta_texts_agree(
+def test_the_text_of_a_delta_is_the_joined_text_of_its_tokens(
     tokenizer: Tokenizer, ids: list[int], stop: tuple[str, ...], include: bool, skip: bool, step: int
 ) -> None:
     params = SamplingParams(stop=stop, include_stop_str_in_output=include, skip_special_tokens=skip, ignore_eos=True)
@@ -220,7 +222,7 @@ def test_token_texts_and_delta_texts_agree(
 
 
 @given(text=st.text(max_size=40), step=st.integers(1, 4))
-def test_the_bytes_of_an_answers_tokens_are_its_text(tokenizer: Tokenizer, text: str, step: int) -> None:
+def test_the_bytes_of_all_tokens_are_the_bytes_of_the_text(tokenizer: Tokenizer, text: str, step: int) -> None:
     ids = tokenizer.encode(text)
     parts = [ids[start : start + step] for start in range(0, len(ids), step)]
     deltas = feed(tokenizer, SamplingParams(ignore_eos=True, skip_special_tokens=False), *map(output, parts))

@@ -1,4 +1,4 @@
-"""What the engine process writes for the web workers."""
+"""The text bundle, which the engine process writes for the web workers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def auto_tokenizer(smollm2_dir: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def model_dir(auto_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The real tokenizer as a model folder has it, with the configuration files of a made-up model."""
+    """A model folder with a real tokenizer and the configuration files of an invented model."""
     directory = tmp_path_factory.mktemp("model")
     auto_tokenizer.save_pretrained(directory)
     (directory / "config.json").write_text(
@@ -60,7 +60,7 @@ def bundle_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture
 def plain_model_dir(tmp_path: Path) -> Path:
-    """A tiny tokenizer that was saved with padding and truncation switched on."""
+    """A model folder with a tiny tokenizer that was saved with padding and truncation enabled."""
     backend = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "</s>": 2}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.add_special_tokens(["[UNK]", "</s>"])
@@ -76,7 +76,7 @@ def plain_model_dir(tmp_path: Path) -> Path:
 
 
 @pytest.mark.model
-def test_facts_of_a_model(bundle_dir: Path) -> None:
+def test_the_bundle_has_the_settings_of_the_model(bundle_dir: Path) -> None:
     bundle = load_text_bundle(bundle_dir)
     assert bundle.vocab_size == 50_000
     assert bundle.eos_token_ids == (0, 2)
@@ -89,7 +89,9 @@ def test_facts_of_a_model(bundle_dir: Path) -> None:
 
 
 @pytest.mark.model
-def test_a_gguf_file_is_enough(smollm2_dir: Path, bundle_dir: Path, tmp_path: Path) -> None:
+def test_a_gguf_file_contains_the_tokenizer_and_its_template(
+    smollm2_dir: Path, bundle_dir: Path, tmp_path: Path
+) -> None:
     bundle = build_text_bundle(smollm2_dir, tmp_path, gguf_file=GGUF_FILE)
     assert bundle.vocab_size == 49_152
     assert bundle.eos_token_ids == (2,)
@@ -106,19 +108,19 @@ def tokenizer(bundle_dir: Path) -> Tokenizer:
 @given(
     text=st.text(max_size=80) | st.lists(st.sampled_from(["<|im_start|>", "user", "\n", " don't", "1234"])).map("".join)
 )
-def test_ids_are_those_of_auto_tokenizer(auto_tokenizer: Any, tokenizer: Tokenizer, text: str) -> None:
+def test_text_is_tokenised_as_by_auto_tokenizer(auto_tokenizer: Any, tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.encode(text) == auto_tokenizer(text).input_ids
     assert tokenizer.encode(text, add_special_tokens=False) == auto_tokenizer.encode(text, add_special_tokens=False)
 
 
-def test_padding_and_truncation_of_the_training_are_switched_off(plain_model_dir: Path, tmp_path: Path) -> None:
+def test_padding_and_truncation_settings_from_training_are_ignored(plain_model_dir: Path, tmp_path: Path) -> None:
     bundle = build_text_bundle(plain_model_dir, tmp_path / "bundle")
     assert Tokenizer(tmp_path / "bundle", bundle).encode("a a a a a") == [1] * 5
     assert (bundle.vocab_size, bundle.model_max_length, bundle.eos_token_ids) == (3, 77, (2,))
     assert bundle.chat_template is None
 
 
-def test_a_chat_template_can_be_given(plain_model_dir: Path, tmp_path: Path) -> None:
+def test_the_chat_template_option_replaces_the_models_own(plain_model_dir: Path, tmp_path: Path) -> None:
     bundle = build_text_bundle(plain_model_dir, tmp_path / "bundle", chat_template="{{ messages }}")
     assert bundle.chat_template == "{{ messages }}"
 
@@ -133,7 +135,9 @@ def test_named_chat_templates_are_kept(plain_model_dir: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("broken", ["config.json", "generation_config.json", "tokenizer.json"])
-def test_a_broken_model_folder_is_a_configuration_error(plain_model_dir: Path, tmp_path: Path, broken: str) -> None:
+def test_an_unreadable_file_in_the_model_folder_is_a_configuration_error(
+    plain_model_dir: Path, tmp_path: Path, broken: str
+) -> None:
     (plain_model_dir / broken).write_text("{")
     with pytest.raises(ConfigError, match="model"):
         build_text_bundle(plain_model_dir, tmp_path / "bundle")
@@ -152,7 +156,7 @@ def test_a_missing_or_broken_bundle_is_a_configuration_error(tmp_path: Path) -> 
         load_text_bundle(tmp_path)
 
 
-def test_byte_bundle(tmp_path: Path) -> None:
+def test_the_byte_bundle_encodes_text_as_its_bytes(tmp_path: Path) -> None:
     bundle = build_byte_bundle(tmp_path)
     assert bundle == load_text_bundle(tmp_path)
     assert (bundle.vocab_size, bundle.eos_token_ids, bundle.special_token_ids) == (257, (256,), (256,))
@@ -178,7 +182,7 @@ print(sorted({"torch", "vllm", "tensorflow", "jax"} & sys.modules.keys()))
 """
 
 
-def test_a_web_worker_needs_no_torch(tmp_path: Path) -> None:
+def test_the_text_layer_imports_no_engine_library(tmp_path: Path) -> None:
     build_byte_bundle(tmp_path)
     worker = subprocess.run([sys.executable, "-c", WORKER, str(tmp_path)], capture_output=True, text=True, check=False)
     assert worker.returncode == 0, worker.stderr
