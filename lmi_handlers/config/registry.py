@@ -44,10 +44,12 @@ class Registry(msgspec.Struct, frozen=True):
                 raise ConfigError(f"backend {backend.name!r} reads {name!r}, which is not a shared option")
         for name, declared in own.items():
             known = options.setdefault(name, declared)
-            if name in SHARED or not known.accepts_same(declared):
+            if name in SHARED:
+                raise ConfigError(f"backend {backend.name!r} declares {declared.key}, which is a shared option")
+            if not known.accepts_same(declared):
+                others = " and ".join(known.read_by)
                 raise ConfigError(
-                    f"backend {backend.name!r} declares {declared.key}, which {', '.join(known.read_by) or SERVER} "
-                    "declares differently"
+                    f"backend {backend.name!r} declares {declared.key}, which {others} declares differently"
                 )
         for name in (*backend.reads, *own):
             known = options[name]

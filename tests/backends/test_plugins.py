@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 from paths import SUPPORT
-from serving import StartServer
+from serving import StartServer, free_port
 
 from backends import BACKENDS, available_backends, declaration, load_backend_class, registry
 from backends.base import Backend
 from formatters import FORMATTERS, available_formatters, load_formatter_class
 from formatters.base import Formatter
+from lmi_handlers.cli import main
 from lmi_handlers.core.errors import ConfigError
 
 PLUGIN = SUPPORT / "plugin"
+
+Check = Callable[[str], Result]
 
 
 @pytest.mark.filterwarnings("ignore")  # engines warn of the libraries that they use themselves
@@ -66,6 +72,60 @@ def test_server_with_a_third_partys_backend_and_formatter(start_server: StartSer
     answer = server.invoke({"inputs": "What is Deep Learning?", "parameters": {"max_new_tokens": 3}})
     assert answer.headers["Content-Type"] == "text/csv"
     assert answer.text == '"Deep",21784\n" Learning",29257\n"",4\n'
+
+
+@pytest.fixture
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
+    """`check(properties)` runs `lmi check` on a directory with the scripted backend's model."""
+    monkeypatch.setenv("LMI_PORT", str(free_port()))
+    monkeypatch.setenv("LMI_HOST", "127.0.0.1")
+    write_model(tmp_path / "m")
+
+    def run(properties: str) -> Result:
+        (tmp_path / "m" / "serving.properties").write_text(properties)
+        return CliRunner().invoke(main, ["check", "--all", "--model-dir", str(tmp_path / "m")])
+
+    return run
+
+
+def test_check_knows_a_third_partys_options(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(PLUGIN)
+    result = check("option.rolling_batch=scripted\noption.scripted_words=2\noption.max_model_len=64\n")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "on backend scripted: serving.properties asks for it" in result.stdout
+    assert re.search(r"^  option.scripted_words +2 +serving.properties +read by scripted$", result.stdout, re.MULTILINE)
+    assert "Warnings" not in result.stdout
+    assert "scripted_backend" not in sys.modules
+
+
+def test_check_refuses_a_wrong_value_of_a_third_partys_option(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(PLUGIN)
+    result = check("option.rolling_batch=scripted\noption.scripted_words=many\n")
+    assert result.exit_code == 1
+    message = "option.scripted_words has value 'many': must be an integer of at least 1 (from serving.properties)"
+    assert result.stderr == f"lmi: error: {message}\n"
+
+
+def test_check_names_the_nearest_option_of_a_third_party(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(PLUGIN)
+    result = check("option.rolling_batch=scripted\noption.scripted_word=2\n")
+    assert result.exit_code == 1
+    assert "unknown option option.scripted_word; did you mean option.scripted_words?" in result.stdout
+
+
+def test_third_partys_option_has_no_effect_on_another_backend(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(PLUGIN)
+    result = check("option.rolling_batch=echo\noption.scripted_words=2\n")
+    assert result.exit_code == 0
+    assert "option.scripted_words has no effect on backend echo; it is only read by scripted" in result.stdout
+
+
+@pytest.mark.usefixtures("broken_plugins")
+def test_broken_plugin_that_is_not_used_is_a_warning(check: Check) -> None:
+    result = check("option.rolling_batch=echo\n")
+    assert (result.exit_code, result.stderr) == (0, "")
+    for name, (_, cause) in BROKEN.items():
+        assert re.search(f"^  backend '{name}' .*{re.escape(cause)}", result.stdout, re.MULTILINE)
 
 
 def plugin_path(directory: Path) -> str:

@@ -18,6 +18,7 @@ from backends.selection import (
     find_gpu,
     select_backend,
 )
+from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError
 
@@ -89,6 +90,25 @@ def test_auto(
     assert choose_backend(
         [declaration("vllm"), declaration("tensorrt_llm")], builds=builds, gpu=gpu, architectures=architectures
     ) == Selection(name, reason)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "build", "gpu", "name"),
+    [
+        (("NVIDIA",), "gpu", "NVIDIA", "mine"),
+        (("NVIDIA",), "gpu", "AMD", "vllm"),
+        (("NVIDIA",), None, "NVIDIA", "vllm"),
+        ((), "cpu", None, "mine"),
+        ((), None, None, "transformers"),
+    ],
+)
+def test_auto_with_a_backend_of_higher_priority(
+    gpus: tuple[str, ...], build: Build | None, gpu: str | None, name: str
+) -> None:
+    mine = BackendDeclaration(name="mine", location="my_engine:MyBackend", priority=30, gpus=gpus)
+    builds: dict[str, Build | None] = {"mine": build, "vllm": "gpu"}
+    chosen = choose_backend([mine, declaration("vllm")], builds=builds, gpu=gpu, architectures=())
+    assert chosen.name == name
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,82 @@
+"""What backends declare, put together in the registry."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+
+from backends import BACKENDS, registry
+from lmi_handlers.config.declaration import BackendDeclaration, Handler
+from lmi_handlers.config.option import Option, PositiveInt
+from lmi_handlers.config.options import ServingProperties
+from lmi_handlers.core.errors import ConfigError
+
+
+class SameOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """As TensorRT-LLM declares it, with another default and description."""
+
+    max_num_tokens: Annotated[PositiveInt | None, Option("Maximum tokens.")] = 4096
+
+
+class OtherType(msgspec.Struct, frozen=True, kw_only=True):
+    max_num_tokens: Annotated[str | None, Option("Maximum tokens.")] = None
+
+
+class SharedOption(msgspec.Struct, frozen=True, kw_only=True):
+    max_model_len: Annotated[PositiveInt | None, Option("Maximum tokens.", aliases=("option.max_seq_len",))] = None
+
+
+class TakenAlias(msgspec.Struct, frozen=True, kw_only=True):
+    my_length: Annotated[PositiveInt | None, Option("Maximum tokens.", aliases=("option.max_seq_len",))] = None
+
+
+def declare(**fields: Any) -> BackendDeclaration:
+    return BackendDeclaration(**({"name": "mine", "location": "my_engine:MyBackend"} | fields))
+
+
+def test_every_backend_of_ours_is_usable() -> None:
+    assert list(registry().backends) == list(BACKENDS)
+    assert registry().unusable == {}
+
+
+def test_option_that_two_backends_declare_alike() -> None:
+    known = registry().with_backend(declare(options=SameOptions, reads=("dtype",)))
+    assert known.options["max_num_tokens"].read_by == ("tensorrt_llm", "mine")
+    assert known.options["dtype"].read_by[-1] == "mine"
+    assert registry().options["dtype"].read_by[-1] != "mine"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"reads": ("max_tokens",)}, "reads 'max_tokens', which is not a shared option"),
+        ({"options": OtherType}, "declares option.max_num_tokens, which tensorrt_llm declares differently"),
+        ({"options": SharedOption}, "declares option.max_model_len, which is a shared option"),
+        ({"options": TakenAlias}, "uses a key that is taken: option.max_seq_len"),
+        ({"name": "vllm"}, "uses a name that is taken: vllm"),
+        ({"rolling_batch": ("scheduler",)}, "uses a name that is taken: scheduler"),
+        ({"aliases": ("trtllm",)}, "uses a name that is taken: trtllm"),
+        ({"handlers": {"djl_python.huggingface": Handler()}}, "uses a handler that is taken: djl_python.huggingface"),
+    ],
+)
+def test_declaration_that_clashes(fields: dict[str, Any], words: str) -> None:
+    backend = declare(**fields)
+    with pytest.raises(ConfigError, match=f"^backend '{backend.name}' {words}"):
+        registry().with_backend(backend)
+
+
+def test_values_of_a_backend_are_the_options_that_it_reads() -> None:
+    backend = declare(options=SameOptions, reads=("dtype", "max_model_len", "quantize"))
+    properties = ServingProperties(max_model_len=5, engine_options={"max_beam_width": 3})
+    assert backend.values(properties) == {"dtype": "auto", "max_model_len": 5, "max_num_tokens": 4096}
+    properties = ServingProperties(engine_options={"max_num_tokens": 7})
+    assert backend.values(properties)["max_num_tokens"] == 7
+
+
+def test_engine_options_cross_to_the_engine_process() -> None:
+    properties = ServingProperties(engine_options={"a": True, "b": 2, "c": 0.5, "d": "text", "e": 2.0})
+    again = msgspec.json.decode(msgspec.json.encode(properties), type=ServingProperties)
+    assert again == properties
+    assert [type(value) for value in again.engine_options.values()] == [bool, int, float, str, float]
