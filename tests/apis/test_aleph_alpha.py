@@ -1,4 +1,4 @@
-"""Aleph Alpha's chat, over HTTP on the echo backend, whose chat template writes "user: hi\\nassistant: "."""
+"""Aleph Alpha's chat over HTTP, on the echo backend, whose chat template renders "user: hi\\nassistant: "."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_order_of_the_messages(echo_server: Server, messages: list[dict[str, str
         ({"parallel_tool_calls": True}, "parallel_tool_calls"),
     ],
 )
-def test_refused(echo_server: Server, given: dict[str, Any], cause: str) -> None:
+def test_rejected(echo_server: Server, given: dict[str, Any], cause: str) -> None:
     answer = post(echo_server, **given)
     assert answer.status_code == 400
     assert answer.json()["error"].startswith(f"{cause}: ")

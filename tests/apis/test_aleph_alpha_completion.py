@@ -1,4 +1,4 @@
-"""Aleph Alpha's text completions: over HTTP on the echo backend, one token a byte; what becomes of each field; the formatters."""
+"""Aleph Alpha's text completions: over HTTP on the echo backend (one token per byte), how fields are handled, formatters."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_stream_of_one_token(echo_server: Server) -> None:
     )
 
 
-def test_stream_of_a_prompt_alone(echo_server: Server) -> None:
+def test_stream_of_only_the_prompt(echo_server: Server) -> None:
     answer = post(echo_server, stream=True, maximum_tokens=0, echo=True, log_probs=0)
     chunk, summary, end = json_events(answer.text)
     assert (chunk["completion"], chunk["log_probs"]) == ("ab", [{}, {"b": -0.5}])
@@ -193,7 +193,7 @@ OF_THE_CLIENT = {
     "repetition_penalties_include_completion": True,
     "raw_completion": False,
 }
-"""What version 11.5.1 sends where its user says nothing but the prompt."""
+"""The body that version 11.5.1 of the client sends if only the prompt is set."""
 
 
 @pytest.mark.parametrize("body", [{}, OF_THE_CLIENT, dict.fromkeys([*OF_THE_CLIENT, *NEUTRAL, "log_probs"])])
@@ -227,7 +227,7 @@ def test_defaults(body: dict[str, Any]) -> None:
         ({"completion_bias_exclusion": ["x"]}, {"bad_words": ("x",)}),
     ],
 )
-def test_honoured(asked: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_supported_fields(asked: dict[str, Any], expected: dict[str, Any]) -> None:
     assert parse(**asked).request.sampling_params == SamplingParams(**({"temperature": 0} | expected))
 
 
@@ -254,12 +254,12 @@ REFUSED: dict[str, object] = {
 }
 
 
-def test_every_field_that_cannot_be_honoured_is_tried() -> None:
+def test_every_unsupported_field_is_tested() -> None:
     assert REFUSED.keys() == NEUTRAL.keys()
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(echo_server: Server, name: str) -> None:
+def test_rejected(echo_server: Server, name: str) -> None:
     answer = post(echo_server, **{name: REFUSED[name]})
     assert (answer.status_code, answer.json()["code"]) == (400, "UNSUPPORTED_PARAMETER")
     assert answer.json()["error"].startswith(f"{name}: ")
@@ -302,7 +302,7 @@ def test_refused(echo_server: Server, name: str) -> None:
         ({"log_probs": -1}, "log_probs"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"stop_sequences": "x"}, "stop_sequences"),
-        ({"completion_bias_exclusion": ["x"]}, "completion_bias_exclusion"),  # by the echo backend
+        ({"completion_bias_exclusion": ["x"]}, "completion_bias_exclusion"),  # rejected by the echo backend
     ],
 )
 def test_invalid(echo_server: Server, asked: dict[str, Any], field: str) -> None:
@@ -318,7 +318,7 @@ def test_errors() -> None:
 
 
 @given(st.lists(st.text()))
-def test_texts_are_joined(texts: list[str]) -> None:
+def test_text_items_are_joined(texts: list[str]) -> None:
     assert parse(prompt=[{"type": "text", "data": text} for text in texts]).prompts == ("".join(texts),)
 
 
@@ -336,13 +336,13 @@ JSON_VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([*OF_THE_CLIENT, *NEUTRAL, "prompt", "best_of", "log_probs"]), JSON_VALUES))
-def test_a_body_is_taken_or_refused(body: dict[str, Any]) -> None:
+def test_any_body_is_accepted_or_rejected(body: dict[str, Any]) -> None:
     field = refused_field(body)
     assert field is None or re.split(r"[.\[]", field)[0] in body
 
 
 def refused_field(body: dict[str, Any]) -> str | None:
-    """What the error names, None where there is none."""
+    """The field that the error names, or None if there is no error."""
     try:
         parse(**body)
     except InvalidRequest as error:
@@ -359,7 +359,7 @@ def formatters(n: int, shown: int, **options: bool) -> tuple[CompletionJsonForma
     return CompletionJsonFormatter(request, (2,), options=asked), CompletionSseFormatter(request, (2,), options=asked)
 
 
-def test_the_best_by_the_mean_logprob() -> None:
+def test_best_answer_has_the_highest_mean_logprob() -> None:
     whole, _ = formatters(3, 2, log_probs=True)
     for index, logprobs in enumerate([(-1.0, -1.0), (-0.5, -0.5, -0.5, -0.5), (-0.75,)]):
         tokens = tuple(Token(index, str(index), logprob) for logprob in logprobs)
@@ -395,7 +395,7 @@ STEPS = st.lists(st.lists(TOKENS, max_size=3).map(tuple), min_size=1, max_size=5
     options=st.fixed_dictionaries({name: st.booleans() for name in ("echo", "log_probs", "tokens", "raw")}),
     reason=st.sampled_from([FinishReason.LENGTH, FinishReason.EOS_TOKEN, FinishReason.STOP_SEQUENCE]),
 )
-def test_a_stream_adds_up_to_the_document(
+def test_stream_adds_up_to_the_document(
     sequences: list[list[tuple[Token, ...]]], options: dict[str, bool], reason: FinishReason
 ) -> None:
     whole, stream = formatters(len(sequences), len(sequences), **options)

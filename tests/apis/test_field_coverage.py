@@ -1,4 +1,4 @@
-"""Fields of the published schemas that were once dropped, and names that no schema has: none goes unsaid."""
+"""Fields that used to be dropped silently, and unknown fields: every ignored field is reported."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ IGNORED = "x-lmi-ignored-parameters"
         ("/complete", {"model": "m", "prompt": "a", "maximum_tokens": 1}, "top_a"),
     ],
 )
-def test_every_route_names_what_it_ignores(echo_server: Server, path: str, body: dict[str, Any], names: str) -> None:
+def test_every_route_names_ignored_fields(echo_server: Server, path: str, body: dict[str, Any], names: str) -> None:
     answer = echo_server.invoke(body | {"top_a": 1}, path=path)
     assert (answer.status_code, answer.headers.get(IGNORED)) == (200, names), answer.text
     if "parameters" not in body:
         assert IGNORED not in echo_server.invoke(body, path=path).headers
 
 
-def test_dynamic_batch_and_mindie_name_it_too(start_server: StartServer) -> None:
+def test_dynamic_batch_and_mindie_name_ignored_fields_too(start_server: StartServer) -> None:
     server = start_server("option.backend=echo\noption.rolling_batch=disable\noption.dialect=mindie\n")
     for path in ("/invocations", "/"):
         assert server.invoke({"inputs": "a", "top_a": 1}, path=path).headers[IGNORED] == "top_a"
@@ -47,7 +47,7 @@ def test_dynamic_batch_and_mindie_name_it_too(start_server: StartServer) -> None
 
 @pytest.fixture(scope="module")
 def own_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server on a model whose tokenizer puts <s> in front, and with a chat template of its own."""
+    """A server on a model whose tokenizer prepends <s> and which has a chat template."""
     directory = tmp_path_factory.mktemp("own") / "m"
     directory.mkdir()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -71,7 +71,7 @@ def own_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.stop()
 
 
-def test_guideline_is_a_variable_of_the_template(own_tokenizer: Server) -> None:
+def test_guideline_is_passed_to_the_template(own_tokenizer: Server) -> None:
     server = own_tokenizer
     for guideline, text in {"be brief": "[be brief]hi", None: "hi"}.items():
         body = {"messages": MESSAGES, "guideline": guideline}
@@ -83,7 +83,7 @@ def test_guideline_is_a_variable_of_the_template(own_tokenizer: Server) -> None:
     assert server.invoke(named, path="/v1/chat/completions").json()["choices"][0]["message"]["content"] == "[b]hi"
 
 
-def test_tokenize_heeds_add_special_tokens(own_tokenizer: Server) -> None:
+def test_tokenize_respects_add_special_tokens(own_tokenizer: Server) -> None:
     added, a = {"id": 0, "text": "", "start": 0, "stop": 0}, {"text": "a", "start": 0, "stop": 1}
     for body, before in (({}, [added]), ({"add_special_tokens": True}, [added]), ({"add_special_tokens": False}, [])):
         answer = own_tokenizer.invoke({"inputs": "a"} | body, path="/tokenize")
@@ -97,8 +97,8 @@ def lmi(server: Server, **parameters: object) -> Any:
     return server.invoke({"inputs": "abcdef", "parameters": {"max_new_tokens": 20, "details": True} | parameters})
 
 
-def test_tensorrt_llms_names(echo_server: Server) -> None:
-    """As `min_tokens` and `bad_words`, one way or another: what the engine cannot do is refused by the name given."""
+def test_tensorrt_llm_names(echo_server: Server) -> None:
+    """Either spelling of `min_tokens` and `bad_words`. Errors for unsupported parameters use the client's spelling."""
     for name, spelling, value in (("min_tokens", "min_length", 30), ("bad_words", "bad_sequences", ["a"])):
         ours, theirs = lmi(echo_server, **{name: value}), lmi(echo_server, **{spelling: value})
         assert ours.status_code == theirs.status_code
@@ -107,7 +107,7 @@ def test_tensorrt_llms_names(echo_server: Server) -> None:
     assert lmi(echo_server, min_length=-1).json()["error"].startswith("parameters.min_length: ")
 
 
-def test_tensorrt_llms_stop(echo_server: Server) -> None:
+def test_tensorrt_llm_stop(echo_server: Server) -> None:
     plain = lmi(echo_server)
     for value, named in ((True, "stop"), (False, None)):
         answer = lmi(echo_server, stop=value)
@@ -117,7 +117,7 @@ def test_tensorrt_llms_stop(echo_server: Server) -> None:
 
 
 @pytest.mark.parametrize(("fixture", "length"), [("echo_server", 16), ("compat_server", 40)])
-def test_how_long_a_completion_is_by_default(request: pytest.FixtureRequest, fixture: str, length: int) -> None:
+def test_default_length_of_a_completion(request: pytest.FixtureRequest, fixture: str, length: int) -> None:
     server: Server = request.getfixturevalue(fixture)
     for path in ("/v1/completions", "/invocations"):
         usage = server.invoke({"prompt": "x" * 40}, path=path).json()["choices"][0]["text"]

@@ -1,6 +1,6 @@
-"""LMI's dialect over HTTP on the real model, whatever the engine: `pytest --rolling-batch vllm` runs it on that one alone.
+"""LMI's dialect over HTTP on the real model, on each engine: `pytest --rolling-batch vllm` runs only vLLM.
 
-Bytes of every format are in test_lmi_vectors.py; here it is what the formats say that must hold together.
+test_lmi_vectors.py compares the bytes of every format. Here, the formats must agree with each other.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ def records(response: requests.Response) -> list[dict[str, Any]]:
     return [json.loads(line) for line in response.text.splitlines()]
 
 
-# One answer, in each format
+# One answer in each format
 
 
-def test_routes_give_the_same_answer(model_server: Server) -> None:
+def test_all_routes_return_the_same_answer(model_server: Server) -> None:
     paths = ("/invocations", f"/predictions/{model_server.name}", f"/models/{model_server.name}/invoke")
     answers = {text_of(ask(model_server, path=path, max_new_tokens=8)) for path in paths}
     assert len(answers) == 1
     assert "Paris" in answers.pop()
 
 
-def test_without_parameters_thirty_greedy_tokens(model_server: Server) -> None:
+def test_defaults_are_thirty_tokens_and_greedy(model_server: Server) -> None:
     plain = text_of(model_server.invoke({"inputs": PROMPT}))
     details = ask(model_server, max_new_tokens=30, details=True).json()
     assert plain == details["generated_text"]
@@ -59,7 +59,7 @@ def test_without_parameters_thirty_greedy_tokens(model_server: Server) -> None:
 
 
 @pytest.mark.parametrize("formatter", [None, "jsonlines", "sse"])
-def test_a_stream_says_what_the_document_says(model_server: Server, formatter: str | None) -> None:
+def test_stream_and_document_agree(model_server: Server, formatter: str | None) -> None:
     asked: dict[str, Any] = {"max_new_tokens": 16, "details": True}
     whole = ask(model_server, **asked).json()
     chosen: dict[str, Any] = {} if formatter is None else {"output_formatter": formatter}
@@ -81,7 +81,7 @@ def test_details(model_server: Server) -> None:
     for token, top in zip(details["tokens"], details["top_tokens"], strict=True):
         best = top if isinstance(top, list) else list(top.values())
         assert len(best) == 3
-        assert token["id"] == best[0]["id"], "greedy takes the most probable token"
+        assert token["id"] == best[0]["id"], "greedy decoding must choose the most probable token"
         assert [item["log_prob"] for item in best] == sorted((item["log_prob"] for item in best), reverse=True)
 
 
@@ -97,7 +97,7 @@ def test_list_of_prompts(model_server: Server) -> None:
     assert [item["generated_text"] for item in answer.json()] == alone
 
 
-def test_text_plain_is_a_prompt(model_server: Server) -> None:
+def test_text_plain_body_is_the_prompt(model_server: Server) -> None:
     answer = requests.post(
         f"{model_server.url}/invocations", data=PROMPT, headers={"Content-Type": "text/plain"}, timeout=60
     )
@@ -112,7 +112,7 @@ def test_seed(model_server: Server) -> None:
     first = text_of(ask(model_server, seed=11, **asked))
     assert text_of(ask(model_server, seed=11, **asked)) == first
     assert text_of(ask(model_server, seed="11", **asked)) == first
-    assert len({text_of(ask(model_server, **asked)) for _ in range(4)}) > 1, "without a seed, samples differ"
+    assert len({text_of(ask(model_server, **asked)) for _ in range(4)}) > 1, "samples without a seed must differ"
 
 
 def test_samples_differ_and_are_reproducible(model_server: Server) -> None:
@@ -159,8 +159,8 @@ def test_allowed_token_ids(model_server: Server) -> None:
     assert {token["id"] for token in answer["details"]["tokens"]} <= {28, 29, EOS}
 
 
-def test_logprobs_are_those_of_the_model(model_server: Server) -> None:
-    """Neither the temperature nor the filters change them."""
+def test_logprobs_are_the_models(model_server: Server) -> None:
+    """The temperature and the filters do not change them."""
     plain = ask(model_server, max_new_tokens=1, details=True).json()["details"]["tokens"][0]
     sampled = ask(model_server, max_new_tokens=1, details=True, do_sample=True, temperature=0.5, top_k=1).json()
     token = sampled["details"]["tokens"][0]
@@ -189,7 +189,7 @@ def test_beam_search(model_server: Server) -> None:
         ({"seed": "abc"}, "seed"),
     ],
 )
-def test_bad_parameter_is_named(model_server: Server, parameters: dict[str, Any], field: str) -> None:
+def test_error_names_the_invalid_parameter(model_server: Server, parameters: dict[str, Any], field: str) -> None:
     answer = ask(model_server, **parameters)
     assert (answer.status_code, answer.json()["code"]) == (424, 424)
     assert answer.json()["error"].startswith(f"parameters.{field}: ")
@@ -202,14 +202,14 @@ def test_prompt_that_is_too_long(model_server: Server, stream: bool) -> None:
     assert re.match(r"inputs: has \d+ tokens", answer.json()["error"])
 
 
-def test_unknown_adapter_is_named(model_server: Server) -> None:
+def test_error_names_the_unknown_adapter(model_server: Server) -> None:
     answer = model_server.invoke({"inputs": PROMPT, "adapters": "nobody"})
     assert answer.status_code == 424
     assert answer.json()["error"].startswith("adapters: ")
 
 
-def test_bad_requests_leave_the_others_alone(model_server: Server) -> None:
-    """Every client gets what it would have got alone, while others are refused."""
+def test_invalid_requests_do_not_affect_others(model_server: Server) -> None:
+    """Every client gets the same answer as without the rejected requests."""
     prompts = [f"Number {number}:" for number in range(6)]
     alone = [text_of(ask(model_server, prompt, max_new_tokens=24)) for prompt in prompts]
     with concurrent.futures.ThreadPoolExecutor(12) as pool:

@@ -1,4 +1,4 @@
-"""LMI's parameters that only some engines have, and the names that LMI has for TensorRT-LLM."""
+"""LMI parameters that only some engines support, and LMI's names for TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_schema_as_an_object(parameters: dict[str, Any]) -> None:
         {"structured_outputs": "a"},
     ],
 )
-def test_bad_structured_outputs_are_named(parameters: dict[str, Any]) -> None:
+def test_error_names_the_invalid_structured_output(parameters: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse(parameters)
     assert str(caught.value).startswith(tuple(f"parameters.{name}" for name in parameters))
@@ -78,19 +78,19 @@ def test_bad_structured_outputs_are_named(parameters: dict[str, Any]) -> None:
         ({}, (0.0, 0, 1.0)),
     ],
 )
-def test_lmis_defaults_for_tensorrt_llm(parameters: dict[str, Any], expected: tuple[float, int, float]) -> None:
+def test_lmi_defaults_for_tensorrt_llm(parameters: dict[str, Any], expected: tuple[float, int, float]) -> None:
     params = parse(parameters, defaults=TENSORRT_LLM).sampling_params
     assert (params.temperature, params.top_k, params.top_p) == expected
 
 
 @pytest.mark.parametrize("seed", ["9" * 5000, "1" * 21, "\u0661", "-1", "1_0", ""], ids=lambda text: text[:8])
 @pytest.mark.parametrize("name", ["seed", "random_seed"])
-def test_text_that_is_no_seed_is_refused(name: str, seed: str) -> None:
+def test_seed_that_is_not_a_number_is_rejected(name: str, seed: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^parameters.{name}: must be an integer from 0 to 18446744073709551615"):
         parse({name: seed})
 
 
-def test_lmis_names_for_tensorrt_llm() -> None:
+def test_lmi_names_for_tensorrt_llm() -> None:
     params = parse({"request_output_len": 3, "max_new_tokens": 9, "runtime_top_k": 4, "top_k": 5, "random_seed": "8"})
     assert (params.sampling_params.max_tokens, params.sampling_params.top_k, params.sampling_params.seed) == (3, 4, 8)
     beams = parse({"num_beams": 2, "len_penalty": 0.5}).beam_search
@@ -118,12 +118,12 @@ def test_adapters(inputs: object, adapters: object, header: str | None, expected
 
 
 @pytest.mark.parametrize("adapters", [3, ["a", "b"], ["a", 3], {}, []])
-def test_bad_adapters(adapters: object) -> None:
+def test_invalid_adapters(adapters: object) -> None:
     with pytest.raises(InvalidRequest, match=r"^adapters: "):
         parse({}, adapters=adapters)
 
 
-def test_the_rest() -> None:
+def test_other_parameters() -> None:
     request = parse({"bad_words": "no", "allowed_token_ids": [1, 2], "priority": 3})
     assert request.sampling_params.bad_words == ("no",)
     assert request.sampling_params.allowed_token_ids == (1, 2)
@@ -134,10 +134,10 @@ def test_the_rest() -> None:
     ("parameters", "asked"),
     [({}, None), ({"decoder_input_details": True}, 0), ({"prompt_logprobs": 0}, 0), ({"prompt_logprobs": 5}, 0)],
 )
-def test_no_more_is_asked_of_the_prompt_than_is_shown(parameters: dict[str, Any], asked: int | None) -> None:
+def test_only_returned_prompt_logprobs_are_requested(parameters: dict[str, Any], asked: int | None) -> None:
     assert parse(parameters).sampling_params.prompt_logprobs == asked
 
 
-def test_fewer_prompt_logprobs_than_none() -> None:
+def test_negative_number_of_prompt_logprobs() -> None:
     with pytest.raises(InvalidRequest, match=r"^parameters\.prompt_logprobs: must be from 0 to 128, got -1$"):
         parse({"prompt_logprobs": -1})

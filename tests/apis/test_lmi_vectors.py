@@ -1,4 +1,4 @@
-"""What DJL Serving 0.31 really put on the wire, byte for byte. `data/lmi-0.31.json` says how each vector came about."""
+"""The exact bytes that DJL Serving 0.31 sent. `data/lmi-0.31.json` describes how each vector was recorded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ VECTORS: list[dict[str, Any]] = json.loads((DATA / "lmi-0.31.json").read_text())
 
 
 def speaks_tgi(vector: dict[str, Any]) -> bool:
-    """DJL's `tgi_compat` is half of TGI's contract; ours is all of it, as TGI itself writes it (test_tgi.py)."""
+    """DJL's `tgi_compat` covers half of TGI's API. Ours covers all of it, with TGI's own bytes (test_tgi.py)."""
     given = vector["input"]
     return isinstance(given, dict) and (given.get("tgi_compat") or "tgi_compat" in given.get("serving.properties", ""))
 
@@ -76,7 +76,7 @@ def test_formatter(vector: dict[str, Any]) -> None:
     steps = [formatter.feed(delta) for delta in deltas]
     if "engine_error" in given:
         if not formatter.streams:
-            # No answer has begun, so the dialect's error takes its place; the real server threw this body away too.
+            # No answer has begun, so the dialect's error replaces it. The real server discarded this body, too.
             assert steps == [b""] * len(deltas)
             return
         steps.append(formatter.error(RequestFailed(given["engine_error"])))
@@ -102,9 +102,9 @@ def deltas_of(given: dict[str, Any]) -> list[TextDelta]:
 
 
 def check_best_of(vector: dict[str, Any], formatter: Formatter) -> None:
-    """The vectors' engine calls the second sequence the best, of which we stream the first and show the most probable.
+    """The vectors' engine says that the second sequence is the best. We stream the first and show the most probable one.
 
-    So feed that one first, and make its rival's tokens improbable, in what is expected too.
+    So the test feeds that sequence first, and makes the other's tokens improbable, also in the expected answer.
     """
     given = vector["input"]
     expected = "".join(vector["output"]["per_step"])
@@ -137,7 +137,7 @@ def test_formatter_selection(vector: dict[str, Any]) -> None:
     assert formatter.content_type == expected["content_type"]
 
 
-# What vLLM calls a parameter, where its name and ours differ or where ours says the same in another way.
+# vLLM's name of a parameter, if its name or its representation differs from ours.
 VLLM_DEFAULTS = {"max_tokens": 30, "temperature": 0.0}
 
 
@@ -150,9 +150,9 @@ def test_parameter_translation(vector: dict[str, Any]) -> None:
     body = parse_body(payload, BUDGET)
     params = body.parameters.sampling_params(stream=False, needs_logprobs=True, sampled_defaults={})
     assert (body.parameters.beam_search_params() is not None) == expected.pop("use_beam_search", False)
-    expected.pop("best_of", None)  # vLLM has dropped it; `n` says how many are made
+    expected.pop("best_of", None)  # removed in vLLM; `n` is the number of sequences
     if expected["logprobs"] == 1:
-        expected["logprobs"] = 0  # the sampled token's own logprob, which is all that DJL shows of it
+        expected["logprobs"] = 0  # the logprob of the sampled token, the only one that DJL returns
     if "prompt_logprobs" in expected:
         expected["prompt_logprobs"] = 0
     if "stop" in expected:
@@ -160,7 +160,7 @@ def test_parameter_translation(vector: dict[str, Any]) -> None:
     assert {name: getattr(params, name) for name in expected} == expected
 
 
-# HTTP, against a real server whose engine is a third party's
+# HTTP, on a real server with a third-party engine
 
 
 def load_plugin() -> ModuleType:
@@ -173,7 +173,7 @@ def load_plugin() -> ModuleType:
 
 
 class Fleet:
-    """A server for each configuration that vectors were taken from, started when first needed."""
+    """One server per recorded configuration, started when first needed."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -201,7 +201,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     fleet.stop()
 
 
-# Why a success of DJL's is not one of ours, or not the same bytes.
+# Why some successful answers of DJL are errors here, or have different bytes.
 OTHER_CONTRACTS = {
     "parameters.output_formatter=json_chat, non-stream": "chat",
     "parameters.output_formatter=jsonlines_chat, non-stream": "chat",
@@ -232,13 +232,13 @@ def http_vectors() -> list[Any]:
         ):
             continue
         if output["body"].startswith("Input Parsing failed"):
-            continue  # DJL's dynamic batch answers a parse error with 200; here it is a 424
+            continue  # DJL's dynamic batch answers a parse error with 200; we answer with 424
         chosen.append(pytest.param(vector, id=f"{vector['formatter']}: {vector['case']}"))
     return chosen
 
 
 def exchange(server: Server, request: dict[str, Any], path: str) -> tuple[int, dict[str, str], str]:
-    """Return status, headers with lower-case names, and body."""
+    """Returns status, headers with lower-case names, and body."""
     body = request["body"] if isinstance(request["body"], str) else json.dumps(request["body"])
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)) as connection:
         connection.request(request["method"], path, body.encode(), request["headers"])
@@ -264,7 +264,7 @@ def test_http_success(vector: dict[str, Any], fleet: Fleet) -> None:
 
 
 def test_dynamic_batch_success(fleet: Fleet) -> None:
-    """The vector's fake `generate` says "Deep Learning is cool" whatever the limit; ours stops where it is told to."""
+    """The vector's fake `generate` ignores the limit and returns "Deep Learning is cool". Ours respects the limit."""
     vector = next(vector for vector in VECTORS if vector["case"] == "two concurrent, same parameters")
     server = fleet.serve("dyn", vector["input"]["serving.properties"] + ", option.backend=scripted")
     answer = server.invoke({"inputs": "A", "parameters": {"max_new_tokens": 2}})

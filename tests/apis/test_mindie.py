@@ -1,4 +1,4 @@
-"""MindIE's dialect: its description's examples byte for byte, its bounds, and what a real server makes of any body."""
+"""MindIE's dialect: the bytes of its documentation's examples, its limits, and how a real server handles any body."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def params(parameters: object = None) -> SamplingParams:
     return parse(parameters).request.sampling_params
 
 
-# The description's examples
+# Examples of the documentation
 
 
 def compact(document: object) -> str:
@@ -63,7 +63,7 @@ def request(*, details: bool = True, **fields: Any) -> GenerationRequest:
 
 
 def example_deltas(last: FinishReason = FinishReason.LENGTH) -> list[TextDelta]:
-    """The answer that the example stream tells."""
+    """The deltas of the example stream."""
     tokens = [json.loads(line.removeprefix("data: "))["token"] for line in STREAM.splitlines() if line]
     return [
         TextDelta(
@@ -76,7 +76,7 @@ def example_deltas(last: FinishReason = FinishReason.LENGTH) -> list[TextDelta]:
 
 
 def test_document() -> None:
-    """`special` is the one value that differs: it is known here."""
+    """Only `special` differs, because its value is known here."""
     token = Token(0, "test")
     delta = TextDelta(
         tokens=(token,),
@@ -99,12 +99,12 @@ def test_details_of_a_stream() -> None:
     assert last.endswith(',"details":{"finish_reason":"length","generated_tokens":20,"seed":42}}')
 
 
-def test_text_alone() -> None:
+def test_text_without_details() -> None:
     body = written(MindieJsonFormatter(request(details=False), (6,)), *example_deltas())
     assert body == compact({"generated_text": DOCUMENT["generated_text"]})
 
 
-def test_values_that_mindie_leaves_null() -> None:
+def test_values_that_are_null_in_mindie() -> None:
     delta = TextDelta(
         tokens=(Token(2, "</s>", -0.5, special=True),),
         finish_reason=FinishReason.EOS_TOKEN,
@@ -120,14 +120,14 @@ def test_values_that_mindie_leaves_null() -> None:
     )
 
 
-def test_prompt_in_front() -> None:
+def test_prompt_is_prepended() -> None:
     for formatter in (MindieJsonFormatter, MindieSseFormatter):
         body = written(formatter(request(return_full_text=True), (6,)), *example_deltas())
         assert f'"generated_text":"Hello{DOCUMENT["generated_text"]}"' in body
 
 
-def test_the_most_probable_of_several_answers() -> None:
-    """The body cannot ask for several; LMI's can, with `option.output_formatter=mindie_json`."""
+def test_most_probable_of_several_answers() -> None:
+    """MindIE's body cannot request several answers, but LMI's can, with `option.output_formatter=mindie_json`."""
     several = GenerationRequest(request_id="r", prompts=("Hello",), sampling_params=SamplingParams(n=2))
     parts = [
         TextDelta(index=index, tokens=(Token(7, text, logprob),), text=text, finish_reason=FinishReason.LENGTH)
@@ -177,12 +177,12 @@ def test_plain_text_has_the_same_defaults() -> None:
     assert parsed.request == parse().request
 
 
-def test_details_always_have_a_seed() -> None:
+def test_details_always_include_a_seed() -> None:
     for parameters in ({"details": True}, {"decoder_input_details": True}, {"details": True, "do_sample": True}):
         seeds = {params(parameters).seed for _ in range(3)}
         assert len(seeds) == 3
         assert all(seed is not None and 0 < seed <= MOST_SEED for seed in seeds)
-    assert params({"details": True, "seed": 5}).seed == 5, "be it of no use to greedy decoding"
+    assert params({"details": True, "seed": 5}).seed == 5, "also for greedy decoding, which does not use it"
     assert params({"details": True, "do_sample": True, "seed": 5}).seed == 5
 
 
@@ -197,21 +197,21 @@ def test_sagemakers_streaming_api_streams_unless_the_body_says_no() -> None:
 
 
 def test_undocumented_fields_are_ignored_and_named() -> None:
-    """null is absent, so a client that writes out every field is told nothing."""
+    """Null means absent, so clients that send every field get no warnings."""
     parsed = parse({"best_of": 2, "stop": ["x"], "typical_p": None, "top_n_tokens": "y", "x": 1, "top_k": 3}, model="m")
     assert parsed.request.ignored_parameters == ("model", "best_of", "stop", "top_n_tokens", "x")
     assert parsed.request.sampling_params.stop == ()
     assert parsed.request.sampling_params.top_k == 3
 
 
-# Bounds
+# Limits
 
 
 LIMITED = MindieDialect(ServingProperties(max_input_tokens=400))
 
 
 def check(tokens: int = 1, parameters: object = None, dialect: MindieDialect = LIMITED, **body: object) -> None:
-    """Everything that is checked before the engine is asked. maxSeqLen is 512, maxIterTimes 112, vocabSize 1000."""
+    """All checks before the engine is involved. maxSeqLen is 512, maxIterTimes 112 and vocabSize 1000."""
     parsed = parse(parameters, dialect, **body)
     parsed.check_length(parsed.request, 0, tokens, MODEL)
 
@@ -243,7 +243,7 @@ def check(tokens: int = 1, parameters: object = None, dialect: MindieDialect = L
         ({"decoder_input_details": True}, {"decoder_input_details": 0}),
     ],
 )
-def test_bounds_of_parameters(parameters: dict[str, Any], refused: dict[str, Any]) -> None:
+def test_limits_of_parameters(parameters: dict[str, Any], refused: dict[str, Any]) -> None:
     check(parameters=parameters)
     with pytest.raises(InvalidRequest) as caught:
         check(parameters=refused)
@@ -252,7 +252,7 @@ def test_bounds_of_parameters(parameters: dict[str, Any], refused: dict[str, Any
     assert LIMITED.error(caught.value).status == 422
 
 
-def test_bounds_of_inputs() -> None:
+def test_limits_of_inputs() -> None:
     check(inputs="字" * 16_000)
     check(tokens=400)
     for refused in ("字" * 16_001, "", None, ["a"]):
@@ -262,19 +262,19 @@ def test_bounds_of_inputs() -> None:
         check(tokens=401)
 
 
-def test_prompt_tokens_are_not_for_streams() -> None:
+def test_streams_do_not_support_prompt_tokens() -> None:
     check(parameters={"decoder_input_details": True}, stream=False)
     with pytest.raises(InvalidRequest, match="`decoder_input_details` == true is not supported when streaming"):
         check(parameters={"decoder_input_details": True}, stream=True)
 
 
-def test_without_a_limit_of_prompts_each_leaves_the_rest_to_its_answer() -> None:
+def test_without_a_prompt_limit_the_answer_gets_the_remaining_context() -> None:
     check(100, {"max_new_tokens": 412}, MINDIE)
     with pytest.raises(InvalidRequest, match=r"^`max_new_tokens` must be > 0 and <= 412\. Given: 413$"):
         check(100, {"max_new_tokens": 413}, MINDIE)
 
 
-def test_the_default_of_new_tokens_gives_what_fits() -> None:
+def test_default_number_of_new_tokens_is_limited_by_the_context() -> None:
     parsed = parse(dialect=LIMITED)
     parsed.check_length(parsed.request, 0, 400, capabilities(max_model_len=401))
 
@@ -305,7 +305,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.mark.parametrize("path", ["/", "/invocations", "/predictions/m", "/models/m/invoke"])
 def test_answers(server: Server, path: str) -> None:
-    """The example's request, but for its stream."""
+    """The example request without streaming."""
     answer = server.invoke(REQUEST, path=path)
     assert (answer.status_code, answer.headers["Content-Type"]) == (200, "application/json")
     body = answer.json()
@@ -331,14 +331,14 @@ def test_streams(server: Server, path: str) -> None:
     )
 
 
-def test_other_routes_stay_tgis(server: Server) -> None:
+def test_other_routes_use_tgis_format(server: Server) -> None:
     body = {"inputs": "x" * 30}
     assert server.invoke(body, path="/generate").json() == {"generated_text": "x" * 30}
     assert server.invoke(body, path="/").json() == {"generated_text": "x" * 20}
 
 
-def test_bounds_that_the_model_sets(server: Server) -> None:
-    """The echo backend's vocabulary is the bytes and an end."""
+def test_limits_of_the_model(server: Server) -> None:
+    """The echo backend's vocabulary has one token per byte and an end token."""
     for parameters, message in (
         ({"top_k": 257}, "`top_k` must be > 0 and <= 256. Given: 257"),
         ({"max_new_tokens": 113}, "`max_new_tokens` must be > 0 and <= 112. Given: 113"),
@@ -360,7 +360,7 @@ def test_ignored_parameters_have_a_header(server: Server) -> None:
     assert (answer.json(), answer.headers["x-lmi-ignored-parameters"]) == ({"generated_text": "a"}, "stop")
 
 
-def test_failure_in_mid_stream_is_the_last_event(server: Server) -> None:
+def test_failure_during_a_stream_is_the_last_event(server: Server) -> None:
     answer = server.invoke({"inputs": "a RAISE@3", "stream": True}, path="/")
     *events, last = json_events(answer.text)
     assert [event["token"]["text"] for event in events] == ["a", " "]
@@ -394,7 +394,7 @@ VALUES: st.SearchStrategy[Any] = (
     | VALUES
     | st.dictionaries(st.text(max_size=3), VALUES)
 )
-def test_no_body_is_an_error_of_the_server(server: Server, body: object) -> None:
+def test_no_body_causes_a_server_error(server: Server, body: object) -> None:
     answer = requests.post(
         server.url + "/", data=json.dumps(body), headers={"Content-Type": "application/json"}, timeout=30
     )
@@ -404,7 +404,7 @@ def test_no_body_is_an_error_of_the_server(server: Server, body: object) -> None
 
 
 @given(st.binary(max_size=40) | st.recursive(VALUES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
-def test_any_value_is_parsed_or_refused(value: object) -> None:
+def test_any_value_is_parsed_or_rejected(value: object) -> None:
     data = value if isinstance(value, bytes) else json.dumps(value).encode()
     try:
         MINDIE.parse(Payload(data=data, request_id="r"))

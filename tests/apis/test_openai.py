@@ -1,4 +1,4 @@
-"""OpenAI's routes on real servers: chat, text completions, models, and their bodies on the invoke routes."""
+"""OpenAI's routes on real servers: chat, text completions and models, and OpenAI bodies on the invoke routes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def chunks(answer: requests.Response) -> list[dict[str, Any]]:
 
 
 def message(parts: list[dict[str, Any]], index: int = 0) -> dict[str, Any]:
-    """The message that the deltas of a choice make up, and why it ended."""
+    """The message that the deltas of a choice add up to, and its finish reason."""
     whole: dict[str, Any] = {"content": "", "tool_calls": []}
     for part in parts:
         for item in part["choices"]:
@@ -55,7 +55,7 @@ def message(parts: list[dict[str, Any]], index: int = 0) -> dict[str, Any]:
     return whole
 
 
-# Routes, on the echo backend, whose chat template writes "user: hi\nassistant: "
+# Routes, on the echo backend, whose chat template renders "user: hi\nassistant: "
 
 
 def test_chat(echo_server: Server) -> None:
@@ -104,14 +104,14 @@ def test_models(echo_server: Server) -> None:
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/predictions/m"])
-def test_the_body_chooses_the_dialect(echo_server: Server, path: str) -> None:
+def test_body_determines_the_dialect(echo_server: Server, path: str) -> None:
     assert choice(chat(echo_server, path=path, max_tokens=4))["message"]["content"] == "user"
     prompt = {"prompt": "abc", "max_tokens": 3}
     assert choice(echo_server.invoke(prompt, path=path))["text"] == "abc"
     for extra in ({}, {"messages": [USER]}, prompt):
         body = {"inputs": "lmi", **extra}
         assert echo_server.invoke(body, path=path).json() == {"generated_text": "lmi"}
-    # Names inside a value choose nothing.
+    # Nested names do not matter.
     assert echo_server.invoke({"inputs": '"messages"'}, path=path).json() == {"generated_text": '"messages"'}
     assert echo_server.invoke({"text": '"prompt"'}, path=path).json()["code"] == 424
     plain = requests.post(
@@ -122,7 +122,7 @@ def test_the_body_chooses_the_dialect(echo_server: Server, path: str) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
 
 
-def test_batch_of_several_dialects(echo_server: Server) -> None:
+def test_batch_with_several_dialects(echo_server: Server) -> None:
     records = [{"messages": [USER], "max_tokens": 4}, {"inputs": "b"}, {"prompt": "c", "n": 0}, {"prompt": "d"}]
     answer = requests.post(
         echo_server.url + "/invocations",
@@ -143,19 +143,21 @@ def test_chat_as_json_lines(start_server: StartServer) -> None:
     assert answer.headers["Content-Type"] == "application/jsonlines"
     parts = [json.loads(line) for line in answer.text.splitlines()]
     assert message(parts)["content"] == "user: hi"
-    assert message(chunks(chat(server, stream=True, max_tokens=8)))["content"] == "user: hi", "/v1 is always SSE"
+    assert message(chunks(chat(server, stream=True, max_tokens=8)))["content"] == "user: hi", (
+        "/v1 routes always use server-sent events"
+    )
 
 
-def test_the_response_stream_of_sagemaker(echo_server: Server) -> None:
+def test_sagemakers_response_stream(echo_server: Server) -> None:
     headers = {"X-Amzn-SageMaker-Forwarded-Api": "InvokeEndpointWithResponseStream"}
     answer = echo_server.invoke({"messages": [USER], "max_tokens": 4}, headers=headers)
     assert message(chunks(answer))["content"] == "user"
     api = f"{echo_server.url}/endpoints/m/invocations-response-stream"
     parts = requests.post(api, json={"messages": [USER], "max_tokens": 4}, timeout=60).content
-    assert parts.count(b":event-type") == parts.count(b"data: "), "each event in a part of its own"
+    assert parts.count(b":event-type") == parts.count(b"data: "), "each event must be a separate payload part"
 
 
-def test_failures_have_openais_shape(echo_server: Server) -> None:
+def test_errors_have_openais_shape(echo_server: Server) -> None:
     url = echo_server.url + "/v1/chat/completions"
     for data, content_type, status in (
         ("{", "application/json", 400),
@@ -184,7 +186,7 @@ def test_failures_have_openais_shape(echo_server: Server) -> None:
     assert surrogate.status_code == 400
 
 
-def test_failure_in_mid_stream_is_an_event(echo_server: Server) -> None:
+def test_failure_during_a_stream_is_an_event(echo_server: Server) -> None:
     *parts, last = chunks(completion(echo_server, prompt="hello RAISE@3", stream=True))
     assert "".join(part["choices"][0]["text"] for part in parts) == "he"
     assert last["error"]["type"] == "server_error"
@@ -196,8 +198,8 @@ def test_failure_in_mid_stream_is_an_event(echo_server: Server) -> None:
 # The real model, on each engine
 
 
-def test_chat_is_the_rendered_template(model_server: Server) -> None:
-    """A chat is a text completion of what the template makes of it."""
+def test_chat_is_a_completion_of_the_rendered_template(model_server: Server) -> None:
+    """The answer is the same as that of a text completion of the rendered template."""
     said = choice(chat(model_server, temperature=0, max_tokens=12, logprobs=True, top_logprobs=2))
     system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
     prompt = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
@@ -224,15 +226,15 @@ def test_stream_and_document_agree(model_server: Server) -> None:
     assert whole[0]["message"] != whole[1]["message"]
 
 
-def test_last_message_of_the_assistant_is_continued(model_server: Server) -> None:
+def test_final_assistant_message_is_continued(model_server: Server) -> None:
     begun = {"role": "assistant", "content": "The capital of France is"}
     messages = [{"role": "user", "content": "What is the capital of France?"}, begun]
     said = choice(chat(model_server, messages=messages, temperature=0, max_tokens=6))
     assert said["message"]["content"].startswith(" Paris")
 
 
-def test_echo_scores_a_prompt(model_server: Server) -> None:
-    """What lm-eval asks for: the prompt's logprobs, as token ids give them."""
+def test_echo_returns_the_logprobs_of_a_prompt(model_server: Server) -> None:
+    """lm-eval requests this: the logprobs of a prompt that is given as token ids."""
     ids = [504, 3575, 282, 4649, 314]
     scored = choice(completion(model_server, prompt=ids, echo=True, logprobs=1, max_tokens=1, temperature=0))[
         "logprobs"
@@ -291,7 +293,7 @@ SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in 
 
 
 def forced(number: int) -> dict[str, Any]:
-    """Every kind of request whose answer a grammar makes valid, in turn."""
+    """Requests of every kind whose answer is constrained by a grammar, in turn."""
     question = {"role": "user", "content": f"Question {number}: what is the weather in Rome, and who is Ann?"}
     body: dict[str, Any] = {"messages": [question], "temperature": 1.0, "seed": number, "max_tokens": 100}
     tools = {"tools": [WEATHER, CLOCK], "parallel_tool_calls": False}
@@ -328,7 +330,7 @@ def whole(answer: requests.Response) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("numbers", [range(16), pytest.param(range(16, 200), marks=pytest.mark.long)])
-def test_two_hundred_answers_that_a_grammar_makes_valid(model_server: Server, numbers: range) -> None:
+def test_two_hundred_constrained_answers_are_valid(model_server: Server, numbers: range) -> None:
     def ask(number: int) -> dict[str, Any]:
         body = forced(number)
         if number % 2:
@@ -341,15 +343,15 @@ def test_two_hundred_answers_that_a_grammar_makes_valid(model_server: Server, nu
 
 
 @pytest.mark.parametrize("numbers", [range(3), pytest.param(range(3, 6), marks=pytest.mark.long)])
-def test_the_two_forms_of_a_forced_answer_agree(model_server: Server, numbers: range) -> None:
-    """One request of each kind at least."""
+def test_stream_and_document_of_a_constrained_answer_agree(model_server: Server, numbers: range) -> None:
+    """At least one request of each kind."""
     for number in numbers:
         body = forced(number)
         assert message(chunks(chat(model_server, stream=True, **body))) == whole(chat(model_server, **body))
 
 
-def test_tools_of_a_model_that_knows_none(model_server: Server) -> None:
-    """The template of this model has no tools: they come at the end of the last message, and so do more tokens."""
+def test_tools_with_a_model_without_tool_support(model_server: Server) -> None:
+    """This model's template does not render tools. They are appended to the last message, so the prompt has more tokens."""
     plain = chat(model_server, max_tokens=1).json()["usage"]["prompt_tokens"]
     told = chat(model_server, max_tokens=1, tools=[WEATHER]).json()["usage"]["prompt_tokens"]
     unsaid = chat(model_server, max_tokens=1, tools=[WEATHER], tool_choice="none").json()["usage"]["prompt_tokens"]
@@ -357,7 +359,7 @@ def test_tools_of_a_model_that_knows_none(model_server: Server) -> None:
     assert unsaid == plain
 
 
-def test_bad_schema_is_that_requests_alone(model_server: Server) -> None:
+def test_invalid_schema_does_not_affect_other_requests(model_server: Server) -> None:
     schema = {"name": "x", "schema": {"type": "object", "properties": {"a": {"type": "nonsense"}}}}
     refused = chat(model_server, response_format={"type": "json_schema", "json_schema": schema})
     assert refused.status_code == 400, refused.text
@@ -381,11 +383,11 @@ def test_probabilities_are_numbers(model_server: Server) -> None:
         {"chat_template_kwargs": {"conversations": []}},
     ],
 )
-def test_a_request_brings_no_template(echo_server: Server, injected: dict[str, Any]) -> None:
+def test_requests_cannot_set_the_template(echo_server: Server, injected: dict[str, Any]) -> None:
     assert chat(echo_server, **injected).status_code == 400
 
 
-def test_what_looks_like_a_template_is_text(echo_server: Server) -> None:
+def test_template_syntax_in_a_message_is_plain_text(echo_server: Server) -> None:
     content = "{{ 1 + 1 }}{% for x in range(9) %}x{% endfor %}"
     said = choice(chat(echo_server, messages=[{"role": "user", "content": content}], max_tokens=len(content) + 6))
     assert said["message"]["content"] == f"user: {content}"
@@ -397,8 +399,8 @@ TEMPLATE = """\
 {%- if tools %}<tool_call>{{ tools | length }}{% endif -%}"""
 
 
-def test_the_template_is_the_servers_to_choose(start_server: StartServer, tmp_path: Path) -> None:
-    """The echo backend answers with what this template writes: a call in Hermes' form, which the template's own marks tell."""
+def test_server_can_set_the_template(start_server: StartServer, tmp_path: Path) -> None:
+    """The echo backend returns what this template renders: a Hermes tool call, whose format is detected from the template."""
     (tmp_path / "m0").mkdir()
     (tmp_path / "m0" / "own.jinja").write_text(TEMPLATE)
     server = start_server("option.rolling_batch=echo\noption.chat_template=own.jinja\n")
@@ -420,7 +422,7 @@ def test_the_template_is_the_servers_to_choose(start_server: StartServer, tmp_pa
 
 
 @pytest.mark.long
-def test_wrong_template_or_parser_ends_the_server(start_server: StartServer) -> None:
+def test_invalid_template_or_parser_stops_the_server(start_server: StartServer) -> None:
     for option, cause in (
         ("chat_template=nowhere.jinja", "option.chat_template=nowhere.jinja is neither"),
         ("tool_call_parser=nonsense", "unknown option.tool_call_parser 'nonsense'"),

@@ -1,6 +1,6 @@
-"""Clients of OpenAI's interface, unmodified, on the small model: openai itself, and lm-eval, whose scores are known.
+"""Unmodified clients of OpenAI's API on the small model: openai, and lm-eval, whose scores are compared with transformers.
 
-Each runs once, in tests/clients, and prints what it got.
+Each script in tests/clients runs once and prints its results.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.model,
     pytest.mark.timeout(600),
-]  # a test that starts a script waits for all of its calls
+]  # the first test that uses a script waits for all of its calls
 
 
 # Servers
@@ -50,7 +50,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Sends prompts back, fails where they say so, and takes calls of tools in Hermes' form."""
+    """A server on the echo backend. Prompts can trigger faults and contain tool calls in Hermes' format."""
     properties = (
         "option.rolling_batch=echo\noption.echo_faults=true\noption.max_model_len=4096\n"
         "option.tool_call_parser=hermes\n"
@@ -62,20 +62,20 @@ def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that has no room for a request."""
+    """A server with a full queue."""
     with full_server(tmp_path_factory.mktemp("full") / "m") as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def expected(model_server: Server) -> dict[str, Any]:
-    """What plain HTTP gets."""
+    """The answer to a plain HTTP request."""
     return chat(model_server)
 
 
 @pytest.fixture(scope="module")
 def stop(expected: dict[str, Any]) -> str:
-    """A word that the model says, not at once."""
+    """A word in the middle of the model's answer."""
     return text_of(expected).split()[3]
 
 
@@ -85,7 +85,7 @@ def run(model_server: Server, echo: Server, full: Server, stop: str, tokenizer_f
 
 
 def complete(model: Server, **parameters: Any) -> dict[str, Any]:
-    """What the route of text completions answers to plain HTTP."""
+    """The answer of the text completions route to a plain HTTP request."""
     asked = {"prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0, **parameters}
     answer = model.invoke(asked, path="/v1/completions")
     assert answer.status_code == 200, answer.text
@@ -205,11 +205,11 @@ def test_openai_errors_without_an_answer(openai: Outcomes) -> None:
     assert (kind, "failed at token 2" in message) == ("openai.APIError", True)
 
 
-# lm-eval, and what transformers makes of the same prompts
+# lm-eval, compared with transformers on the same prompts
 
 
 class Reference:
-    """The model in transformers, in float32."""
+    """The same model in transformers, in float32."""
 
     def __init__(self, folder: Path) -> None:
         import torch
@@ -219,7 +219,7 @@ class Reference:
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     def loglikelihood(self, context: str, continuation: str) -> tuple[float, bool]:
-        """The logprob of `continuation` after `context`, or after the first token of all; and whether it is the likeliest."""
+        """The logprob of `continuation` after `context` or the start token, and whether greedy decoding would generate it."""
         import torch
 
         before = self._ids(context) or [self._tokenizer.bos_token_id]
@@ -231,7 +231,7 @@ class Reference:
         return predicted[range(len(chosen)), chosen].sum().item(), predicted.argmax(-1).tolist() == chosen
 
     def generate(self, prompt: str | list[dict[str, str]], *, max_new_tokens: int, until: str) -> str:
-        """What it says to a text or to a conversation, greedily, before `until`."""
+        """The greedy answer to a text or a conversation, up to `until`."""
         import torch
 
         template = self._tokenizer.apply_chat_template
@@ -248,14 +248,14 @@ class Reference:
 
 @pytest.fixture(scope="module")
 def model_folder() -> Path:
-    """Where the server has its model from."""
+    """The server's model folder."""
     cache_dir = default_cache_dir(os.environ)
     return resolve_model(None, model_dir=None, revision=None, cache_dir=cache_dir, report=lambda phase: None)
 
 
 @pytest.fixture(scope="module")
 def tokenizer_folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model's tokenizer, in the words of the clients' transformers 4, which has another name for its class than 5 has."""
+    """The model's tokenizer for transformers 4, which the clients use. It has a different class name than in version 5."""
     folder = tmp_path_factory.mktemp("tokenizer")
     shutil.copy(model_folder / "tokenizer.json", folder)
     config = json.loads((model_folder / "tokenizer_config.json").read_text())

@@ -1,4 +1,4 @@
-"""The table of fields in docs/openai.md against the dialects: each cell is tried with a request that has the field."""
+"""The table of fields in docs/openai.md is correct: each cell is tested with a request that has the field."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def model_facts() -> ModelFacts:
 
 @dataclasses.dataclass(frozen=True)
 class Wire:
-    """A dialect, the smallest body that it takes, and the fields that it knows."""
+    """A dialect, its smallest valid body, and its known fields."""
 
     dialect: Dialect
     body: dict[str, Any]
     fields: frozenset[str]
     beside_parameters: tuple[str, ...] | None = None
-    """Of a body that has its fields in `parameters`, those that it does not."""
+    """The fields outside `parameters`, for bodies that have most of their fields there."""
 
     def parse(self, fields: dict[str, Any]) -> Parsed:
-        """Also as far as the prompt's length is looked at. Raises `InvalidRequest`."""
+        """Parse a body and check the prompt's length. Raises `InvalidRequest`."""
         if self.beside_parameters is None:
             body = self.body | fields
         else:
@@ -84,12 +84,12 @@ WIRES = {
         frozenset(AlephAlphaBody.__struct_fields__),
     ),
 }
-"""By the heads of the table's columns."""
+"""The dialects by the table's column headings."""
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("f", "g")]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
-# A value of each field that is not its default.
+# A value of each field that differs from the default.
 SAMPLES: dict[str, Any] = {
     "messages": [{"role": "user", "content": "ho"}],
     "prompt": "ho",
@@ -181,7 +181,7 @@ OTHER_SAMPLES: dict[tuple[str, str], Any] = {
     ("Aleph Alpha", "logprobs"): True,
     ("TGI", "return_full_text"): False,
 }
-"""Where a dialect has another type or default."""
+"""Values for dialects with a different type or default."""
 
 CONTEXTS: dict[str, dict[str, Any]] = {
     "min_tokens": {"max_tokens": 10**7},
@@ -195,7 +195,7 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "tool_prompt": {"tools": TOOLS},
     "parallel_tool_calls": {"tools": TOOLS, "tool_choice": "required"},
 }
-"""What a field that is honoured has its effect with."""
+"""Other fields that a field needs to take effect."""
 
 OTHER_CONTEXTS: dict[tuple[str, str], dict[str, Any]] = {
     ("TGI", "best_of"): {"do_sample": True},
@@ -209,7 +209,7 @@ BOUNDED: dict[str, Callable[[float], Any]] = {
     "stop": lambda number: ["x"] * int(number),
     "stop_sequences": lambda number: ["x"] * int(number),
 }
-"""What a bound is one of, where that is not the field itself."""
+"""What a limit applies to, if not to the field itself."""
 
 
 # The table
@@ -217,7 +217,7 @@ BOUNDED: dict[str, Callable[[float], Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """What the table says of a field in a dialect."""
+    """The table's entry for a field in a dialect."""
 
     dialect: str
     field: str
@@ -243,13 +243,13 @@ class Cell:
         return CONTEXTS.get(self.field, {}) | OTHER_CONTEXTS.get((self.dialect, self.field), {})
 
     def with_number(self, number: float) -> dict[str, Any]:
-        """The field with a number in it, and its context."""
+        """The field with the given number, and the fields that it needs."""
         whole = isinstance(self.sample, (int, list))
         make = BOUNDED.get(self.field, int if whole else float)
         return self.context | {self.field: make(number)}
 
     def bounds(self) -> Iterator[tuple[float, float]]:
-        """Numbers that are just inside of the bounds that the cell states, each with its neighbour outside."""
+        """The extreme valid numbers that the cell states, each with the adjacent invalid number."""
         step = 1 if isinstance(self.sample, (int, list)) else 0.001
         for low, high in re.findall(rf"({NUMBER}) to ({NUMBER})", self.text):
             yield from ((int(low), int(low) - step), (int(high), int(high) + step))
@@ -267,7 +267,7 @@ NUMBER = r"-?\d+"
 
 
 def table() -> Iterator[Cell]:
-    """Every cell but those of the row on names that are not in the table."""
+    """Every cell, except those in the row for unlisted fields."""
     section = PAGE.read_text().partition("\n## Fields\n")[2].partition("\n## ")[0]
     head, _, *rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
     dialects = [name.strip() for name in head[1:]]
@@ -278,7 +278,7 @@ def table() -> Iterator[Cell]:
 
 
 UNKNOWN = "unheard_of"
-"""Stands for any name that the table has not."""
+"""Represents any field that the table does not list."""
 
 
 CELLS = list(table())
@@ -287,13 +287,13 @@ SAMPLES[UNKNOWN] = 1
 
 
 def meaning(parsed: Parsed) -> str:
-    """What is to be generated, and how the answer is to look."""
+    """What to generate and how to format the answer."""
     request = msgspec.structs.replace(parsed.request, ignored_parameters=())
     return re.sub(r"created=\d+", "", repr((request, parsed.prompts, parsed.formatter)))
 
 
 def refused(cell: Cell, fields: dict[str, Any]) -> bool:
-    """Whether the fields make an error. If so, it is a client's, and it names the cell's field."""
+    """Whether the request is rejected. If so, checks that the error is a client error that names the cell's field."""
     try:
         cell.wire.parse(fields)
     except InvalidRequest as error:
@@ -313,7 +313,7 @@ def test_every_cell_begins_with_its_verdict() -> None:
     assert [str(cell) for cell in CELLS if cell.verdict not in ("honoured", "ignored", "refused")] == []
 
 
-def test_table_has_every_field_once_and_no_other() -> None:
+def test_table_has_every_field_exactly_once() -> None:
     known = frozenset().union(*(wire.fields for wire in WIRES.values()))
     refusals = {cell.field for cell in CELLS if cell.verdict == "refused"}
     assert known <= FIELDS
@@ -323,7 +323,7 @@ def test_table_has_every_field_once_and_no_other() -> None:
 
 
 @having("honoured")
-def test_honoured(cell: Cell) -> None:
+def test_supported(cell: Cell) -> None:
     asked = cell.wire.parse(cell.context | {cell.field: cell.sample})
     assert meaning(asked) != meaning(cell.wire.parse(cell.context))
     assert cell.field not in asked.request.ignored_parameters
@@ -331,7 +331,7 @@ def test_honoured(cell: Cell) -> None:
 
 @having("ignored")
 def test_ignored(cell: Cell) -> None:
-    """Whatever the value, where the dialect does not know the field."""
+    """Any value is ignored if the dialect does not know the field."""
     for value in [cell.sample] if cell.field in cell.wire.fields else [cell.sample, [[0]]]:
         asked = cell.wire.parse({cell.field: value})
         assert meaning(asked) == meaning(cell.wire.parse({}))
@@ -339,7 +339,7 @@ def test_ignored(cell: Cell) -> None:
 
 
 @having("refused")
-def test_refused(cell: Cell) -> None:
+def test_rejected(cell: Cell) -> None:
     assert refused(cell, {cell.field: cell.sample})
 
 
@@ -348,8 +348,8 @@ def test_refused(cell: Cell) -> None:
     [cell for cell in CELLS if cell.verdict == "honoured"],
     ids=str,
 )
-def test_bounds(cell: Cell) -> None:
-    """Those that are stated are kept to the last number, and none goes unstated."""
+def test_limits(cell: Cell) -> None:
+    """Stated limits are exact, and no limit is missing in the table."""
     below, above = False, False
     for inside, outside in cell.bounds():
         assert not refused(cell, cell.with_number(inside))

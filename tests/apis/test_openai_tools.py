@@ -1,4 +1,4 @@
-"""Which tools a request may have and choose, and what the calls that it forces are held to. No server is needed for these."""
+"""Which tools and tool choices are valid, and which grammar forced tool calls have. No server is needed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def calls(*made: tuple[str, Any]) -> list[Schema]:
 
 
 OTHER = function("other", parameters={"properties": {"a": {"type": "boolean"}}, "$defs": {"a": {"type": "boolean"}}})
-"""A tool that has something else in the same places."""
+"""A tool with other definitions under the same names."""
 
 TREE = {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}}
 REFERRING: dict[str, tuple[Schema, Any, Any]] = {
@@ -143,19 +143,19 @@ REFERRING: dict[str, tuple[Schema, Any, Any]] = {
         {"const": {"$ref": "#/$defs/1"}},
     ),
 }
-"""A schema, something of it, and something that is not."""
+"""A schema, a valid instance and an invalid one."""
 
 
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
-    """Of the byte tokenizer: a token's id is its byte."""
+    """The vocabulary of the byte tokenizer: each token id is a byte."""
     directory: Path = tmp_path_factory.mktemp("bytes")
     build_byte_bundle(directory)
     return Vocabulary(str(directory / TOKENIZER_FILE), 257, (256,))
 
 
 def takes(vocabulary: Vocabulary, wanted: StructuredOutputs, value: Any) -> bool:
-    """Whether a model that is held to it can write `value`."""
+    """Whether a model constrained by the schema can generate `value`."""
     grammar = Grammar(vocabulary.load(), grammar_text(wanted), vocabulary.vocab_size)
     for byte in json.dumps(value).encode():
         if not grammar.allowed()[byte]:
@@ -165,8 +165,8 @@ def takes(vocabulary: Vocabulary, wanted: StructuredOutputs, value: Any) -> bool
 
 
 @pytest.mark.parametrize("name", REFERRING)
-def test_a_tools_references_are_into_its_own_schema(vocabulary: Vocabulary, name: str) -> None:
-    """Whether it is the tool that must be called or one of those of which one must."""
+def test_references_refer_to_the_tools_own_schema(vocabulary: Vocabulary, name: str) -> None:
+    """Both for a tool that must be called and for one of several tools."""
     schema, valid, invalid = REFERRING[name]
     tools = [OTHER, function("f", parameters=schema), function("other2", parameters=TREE)]
     named, required = held_to(tools, "f"), held_to(tools, "required")
@@ -187,7 +187,7 @@ VALUES = st.recursive(
 
 
 def containers(parts: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
-    """Schemas of what has parts."""
+    """Schemas of arrays and objects."""
     members = st.dictionaries(NAMES, parts, min_size=1, max_size=3)
     return (
         members.map(lambda named: {"type": "object", "properties": named})
@@ -199,7 +199,7 @@ def containers(parts: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
 
 
 def referring_schemas() -> st.SearchStrategy[Schema]:
-    """Schemas that refer to themselves and to parts of themselves, though always for a part of the value at hand."""
+    """Schemas that refer to themselves or to parts of themselves, but only for parts of the current value."""
     leaves: st.SearchStrategy[Schema] = (
         st.sampled_from(POINTERS).map(lambda pointer: {"$ref": pointer})
         | VALUES.map(lambda value: {"const": value, "default": {"$ref": "#"}})
@@ -223,7 +223,7 @@ def referring_schemas() -> st.SearchStrategy[Schema]:
 
 @st.composite
 def values_of(draw: st.DrawFn, schema: Any, root: Schema, depth: int = 6) -> Any:
-    """What is probably of the schema, a part of `root`."""
+    """Values that are probably valid for the schema, which is part of `root`."""
 
     def one(part: Any) -> Any:
         return draw(values_of(part, root, depth - 1))
@@ -253,7 +253,7 @@ def values_of(draw: st.DrawFn, schema: Any, root: Schema, depth: int = 6) -> Any
 
 
 def agree(schemas: list[Schema], position: int, value: Any) -> bool:
-    """Whether `value` is of one of the schemas; as arguments of a call of that tool it must be as valid as that."""
+    """Check that `value` is as valid as arguments of the tool as it is for the schema. Returns whether it is valid."""
     tools = [function(f"f{number}", parameters=schema) for number, schema in enumerate(schemas)]
     valid = Draft202012Validator(schemas[position]).is_valid(value)
     call = calls((f"f{position}", value))
@@ -270,11 +270,11 @@ ARGUMENTS = st.lists(referring_schemas(), min_size=2, max_size=2).flatmap(
 
 @settings(deadline=None)
 @given(case=ARGUMENTS)
-def test_arguments_are_valid_as_they_are_by_their_tools_own_schema(case: tuple[list[Schema], int, Any]) -> None:
+def test_arguments_are_as_valid_as_for_the_tools_own_schema(case: tuple[list[Schema], int, Any]) -> None:
     agree(*case)
 
 
-def test_those_arguments_are_of_either_kind() -> None:
+def test_examples_include_valid_and_invalid_arguments() -> None:
     verdicts = [agree(*case) for case in examples(ARGUMENTS, 200)]
     assert 20 < sum(verdicts) < 180
 
@@ -282,11 +282,11 @@ def test_those_arguments_are_of_either_kind() -> None:
 @pytest.mark.parametrize(
     "schema", [{"$ref": 5}, {"$ref": {"$ref": "#"}}, {"$id": 5}, {"properties": [1]}, {"$defs": None}, {"anyOf": "x"}]
 )
-def test_what_is_no_schema_is_left_to_the_grammars_compiler(schema: Schema) -> None:
+def test_invalid_schemas_are_left_to_the_grammar_compiler(schema: Schema) -> None:
     assert "f" in (held_to([function("f", parameters=schema)], "required").json or "")
 
 
-def test_each_schema_has_a_place_of_its_own() -> None:
+def test_each_schema_gets_its_own_definition() -> None:
     schema = {"$schema": "x:y", "$id": "T", "properties": {"a": {"$ref": "#/properties/b"}}}
     call = {"type": "object", "required": ["name", "arguments"], "additionalProperties": False}
     assert schema_of([function("f", parameters=schema), function("g")], "required") == {
@@ -306,7 +306,7 @@ def test_each_schema_has_a_place_of_its_own() -> None:
     }
 
 
-def test_a_schema_that_is_nested_too_deeply() -> None:
+def test_schema_that_is_nested_too_deeply() -> None:
     schema: Schema = {}
     for _ in range(400):
         schema = {"anyOf": [schema]}
@@ -319,7 +319,7 @@ def test_a_schema_that_is_nested_too_deeply() -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"parameters": None}, {"parameters": {}}])
-def test_a_function_without_parameters_gets_none(vocabulary: Vocabulary, fields: Schema) -> None:
+def test_function_without_parameters_gets_no_arguments(vocabulary: Vocabulary, fields: Schema) -> None:
     tools = [function("f", **fields), OTHER]
     assert takes(vocabulary, held_to(tools, "f"), {})
     assert not takes(vocabulary, held_to(tools, "f"), {"a": 1})
@@ -337,13 +337,13 @@ def test_a_function_without_parameters_gets_none(vocabulary: Vocabulary, fields:
     ],
 )
 @pytest.mark.parametrize("choice", ["auto", "required", "f"])
-def test_templates_are_shown_what_was_declared(choice: str, fields: Schema, shown: Schema) -> None:
+def test_templates_receive_tools_as_declared(choice: str, fields: Schema, shown: Schema) -> None:
     (prompt,) = parse([function("f", description="x", **fields)], choice).prompts
     assert isinstance(prompt, ChatPrompt)
     assert prompt.tools == [function("f", description="x", parameters=shown)]
 
 
-# What is a tool
+# Valid tools
 
 
 @pytest.mark.parametrize("name", ["f", "a" * 128, "get_weather-2", "server.tool", "mcp__a:b/c"])
@@ -356,14 +356,14 @@ def test_names_of_functions(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "a" * 129, "a b", "f\n", "\nf", "f()", "é", 'a"', "\0"])
 @pytest.mark.parametrize("choice", ["none", "auto", "required"])
-def test_what_is_no_name_of_a_function(choice: str, name: str) -> None:
+def test_invalid_function_names(choice: str, name: str) -> None:
     with pytest.raises(InvalidRequest, match="matching regex") as caught:
         parse([OTHER, function(name)], choice)
     assert caught.value.field == "tools[1].function.name"
 
 
 @pytest.mark.parametrize("choice", ["none", "auto", "required", "f"])
-def test_no_two_functions_have_one_name(choice: str) -> None:
+def test_function_names_must_be_unique(choice: str) -> None:
     with pytest.raises(InvalidRequest, match="one name") as caught:
         parse([function("f"), OTHER, function("f", parameters=TREE)], choice)
     assert caught.value.field == "tools"
@@ -379,7 +379,7 @@ def test_no_two_functions_have_one_name(choice: str) -> None:
         ({"type": "function", "name": "f"}, "tools[1]", "`function`"),
     ],
 )
-def test_what_is_no_tool(tool: Schema, field: str, message: str) -> None:
+def test_invalid_tools(tool: Schema, field: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as caught:
         parse([OTHER, tool], "auto")
     assert caught.value.field == field
@@ -399,12 +399,12 @@ ALLOWED = {"mode": "required", "tools": [{"type": "function", "function": {"name
         ({"type": "function", "function": {"name": "nobody"}}, "tool_choice", "none of the tools"),
     ],
 )
-def test_what_is_no_choice(choice: Schema, field: str, message: str) -> None:
+def test_invalid_tool_choices(choice: Schema, field: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as caught:
         parse([OTHER], choice)
     assert caught.value.field == field
 
 
-def test_a_choice_without_a_type_is_that_of_a_function() -> None:
-    """So has huggingface_hub it."""
+def test_tool_choice_without_a_type_selects_a_function() -> None:
+    """huggingface_hub sends it like this."""
     assert held_to([OTHER], {"function": {"name": "other"}}) == held_to([OTHER], "other")

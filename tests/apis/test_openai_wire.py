@@ -1,4 +1,4 @@
-"""OpenAI's bytes from our formatters, and its bodies as our requests. No server is needed for these."""
+"""The bytes that OpenAI's formatters write, and how OpenAI's bodies are parsed. No server is needed."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_chat_logprobs() -> None:
     assert chunks[-1]["choices"][0]["logprobs"] is None
 
 
-def test_chat_choices_do_not_mix() -> None:
+def test_choices_of_a_chat_are_kept_apart() -> None:
     parts = (
         delta(HELLO, index=1),
         delta(LO, index=0, reason=FinishReason.LENGTH),
@@ -197,7 +197,7 @@ def test_tool_calls(size: int) -> None:
     assert list(joined.values()) == [c["function"] for c in calls]
 
 
-def test_tool_call_that_breaks_off_says_length() -> None:
+def test_finish_reason_of_an_incomplete_tool_call_is_length() -> None:
     part = delta(Token(1, '{"a": '), reason=FinishReason.LENGTH)
     formatter = chat(ChatJsonFormatter, parser=lambda: NamedCallParser("f"))
     choice = json.loads(written(formatter, part))["choices"][0]
@@ -254,14 +254,14 @@ def test_echo_with_logprobs(streams: bool) -> None:
     }
 
 
-def test_echo_of_the_prompt_alone() -> None:
+def test_echo_of_only_the_prompt() -> None:
     parts = (delta(HELLO, reason=FinishReason.LENGTH, prompt_tokens=PROMPT),)
     answer = json.loads(written(completion(CompletionJsonFormatter, echo=True, prompt_only=True, logprobs=0), *parts))
     assert (answer["choices"][0]["text"], answer["choices"][0]["logprobs"]["tokens"]) == ("Say: ", ["Say", ": "])
     assert answer["usage"]["completion_tokens"] == 0
 
 
-def test_the_best_of_several_for_each_prompt() -> None:
+def test_best_of_returns_the_best_answers_to_each_prompt() -> None:
     formatter = completion(CompletionJsonFormatter, "a", "b", samples=3, n=2)
     tokens = [Token(i, str(i), probability) for i, probability in enumerate((-3.0, -1.0, -2.0, -1.0, -2.0, -3.0))]
     parts = [delta(token, index=i, reason=FinishReason.LENGTH) for i, token in enumerate(tokens)]
@@ -418,13 +418,13 @@ def test_fields_of_a_chat(given: dict[str, Any], expected: dict[str, Any]) -> No
         ),
     ],
 )
-def test_bad_fields_of_a_chat(given: dict[str, Any], field: str, message: str) -> None:
+def test_invalid_fields_of_a_chat(given: dict[str, Any], field: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as caught:
         parse({"messages": [USER], **given})
     assert caught.value.field == field
 
 
-def test_required_call_is_held_to_one_of_the_tools() -> None:
+def test_required_call_is_constrained_to_the_tools() -> None:
     first = {"$defs": {"P": {"type": "string"}}, "type": "object", "properties": {"p": {"$ref": "#/$defs/P"}}}
     second = {"definitions": {"P": {"type": "number"}}, "properties": {"p": {"$ref": "#/definitions/P"}}}
     tools = [{"function": {"name": name, "parameters": schema}} for name, schema in (("f", first), ("g", second))]
@@ -444,7 +444,7 @@ def test_required_call_is_held_to_one_of_the_tools() -> None:
     ]
 
 
-def test_messages_reach_the_template_intact() -> None:
+def test_messages_are_passed_to_the_template_unchanged() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, "é"]}'}}
     messages = [
         {"role": "developer", "content": "Be brief."},
@@ -474,13 +474,13 @@ def test_messages_reach_the_template_intact() -> None:
         ({"add_generation_prompt": False}, False, False),
     ],
 )
-def test_who_speaks_next(given: dict[str, Any], opens: bool, continues: bool) -> None:
+def test_which_role_speaks_next(given: dict[str, Any], opens: bool, continues: bool) -> None:
     prompt = prompt_of(parse({"messages": [USER], **given}))
     assert (prompt.add_generation_prompt, prompt.continue_final_message) == (opens, continues)
 
 
 @pytest.mark.parametrize("name", [None, "", "tgi", "gpt-4", "loud"])
-def test_any_model_will_do_and_an_adapter_is_used(name: str | None) -> None:
+def test_model_field_is_ignored_unless_it_names_an_adapter(name: str | None) -> None:
     parsed = parse({"messages": [USER], "model": name})
     assert parsed.request.adapters == (("loud",) if name == "loud" else ())
     formatter = parsed.formatter(parsed.request, (1,))
@@ -488,7 +488,7 @@ def test_any_model_will_do_and_an_adapter_is_used(name: str | None) -> None:
     assert formatter.options.model == (name if name in ("gpt-4", "loud") else "served")
 
 
-def test_what_is_ignored_is_told() -> None:
+def test_ignored_fields_are_reported() -> None:
     body = {"messages": [USER], "user": "u", "metadata": {"a": "b"}, "store": True, "verbosity": "low"}
     assert parse(body).request.ignored_parameters == ("verbosity",)
 
@@ -535,14 +535,14 @@ def test_fields_of_a_completion(given: dict[str, Any], expected: dict[str, Any])
         ({"logprobs": 21}, "logprobs"),
     ],
 )
-def test_bad_fields_of_a_completion(given: dict[str, Any], field: str) -> None:
+def test_invalid_fields_of_a_completion(given: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse({"prompt": "a", **given}, chat=False)
     assert caught.value.field == field
 
 
 @pytest.mark.parametrize("chat", [True, False])
-def test_the_streaming_api_streams(chat: bool) -> None:
+def test_sagemakers_streaming_api_streams(chat: bool) -> None:
     body: dict[str, Any] = {"messages": [USER], "prompt": "a"}
     for given, api, expected in ((None, True, True), (None, False, False), (False, True, False), (True, False, True)):
         parsed = parse(body | {"stream": given}, chat=chat, stream=api)
@@ -556,24 +556,24 @@ def msgspec_texts(given: GenerationRequest) -> GenerationRequest:
     return msgspec.structs.replace(given, prompts=("text",))
 
 
-def test_fields_of_no_value_are_absent() -> None:
+def test_null_fields_are_absent() -> None:
     given = {"messages": [USER], "chat_template": None, "unheard_of": None, "top_logprobs": 0, "logprobs": False}
     assert parse(given).request.ignored_parameters == ()
 
 
-def test_a_priority_that_no_engine_holds() -> None:
+def test_priority_out_of_range() -> None:
     with pytest.raises(InvalidRequest, match="priority: must be from"):
         parse({"messages": [USER], "priority": 2**70})
 
 
-def test_a_refusal_in_the_history_is_its_text() -> None:
+def test_refusal_in_the_history_is_rendered_as_text() -> None:
     prompt = parse({"messages": [USER, {"role": "assistant", "content": None, "refusal": "No."}, USER]}).prompts[0]
     assert isinstance(prompt, ChatPrompt)
     assert prompt.messages[1] == {"role": "assistant", "content": "No."}
 
 
-def test_a_grammar_is_no_call() -> None:
-    """Tools that may be called, and a form that the answer must have: the answer has it."""
+def test_response_format_is_not_a_tool_call() -> None:
+    """If tools are optional and a response format is set, the answer has that format."""
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
     tool = {"type": "function", "function": {"name": "f"}}
     parsed = parse({"messages": [USER], "tools": [tool], "response_format": schema})
@@ -587,7 +587,7 @@ def test_a_grammar_is_no_call() -> None:
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": text}
 
 
-def test_ids_of_calls_are_what_the_strictest_template_takes() -> None:
+def test_ids_of_tool_calls_suit_the_strictest_template() -> None:
     document = json.loads(
         written(
             chat(ChatJsonFormatter, parser=lambda: NamedCallParser("f")), delta(HELLO, reason=FinishReason.EOS_TOKEN)
@@ -597,7 +597,7 @@ def test_ids_of_calls_are_what_the_strictest_template_takes() -> None:
     assert re.fullmatch("[a-zA-Z0-9]{9}", call["id"])
 
 
-def test_a_token_that_a_stop_string_cut_is_listed_once_and_whole() -> None:
+def test_token_cut_by_a_stop_string_is_listed_once_and_whole() -> None:
     cut = Token(2, "", -0.05, top=(Token(2, "6", -0.05, data=b"6"), Token(3, "7", -4.0, data=b"7")), data=b"6")
     document = json.loads(
         written(chat(ChatJsonFormatter, logprobs=True), delta(cut, reason=FinishReason.STOP_SEQUENCE))

@@ -1,4 +1,4 @@
-"""TGI's routes on real servers: answers, streams, headers, `/invocations` with `tgi_compat`; with TGI's own client too."""
+"""TGI's routes on real servers: answers, streams, headers, `/invocations` with `tgi_compat`, and TGI's own client."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_generate(echo_server: Server) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/invocations", "/predictions/m", "/models/m/invoke"])
-def test_array_with_the_prompt_in_front(compat_server: Server, path: str) -> None:
+def test_array_with_the_prompt_prepended(compat_server: Server, path: str) -> None:
     assert post(compat_server, path, "hello").text == '[{"generated_text":"hellohello"}]'
     assert post(compat_server, path, "hello", return_full_text=False).text == '[{"generated_text":"hello"}]'
 
@@ -54,19 +54,19 @@ def test_without_tgi_compat_invocations_speaks_lmi(echo_server: Server) -> None:
     assert post(echo_server, "/invocations", "hello").text == '{"generated_text": "hello"}'
 
 
-def test_the_route_says_whether_to_stream(echo_server: Server) -> None:
+def test_route_determines_whether_to_stream(echo_server: Server) -> None:
     assert post(echo_server, "/generate", "hello", stream=True).headers["Content-Type"] == "application/json"
     assert events(post(echo_server, "/generate_stream", "hello", stream=False))[-1]["generated_text"] == "hello"
 
 
 @pytest.mark.parametrize("path", ["/", "/invocations"])
-def test_the_body_says_whether_to_stream(compat_server: Server, path: str) -> None:
+def test_body_determines_whether_to_stream(compat_server: Server, path: str) -> None:
     last = events(post(compat_server, path, "hé", stream=True, details=True, max_new_tokens=3))[-1]
     assert last["generated_text"] == "héhé"
     assert last["details"] == {"finish_reason": "length", "generated_tokens": 3, "seed": None, "input_length": 3}
 
 
-def test_a_character_of_several_tokens_comes_with_its_last_one(echo_server: Server) -> None:
+def test_character_of_several_tokens_is_sent_with_the_last_one(echo_server: Server) -> None:
     tokens = [event["token"]["text"] for event in events(post(echo_server, "/generate_stream", "é🙂"))]
     assert tokens == ["", "é", "", "", "", "🙂", "<|endoftext|>"]
 
@@ -109,7 +109,7 @@ def test_batch_of_records(compat_server: Server) -> None:
     assert "cannot be streamed" in json.loads(third)["error"]
 
 
-def test_plain_text_is_a_prompt_of_invocations_only(compat_server: Server) -> None:
+def test_plain_text_is_a_prompt_on_invocations_only(compat_server: Server) -> None:
     headers = {"Content-Type": "text/plain; charset=utf-8"}
     answer = compat_server.invoke(data="grüße".encode(), headers=headers)
     assert answer.json() == [{"generated_text": "grüßegrüße"}]
@@ -139,7 +139,7 @@ def test_tokenize_counts_bytes(echo_server: Server) -> None:
     )
 
 
-def test_tokenize_keeps_no_worker_busy(echo_server: Server) -> None:
+def test_tokenize_does_not_block_the_worker(echo_server: Server) -> None:
     assert len(echo_server.invoke({"inputs": "a" * 65_536}, path="/tokenize").json()) == 65_536
     for path, body in (
         ("/tokenize", {"inputs": "a" * 100_000}),
@@ -184,7 +184,7 @@ def test_chat_tokenize(echo_server: Server) -> None:
         ({"messages": [{"role": "user"}]}, 422, "template_error", "Template error: "),
     ],
 )
-def test_chat_that_makes_no_prompt(
+def test_chat_that_cannot_be_rendered(
     echo_server: Server, body: dict[str, Any], status: int, error_type: str, words: str
 ) -> None:
     answer = echo_server.invoke(body, path="/chat_tokenize")
@@ -229,7 +229,7 @@ def test_ignored_fields_are_named(echo_server: Server) -> None:
 
 
 @pytest.mark.model
-def test_stop_inside_a_token_stays_in_the_text(model_server: Server) -> None:
+def test_stop_string_inside_a_token_stays_in_the_text(model_server: Server) -> None:
     whole = post(model_server, "/generate", "Once upon a time", max_new_tokens=12, details=True).json()
     word = next(token["text"] for token in whole["details"]["tokens"][2:] if len(token["text"].strip()) > 3)
     stop = word.strip()[:-1]
@@ -281,21 +281,21 @@ def test_unknown_adapter(model_server: Server) -> None:
     assert "adapter_id" in answer.json()["error"]
 
 
-def test_exactly_as_many_tokens_as_asked_for(echo_server: Server) -> None:
+def test_exactly_as_many_tokens_as_requested(echo_server: Server) -> None:
     answer = post(echo_server, "/generate", "x" * 1600, max_new_tokens=1500, details=True).json()
     assert answer["details"]["generated_tokens"] == 1500
 
 
 @pytest.fixture(scope="module")
 def limited_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Limits by the launcher's variables."""
+    """A server with limits from the TGI launcher's environment variables."""
     limits = {"MAX_INPUT_LENGTH": "10", "MAX_TOTAL_TOKENS": "16", "MAX_BEST_OF": "1", "MAX_CONCURRENT_REQUESTS": "3"}
     server = Server(tmp_path_factory.mktemp("limited") / "m", ECHO, environ=limits)
     yield server.wait_ready()
     server.stop()
 
 
-def test_what_fits_where_nothing_is_asked(limited_server: Server) -> None:
+def test_default_number_of_tokens_is_limited_by_the_context(limited_server: Server) -> None:
     details = post(limited_server, "/generate", "0123456789", details=True).json()["details"]
     assert (details["finish_reason"], details["generated_tokens"]) == ("length", 6)
 
@@ -314,7 +314,7 @@ def test_huggingface_client(compat_server: Server) -> None:
         assert last.generated_text == "hello"
 
 
-def test_huggingface_clients_errors(compat_server: Server) -> None:
+def test_errors_of_the_huggingface_client(compat_server: Server) -> None:
     client = InferenceClient(compat_server.url)
     with pytest.raises(ValidationError, match="`top_p` must be"):
         client.text_generation("hello", top_p=2)
@@ -324,10 +324,10 @@ def test_huggingface_clients_errors(compat_server: Server) -> None:
         list(client.text_generation("hello RAISE@2", stream=True))
 
 
-# The launcher's variables
+# The launcher's environment variables
 
 
-def test_every_variable_of_the_launcher_is_shown_with_its_source() -> None:
+def test_check_shows_every_launcher_variable_as_a_source() -> None:
     environ = {
         "MODEL_ID": "org/model",
         "REVISION": "main",
@@ -361,7 +361,7 @@ def test_every_variable_of_the_launcher_is_shown_with_its_source() -> None:
         2_000_000,
         "1-nvidia-h200",
     )
-    sources = {setting.source for setting in loaded.explicit}  # what `lmi check` prints
+    sources = {setting.source for setting in loaded.explicit}  # as printed by `lmi check`
     assert sources == {f"environment variable {variable}" for variable in environ.keys() - {"MAX_INPUT_LENGTH"}}
 
 

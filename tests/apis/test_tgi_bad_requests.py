@@ -1,4 +1,4 @@
-"""What TGI refuses, case by case: data/tgi/bad_requests.json holds TGI's own answers, taken with the limits used here."""
+"""Requests that TGI rejects. data/tgi/bad_requests.json has TGI's own answers, recorded with the limits used here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     case["id"]: case for case in json.loads((DATA / "tgi" / "bad_requests.json").read_text())
 }
 NOT_OURS = ("/v1/", "/vertex")
-"""Routes that belong to other dialects, or to no one."""
+"""Routes that belong to other dialects or do not exist."""
 
 DIFFERENT = {
     "051": "`/invocations` says what is wrong, where TGI says that it is none of three kinds of requests",
@@ -37,15 +37,15 @@ DIFFERENT = {
     "169": "there is no such case: every request ends in an answer or in a failure that says why",
     "170": "the same",
 }
-"""Cases that are answered otherwise on purpose, with the reason; of all of them the tests below say how."""
+"""Cases with intentionally different answers, with reasons. The tests below check all of them."""
 
 SERVER_STATES = {"087": "key", "088": "key", "164": "full queue", "168": "failing engine", "171": "still loading"}
-"""Cases that need more than a request; each has a test of its own below."""
+"""Cases that need more than one request. Each has its own test below."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A tokenizer of one token a word and an engine that takes every parameter, with the limits of TGI's test server."""
+    """A server with one token per word, an engine that accepts every parameter, and the limits of TGI's test server."""
     directory = tmp_path_factory.mktemp("tgi") / "m"
     plugin = SUPPORT / "plugin"
     spec = importlib.util.spec_from_file_location("scripted_backend", plugin / "scripted_backend.py")
@@ -81,7 +81,7 @@ def cases(*groups: str) -> list[Any]:
     ]
 
 
-def test_every_case_is_looked_at() -> None:
+def test_every_case_is_tested() -> None:
     looked_at = {case.values[0]["id"] for case in cases("json_rejection", "validation", "stream_error")}
     others = {number for number, case in CASES.items() if case["route"].startswith(NOT_OURS)}
     assert set(CASES) == looked_at | others | set(DIFFERENT) | set(SERVER_STATES)
@@ -92,7 +92,7 @@ PATH = re.compile(r"target type: ([\w.\[\]]+): ")
 
 @pytest.mark.parametrize("case", cases("json_rejection"))
 def test_malformed_body(server: Server, case: dict[str, Any]) -> None:
-    """The status is TGI's, the text, which is plain there, a JSON error here; it names the same field."""
+    """The status is the same. TGI answers in plain text, we answer with a JSON error that names the same field."""
     answer = send(server, case)
     assert answer.status_code == case["status"]
     assert answer.headers["Content-Type"] == "application/json"
@@ -113,15 +113,15 @@ def test_validation(server: Server, case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", cases("stream_error"))
-def test_what_is_known_before_a_stream_begins_has_a_status(server: Server, case: dict[str, Any]) -> None:
-    """TGI sends 200 and the error as the one event; the error is the same here."""
+def test_error_before_a_stream_begins_sets_the_status(server: Server, case: dict[str, Any]) -> None:
+    """TGI sends status 200 and the error as the only event. We send the same error with its status."""
     answer = send(server, case)
     assert answer.status_code == 422
     assert answer.headers["Content-Type"] == "application/json"
     assert f"data: {answer.text}\n\n" == case["error_body"]
 
 
-# The differences
+# Differences
 
 
 @pytest.mark.parametrize(("number", "path"), [("051", "inputs: "), ("053", "parameters: ")])
@@ -136,21 +136,21 @@ def test_unknown_path(server: Server) -> None:
     assert (answer.status_code, answer.json()["type"]) == (404, "ResourceNotFoundException")
 
 
-def test_grammar_that_is_no_json(server: Server) -> None:
+def test_grammar_that_is_not_json(server: Server) -> None:
     answer = send(server, CASES["120"])
     assert (answer.status_code, answer.json()["error_type"]) == (422, "validation")
     assert answer.json()["error"].startswith("Input validation error: grammar is not valid: ")
 
 
 @pytest.mark.model
-def test_schemas_that_make_no_sense(tiny_server: Server) -> None:
+def test_invalid_schemas(tiny_server: Server) -> None:
     for number, cause in (("122", "foo"), ("127", "maxLength (2) must be greater than or equal to minLength (5)")):
         answer = send(tiny_server, CASES[number])
         assert (answer.status_code, answer.json()["error_type"]) == (CASES[number]["status"], "validation")
         assert cause in answer.json()["error"]
 
 
-def test_grammar_on_a_backend_without(echo_server: Server) -> None:
+def test_grammar_on_a_backend_without_grammars(echo_server: Server) -> None:
     answer = send(echo_server, CASES["129"])
     assert answer.status_code == 422
     assert answer.json() == {
@@ -159,7 +159,7 @@ def test_grammar_on_a_backend_without(echo_server: Server) -> None:
     }
 
 
-# More than a request
+# Cases that need more than one request
 
 
 def test_without_the_key(guarded_server: Server) -> None:
@@ -170,7 +170,7 @@ def test_without_the_key(guarded_server: Server) -> None:
 
 
 def test_overloaded(start_server: StartServer) -> None:
-    """One place, one that waits, one too many; TGI says no more than that, `Retry-After` is ours."""
+    """One request runs, one waits and one is rejected. `Retry-After` is our addition."""
     server = start_server(
         "option.rolling_batch=echo\njob_queue_size=1\noption.max_rolling_batch_size=1\noption.echo_tokens_per_second=20\n"
     )
@@ -192,7 +192,7 @@ def test_failing_engine(echo_server: Server) -> None:
     }
 
 
-def test_failure_in_mid_stream_is_the_last_event(echo_server: Server) -> None:
+def test_failure_during_a_stream_is_the_last_event(echo_server: Server) -> None:
     answer = requests.post(echo_server.url + "/generate_stream", json={"inputs": "a RAISE@3"}, timeout=30)
     assert answer.status_code == 200
     events = json_events(answer.text)
@@ -219,7 +219,7 @@ def test_still_loading(loading_server: Server) -> None:
         assert int(answer.headers["Retry-After"]) > 0
 
 
-# Anything at all
+# Arbitrary bodies
 
 
 VALUES: st.SearchStrategy[Any] = (
@@ -240,7 +240,7 @@ VALUES: st.SearchStrategy[Any] = (
     )
     | VALUES,
 )
-def test_no_body_is_an_error_of_the_server(echo_server: Server, path: str, body: object) -> None:
+def test_no_body_causes_a_server_error(echo_server: Server, path: str, body: object) -> None:
     answer = requests.post(
         echo_server.url + path, data=json.dumps(body), headers={"Content-Type": "application/json"}, timeout=30
     )

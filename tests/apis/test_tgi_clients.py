@@ -1,4 +1,4 @@
-"""Clients that others wrote, unmodified, on real servers. Each runs once, in tests/clients, and prints what it got."""
+"""Unmodified third-party clients on real servers. Each script in tests/clients runs once and prints its results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ from client_scripts import (
 )
 from serving import Server
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # a test that starts a script waits for all of its calls
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(600),
+]  # the first test that uses a script waits for all of its calls
 
 
 # Servers
@@ -39,7 +42,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # a test that starts 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The small model, TGI on every route."""
+    """A server on the small model with TGI's API on every route."""
     properties = "option.rolling_batch=scheduler\noption.dtype=fp32\noption.tgi_compat=true\n"
     server = Server(tmp_path_factory.mktemp("clients") / "tgi", properties, "--local-runtime")
     yield server.wait_ready(timeout=300)
@@ -48,26 +51,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that has no room for a request."""
+    """A server with a full queue."""
     with full_server(tmp_path_factory.mktemp("full") / "m") as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def expected(model: Server) -> dict[str, Any]:
-    """What plain HTTP gets, with `details`."""
+    """The answer to a plain HTTP request with `details`."""
     return generate(model)
 
 
 @pytest.fixture(scope="module")
 def expected_chat(model: Server) -> dict[str, Any]:
-    """What plain HTTP gets as a chat."""
+    """The answer to a chat over plain HTTP."""
     return chat(model)
 
 
 @pytest.fixture(scope="module")
 def stop(expected: dict[str, Any]) -> str:
-    """A word that the model says once, in one token, not at once."""
+    """A word of one token that occurs once, in the middle of the model's answer."""
     before = ""
     for token in expected["details"]["tokens"]:
         word: str = token["text"].strip()
@@ -83,7 +86,7 @@ def run(model: Server, echo_server: Server, full: Server, stop: str) -> Run:
 
 
 def generate(model: Server, inputs: str = PROMPT, **parameters: Any) -> dict[str, Any]:
-    """What TGI's own route answers, greedily unless `parameters` say otherwise."""
+    """The answer of TGI's own route. Sampling is greedy unless `parameters` say otherwise."""
     asked = {"max_new_tokens": MAX_TOKENS, "details": True, **parameters}
     answer = model.invoke({"inputs": inputs, "parameters": asked}, path="/generate")
     assert answer.status_code == 200, answer.text
@@ -160,7 +163,7 @@ def test_text_generation_raises_overload(tgi: Outcomes, call: str) -> None:
 
 @pytest.mark.model
 def test_text_generation_chat(tgi: Outcomes, expected_chat: dict[str, Any]) -> None:
-    """Its chat stream fails on TGI too: it asks for `tool_calls` in every event, and cannot read `[DONE]`."""
+    """The client's chat stream fails on TGI too, because it expects `tool_calls` in every event and cannot parse `[DONE]`."""
     for call in ("chat", "async_chat"):
         assert text_of(tgi[call]) == text_of(expected_chat)
         assert tgi[call]["usage"] == expected_chat["usage"]
@@ -172,7 +175,7 @@ def test_text_generation_chat(tgi: Outcomes, expected_chat: dict[str, Any]) -> N
 
 @pytest.fixture(scope="module", params=[CLIENTS_PYTHON, ENGINE_PYTHON], ids=["0.x", "2.x"])
 def hub(run: Run, request: pytest.FixtureRequest) -> Outcomes:
-    """The version that `text-generation` allows, and the engines' own."""
+    """The version that `text-generation` allows, and the one that the engines install."""
     return run("hub_client.py", request.param)
 
 
@@ -304,7 +307,7 @@ def test_litellm_sagemaker(litellm: Outcomes, expected: dict[str, Any]) -> None:
     for call in ("completion", "acompletion"):
         assert litellm[f"sagemaker.{call}"]["choices"][0]["message"]["content"] == expected["generated_text"]
     for call in ("stream", "astream"):
-        # LiteLLM drops the space that a stream begins with.
+        # LiteLLM drops the space at the beginning of a stream.
         assert joined(litellm[f"sagemaker.{call}"]) == expected["generated_text"].lstrip()
 
 
@@ -388,7 +391,7 @@ def test_aleph_alpha_completions(aleph_alpha: Outcomes, expected: dict[str, Any]
 
 
 @pytest.mark.model
-def test_aleph_alpha_completions_that_stop(aleph_alpha: Outcomes, model: Server, stop: str) -> None:
+def test_aleph_alpha_completions_with_stop_sequences(aleph_alpha: Outcomes, model: Server, stop: str) -> None:
     text = generate(model, stop=[stop])["generated_text"].removesuffix(stop)
     [completion] = aleph_alpha["complete_stop"]["completions"]
     assert (completion["completion"], completion["finish_reason"]) == (text, "stop_sequence_reached")
@@ -415,14 +418,14 @@ def test_aleph_alpha_errors(aleph_alpha: Outcomes) -> None:
     for call, field in (("complete_controls", "prompt[0].controls"), ("complete_image", "prompt[0].type")):
         assert aleph_alpha.error(call)[0] == "builtins.ValueError"
         assert field in aleph_alpha.error(call)[1]
-    assert aleph_alpha.error("complete_failed_stream")[0] == "builtins.KeyError"  # it looks for an event's type
+    assert aleph_alpha.error("complete_failed_stream")[0] == "builtins.KeyError"  # the client requires an event type
     assert aleph_alpha.error("complete_overloaded")[0].endswith("BusyError")
 
 
-# The page that lists them
+# The documentation of clients
 
 
-def test_documented_versions_are_those_that_are_tested() -> None:
+def test_documented_versions_are_the_tested_ones() -> None:
     lines = (SCRIPTS / "requirements.txt").read_text().replace("_", "-").splitlines()
     pinned = dict(line.split("==") for line in lines if "==" in line)
     page = (SCRIPTS.parent.parent / "docs" / "tgi.md").read_text()

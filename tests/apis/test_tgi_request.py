@@ -1,4 +1,4 @@
-"""TGI's body as a `GenerationRequest`: defaults, names, grammar; and what is refused before a model is asked."""
+"""How TGI's body is parsed into a `GenerationRequest`: defaults, names, grammars, and invalid requests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def params(parameters: object = ABSENT, dialect: TgiDialect = GENERATE) -> Sampl
 # Defaults
 
 
-def test_without_parameters_it_samples_and_with_them_it_does_not() -> None:
+def test_requests_without_parameters_sample_and_others_are_greedy() -> None:
     assert (params().temperature, params({}).temperature) == (1.0, 0.0)
 
 
@@ -66,12 +66,12 @@ def test_defaults() -> None:
         ({"do_sample": True, "temperature": 0.5}, 0.5),
     ],
 )
-def test_what_makes_it_sample(parameters: dict[str, Any], temperature: float) -> None:
+def test_which_parameters_enable_sampling(parameters: dict[str, Any], temperature: float) -> None:
     assert params(parameters).temperature == temperature
 
 
-def test_the_text_generation_clients_nulls_are_absent() -> None:
-    """Version 0.7.0 of the package writes out every field."""
+def test_nulls_of_the_text_generation_client_are_absent() -> None:
+    """Version 0.7.0 of the package sends every field."""
     parameters: dict[str, Any] = {
         "do_sample": False,
         "max_new_tokens": 20,
@@ -131,7 +131,7 @@ def test_sagemakers_streaming_api_streams_unless_the_body_says_no() -> None:
         assert COMPAT.parse(payload).request.stream is expected
 
 
-def test_tgi_compat_makes_it_the_dialect_of_the_invoke_routes() -> None:
+def test_tgi_compat_selects_tgi_on_the_invoke_routes() -> None:
     for properties in (ServingProperties(tgi_compat=True), ServingProperties(tgi_compat=True, rolling_batch="disable")):
         assert isinstance(ServedApis(Context(properties=properties)).invocations.native, CompatDialect)
     with pytest.raises(ConfigError, match=r"^option.output_formatter=sse conflicts with option.tgi_compat=true: "):
@@ -141,7 +141,7 @@ def test_tgi_compat_makes_it_the_dialect_of_the_invoke_routes() -> None:
 # Fields
 
 
-def test_every_field_arrives() -> None:
+def test_every_field_is_parsed() -> None:
     parameters = {
         "temperature": 0.5,
         "repetition_penalty": 1.1,
@@ -188,7 +188,7 @@ def test_every_field_arrives() -> None:
     )
 
 
-def test_an_adapter_may_be_named_outside_of_the_body() -> None:
+def test_adapter_may_be_named_outside_the_body() -> None:
     adapters = {b'{"inputs": "a"}': "german", b'{"inputs": "a", "parameters": {"adapter_id": "french"}}': "french"}
     for data, expected in adapters.items():
         request = COMPAT.parse(Payload(data=data, request_id="r", adapter="german")).request
@@ -200,13 +200,13 @@ def test_older_name_of_stop() -> None:
     assert params({"stop": ["y"], "stop_sequences": ["x"]}).stop == ("y",)
 
 
-def test_a_seed_is_chosen_where_it_is_told() -> None:
+def test_seed_is_chosen_if_it_is_returned() -> None:
     seeds = {params({"do_sample": True, "details": True}).seed for _ in range(3)}
     assert len(seeds) == 3
     assert None not in seeds
     assert params({"do_sample": True}).seed is None
     assert params({"details": True}).seed is None
-    assert params({"details": True, "seed": 5}).seed is None, "greedy decoding uses none, and TGI reports null"
+    assert params({"details": True, "seed": 5}).seed is None, "greedy decoding needs no seed, and TGI returns null"
     assert params({"do_sample": True, "seed": 0}).seed == 0
 
 
@@ -215,7 +215,7 @@ def test_best_of(best_of: int | None, n: int) -> None:
     assert params({"do_sample": True, "best_of": best_of}).n == n
 
 
-def test_prompt_tokens_alone_bring_details() -> None:
+def test_requesting_prompt_tokens_enables_details() -> None:
     assert parse({"decoder_input_details": True}).request.details
 
 
@@ -249,7 +249,7 @@ def test_grammar(grammar: object, expected: StructuredOutputs | None) -> None:
     assert params({"grammar": grammar}).structured_outputs == expected
 
 
-# Refusals
+# Invalid requests
 
 
 @pytest.mark.parametrize(
@@ -334,13 +334,13 @@ def test_lengths(tokens: int, max_new_tokens: int | None, truncate: int | None, 
     assert str(caught.value).endswith(message)
 
 
-def test_more_than_1024_new_tokens_get_what_fits() -> None:
+def test_more_than_1024_new_tokens_are_limited_by_the_context() -> None:
     parsed = parse({"max_new_tokens": 5000})
     parsed.check_length(parsed.request, 0, 1000, capabilities(max_model_len=2048))
     assert parsed.request.sampling_params.max_tokens == 5000
 
 
-# Anything at all
+# Arbitrary bodies
 
 
 def json_values() -> st.SearchStrategy[Any]:
@@ -351,7 +351,7 @@ def json_values() -> st.SearchStrategy[Any]:
 
 
 @given(st.sampled_from((GENERATE, GENERATE_STREAM, COMPAT)), json_values())
-def test_any_value_is_parsed_or_refused(dialect: TgiDialect, value: object) -> None:
+def test_any_value_is_parsed_or_rejected(dialect: TgiDialect, value: object) -> None:
     check(dialect, json.dumps(value).encode())
 
 
@@ -361,17 +361,17 @@ def test_any_value_is_parsed_or_refused(dialect: TgiDialect, value: object) -> N
         st.sampled_from(tuple(parse({}).request.sampling_params.__struct_fields__)) | st.text(), json_values()
     ),
 )
-def test_any_parameters_are_parsed_or_refused(dialect: TgiDialect, parameters: dict[str, Any]) -> None:
+def test_any_parameters_are_parsed_or_rejected(dialect: TgiDialect, parameters: dict[str, Any]) -> None:
     check(dialect, json.dumps({"inputs": "a", "parameters": parameters}).encode())
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
+def test_any_bytes_are_parsed_or_rejected(data: bytes) -> None:
     check(COMPAT, data)
 
 
 @pytest.mark.parametrize("depth", [*range(150, 1100, 25), 100_000])
-def test_any_depth_is_refused(depth: int) -> None:
+def test_any_excessive_depth_is_rejected(depth: int) -> None:
     check(GENERATE, b'{"inputs":' + b"[" * depth + b"]" * depth + b"}")
 
 

@@ -1,4 +1,4 @@
-"""TGI's bytes: what its own serialisers write, in data/tgi, from our formatters. No server is needed for these."""
+"""Our formatters write the same bytes as TGI's own serialisers, in data/tgi. No server is needed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def deltas(
     index: int = 0,
     prompt_tokens: tuple[Token, ...] = (),
 ) -> list[TextDelta]:
-    """One delta a token, the last with the finish reason."""
+    """One delta per token, the last one with the finish reason."""
     return [
         TextDelta(
             index=index,
@@ -67,7 +67,7 @@ def golden(name: str) -> str:
 # Documents
 
 
-def test_text_alone() -> None:
+def test_text_without_details() -> None:
     words = [" a", " subset", " of", " machine", " learning"]
     parts = deltas([Token(position, word) for position, word in enumerate(words)])
     assert written(TgiJsonFormatter(request(details=False), (1,)), *parts) == golden("generate_no_details")
@@ -78,7 +78,7 @@ def test_details() -> None:
     assert written(formatter, *deltas([A, SUBSET])) == golden("generate_details_greedy")
 
 
-def test_array_with_the_prompt_in_front() -> None:
+def test_array_with_the_prompt_prepended() -> None:
     formatter = TgiArrayFormatter(request(details=False, return_full_text=True), (1,))
     assert written(formatter, *deltas([A, SUBSET])) == golden("compat_root_array")
 
@@ -98,8 +98,8 @@ def test_top_tokens() -> None:
     assert written(formatter, *parts) == golden("generate_top_n_tokens_stop")
 
 
-def test_the_best_by_mean_logprob_comes_first() -> None:
-    """The rival's sum is better, its mean is worse; so it is a mean that decides."""
+def test_answer_with_the_best_mean_logprob_comes_first() -> None:
+    """The other answer has a better sum but a worse mean, so the mean decides."""
     best = [Token(264, " a", -0.34), Token(26737, " subset", -1.2e-7)]
     rival = [Token(9, " b", -0.3)]
     formatter = TgiJsonFormatter(request(n=2, seed=6), (1,))
@@ -110,14 +110,14 @@ def test_the_best_by_mean_logprob_comes_first() -> None:
     assert body == expected
 
 
-def test_sequences_of_best_of_have_seeds_of_their_own() -> None:
+def test_sequences_of_best_of_have_different_seeds() -> None:
     formatter = TgiJsonFormatter(request(n=2, seed=2**64 - 1), (1,))
     details = json.loads(written(formatter, *deltas([A], index=0), *deltas([SUBSET], index=1)))["details"]
     assert details["seed"] == 0
     assert details["best_of_sequences"][0]["seed"] == 2**64 - 1
 
 
-def test_top_tokens_come_last_beside_best_of_sequences() -> None:
+def test_top_tokens_come_after_best_of_sequences() -> None:
     formatter = TgiJsonFormatter(request(n=2, top_n_tokens=1), (1,))
     first, second = (Token(264, " a", logprob, top=(A,)) for logprob in (-1.0, -2.0))
     details = json.loads(written(formatter, *deltas([first], index=0), *deltas([second], index=1)))["details"]
@@ -146,13 +146,13 @@ def test_stream_events(name: str) -> None:
     assert formatter.feed(TextDelta(tokens=(token,), text=" a")).decode() == f"data: {golden(name)}\n\n"
 
 
-def test_several_tokens_at_once_are_an_event_each() -> None:
+def test_each_of_several_new_tokens_is_an_event() -> None:
     at_once = TextDelta(tokens=(A, SUBSET, END), text=" a subset", finish_reason=FinishReason.EOS_TOKEN)
     one_by_one = deltas([A, SUBSET, END], FinishReason.EOS_TOKEN)
     assert written(TgiSseFormatter(request(), (6,)), at_once) == written(TgiSseFormatter(request(), (6,)), *one_by_one)
 
 
-def test_an_end_without_a_token_still_tells_the_text() -> None:
+def test_last_event_without_a_new_token_has_the_text() -> None:
     formatter = TgiSseFormatter(request(), (6,))
     parts = [TextDelta(tokens=(A,), text=" a"), TextDelta(finish_reason=FinishReason.EOS_TOKEN)]
     events = json_events(written(formatter, *parts))
@@ -188,7 +188,7 @@ def test_string() -> None:
 @given(st.floats(-(2.0**86), 2.0**86, width=32).filter(lambda number: abs(number) > 2.0**-95))
 @example(9.999999e12)
 @example(1e13)
-def test_float_is_the_shortest_that_says_the_same(number: float) -> None:
+def test_float_is_the_shortest_exact_representation(number: float) -> None:
     check_shortest(number)
 
 
@@ -201,12 +201,12 @@ def check_shortest(number: float) -> None:
 
 
 @pytest.mark.parametrize("exponent", range(-95, 87))
-def test_powers_of_two_are_the_shortest_too(exponent: int) -> None:
+def test_powers_of_two_are_the_shortest_representation_too(exponent: int) -> None:
     check_shortest(2.0**exponent)
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
-def test_every_number_comes_back(number: float) -> None:
+def test_every_number_is_read_back_unchanged(number: float) -> None:
     assert struct.pack("f", float(float32(number))) == struct.pack("f", number)
 
 
