@@ -47,7 +47,7 @@ class Formatter(ABC):
 
 
 class CompletionOutput:
-    """What has been generated of one sequence so far, with its prompt."""
+    """What has been generated of one sequence so far, and its prompt."""
 
     def __init__(self, prompt: str) -> None:
         self.prompt = prompt
@@ -57,7 +57,6 @@ class CompletionOutput:
         self.finish_reason: FinishReason | None = None
 
     def feed(self, delta: TextDelta) -> None:
-        """Append the delta."""
         self.text += delta.text
         self.tokens.extend(delta.tokens)
         self.prompt_tokens = self.prompt_tokens or delta.prompt_tokens
@@ -74,9 +73,14 @@ class CompletionOutput:
         return self.cumulative_logprob / len(self.tokens) if self.tokens else -math.inf
 
 
-def event(data: bytes) -> bytes:
+def event(document: bytes) -> bytes:
     """Frame JSON as a server-sent event."""
-    return b"data: " + data + b"\n\n"
+    return b"data: " + document + b"\n\n"
+
+
+def line(document: bytes) -> bytes:
+    """Frame JSON as one of JSON lines."""
+    return document + b"\n"
 
 
 def python_float(value: float) -> float:

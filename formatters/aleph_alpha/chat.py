@@ -28,5 +28,4 @@ class AlephAlphaSseFormatter(ChatSseFormatter):
         )
 
     def error(self, error: LMIError) -> bytes:
-        """Return the error event and the end of the stream."""
-        return self.record(error_document(error)) + self.end()
+        return self.frame(error_document(error)) + self.end

@@ -18,14 +18,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from formatters.aleph_alpha import responses
 from formatters.aleph_alpha.errors import error_document
-from formatters.aleph_alpha.responses import (
-    AlephAlphaCompletion,
-    AlephAlphaCompletions,
-    AlephAlphaCompletionSummary,
-    AlephAlphaStreamChunk,
-    AlephAlphaStreamSummary,
-)
 from formatters.base import CompletionOutput, Formatter, encode, event
 from formatters.openai.base import finite
 from lmi_handlers.core.errors import LMIError
@@ -108,20 +102,20 @@ class CompletionJsonFormatter(CompletionFormatter):
         self._outputs = [CompletionOutput(self.prompt) for _ in range(self.samples)]
 
     def feed(self, delta: TextDelta) -> bytes:
-        """Store the delta."""
         self._outputs[delta.index].feed(self.shown(delta))
         return b""
 
     def finish(self) -> bytes:
-        """Return the document."""
         outputs = self._outputs
         if self.samples > self.options.n:
             outputs = sorted(outputs, key=lambda output: output.mean_logprob, reverse=True)[: self.options.n]
         completions = [
-            AlephAlphaCompletion(**self.fields(index, output), finish_reason=FINISH_REASONS[output.finish_reason])
+            responses.AlephAlphaCompletion(
+                **self.fields(index, output), finish_reason=FINISH_REASONS[output.finish_reason]
+            )
             for index, output in enumerate(outputs)
         ]
-        return encode(AlephAlphaCompletions(completions, self.options.model_version, *self.counts()))
+        return encode(responses.AlephAlphaCompletions(completions, self.options.model_version, *self.counts()))
 
 
 class CompletionSseFormatter(CompletionFormatter):
@@ -144,18 +138,16 @@ class CompletionSseFormatter(CompletionFormatter):
         new.feed(self.shown(delta))
         events = b""
         if new.prompt or new.text or (self._detailed and (new.prompt_tokens or new.tokens)):
-            events += event(encode(AlephAlphaStreamChunk(**self.fields(index, new))))
+            events += event(encode(responses.AlephAlphaStreamChunk(**self.fields(index, new))))
         if new.finish_reason is not None:
             reason = FINISH_REASONS[new.finish_reason]
-            events += event(encode(AlephAlphaStreamSummary(index, self.options.model_version, reason)))
+            events += event(encode(responses.AlephAlphaStreamSummary(index, self.options.model_version, reason)))
         return events
 
     def finish(self) -> bytes:
-        """Return the summary event for all completions."""
-        return event(encode(AlephAlphaCompletionSummary(*self.counts())))
+        return event(encode(responses.AlephAlphaCompletionSummary(*self.counts())))
 
     def error(self, error: LMIError) -> bytes:
-        """Return the error event, which ends the stream."""
         return event(error_document(error))
 
 

@@ -12,6 +12,7 @@ from lmi_handlers.core.errors import (
     ModelNotFound,
     QueueFull,
     UnsupportedFeature,
+    entry_of,
 )
 
 CODES: dict[type[LMIError], str] = {
@@ -22,10 +23,9 @@ CODES: dict[type[LMIError], str] = {
     EngineNotReady: "BUSY",
     DeadlineExceeded: "TASK_TIMEOUT",
 }
-"""The `code` for each error class, inherited by its subclasses. Any other error is INTERNAL."""
+"""The `code` of an error class and its subclasses. Defaults to "INTERNAL"."""
 
 
 def error_document(error: LMIError) -> bytes:
     """Render `{"error":"<cause>","code":"INVALID_REQUEST"}`."""
-    code = next((CODES[ancestor] for ancestor in type(error).__mro__ if ancestor in CODES), "INTERNAL")
-    return encode(AlephAlphaError(str(error), code))
+    return encode(AlephAlphaError(str(error), entry_of(error, CODES, "INTERNAL")))

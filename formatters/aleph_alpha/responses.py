@@ -38,14 +38,17 @@ class AlephAlphaError(msgspec.Struct):
 AlephAlphaFinishReason = Literal["end_of_text", "stop_sequence_reached", "maximum_tokens", "content_filter"]
 
 
-class AlephAlphaCompletion(msgspec.Struct, kw_only=True):
-    """One of the completions. `log_probs` maps each token's text, and its most likely alternatives, to logprobs."""
-
+class _Part(msgspec.Struct, kw_only=True):
     index: Count
     log_probs: list[dict[str, float]] | UnsetType = UNSET
     completion: str
     raw_completion: str | UnsetType = UNSET
     completion_tokens: list[str] | UnsetType = UNSET
+
+
+class AlephAlphaCompletion(_Part, kw_only=True):
+    """One of the completions. `log_probs` maps each token's text, and its most likely alternatives, to logprobs."""
+
     finish_reason: AlephAlphaFinishReason
 
 
@@ -61,14 +64,8 @@ class AlephAlphaCompletions(msgspec.Struct):
     num_tokens_generated: Count
 
 
-class AlephAlphaStreamChunk(msgspec.Struct, tag_field="type", tag="stream_chunk", kw_only=True):
+class AlephAlphaStreamChunk(_Part, tag_field="type", tag="stream_chunk"):
     """The new part of one of the completions, with the same details."""
-
-    index: Count
-    log_probs: list[dict[str, float]] | UnsetType = UNSET
-    completion: str
-    raw_completion: str | UnsetType = UNSET
-    completion_tokens: list[str] | UnsetType = UNSET
 
 
 class AlephAlphaStreamSummary(msgspec.Struct, tag_field="type", tag="stream_summary"):

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 
+import msgspec
+
 from formatters.base import Formatter
+from formatters.lmi import responses
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import TextDelta
 from lmi_handlers.core.request import GenerationRequest
@@ -27,13 +30,11 @@ class DynamicJsonFormatter(Formatter):
         self._texts = [prompt if request.return_full_text else "" for prompt in request.prompts]
 
     def feed(self, delta: TextDelta) -> bytes:
-        """Store the text."""
         self._texts[delta.index] += delta.text
         return b""
 
     def finish(self) -> bytes:
-        """Return the list."""
-        return pretty([{"generated_text": text} for text in self._texts]).encode()
+        return pretty([responses.DynamicBatchText(text) for text in self._texts])
 
 
 class DynamicJsonLinesFormatter(Formatter):
@@ -48,17 +49,20 @@ class DynamicJsonLinesFormatter(Formatter):
             return b""
         outputs = [""] * len(self.request.prompts)
         outputs[delta.index] = delta.text
-        return json.dumps({"outputs": outputs}).encode() + b"\n"
+        return dumps(responses.DynamicBatchOutputs(outputs))
 
     def finish(self) -> bytes:
-        """Return nothing: the stream has no closing line."""
-        return b""
+        return b""  # the stream has no closing line
 
     def error(self, error: LMIError) -> bytes:
-        """Return the error body on one line."""
-        return json.dumps({"code": 424, "message": FAILURE, "error": str(error)}).encode() + b"\n"
+        return dumps(responses.DynamicBatchError(424, FAILURE, str(error)))
 
 
-def pretty(value: object) -> str:
-    """Render JSON as DJL's `Output` does: indented by two, no space after the colon, non-ASCII text not escaped."""
-    return json.dumps(value, ensure_ascii=False, indent=2, separators=(",", ":"))
+def dumps(record: msgspec.Struct) -> bytes:
+    """Encode one line. Text is escaped to ASCII, which msgspec cannot do."""
+    return json.dumps(msgspec.to_builtins(record)).encode() + b"\n"
+
+
+def pretty(document: object) -> bytes:
+    """Encode as DJL's `Output` does: indented by two, without a space after the colon, which msgspec would write."""
+    return json.dumps(msgspec.to_builtins(document), ensure_ascii=False, indent=2, separators=(",", ":")).encode()

@@ -15,17 +15,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from formatters.base import CompletionOutput, Formatter, encode, event, python_float
-from formatters.lmi.responses import (
-    LmiBestOfDetails,
-    LmiBestOfResponse,
-    LmiDetails,
-    LmiRecord,
-    LmiResponse,
-    LmiSequence,
-    LmiStreamDetails,
-    LmiToken,
-)
+from formatters.base import CompletionOutput, Formatter, encode, event, line, python_float
+from formatters.lmi import responses
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import GenerationRequest
@@ -39,26 +30,25 @@ class LmiFormatter(Formatter):
         self._n = request.sampling_params.n
         self._outputs = [CompletionOutput(prompt) for prompt in request.prompts for _ in range(self._n)]
 
-    def token(self, token: Token) -> LmiToken:
+    def token(self, token: Token) -> responses.LmiToken:
         """Return one token object.
 
         If special tokens are skipped, their text is empty, because clients print whatever text they receive.
         """
         log_prob = None if token.logprob is None else python_float(token.logprob)
         if not token.special:
-            return LmiToken(token.id, token.text, log_prob)
+            return responses.LmiToken(token.id, token.text, log_prob)
         text = "" if self.request.sampling_params.skip_special_tokens else token.text
-        return LmiToken(token.id, text, log_prob, special_token=True)
+        return responses.LmiToken(token.id, text, log_prob, special_token=True)
 
-    def tokens(self, tokens: Iterable[Token]) -> list[LmiToken]:
-        """Return a list of token objects."""
+    def tokens(self, tokens: Iterable[Token]) -> list[responses.LmiToken]:
         return [self.token(token) for token in tokens]
 
-    def prefill(self, output: CompletionOutput) -> list[LmiToken] | UnsetType:
+    def prefill(self, output: CompletionOutput) -> list[responses.LmiToken] | UnsetType:
         """Return the prompt's tokens, if the request asked for them."""
         return self.tokens(output.prompt_tokens) if output.prompt_tokens else UNSET
 
-    def top_tokens(self, output: CompletionOutput) -> list[list[LmiToken]] | UnsetType:
+    def top_tokens(self, output: CompletionOutput) -> list[list[responses.LmiToken]] | UnsetType:
         """Return the most probable tokens at each position, if the request asked for them."""
         count = self.request.top_n_tokens
         return [self.tokens(token.top[:count]) for token in output.tokens] if count and output.tokens else UNSET
@@ -75,31 +65,29 @@ class JsonFormatter(LmiFormatter):
     streams = False
 
     def feed(self, delta: TextDelta) -> bytes:
-        """Store the delta."""
         self._outputs[delta.index].feed(delta)
         return b""
 
     def finish(self) -> bytes:
-        """Return the document."""
         groups = [self._outputs[start : start + self._n] for start in range(0, len(self._outputs), self._n)]
         documents = [self._document(group) for group in groups]
         return dumps(documents[0] if len(documents) == 1 else documents)
 
-    def _document(self, outputs: list[CompletionOutput]) -> LmiResponse | LmiBestOfResponse:
+    def _document(self, outputs: list[CompletionOutput]) -> responses.LmiResponse | responses.LmiBestOfResponse:
         # Beams are already ranked, and their score is not just the probability.
         best = outputs[0] if self.request.beam_search else max(outputs, key=lambda output: output.cumulative_logprob)
         text = self.generated_text(best)
         if self._n > 1:
             others = [
-                LmiSequence(**self._details(output), generated_text=self.generated_text(output))
+                responses.LmiSequence(**self._details(output), generated_text=self.generated_text(output))
                 for output in outputs
                 if output is not best
             ]
-            details = LmiBestOfDetails(inputs=best.prompt, **self._details(best), best_of_sequences=others)
-            return LmiBestOfResponse(text, details)
+            details = responses.LmiBestOfDetails(inputs=best.prompt, **self._details(best), best_of_sequences=others)
+            return responses.LmiBestOfResponse(text, details)
         if not self.request.details:
-            return LmiResponse(text)
-        return LmiResponse(text, LmiDetails(inputs=best.prompt, **self._details(best)))
+            return responses.LmiResponse(text)
+        return responses.LmiResponse(text, responses.LmiDetails(inputs=best.prompt, **self._details(best)))
 
     def _details(self, output: CompletionOutput) -> dict[str, Any]:
         return {
@@ -119,52 +107,48 @@ class JsonLinesFormatter(LmiFormatter):
 
     content_type = "application/jsonlines"
     streams = True
+    frame = staticmethod(line)
 
     def feed(self, delta: TextDelta) -> bytes:
-        """Return one line per token."""
         if delta.index:
             return b""
         output = self._outputs[0]
         output.feed(delta)
-        records = [LmiRecord(self.token(token)) for token in delta.tokens]
+        records = [responses.LmiRecord(self.token(token)) for token in delta.tokens]
         if delta.finish_reason is not None:
-            last = records[-1] if records else LmiRecord(self.token(_NO_TOKEN))
+            last = records[-1] if records else responses.LmiRecord(self.token(_NO_TOKEN))
             last.generated_text = self.generated_text(output)
             if self.request.details:
                 last.details = self._details(output, delta.finish_reason, len(output.tokens))
             records[-1:] = [last]
-        return b"".join([self.record(dumps(record)) for record in records])
+        return b"".join([self.frame(dumps(record)) for record in records])
 
     def finish(self) -> bytes:
-        """Return nothing: the last token's line ends the stream."""
-        return b""
+        return b""  # the last token's line ends the stream
 
     def error(self, error: LMIError) -> bytes:
         """Return the last line, with a placeholder token (id -1) and `finish_reason` "error"."""
         output = self._outputs[0]
-        token = LmiToken(-1, "", -1, special_token=True, error_msg=str(error))
+        token = responses.LmiToken(-1, "", -1, special_token=True, error_msg=str(error))
         if self.request.details:
             details = self._details(output, FinishReason.ERROR, len(output.tokens) + 1)
         else:
-            details = LmiStreamDetails(FinishReason.ERROR)
-        return self.record(dumps(LmiRecord(token, output.text, details)))
+            details = responses.LmiStreamDetails(FinishReason.ERROR)
+        return self.frame(dumps(responses.LmiRecord(token, output.text, details)))
 
-    def record(self, document: bytes) -> bytes:
-        """Frame one document as a line."""
-        return document + b"\n"
-
-    def _details(self, output: CompletionOutput, reason: FinishReason, generated_tokens: int) -> LmiStreamDetails:
-        return LmiStreamDetails(reason, generated_tokens, output.prompt, self.prefill(output), self.top_tokens(output))
+    def _details(
+        self, output: CompletionOutput, reason: FinishReason, generated_tokens: int
+    ) -> responses.LmiStreamDetails:
+        return responses.LmiStreamDetails(
+            reason, generated_tokens, output.prompt, self.prefill(output), self.top_tokens(output)
+        )
 
 
 class SseFormatter(JsonLinesFormatter):
     """The same documents as server-sent events."""
 
     content_type = "text/event-stream"
-
-    def record(self, document: bytes) -> bytes:
-        """Frame one document as an event."""
-        return event(document)
+    frame = staticmethod(event)
 
 
 _NO_TOKEN = Token(id=-1, text="")

@@ -11,15 +11,10 @@ null for `logprob` and `special`, but this server sends the real values.
 
 from __future__ import annotations
 
+import msgspec
+
 from formatters.base import CompletionOutput, encode
-from formatters.mindie.responses import (
-    MindieDetails,
-    MindiePrefillToken,
-    MindieResponse,
-    MindieStreamDetails,
-    MindieStreamResponse,
-    MindieToken,
-)
+from formatters.mindie import responses
 from formatters.tgi.float32 import number
 from formatters.tgi.generate import TgiJsonFormatter, TgiSseFormatter, token_object
 from lmi_handlers.core.outputs import Token
@@ -29,30 +24,30 @@ class MindieJsonFormatter(TgiJsonFormatter):
     """One document at the end. Unlike in events, its keys and its tokens' keys are in alphabetical order."""
 
     def finish(self) -> bytes:
-        """Return the document."""
         sample, best = self.ranked()[0]
-        document = MindieResponse(generated_text=self.generated_text(best))
+        document = responses.MindieResponse(generated_text=self.generated_text(best))
         if self.request.details:
-            document.details = MindieDetails(
+            document.details = responses.MindieDetails(
                 **self.facts(best, sample),
                 prefill=[
-                    MindiePrefillToken(token.id, number(token.logprob), token.text) for token in best.prompt_tokens
+                    responses.MindiePrefillToken(token.id, number(token.logprob), token.text)
+                    for token in best.prompt_tokens
                 ],
                 tokens=[
-                    MindieToken(token.id, number(token.logprob), token.special, token.text) for token in best.tokens
+                    responses.MindieToken(token.id, number(token.logprob), token.special, token.text)
+                    for token in best.tokens
                 ],
             )
         return encode(document)
 
 
 class MindieSseFormatter(TgiSseFormatter):
-    """One event per token. The last event also has the whole text and the details."""
+    """One event per token, without its number. The last event also has the whole text and the details."""
 
-    def record(self, token: Token, index: int, complete: CompletionOutput | None = None) -> MindieStreamResponse:  # noqa: ARG002  events are not numbered
-        """Return the event of a token, of the last one with the complete output."""
+    def record(self, token: Token, index: int, complete: CompletionOutput | None = None) -> msgspec.Struct:  # noqa: ARG002
         details = None
         if complete is not None and self.request.details:
-            details = MindieStreamDetails(**self.facts(complete, 0))
-        return MindieStreamResponse(
+            details = responses.MindieStreamDetails(**self.facts(complete, 0))
+        return responses.MindieStreamResponse(
             token_object(token), None if complete is None else self.generated_text(complete), details
         )

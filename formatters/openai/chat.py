@@ -21,26 +21,10 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from formatters.base import Formatter, encode, event
+from formatters.base import Formatter, encode, event, line
+from formatters.openai import responses
 from formatters.openai.base import DONE, FINISH_REASONS, SYSTEM_FINGERPRINT, finite, usage
 from formatters.openai.errors import error_document
-from formatters.openai.responses import (
-    ChatCompletion,
-    ChatCompletionChoice,
-    ChatCompletionChunk,
-    ChatCompletionComplete,
-    ChatCompletionDelta,
-    ChatCompletionLogprob,
-    ChatCompletionLogprobs,
-    ChatCompletionTopLogprob,
-    DeltaToolCall,
-    Function,
-    FunctionCall,
-    TextMessage,
-    ToolCall,
-    ToolCallMessage,
-    Usage,
-)
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import GenerationRequest
@@ -73,9 +57,9 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Choice:
     """One choice of the answer. `new_tokens` are the tokens whose logprobs have not been sent yet."""
 
-    def __init__(self, parser: MessageParser, *, shows_reasoning: bool = True) -> None:
+    def __init__(self, parser: MessageParser) -> None:
         self._parser = parser
-        self.shows_reasoning = shows_reasoning
+        self.begun = False
         self.calls: list[str] = []
         self.num_tokens = 0
         self.new_tokens: list[Token] = []
@@ -111,9 +95,7 @@ class ChatFormatter(Formatter):
     def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: ChatOptions) -> None:
         super().__init__(request, prompt_tokens)
         self.options = options
-        self.choices = [
-            Choice(self._parser(), shows_reasoning=options.include_reasoning) for _ in range(request.sampling_params.n)
-        ]
+        self.choices = [Choice(self._parser()) for _ in range(request.sampling_params.n)]
         self.id = f"chatcmpl-{request.request_id}"
 
     def _parser(self) -> MessageParser:
@@ -122,15 +104,14 @@ class ChatFormatter(Formatter):
             return parser
         return ReasoningParser(options.reasoning, self.request.prompts[0], parser)
 
-    def usage(self) -> Usage:
-        """Return the usage so far."""
+    def usage(self) -> responses.Usage:
         return usage(sum(self.prompt_tokens), sum(choice.num_tokens for choice in self.choices))
 
-    def logprobs(self, tokens: list[Token]) -> ChatCompletionLogprobs | None:
+    def logprobs(self, tokens: list[Token]) -> responses.ChatCompletionLogprobs | None:
         """Return the tokens' logprobs, if the request asked for them."""
         if not self.options.logprobs or not tokens:
             return None
-        return ChatCompletionLogprobs([_logprob(token) for token in tokens])
+        return responses.ChatCompletionLogprobs([_logprob(token) for token in tokens])
 
 
 class ChatJsonFormatter(ChatFormatter):
@@ -144,19 +125,19 @@ class ChatJsonFormatter(ChatFormatter):
         self._messages = [_Message() for _ in self.choices]
 
     def feed(self, delta: TextDelta) -> bytes:
-        """Store the delta."""
         self._messages[delta.index].feed(self.choices[delta.index].feed(delta))
         return b""
 
     def finish(self) -> bytes:
-        """Return the document."""
-        choices = [
-            ChatCompletionComplete(index, message.render(choice), self.logprobs(choice.new_tokens), choice.reason)
-            for index, (choice, message) in enumerate(zip(self.choices, self._messages, strict=True))
-        ]
-        options = self.options
+        options, choices = self.options, []
+        for index, (choice, message) in enumerate(zip(self.choices, self._messages, strict=True)):
+            said, logprobs = (
+                message.complete(choice, include_reasoning=options.include_reasoning),
+                self.logprobs(choice.new_tokens),
+            )
+            choices.append(responses.ChatCompletionComplete(index, said, logprobs, choice.reason))
         return encode(
-            ChatCompletion(
+            responses.ChatCompletion(
                 self.id, "chat.completion", options.created, options.model, SYSTEM_FINGERPRINT, choices, self.usage()
             )
         )
@@ -168,30 +149,30 @@ class _Message:
     def __init__(self) -> None:
         self._content = ""
         self._reasoning = ""
-        self._names: list[str] = []
-        self._arguments: list[str] = []
+        self._functions: list[responses.FunctionCall] = []
 
     def feed(self, delta: MessageDelta) -> None:
         self._content += delta.content
         self._reasoning += delta.reasoning
         for call in delta.tool_calls:
-            while len(self._names) <= call.index:
-                self._names.append("")
-                self._arguments.append("")
-            self._names[call.index] += call.name or ""
-            self._arguments[call.index] += call.arguments
+            while len(self._functions) <= call.index:
+                self._functions.append(responses.FunctionCall("", ""))
+            function = self._functions[call.index]
+            function.name += call.name or ""
+            function.arguments += call.arguments
 
-    def render(self, choice: Choice) -> TextMessage | ToolCallMessage:
-        is_text = self._content or not (self._names or self._reasoning)
-        content = self._content if is_text else None
-        reasoning = self._reasoning if self._reasoning and choice.shows_reasoning else UNSET
-        if not self._names:
-            return TextMessage("assistant", content, reasoning)
+    def complete(self, choice: Choice, *, include_reasoning: bool) -> responses.TextMessage | responses.ToolCallMessage:
+        content = self._content if self._content or not (self._functions or self._reasoning) else None
+        reasoning = self._reasoning if self._reasoning and include_reasoning else UNSET
+        if not self._functions:
+            return responses.TextMessage("assistant", content, reasoning)
         calls = [
-            ToolCall(choice.call_id(index), "function", FunctionCall(name, arguments))
-            for index, (name, arguments) in enumerate(zip(self._names, self._arguments, strict=True))
+            responses.ToolCall(choice.call_id(index), "function", function)
+            for index, function in enumerate(self._functions)
         ]
-        return ToolCallMessage(role="assistant", content=content, reasoning_content=reasoning, tool_calls=calls)
+        return responses.ToolCallMessage(
+            role="assistant", content=content, reasoning_content=reasoning, tool_calls=calls
+        )
 
 
 class ChatSseFormatter(ChatFormatter):
@@ -199,93 +180,73 @@ class ChatSseFormatter(ChatFormatter):
 
     content_type = "text/event-stream"
     streams = True
-
-    def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: ChatOptions) -> None:
-        super().__init__(request, prompt_tokens, options=options)
-        self._begun = [False] * len(self.choices)
+    frame = staticmethod(event)
+    end = DONE
 
     def feed(self, delta: TextDelta) -> bytes:
-        """Return chunks with what is new in the message."""
         index, choice = delta.index, self.choices[delta.index]
         records = []
-        if not self._begun[index]:
-            self._begun[index] = True
-            records.append(self._chunk(index, ChatCompletionDelta(role="assistant", content="")))
+        if not choice.begun:
+            choice.begun = True
+            records.append(self._chunk(index, responses.ChatCompletionDelta(role="assistant", content="")))
         message = choice.feed(delta)
-        shown = message.reasoning if choice.shows_reasoning else ""
-        gains = [ChatCompletionDelta(reasoning_content=shown)] if shown else []
+        gains = []
+        if message.reasoning and self.options.include_reasoning:
+            gains.append(responses.ChatCompletionDelta(reasoning_content=message.reasoning))
         if message.content:
-            gains.append(ChatCompletionDelta(content=message.content))
-        gains += [ChatCompletionDelta(tool_calls=[_call_delta(choice, call)]) for call in message.tool_calls]
+            gains.append(responses.ChatCompletionDelta(content=message.content))
+        gains += [responses.ChatCompletionDelta(tool_calls=[_call_delta(choice, call)]) for call in message.tool_calls]
         if not gains and self.options.logprobs and choice.new_tokens:
-            gains.append(ChatCompletionDelta(content=""))
+            gains.append(responses.ChatCompletionDelta(content=""))
         for gain in gains:  # the first has the logprobs of the new tokens
             records.append(self._chunk(index, gain, logprobs=self.logprobs(choice.new_tokens)))
             choice.new_tokens = []
         if delta.finish_reason is not None:
-            records.append(self._chunk(index, ChatCompletionDelta(), reason=choice.reason))
+            records.append(self._chunk(index, responses.ChatCompletionDelta(), reason=choice.reason))
         return b"".join(records)
 
     def finish(self) -> bytes:
-        """Return the usage, if requested, and the end of the stream."""
-        last = self.record(encode(self.chunk([], self.usage()))) if self.options.include_usage else b""
-        return last + self.end()
+        last = self.frame(encode(self.chunk([], self.usage()))) if self.options.include_usage else b""
+        return last + self.end
 
     def error(self, error: LMIError) -> bytes:
-        """Return the error and the end of the stream."""
-        return self.record(error_document(error)) + self.end()
+        return self.frame(error_document(error)) + self.end
 
-    def record(self, data: bytes) -> bytes:
-        """Frame one object as an event."""
-        return event(data)
-
-    def end(self) -> bytes:
-        """Return the end-of-stream marker."""
-        return DONE
-
-    def chunk(self, choices: list[ChatCompletionChoice], usage: Usage | None) -> msgspec.Struct:
+    def chunk(self, choices: list[responses.ChatCompletionChoice], usage: responses.Usage | None) -> msgspec.Struct:
         """Return one object of the stream."""
         options = self.options
-        return ChatCompletionChunk(
+        return responses.ChatCompletionChunk(
             self.id, "chat.completion.chunk", options.created, options.model, SYSTEM_FINGERPRINT, choices, usage
         )
 
     def _chunk(
-        self,
-        index: int,
-        delta: ChatCompletionDelta,
-        *,
-        logprobs: ChatCompletionLogprobs | None = None,
-        reason: Any = None,
+        self, index: int, delta: responses.ChatCompletionDelta, *, logprobs: Any = None, reason: Any = None
     ) -> bytes:
-        running = self.usage() if self.options.continuous_usage else None
-        return self.record(encode(self.chunk([ChatCompletionChoice(index, delta, logprobs, reason)], running)))
+        choice = responses.ChatCompletionChoice(index, delta, logprobs, reason)
+        return self.frame(encode(self.chunk([choice], self.usage() if self.options.continuous_usage else None)))
 
 
 class ChatJsonLinesFormatter(ChatSseFormatter):
     """The same objects, one per line and without `[DONE]`. LMI streams chats this way to SageMaker clients."""
 
     content_type = "application/jsonlines"
-
-    def record(self, data: bytes) -> bytes:
-        """Frame one object as a line."""
-        return data + b"\n"
-
-    def end(self) -> bytes:
-        """Return nothing: the stream ends when the connection closes."""
-        return b""
+    frame = staticmethod(line)
+    end = b""
 
 
-def _call_delta(choice: Choice, call: ToolCallDelta) -> DeltaToolCall:
+def _call_delta(choice: Choice, call: ToolCallDelta) -> responses.DeltaToolCall:
     if call.name is None:
-        return DeltaToolCall(index=call.index, function=Function(arguments=call.arguments))
-    function = Function(name=call.name, arguments=call.arguments)
-    return DeltaToolCall(index=call.index, id=choice.call_id(call.index), type="function", function=function)
+        return responses.DeltaToolCall(index=call.index, function=responses.Function(arguments=call.arguments))
+    function = responses.Function(name=call.name, arguments=call.arguments)
+    return responses.DeltaToolCall(index=call.index, id=choice.call_id(call.index), type="function", function=function)
 
 
-def _logprob(token: Token) -> ChatCompletionLogprob:
-    others = [ChatCompletionTopLogprob(_shown(other), finite(other.logprob), list(other.data)) for other in token.top]
-    return ChatCompletionLogprob(_shown(token), finite(token.logprob), list(token.data), others)
+def _logprob(token: Token) -> responses.ChatCompletionLogprob:
+    others = [
+        responses.ChatCompletionTopLogprob(_shown(other), finite(other.logprob), list(other.data))
+        for other in token.top
+    ]
+    return responses.ChatCompletionLogprob(_shown(token), finite(token.logprob), list(token.data), others)
 
 
 def _shown(token: Token) -> str:

@@ -13,17 +13,10 @@ from typing import Literal
 
 import msgspec
 
-from formatters.base import CompletionOutput, Formatter, encode, event
+from formatters.base import CompletionOutput, Formatter, encode, event, line
+from formatters.openai import responses
 from formatters.openai.base import DONE, FINISH_REASONS, SYSTEM_FINGERPRINT, finite, usage
 from formatters.openai.errors import error_document
-from formatters.openai.responses import (
-    Chunk,
-    CompletionComplete,
-    CompletionDelta,
-    CompletionFinal,
-    CompletionLogprobs,
-    Usage,
-)
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import TextDelta, Token
 from lmi_handlers.core.request import GenerationRequest
@@ -67,8 +60,7 @@ class CompletionFormatter(Formatter):
         """Return the prompt text to put in front of sequence `index`, "" without `echo`."""
         return self.request.prompts[index // self._samples] if self.options.echo else ""
 
-    def usage(self) -> Usage:
-        """Return the usage so far."""
+    def usage(self) -> responses.Usage:
         return usage(sum(self.prompt_tokens), self.num_tokens)
 
     def count(self, delta: TextDelta) -> None:
@@ -76,7 +68,7 @@ class CompletionFormatter(Formatter):
         if not self.options.prompt_only:
             self.num_tokens += len(delta.tokens)
 
-    def logprobs(self, tokens: list[Token], offset: int) -> CompletionLogprobs | None:
+    def logprobs(self, tokens: list[Token], offset: int) -> responses.CompletionLogprobs | None:
         """Return the tokens' logprobs, if the request asked for them.
 
         `offset` is the position of the first token in the text, in characters.
@@ -84,7 +76,7 @@ class CompletionFormatter(Formatter):
         if self.options.logprobs is None:
             return None
         *offsets, _ = accumulate((len(token.text) for token in tokens), initial=offset)
-        return CompletionLogprobs(
+        return responses.CompletionLogprobs(
             offsets,
             [None if token.logprob is None else finite(token.logprob) for token in tokens],
             [token.text for token in tokens],
@@ -107,13 +99,11 @@ class CompletionJsonFormatter(CompletionFormatter):
         ]
 
     def feed(self, delta: TextDelta) -> bytes:
-        """Store the delta."""
         self.count(delta)
         self._outputs[delta.index].feed(delta)
         return b""
 
     def finish(self) -> bytes:
-        """Return the document."""
         shown: list[CompletionOutput] = []
         for first in range(0, len(self._outputs), self._samples):
             outputs = self._outputs[first : first + self._samples]
@@ -121,14 +111,14 @@ class CompletionJsonFormatter(CompletionFormatter):
                 outputs = sorted(outputs, key=lambda output: output.mean_logprob, reverse=True)
             shown += outputs[: self.options.n]
         choices = [self._choice(index, output) for index, output in enumerate(shown)]
-        return encode(CompletionFinal(*self.head, choices, self.usage()))
+        return encode(responses.CompletionFinal(*self.head, choices, self.usage()))
 
-    def _choice(self, index: int, output: CompletionOutput) -> CompletionComplete:
+    def _choice(self, index: int, output: CompletionOutput) -> responses.CompletionComplete:
         tokens = [*output.prompt_tokens, *output.tokens]
         text = output.prompt + output.text
         if self.options.prompt_only:
             tokens, text = list(output.prompt_tokens), output.prompt
-        return CompletionComplete(index, text, self.logprobs(tokens, 0), FINISH_REASONS[output.finish_reason])
+        return responses.CompletionComplete(index, text, self.logprobs(tokens, 0), FINISH_REASONS[output.finish_reason])
 
 
 class CompletionSseFormatter(CompletionFormatter):
@@ -136,6 +126,8 @@ class CompletionSseFormatter(CompletionFormatter):
 
     content_type = "text/event-stream"
     streams = True
+    frame = staticmethod(event)
+    end = DONE
 
     def __init__(
         self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: CompletionOptions
@@ -144,7 +136,6 @@ class CompletionSseFormatter(CompletionFormatter):
         self._lengths: list[int | None] = [None] * (len(request.prompts) * self._samples)
 
     def feed(self, delta: TextDelta) -> bytes:
-        """Return a chunk with what is new."""
         self.count(delta)
         text, tokens = delta.text, [*delta.prompt_tokens, *delta.tokens]
         if self.options.prompt_only:
@@ -156,41 +147,25 @@ class CompletionSseFormatter(CompletionFormatter):
             return b""
         self._lengths[delta.index] = length + len(text)
         reason = FINISH_REASONS[delta.finish_reason]
-        choice = CompletionDelta(delta.index, text, self.logprobs(tokens, length), reason)
+        choice = responses.CompletionDelta(delta.index, text, self.logprobs(tokens, length), reason)
         return self._chunk([choice], self.usage() if self.options.continuous_usage else None)
 
     def finish(self) -> bytes:
-        """Return the usage, if requested, and the end of the stream."""
-        return (self._chunk([], self.usage()) if self.options.include_usage else b"") + self.end()
+        return (self._chunk([], self.usage()) if self.options.include_usage else b"") + self.end
 
     def error(self, error: LMIError) -> bytes:
-        """Return the error and the end of the stream."""
-        return self.record(error_document(error)) + self.end()
+        return self.frame(error_document(error)) + self.end
 
-    def record(self, data: bytes) -> bytes:
-        """Frame one object as an event."""
-        return event(data)
-
-    def end(self) -> bytes:
-        """Return the end-of-stream marker."""
-        return DONE
-
-    def _chunk(self, choices: list[CompletionDelta], usage: Usage | None) -> bytes:
-        return self.record(encode(Chunk(*self.head, choices, usage)))
+    def _chunk(self, choices: list[responses.CompletionDelta], usage: responses.Usage | None) -> bytes:
+        return self.frame(encode(responses.Chunk(*self.head, choices, usage)))
 
 
 class CompletionJsonLinesFormatter(CompletionSseFormatter):
     """The same objects, one per line and without `[DONE]`, as LMI's asynchronous handlers stream them."""
 
     content_type = "application/jsonlines"
-
-    def record(self, data: bytes) -> bytes:
-        """Frame one object as a line."""
-        return data + b"\n"
-
-    def end(self) -> bytes:
-        """Return nothing: the stream ends when the connection closes."""
-        return b""
+    frame = staticmethod(line)
+    end = b""
 
 
 def _alternatives(token: Token) -> dict[str, float]:

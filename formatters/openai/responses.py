@@ -50,12 +50,9 @@ class ChatCompletionTopLogprob(msgspec.Struct, gc=False):
     bytes: list[Count]
 
 
-class ChatCompletionLogprob(msgspec.Struct):
-    """A token and its logprob. `bytes` is its text in UTF-8."""
+class ChatCompletionLogprob(ChatCompletionTopLogprob):
+    """A token, its logprob, and the alternatives."""
 
-    token: str
-    logprob: float
-    bytes: list[Count]
     top_logprobs: list[ChatCompletionTopLogprob]
 
 

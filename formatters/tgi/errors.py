@@ -16,6 +16,7 @@ from lmi_handlers.core.errors import (
     PayloadTooLarge,
     QueueFull,
     UnsupportedMediaType,
+    entry_of,
 )
 
 
@@ -36,12 +37,14 @@ ERROR_KINDS: dict[type[LMIError], ErrorKind] = {
     InvalidRequest: ErrorKind("validation", "Input validation error: "),
     QueueFull: ErrorKind("overloaded", instead="Model is overloaded"),
     EngineNotReady: ErrorKind("healthcheck"),
-    LMIError: ErrorKind("generation", "Request failed during generation: "),
 }
-"""The kind of each error class, inherited by its subclasses."""
+"""The kind of an error class and its subclasses."""
+
+FAILED = ErrorKind("generation", "Request failed during generation: ")
+"""The kind of all other errors."""
 
 
 def error_document(error: LMIError) -> bytes:
     """Render `{"error":"<cause>","error_type":"<type>"}`."""
-    kind = next(ERROR_KINDS[ancestor] for ancestor in type(error).__mro__ if ancestor in ERROR_KINDS)
+    kind = entry_of(error, ERROR_KINDS, FAILED)
     return encode(ErrorResponse(kind.instead or f"{kind.prefix}{error}", kind.error_type))

@@ -53,7 +53,6 @@ class TgiJsonFormatter(TgiFormatter):
     streams = False
 
     def feed(self, delta: TextDelta) -> bytes:
-        """Store the delta."""
         self._outputs[delta.index].feed(delta)
         return b""
 
@@ -62,7 +61,6 @@ class TgiJsonFormatter(TgiFormatter):
         return sorted(enumerate(self._outputs), key=lambda item: item[1].mean_logprob, reverse=True)
 
     def finish(self) -> bytes:
-        """Return the document."""
         (sample, best), *others = self.ranked()
         document = responses.GenerateResponse(self.generated_text(best))
         if self.request.details:
@@ -88,7 +86,6 @@ class TgiArrayFormatter(TgiJsonFormatter):
     """`/` and `/invocations`: the same document inside an array."""
 
     def finish(self) -> bytes:
-        """Return the array."""
         return b"[" + super().finish() + b"]"
 
 
@@ -99,7 +96,6 @@ class TgiSseFormatter(TgiFormatter):
     streams = True
 
     def feed(self, delta: TextDelta) -> bytes:
-        """Return one event per new token."""
         output = self._outputs[0]
         index = len(output.tokens)
         output.feed(delta)
@@ -113,11 +109,9 @@ class TgiSseFormatter(TgiFormatter):
         return b"".join([event(encode(record)) for record in records])
 
     def finish(self) -> bytes:
-        """Return nothing: the last token's event ends the stream."""
-        return b""
+        return b""  # the last token's event ends the stream
 
     def error(self, error: LMIError) -> bytes:
-        """Return the error object as the last event."""
         return event(error_document(error))
 
     def record(self, token: Token, index: int, complete: CompletionOutput | None = None) -> msgspec.Struct:

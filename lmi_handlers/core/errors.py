@@ -28,6 +28,11 @@ Each dialect has one table that maps these classes to HTTP statuses and bodies. 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
 
 class LMIError(Exception):
     """Base class of all errors that this package raises on purpose. `str(error)` is one sentence, cause first."""
@@ -133,3 +138,8 @@ class LoadFailed(EngineError):
 
 class EngineDead(EngineError):
     """The engine died with requests in flight, or cannot continue."""
+
+
+def entry_of(error: LMIError, table: Mapping[type[LMIError], T], default: T) -> T:
+    """Return the table's entry for the error's class or, if that has none, for its nearest base class."""
+    return next((table[kind] for kind in type(error).__mro__ if kind in table), default)

@@ -9,10 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-import msgspec
-
 from formatters import FORMATTERS, available_formatters, load_formatter_class
-from formatters.base import Formatter
+from formatters.base import Formatter, encode
 from formatters.lmi.responses import LmiError
 from lmi_handlers.apis.base import Dialect, Payload, Reply
 from lmi_handlers.apis.lmi.body import LmiBody, parse_body
@@ -102,7 +100,7 @@ class LmiDialect(Dialect):
     def error(self, error: LMIError) -> Reply:
         """Render `{"error":"<cause>","code":424}`, compact like DJL's front end."""
         status = status_of(error)
-        return Reply(status, msgspec.json.encode({"error": str(error), "code": status}))
+        return Reply(status, encode(LmiError(str(error), status)))
 
     def _choose(self, requested: str | None, accept: str, *, stream: bool) -> tuple[type[Formatter], tuple[str, ...]]:
         """Choose the formatter: the request's own takes precedence, then the option's, then the default for `stream`.

@@ -63,4 +63,4 @@ class LmiDynamicDialect(Dialect):
     def error(self, error: LMIError) -> Reply:
         """Render `{"code":424,"message":"invoke handler failure","error":"<cause>"}` on five lines, like DJL."""
         status = status_of(error)
-        return Reply(status, pretty({"code": status, "message": FAILURE, "error": str(error)}).encode())
+        return Reply(status, pretty(DynamicBatchError(status, FAILURE, str(error))))
