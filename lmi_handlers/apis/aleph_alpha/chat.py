@@ -19,7 +19,7 @@ from lmi_handlers.apis.openai.body import ChatCompletionBody, StreamOptions
 from lmi_handlers.apis.openai.dialect import ChatDialect, decode_body, status_of
 from lmi_handlers.apis.openai.messages import Message
 from lmi_handlers.config.budget import Budget
-from lmi_handlers.core.errors import DeadlineExceeded, InvalidRequest, LMIError, QueueFull, UnsupportedFeature
+from lmi_handlers.core.errors import DeadlineExceeded, InvalidRequest, LMIError, QueueFull, UnsupportedFeature, entry_of
 from lmi_handlers.serving.parsed import ModelFacts, Parsed
 
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
@@ -94,7 +94,7 @@ class AlephAlphaDialect(ChatDialect):
 
 def error_response(error: LMIError) -> Reply:
     """Render an error in the format of all Aleph Alpha routes."""
-    status = next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), status_of(error))
+    status = entry_of(error, _STATUS, status_of(error))
     return Reply(status, error_document(error))
 
 

@@ -29,6 +29,7 @@ from lmi_handlers.core.errors import (
     PayloadTooLarge,
     QueueFull,
     RequestTimeout,
+    entry_of,
 )
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.serving.parsed import Parsed
@@ -61,7 +62,7 @@ logger = logging.getLogger(__name__)
 
 def status_of(error: LMIError) -> int:
     """Return LMI's HTTP status for an error."""
-    return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 424)
+    return entry_of(error, STATUS, 424)
 
 
 class LmiDialect(Dialect):

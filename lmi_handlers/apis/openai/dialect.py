@@ -43,6 +43,7 @@ from lmi_handlers.core.errors import (
     RequestTimeout,
     UnsupportedFeature,
     UnsupportedMediaType,
+    entry_of,
 )
 from lmi_handlers.core.request import ChatPrompt, GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
@@ -77,7 +78,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 def status_of(error: LMIError) -> int:
     """Return OpenAI's HTTP status for an error."""
-    return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
+    return entry_of(error, STATUS, 500)
 
 
 class OpenAIDialect(Dialect):

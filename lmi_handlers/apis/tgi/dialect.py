@@ -38,6 +38,7 @@ from lmi_handlers.core.errors import (
     QueueFull,
     RequestTimeout,
     UnsupportedMediaType,
+    entry_of,
 )
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.usage import Usage
@@ -74,7 +75,7 @@ class TgiDialect(Dialect):
 
     def error(self, error: LMIError) -> Reply:
         """Render `{"error":"<cause>","error_type":"<type>"}`."""
-        status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 424)
+        status = entry_of(error, STATUS, 424)
         return Reply(status, error_document(error))
 
     def answer_headers(self, request: GenerationRequest, usage: Usage) -> Mapping[str, str]:
