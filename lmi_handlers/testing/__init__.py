@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import pytest
 
-pytest.register_assert_rewrite("lmi_handlers.testing.backend_contract", "lmi_handlers.testing.driver")
+pytest.register_assert_rewrite(
+    *(f"lmi_handlers.testing.{name}" for name in ("backend_contract", "driver", "formatter_contract"))
+)
 
-from lmi_handlers.testing.backend_contract import BackendContract  # noqa: E402  once its asserts are rewritten
+from lmi_handlers.testing.backend_contract import BackendContract  # noqa: E402  after the registration
+from lmi_handlers.testing.formatter_contract import FormatterContract  # noqa: E402
 
-__all__ = ["BackendContract"]
+__all__ = ["BackendContract", "FormatterContract"]

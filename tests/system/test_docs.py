@@ -19,7 +19,9 @@ from lmi_handlers.text.output_parsers.reasoning import reasoning_parser_names
 from lmi_handlers.text.output_parsers.tool_formats import tool_call_parser_names
 
 README = (ROOT / "README.md").read_text()
-DOCUMENTS = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("sagemaker/*.md")})
+DOCUMENTS = sorted(
+    {*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("sagemaker/*.md"), *ROOT.glob("examples/*/*.md")}
+)
 
 
 def code_block(language: str, containing: str) -> str:

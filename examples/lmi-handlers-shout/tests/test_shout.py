@@ -1,30 +1,24 @@
-"""Tests of the example. `BackendContract` brings the checks that every backend must pass."""
+"""The suites have the checks that every backend and every formatter must pass. The rest is the example's own."""
 
 from __future__ import annotations
 
-from lmi_handlers_shout.formatter import ShoutDocument, ShoutLines
+import json
 
-from lmi_handlers.core.errors import RequestFailed
-from lmi_handlers.core.outputs import TextDelta
-from lmi_handlers.core.request import GenerationRequest
-from lmi_handlers.core.sampling_params import SamplingParams
-from lmi_handlers.testing import BackendContract
-
-REQUEST = GenerationRequest(request_id="r", prompts=("hi",), sampling_params=SamplingParams())
+from lmi_handlers.testing import BackendContract, FormatterContract
+from lmi_handlers.testing.driver import Driver, tokens
 
 
-class TestShout(BackendContract):
+class TestBackend(BackendContract):
     name = "shout"
+    properties = "option.shout_marks=2"
+
+    def test_marks(self, driver: Driver) -> None:
+        outputs = driver.generate([*b"hey"], ignore_eos=False)
+        assert bytes(tokens(outputs)[:-1]) == b"HEY!!"
 
 
-def test_lines() -> None:
-    formatter = ShoutLines(REQUEST, (2,))
-    assert formatter.feed(TextDelta(text="H")) + formatter.feed(TextDelta(text="")) == b'{"index":0,"text":"H"}\n'
-    assert formatter.finish() == b""
-    assert formatter.error(RequestFailed("out of breath")) == b'{"error":"out of breath"}\n'
+class TestLines(FormatterContract):
+    name = "shout_lines"
 
-
-def test_document() -> None:
-    formatter = ShoutDocument(REQUEST, (2,))
-    assert formatter.feed(TextDelta(text="HI")) + formatter.feed(TextDelta(text="!")) == b""
-    assert formatter.finish() == b'{"index":0,"text":"HI!"}'
+    def text(self, data: bytes) -> str:
+        return "".join(json.loads(line)["text"] for line in data.splitlines())
