@@ -18,28 +18,37 @@ from lmi_handlers.start_up import PortTaken, check_engine, check_port, mistakes,
 _model_dir = click.option(
     "--model-dir",
     type=click.Path(path_type=Path),
-    help="Directory with serving.properties. Default: /opt/ml/model, else the current one if it has the file.",
+    help="Model directory, with serving.properties. Defaults to /opt/ml/model if it exists, or to the current directory if it "
+    "contains that file.",
 )
-_host = click.option("--host", help="Address to listen on. Default: 0.0.0.0, with --local-runtime 127.0.0.1.")
-_port = click.option("--port", type=click.IntRange(1, 65535), help="Default: SAGEMAKER_BIND_TO_PORT, else 8080.")
+_host = click.option("--host", help="Address to listen on. Defaults to 0.0.0.0, or to 127.0.0.1 with --local-runtime.")
+_port = click.option(
+    "--port", type=click.IntRange(1, 65535), help="Port to listen on. Defaults to SAGEMAKER_BIND_TO_PORT, or to 8080."
+)
 
 
 @click.group()
 @click.version_option(__version__)
 def main() -> None:
-    """Serve a language model the way LMI and TGI do."""
+    """Serve a language model as LMI and TGI do."""
 
 
 @main.command()
 @_model_dir
 @_host
 @_port
-@click.option("--workers", type=click.IntRange(1, 256), help="Web worker processes. Default: by the number of cores.")
 @click.option(
-    "--local-runtime", is_flag=True, help="Also answer SageMaker's runtime API, so that boto3 works unmodified."
+    "--workers",
+    type=click.IntRange(1, 256),
+    help="Number of web worker processes. Defaults to a number that depends on the CPU cores.",
 )
 @click.option(
-    "--split-payload-parts", is_flag=True, help="Cut the local runtime's stream at hostile places, as AWS may."
+    "--local-runtime", is_flag=True, help="Also serve SageMaker's runtime API, so that boto3 works without changes."
+)
+@click.option(
+    "--split-payload-parts",
+    is_flag=True,
+    help="Make the local runtime split streams inside records and characters, as AWS may.",
 )
 def serve(
     *,
@@ -50,7 +59,7 @@ def serve(
     local_runtime: bool,
     split_payload_parts: bool,
 ) -> None:
-    """Run the server in place of this process, so that signals reach it."""
+    """Start the server. It replaces this process, so signals reach it."""
     environ = _environ(
         LMI_MODEL_DIR=model_dir,
         LMI_HOST=host,
@@ -75,13 +84,13 @@ def serve(
 @_model_dir
 @_host
 @_port
-@click.option("--all", "show_all", is_flag=True, help="Also print every option that has its default.")
+@click.option("--all", "show_all", is_flag=True, help="Also print the options that are not set, with their defaults.")
 def check(*, model_dir: Path | None, host: str | None, port: int | None, show_all: bool) -> None:
-    """Check what can be known before the model is loaded, and print the options in effect.
+    """Check everything that can be checked before the model is loaded, and print the options in effect.
 
-    Prints warnings first, then each option that is set with its value, where it came from and who reads it. Exits with
-    status 1 where `lmi serve` would not start, and for an unknown option. A port that is taken is only warned of: the server
-    that has it may be the one that is checked.
+    Prints warnings first, then each option that is set, with its value, its source and what reads it. Exits with status 1
+    if `lmi serve` would not start, or if an option is unknown. A port that is in use only causes a warning, because the
+    server that uses it may be the one that is checked.
 
     Example: lmi check --model-dir ./model
     """

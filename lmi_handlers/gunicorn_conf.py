@@ -185,8 +185,8 @@ def _tell_host(addresses: list[Any]) -> None:
     if _settings.local_runtime and not loopback and not os.environ.get("API_KEY"):
         tell(
             "warning",
-            f"the local runtime checks no signatures, and {bind} lets other machines in; "
-            "set API_KEY, or leave --host out",
+            f"the local runtime does not check signatures, and other machines can reach {bind}; "
+            "set API_KEY, or do not use --host",
         )
 
 

@@ -89,10 +89,10 @@ def warnings(configuration: Configuration) -> Iterator[str]:
     properties, backend = configuration.properties, configuration.backend
     if configuration.is_default_model:
         where = "" if configuration.model_dir is None else f" and {configuration.model_dir} holds no model"
-        name = "" if properties.name == DEFAULT_MODEL_NAME else f" under the name {properties.name}"
-        yield f"option.model_id is not set{where}: the default model, {DEFAULT_MODEL_NAME}, is served{name}"
+        name = "" if properties.name == DEFAULT_MODEL_NAME else f", under the name {properties.name}"
+        yield f"option.model_id is not set{where}: serving the default model, {DEFAULT_MODEL_NAME}{name}"
     if configuration.model_dir is not None and (configuration.model_dir / "requirements.txt").exists():
-        yield f"{configuration.model_dir / 'requirements.txt'} is not installed: packages belong in the image"
+        yield f"{configuration.model_dir / 'requirements.txt'} is ignored: install packages in the image"
     yield from configuration.loaded.warnings(backend)
     yield from registry().unusable.values()
 

@@ -38,13 +38,13 @@ class NotProvided:
 
 
 _OFF = ("false", "0", "no", "off")
-_NO_SESSIONS = "sessions are not provided: remove it, and let each request carry its whole conversation"
+_NO_SESSIONS = "sessions are not supported: remove it, and send the whole conversation with each request"
 _NO_SECURE_MODE = (
-    "secure mode is not provided, so the start is refused rather than left unprotected: remove it, and restrict what the "
-    "model directory may hold before it is deployed"
+    "secure mode is not supported, and the server does not start without the protection that was asked for: remove it, and "
+    "check the contents of the model directory before you deploy it"
 )
-_NO_SCRIPTS = "Python code that comes with a model is not run: remove the file, or serve it with LMI"
-_NO_CACHE = "answers are not kept for later: use stream, or an asynchronous endpoint of SageMaker's"
+_NO_SCRIPTS = "Python code that comes with a model is not run: remove the file, or use LMI"
+_NO_CACHE = "answers are not stored: use stream, or one of SageMaker's asynchronous endpoints"
 
 NOT_PROVIDED: tuple[NotProvided, ...] = (
     NotProvided(
@@ -56,56 +56,56 @@ NOT_PROVIDED: tuple[NotProvided, ...] = (
     NotProvided(
         Place.OPTION,
         "option.handler",
-        "requests are handled by the server itself: use handle or remove it",
+        "the server handles requests itself: use handle or remove it",
         ("handle",),
     ),
-    NotProvided(Place.OPTION, "option.input_formatter", "request bodies are parsed by the server itself: remove it"),
+    NotProvided(Place.OPTION, "option.input_formatter", "the server parses request bodies itself: remove it"),
     NotProvided(
         Place.OPTION,
         "option.task",
-        "only text is generated: use text-generation or remove it",
+        "only text generation is supported: use text-generation or remove it",
         ("auto", "generate", "text-generation", "image-text-to-text"),
     ),
     NotProvided(
         Place.OPTION,
         "option.bedrock_compat",
-        "there is no Bedrock mode: remove it and send LMI's or OpenAI's bodies",
+        "there is no Bedrock mode: remove it and send bodies in LMI's or OpenAI's format",
         _OFF,
     ),
     NotProvided(Place.OPTION, "option.enable_stateful_sessions", _NO_SESSIONS, _OFF),
     NotProvided(Place.OPTION, "option.sessions_path", _NO_SESSIONS),
     NotProvided(Place.OPTION, "option.sessions_expiration", _NO_SESSIONS),
     NotProvided(
-        Place.OPTION, "option.stop_sequence", "requests carry their own stop sequences: send parameters.stop_sequences"
+        Place.OPTION, "option.stop_sequence", "stop sequences are set per request: send parameters.stop_sequences"
     ),
     NotProvided(
         Place.OPTION,
         "option.decoding_strategy",
-        "requests choose how to decode: send parameters.do_sample",
+        "the decoding strategy is set per request: send parameters.do_sample",
         ("greedy",),
     ),
     NotProvided(
         Place.OPTION,
         "option.is_peft_model",
-        "adapters are served beside their model: set option.model_id to the model and option.enable_lora=true",
+        "adapters are served together with their model: set option.model_id to the model, and option.enable_lora=true",
         _OFF,
     ),
     NotProvided(
         Place.OPTION,
         "load_models",
-        "one server serves one model: name its directory with `lmi serve --model-dir` or LMI_MODEL_DIR",
+        "each server serves one model: set its directory with `lmi serve --model-dir` or LMI_MODEL_DIR",
         ("all",),
     ),
     NotProvided(
         Place.OPTION,
         "model_store",
-        "one server serves one model: name its directory with `lmi serve --model-dir` or LMI_MODEL_DIR",
+        "each server serves one model: set its directory with `lmi serve --model-dir` or LMI_MODEL_DIR",
         ("/opt/ml/model",),
     ),
     NotProvided(
         Place.VARIABLE,
         "SAGEMAKER_MULTI_MODEL",
-        "one server serves one model: use an endpoint or an inference component per model",
+        "each server serves one model: use one endpoint or inference component per model",
         _OFF,
     ),
     NotProvided(Place.VARIABLE, "SAGEMAKER_SECURE_MODE", _NO_SECURE_MODE, _OFF),

@@ -213,7 +213,7 @@ class _Loading:
             if first.text != entry.text:
                 self.mistakes.append(
                     f"{first.key}={redacted(first.text)} and {entry.key}={redacted(entry.text)} "
-                    f"are the same option with different values (from {_sources(first.source, entry.source)})"
+                    f"are the same option, but have different values (from {_sources(first.source, entry.source)})"
                 )
         for entry in found.values():
             declared = self.keys[entry.key]
@@ -243,7 +243,7 @@ class _Loading:
         if entry.key in NO_EFFECT:
             note = NO_EFFECT[entry.key]
         elif entry.key in OPTIONS_NOT_PROVIDED:
-            note = "this is how the server works anyway"
+            note = "the server always works in this way"
         else:
             note = self._unknown(entry)
         self.explicit[entry.key] = Setting(key=entry.key, value=redacted(entry.text), source=entry.source, note=note)
@@ -276,7 +276,7 @@ class _Loading:
             self._imply("rolling_batch", "disable", batch_size)
         elif self.values["rolling_batch"] != "disable":
             rolling_batch = self.explicit["option.rolling_batch"]
-            self._conflict(rolling_batch, batch_size, "dynamic batching turns rolling batch off")
+            self._conflict(rolling_batch, batch_size, "dynamic batching turns continuous batching off")
 
     def _follow_handler(self) -> None:
         """Let `option.entryPoint` choose the engine. An asynchronous handler also decides how requests are batched."""

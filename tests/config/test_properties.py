@@ -46,7 +46,7 @@ def test_overridden_invalid_value_is_no_error(model_dir: Path) -> None:
     [
         (
             "option.rolling_batch=vllm\nbatch_size=4",
-            "option.rolling_batch=vllm conflicts with batch_size=4: dynamic batching turns rolling batch off "
+            "option.rolling_batch=vllm conflicts with batch_size=4: dynamic batching turns continuous batching off "
             "(from serving.properties)",
         ),
         (
@@ -56,7 +56,7 @@ def test_overridden_invalid_value_is_no_error(model_dir: Path) -> None:
         ),
         (
             "option.model_id=a\noption.s3url=b",
-            "option.model_id=a and option.s3url=b are the same option with different values (from serving.properties)",
+            "option.model_id=a and option.s3url=b are the same option, but have different values (from serving.properties)",
         ),
         (
             "option.rolling_batch=trtllm\noption.backend=vllm",

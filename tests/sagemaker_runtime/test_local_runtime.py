@@ -182,7 +182,7 @@ class TestInvokeEndpointWithResponseStream:
             client.invoke_endpoint_with_response_stream(EndpointName="x", Body=body("hello RAISE@1"))
 
     def test_stream_cannot_open_a_session(self, client: SageMakerRuntimeClient) -> None:
-        with pytest.raises(ClientError, match="sessions are not provided"):  # the container's error, not the runtime's
+        with pytest.raises(ClientError, match="sessions are not supported"):  # the container's error, not the runtime's
             client.invoke_endpoint(EndpointName="x", Body=body("hello"), SessionId="NEW_SESSION")
         with pytest.raises(ClientError, match="'NEW_SESSION' at 'sessionId'"):
             client.invoke_endpoint_with_response_stream(EndpointName="x", Body=body("hello"), SessionId="NEW_SESSION")

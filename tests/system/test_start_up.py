@@ -254,7 +254,7 @@ def test_default_model_has_its_own_name_and_a_warning(tmp_path: Path, both: Both
     assert ended.status == 0
     [warning] = ended.warnings
     assert warning == (
-        f"option.model_id is not set and {directory} holds no model: the default model, {DEFAULT_MODEL_NAME}, is served"
+        f"option.model_id is not set and {directory} holds no model: serving the default model, {DEFAULT_MODEL_NAME}"
     )
     assert f"Model {DEFAULT_MODEL_NAME} on backend" in ended.text
 
@@ -262,7 +262,7 @@ def test_default_model_has_its_own_name_and_a_warning(tmp_path: Path, both: Both
 def test_default_model_under_a_name_that_was_asked_for(tmp_path: Path, both: Both) -> None:
     ended = both(write(tmp_path / "m", {"serving.properties": "option.model_name=chat\n"}))
     [warning] = ended.warnings
-    assert warning.endswith(f"{DEFAULT_MODEL_NAME}, is served under the name chat")
+    assert warning.endswith(f"{DEFAULT_MODEL_NAME}, under the name chat")
     assert "Model chat on backend" in ended.text
 
 
@@ -311,7 +311,7 @@ def test_value_of_an_option_that_asks_for_nothing(tmp_path: Path, both: Both, wh
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
-        ("SAGEMAKER_SECURE_MODE", "true", "SAGEMAKER_SECURE_MODE=true is not supported: secure mode is not provided"),
+        ("SAGEMAKER_SECURE_MODE", "true", "SAGEMAKER_SECURE_MODE=true is not supported: secure mode is not supported"),
         (
             "SAGEMAKER_SECURITY_CONTROLS",
             "DISALLOW_PICKLE_FILES",
@@ -322,11 +322,11 @@ def test_value_of_an_option_that_asks_for_nothing(tmp_path: Path, both: Both, wh
             "/opt/ml/model",
             "SAGEMAKER_UNTRUSTED_CHANNELS=/opt/ml/model is not supported",
         ),
-        ("SAGEMAKER_MULTI_MODEL", "true", "SAGEMAKER_MULTI_MODEL=true is not supported: one server serves one model"),
+        ("SAGEMAKER_MULTI_MODEL", "true", "SAGEMAKER_MULTI_MODEL=true is not supported: each server serves one model"),
         ("SAGEMAKER_ENABLE_STATEFUL_SESSIONS", "true", "SAGEMAKER_ENABLE_STATEFUL_SESSIONS=true is not supported"),
-        ("HF_TASK", "text-embedding", "option.task=text-embedding is not supported: only text is generated"),
+        ("HF_TASK", "text-embedding", "option.task=text-embedding is not supported: only text generation is supported"),
         ("OPTION_BEDROCK_COMPAT", "true", "option.bedrock_compat=true is not supported"),
-        ("SERVING_LOAD_MODELS", "a=/a,b=/b", "load_models=a=/a,b=/b is not supported: one server serves one model"),
+        ("SERVING_LOAD_MODELS", "a=/a,b=/b", "load_models=a=/a,b=/b is not supported: each server serves one model"),
         ("DJL_ENTRY_POINT", "model.py", "option.entryPoint=model.py is not supported: must be one of djl_python."),
     ],
 )
@@ -382,7 +382,7 @@ def test_script_of_somebody_elses(tmp_path: Path, both: Both) -> None:
 
 def test_requirements_are_warned_of(tmp_path: Path, both: Both) -> None:
     [warning] = both(write(tmp_path / "m", ECHO | {"requirements.txt": "x\n"})).warnings
-    assert warning.endswith("m/requirements.txt is not installed: packages belong in the image")
+    assert warning.endswith("m/requirements.txt is ignored: install packages in the image")
 
 
 # Other things that stop a start

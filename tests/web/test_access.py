@@ -255,7 +255,7 @@ def test_local_runtime_is_only_for_this_machine(
         process = psutil.Process(server.process.pid)
         listening = {item.laddr.ip for item in process.net_connections("tcp") if item.status == psutil.CONN_LISTEN}
         assert listening == {address}
-        assert ("lmi: warning: the local runtime checks no signatures" in server.log) == (
+        assert ("lmi: warning: the local runtime does not check signatures" in server.log) == (
             address == "0.0.0.0" and not environ
         )
         # The name of a proxy, as in a cluster. Only servers on the loopback interface reject it.
