@@ -32,7 +32,7 @@ class ImagePreparer(Generic[Images]):
 
     def submit(self, request: TokenRequest) -> Future[Images] | None:
         """Return a future for the request's images, or None if it has none. Samples of one prompt share the result."""
-        prompt = request.image_prompt
+        prompt = request.prompt.image_prompt
         if prompt is None:
             return None
         known = self._known.pop(id(prompt), None)

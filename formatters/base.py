@@ -10,7 +10,7 @@ import msgspec
 
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 
 encode = msgspec.json.Encoder().encode
 """Encodes a struct as compact JSON: fields in the order of their declaration, without those that are UNSET."""
@@ -28,10 +28,10 @@ class Formatter(ABC):
     streams: ClassVar[bool]
     """Whether `feed` returns records. If not, the response is sent with a Content-Length."""
 
-    def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...]) -> None:
-        """`prompt_tokens` is the number of tokens in each prompt."""
+    def __init__(self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...]) -> None:
         self.request = request
-        self.prompt_tokens = prompt_tokens
+        self.prompts = prompts
+        self.prompt_tokens = tuple(prompt.num_tokens for prompt in prompts)
 
     @abstractmethod
     def feed(self, delta: TextDelta) -> bytes:

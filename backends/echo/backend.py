@@ -123,7 +123,7 @@ class EchoBackend(Backend):
 
     def add_request(self, request: TokenRequest) -> None:
         """Start repeating the prompt. Raises `InvalidRequest` if the prompt asks for it."""
-        prompt = request.prompt_token_ids
+        prompt = request.prompt.token_ids
         room = self._capabilities.max_model_len - len(prompt)
         max_tokens = min(request.sampling_params.max_tokens or room, room)
         fault = self._fault_in(prompt)
@@ -180,7 +180,7 @@ class EchoBackend(Backend):
             if fault in ("SLEEP", "WORK"):
                 sequence.fault = None
                 (time.sleep if fault == "SLEEP" else _compute)(self._sleep_seconds)
-        params, prompt = request.sampling_params, request.prompt_token_ids
+        params, prompt = request.sampling_params, request.prompt.token_ids
         ends = (
             sequence.produced == len(prompt)
             and not params.ignore_eos
@@ -220,7 +220,7 @@ class EchoBackend(Backend):
         count = sequence.request.sampling_params.prompt_logprobs
         if sequence.produced != 1 or count is None:
             return None, None
-        _, *following = sequence.request.prompt_token_ids
+        _, *following = sequence.request.prompt.token_ids
         top = [None, *(self._top(token_id, count) for token_id in following)] if count else None
         return [None, *[_LOGPROB] * len(following)], top
 

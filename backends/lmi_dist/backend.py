@@ -89,7 +89,7 @@ class LmiDistBackend(Backend):
     def add_request(self, request: TokenRequest) -> None:
         """Start a sequence. Raises `InvalidRequest` if the engine refuses it."""
         params = request.sampling_params
-        room = self._capabilities.max_model_len - len(request.prompt_token_ids)
+        room = self._capabilities.max_model_len - len(request.prompt.token_ids)
         try:
             self._engine.add(
                 request,

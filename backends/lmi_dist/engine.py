@@ -68,12 +68,13 @@ class LmiDistEngine:
 
     def add(self, request: TokenRequest, *, max_tokens: int, stop_token_ids: Sequence[int]) -> None:
         """Start a request with these `max_tokens` and `stop_token_ids` instead of its own. May raise engine errors."""
-        options: dict[str, Any] = {} if request.adapter is None else {"lora_request": self._adapters[request.adapter]}
+        adapter = request.prompt.adapter
+        options: dict[str, Any] = {} if adapter is None else {"lora_request": self._adapters[adapter]}
         self._engine.add_requests(
             [
                 Request(
                     id=request.request_id,
-                    prompt={"prompt_token_ids": request.prompt_token_ids},
+                    prompt={"prompt_token_ids": request.prompt.token_ids},
                     params=self._request_params(request.sampling_params, max_tokens, stop_token_ids),
                     **options,
                 )

@@ -39,7 +39,7 @@ class Sequence:
             of_prompt = output.prompt_logprobs or ()
             prompt_logprobs = [
                 None if position is None else position[token_id].logprob
-                for token_id, position in zip(self._request.prompt_token_ids, of_prompt, strict=True)
+                for token_id, position in zip(self._request.prompt.token_ids, of_prompt, strict=True)
             ]
             if params.prompt_logprobs:
                 prompt_top_logprobs = [

@@ -124,8 +124,8 @@ class TensorRTLLMBackend(Backend):
         if request.sampling_params.prompt_logprobs is not None:
             # Cached prompt tokens are not computed again and have no logits. With a new salt nothing is cached.
             options["cache_salt"] = secrets.token_hex(8)
-        if request.adapter is not None:
-            options["lora_request"] = self._adapters[request.adapter]
+        if request.prompt.adapter is not None:
+            options["lora_request"] = self._adapters[request.prompt.adapter]
         try:
             sampling_params = engine_sampling_params(
                 request.sampling_params,
@@ -133,7 +133,7 @@ class TensorRTLLMBackend(Backend):
                 eos_token_ids=self._eos_token_ids,
                 vocab_size=self._vocab_size,
             )
-            self._actor.submit(sequence, request.prompt_token_ids, sampling_params, **options)
+            self._actor.submit(sequence, request.prompt.token_ids, sampling_params, **options)
         except (RequestError, ValueError) as error:
             raise InvalidRequest(" ".join(str(error).split())) from error
         except RuntimeError as error:
@@ -169,7 +169,7 @@ class TensorRTLLMBackend(Backend):
 
     def _max_tokens(self, request: TokenRequest) -> int:
         """Return a limit, never None, because then the engine would apply its own default."""
-        room = self._max_model_len - len(request.prompt_token_ids)
+        room = self._max_model_len - len(request.prompt.token_ids)
         return min(
             limit for limit in (room, request.sampling_params.max_tokens, self._max_output_len) if limit is not None
         )

@@ -23,7 +23,7 @@ class Sequence:
         params = request.sampling_params
         self.request_id = request.request_id
         self.finished = False
-        self._prompt_token_ids = request.prompt_token_ids
+        self._prompt_token_ids = request.prompt.token_ids
         self._eos_token_ids = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         self._wants_logprobs = params.logprobs is not None
         self._prompt_logprobs = params.prompt_logprobs  # as requested; None once they have been returned

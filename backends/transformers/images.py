@@ -32,8 +32,8 @@ class ImageProcessor:
 
     def process(self, request: TokenRequest, images: list[Image.Image]) -> ImageInputs:
         """Return the model's input for a prompt. Raises `InvalidRequest` if text and images do not match."""
-        assert request.image_prompt is not None  # noqa: S101  only called for prompts with images
-        text = request.image_prompt.text
+        assert request.prompt.image_prompt is not None  # noqa: S101  only called for prompts with images
+        text = request.prompt.image_prompt.text
         try:
             # The chat template has added the special tokens. Images are nested because the batch has one prompt.
             batch = self._processor(text=[text], images=[images], add_special_tokens=False, return_tensors="pt")

@@ -26,7 +26,7 @@ from backends.transformers.sequence import Chunk, Sequence
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.load_failure import load_failure
-from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.request import EncodedPrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ def _stock_logits(model: Any) -> torch.Tensor:
 def _rolling_logits(runner: RollingRunner, vocab_size: int) -> torch.Tensor:
     sequences = [
         Sequence(
-            TokenRequest(request_id="probe", prompt_token_ids=token_ids, sampling_params=SamplingParams()),
+            TokenRequest(request_id="probe", prompt=EncodedPrompt(token_ids), sampling_params=SamplingParams()),
             max_model_len=len(token_ids),
             vocab_size=vocab_size,
             device=torch.device("cpu"),

@@ -39,7 +39,7 @@ class Sequence:
         params = request.sampling_params
         self.request_id = request.request_id
         self.params = params
-        self.token_ids = list(request.prompt_token_ids if images is None else images.token_ids)
+        self.token_ids = list(request.prompt.token_ids if images is None else images.token_ids)
         self.has_images = images is not None
         self.model_kwargs: Mapping[str, Any] = {} if images is None else images.model_kwargs
         self.prompt_len = len(self.token_ids)

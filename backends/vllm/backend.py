@@ -224,9 +224,9 @@ class VLLMBackend(Backend):
                 check_buffers(params)
             self._engine.add_request(
                 request.request_id,
-                prompt or {"type": "token", "prompt_token_ids": request.prompt_token_ids},
+                prompt or {"type": "token", "prompt_token_ids": request.prompt.token_ids},
                 params,
-                lora_request=None if request.adapter is None else self._adapters[request.adapter],
+                lora_request=None if request.prompt.adapter is None else self._adapters[request.prompt.adapter],
                 priority=request.priority if self._by_priority else 0,
             )
         except (VLLMClientError, ValueError) as error:
@@ -254,7 +254,7 @@ class VLLMBackend(Backend):
         vLLM's cache of processed images is not used. Its other half is in the engine, and would lack the image if the
         request were aborted in between.
         """
-        tokens = {"prompt_token_ids": request.prompt_token_ids, "multi_modal_data": {"image": images}}
+        tokens = {"prompt_token_ids": request.prompt.token_ids, "multi_modal_data": {"image": images}}
         try:
             rendered: EngineInput = self._engine.renderer.render_cmpl([tokens], skip_mm_cache=True)[0]
         except MemoryError:

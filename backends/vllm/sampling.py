@@ -108,7 +108,7 @@ def token_output(output: RequestOutput, request: TokenRequest) -> TokenOutput:
         prompt_top_logprobs=prompt_top_logprobs,
         finish_reason=finish_reason,
         error=error,
-        num_prompt_tokens=None if request.image_prompt is None else len(prompt),
+        num_prompt_tokens=None if request.prompt.image_prompt is None else len(prompt),
     )
 
 

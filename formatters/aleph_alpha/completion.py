@@ -24,7 +24,7 @@ from formatters.base import CompletionOutput, Formatter, encode, event
 from formatters.openai.base import finite
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 
 FINISH_REASONS: dict[FinishReason | None, Any] = {
     None: None,  # not finished yet
@@ -56,12 +56,12 @@ class CompletionFormatter(Formatter):
     """Shared by the document and the stream."""
 
     def __init__(
-        self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: CompletionOptions
+        self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...], *, options: CompletionOptions
     ) -> None:
-        super().__init__(request, prompt_tokens)
+        super().__init__(request, prompts)
         self.options = options
         self.samples = request.sampling_params.n
-        self.prompt = request.prompts[0] if options.echo else ""
+        self.prompt = prompts[0].text if options.echo else ""
         self.num_tokens = 0
 
     def shown(self, delta: TextDelta) -> TextDelta:
@@ -96,9 +96,9 @@ class CompletionJsonFormatter(CompletionFormatter):
     streams = False
 
     def __init__(
-        self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: CompletionOptions
+        self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...], *, options: CompletionOptions
     ) -> None:
-        super().__init__(request, prompt_tokens, options=options)
+        super().__init__(request, prompts, options=options)
         self._outputs = [CompletionOutput(self.prompt) for _ in range(self.samples)]
 
     def feed(self, delta: TextDelta) -> bytes:
@@ -125,9 +125,9 @@ class CompletionSseFormatter(CompletionFormatter):
     streams = True
 
     def __init__(
-        self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: CompletionOptions
+        self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...], *, options: CompletionOptions
     ) -> None:
-        super().__init__(request, prompt_tokens, options=options)
+        super().__init__(request, prompts, options=options)
         self._prompts = [self.prompt] * self.samples  # emptied once they are sent
         self._detailed = options.log_probs or options.tokens or options.raw
 

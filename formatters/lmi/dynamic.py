@@ -14,7 +14,7 @@ from formatters.base import Formatter
 from formatters.lmi import responses
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import TextDelta
-from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 
 FAILURE = "invoke handler failure"
 
@@ -25,9 +25,9 @@ class DynamicJsonFormatter(Formatter):
     content_type = "application/json"
     streams = False
 
-    def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...]) -> None:
-        super().__init__(request, prompt_tokens)
-        self._texts = [prompt if request.return_full_text else "" for prompt in request.prompts]
+    def __init__(self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...]) -> None:
+        super().__init__(request, prompts)
+        self._texts = [prompt.text if request.return_full_text else "" for prompt in prompts]
 
     def feed(self, delta: TextDelta) -> bytes:
         self._texts[delta.index] += delta.text
@@ -47,7 +47,7 @@ class DynamicJsonLinesFormatter(Formatter):
         """Return a line with "" for the other prompts, or nothing if there is no new text."""
         if not delta.text:
             return b""
-        outputs = [""] * len(self.request.prompts)
+        outputs = [""] * len(self.prompts)
         outputs[delta.index] = delta.text
         return dumps(responses.DynamicBatchOutputs(outputs))
 

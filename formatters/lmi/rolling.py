@@ -19,16 +19,16 @@ from formatters.base import CompletionOutput, Formatter, encode, event, line, py
 from formatters.lmi import responses
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 
 
 class LmiFormatter(Formatter):
     """Shared by LMI's rolling-batch formats: the token object, the details, and the text so far."""
 
-    def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...]) -> None:
-        super().__init__(request, prompt_tokens)
+    def __init__(self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...]) -> None:
+        super().__init__(request, prompts)
         self._n = request.sampling_params.n
-        self._outputs = [CompletionOutput(prompt) for prompt in request.prompts for _ in range(self._n)]
+        self._outputs = [CompletionOutput(prompt.text) for prompt in prompts for _ in range(self._n)]
 
     def token(self, token: Token) -> responses.LmiToken:
         """Return one token object.

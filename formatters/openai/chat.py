@@ -27,7 +27,7 @@ from formatters.openai.base import DONE, FINISH_REASONS, SYSTEM_FINGERPRINT, fin
 from formatters.openai.errors import error_document
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 from lmi_handlers.text.output_parsers.message import MessageDelta, MessageParser, PlainParser, ToolCallDelta
 from lmi_handlers.text.output_parsers.reasoning import ReasoningFormat, ReasoningParser
 
@@ -92,8 +92,10 @@ class Choice:
 class ChatFormatter(Formatter):
     """Shared by the document and the stream."""
 
-    def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: ChatOptions) -> None:
-        super().__init__(request, prompt_tokens)
+    def __init__(
+        self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...], *, options: ChatOptions
+    ) -> None:
+        super().__init__(request, prompts)
         self.options = options
         self.choices = [Choice(self._parser()) for _ in range(request.sampling_params.n)]
         self.id = f"chatcmpl-{request.request_id}"
@@ -102,7 +104,7 @@ class ChatFormatter(Formatter):
         options, parser = self.options, self.options.parser()
         if options.reasoning is None:
             return parser
-        return ReasoningParser(options.reasoning, self.request.prompts[0], parser)
+        return ReasoningParser(options.reasoning, self.prompts[0].text, parser)
 
     def usage(self) -> responses.Usage:
         return usage(sum(self.prompt_tokens), sum(choice.num_tokens for choice in self.choices))
@@ -120,8 +122,10 @@ class ChatJsonFormatter(ChatFormatter):
     content_type = "application/json"
     streams = False
 
-    def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: ChatOptions) -> None:
-        super().__init__(request, prompt_tokens, options=options)
+    def __init__(
+        self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...], *, options: ChatOptions
+    ) -> None:
+        super().__init__(request, prompts, options=options)
         self._messages = [_Message() for _ in self.choices]
 
     def feed(self, delta: TextDelta) -> bytes:

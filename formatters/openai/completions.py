@@ -19,7 +19,7 @@ from formatters.openai.base import DONE, FINISH_REASONS, SYSTEM_FINGERPRINT, fin
 from formatters.openai.errors import error_document
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import TextDelta, Token
-from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 
 
 class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,9 +47,9 @@ class CompletionFormatter(Formatter):
     """Shared by the document and the stream."""
 
     def __init__(
-        self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: CompletionOptions
+        self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...], *, options: CompletionOptions
     ) -> None:
-        super().__init__(request, prompt_tokens)
+        super().__init__(request, prompts)
         self.options = options
         self._samples = request.sampling_params.n
         identity = f"cmpl-{request.request_id}"
@@ -58,7 +58,7 @@ class CompletionFormatter(Formatter):
 
     def prompt_of(self, index: int) -> str:
         """Return the prompt text to put in front of sequence `index`, "" without `echo`."""
-        return self.request.prompts[index // self._samples] if self.options.echo else ""
+        return self.prompts[index // self._samples].text if self.options.echo else ""
 
     def usage(self) -> responses.Usage:
         return usage(sum(self.prompt_tokens), self.num_tokens)
@@ -91,12 +91,10 @@ class CompletionJsonFormatter(CompletionFormatter):
     streams = False
 
     def __init__(
-        self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: CompletionOptions
+        self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...], *, options: CompletionOptions
     ) -> None:
-        super().__init__(request, prompt_tokens, options=options)
-        self._outputs = [
-            CompletionOutput(self.prompt_of(index)) for index in range(len(request.prompts) * self._samples)
-        ]
+        super().__init__(request, prompts, options=options)
+        self._outputs = [CompletionOutput(self.prompt_of(index)) for index in range(len(prompts) * self._samples)]
 
     def feed(self, delta: TextDelta) -> bytes:
         self.count(delta)
@@ -130,10 +128,10 @@ class CompletionSseFormatter(CompletionFormatter):
     end = DONE
 
     def __init__(
-        self, request: GenerationRequest, prompt_tokens: tuple[int, ...], *, options: CompletionOptions
+        self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...], *, options: CompletionOptions
     ) -> None:
-        super().__init__(request, prompt_tokens, options=options)
-        self._lengths: list[int | None] = [None] * (len(request.prompts) * self._samples)
+        super().__init__(request, prompts, options=options)
+        self._lengths: list[int | None] = [None] * (len(prompts) * self._samples)
 
     def feed(self, delta: TextDelta) -> bytes:
         self.count(delta)

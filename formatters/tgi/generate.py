@@ -21,15 +21,15 @@ from formatters.tgi.errors import error_document
 from formatters.tgi.float32 import number
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import TextDelta, Token
-from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 
 
 class TgiFormatter(Formatter):
     """Shared by TGI's formats: the token objects, the seed, and the text so far."""
 
-    def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...]) -> None:
-        super().__init__(request, prompt_tokens)
-        self._outputs = [CompletionOutput(request.prompts[0]) for _ in range(request.sampling_params.n)]
+    def __init__(self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...]) -> None:
+        super().__init__(request, prompts)
+        self._outputs = [CompletionOutput(prompts[0].text) for _ in range(request.sampling_params.n)]
 
     def top_tokens(self, token: Token) -> list[responses.Token] | UnsetType:
         """Return the most probable tokens at this token's position, if the request asked for them."""

@@ -57,6 +57,24 @@ class ImagePrompt(msgspec.Struct, frozen=True, array_like=True):
     images: list[EncodedImage]
 
 
+class RenderedPrompt(msgspec.Struct, frozen=True):
+    """A prompt as formatters see it: its text, which a chat template may have rendered, and its number of tokens."""
+
+    text: str
+    num_tokens: int
+
+
+class EncodedPrompt(msgspec.Struct, frozen=True, array_like=True):
+    """A prompt as the engine receives it. `adapter` names its LoRA adapter, None stands for the model itself.
+
+    With an `image_prompt`, `token_ids` are the ids of its text, with one token per image.
+    """
+
+    token_ids: list[int]
+    adapter: str | None = None
+    image_prompt: ImagePrompt | None = None
+
+
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation. The model's chat template renders it to the prompt's text.
 
@@ -76,24 +94,29 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     template_kwargs: dict[str, Any] = {}
 
 
-Prompt = str | tuple[int, ...] | ChatPrompt
+PromptContent = str | tuple[int, ...] | ChatPrompt
 """What a client may send as a prompt: text, token ids or a conversation."""
 
 
-class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One client request, typed and validated. From here on, no parameters are passed as a dict.
+class Prompt(msgspec.Struct, frozen=True):
+    """A prompt as the client sends it. `adapter` names its LoRA adapter, None stands for the model itself."""
 
-    `prompts` has one text for a single prompt and several for a list. Each prompt is sampled `sampling_params.n` times;
-    with `beam_search`, its answers are the `n` best beams. `adapters` has the LoRA adapter of each prompt, None for the
-    model itself; it is empty if no prompt has one. A request with a lower `priority` starts sooner. `truncate` is the
-    number of tokens to keep at the end of each prompt. `ignored_parameters` are named in a response header.
-    The other fields describe the format of the answer and are for formatters.
+    content: PromptContent
+    adapter: str | None = None
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One client request as parsed. From here on, no parameters are passed as a dict.
+
+    Each prompt is sampled `sampling_params.n` times; with `beam_search`, its answers are the `n` best beams. A request
+    with a lower `priority` starts sooner. `truncate` is the number of tokens to keep at the end of each prompt.
+    `ignored_parameters` are named in a response header. The other fields describe the format of the answer and are for
+    formatters.
     """
 
     request_id: str
-    prompts: tuple[str, ...]
+    prompts: tuple[Prompt, ...]
     sampling_params: SamplingParams
-    adapters: tuple[str | None, ...] = ()
     priority: int = 0
     beam_search: BeamSearchParams | None = None
     truncate: int | None = None
@@ -112,18 +135,13 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One sequence to generate, as a backend receives it. The prompt is token ids, and `n` is always 1.
-
-    With an `image_prompt`, `prompt_token_ids` are the ids of its text, with one token per image.
-    """
+class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to generate, as a backend receives it. `sampling_params.n` is always 1."""
 
     request_id: str
-    prompt_token_ids: list[int]
+    prompt: EncodedPrompt
     sampling_params: SamplingParams
-    adapter: str | None = None
     priority: int = 0
-    image_prompt: ImagePrompt | None = None
 
 
 MAX_PRIORITY = 2**31 - 1

@@ -12,7 +12,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -25,7 +25,7 @@ from lmi_handlers.core.errors import (
     InvalidRequest,
     LMIError,
 )
-from lmi_handlers.core.request import ImagePrompt
+from lmi_handlers.core.request import EncodedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.arrivals import Arrivals
 from lmi_handlers.engine.channel import Channel, worker_end
@@ -192,15 +192,13 @@ class EngineClient:
 
     def submit(
         self,
-        prompts: list[list[int]],
+        prompts: list[EncodedPrompt],
         sampling_params: SamplingParams,
         *,
         request_id: str,
         timeout: float,
         connected: Callable[[], bool],
-        adapters: Sequence[str | None] = (),
         priority: int = 0,
-        image_prompts: Sequence[ImagePrompt | None] = (),
     ) -> Generation:
         """Start a request. It fails after `timeout` seconds, and is aborted as soon as `connected()` returns false.
 
@@ -211,9 +209,7 @@ class EngineClient:
             raise EngineNotReady(f"the engine is not ready: {self._phase}")
         if (stall := self._stall()) is not None:
             raise EngineNotReady(stall)
-        submit = Submit(
-            next(self._numbers), request_id, prompts, sampling_params, list(adapters), priority, list(image_prompts)
-        )
+        submit = Submit(next(self._numbers), request_id, prompts, sampling_params, priority)
         generation = Generation(self, sender, submit, time.monotonic() + timeout, connected)
         self._generations[submit.number] = generation
         try:

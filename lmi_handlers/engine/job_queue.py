@@ -44,11 +44,9 @@ class Job(Generic[Worker]):
         prompt, sample = divmod(index, submit.sampling_params.n)
         return TokenRequest(
             request_id=f"{self._key}-{index}",
-            prompt_token_ids=submit.prompts[prompt],
+            prompt=submit.prompts[prompt],
             sampling_params=submit.sampling_params.for_sample(sample),
-            adapter=submit.adapters[prompt] if submit.adapters else None,
             priority=submit.priority,
-            image_prompt=submit.image_prompts[prompt] if submit.image_prompts else None,
         )
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.outputs import TokenOutput
-from lmi_handlers.core.request import ImagePrompt
+from lmi_handlers.core.request import EncodedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams
 
 # From a web worker
@@ -20,17 +20,14 @@ from lmi_handlers.core.sampling_params import SamplingParams
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Generate `sampling_params.n` sequences per prompt. `number` is chosen by the worker, unique per connection.
 
-    Sequence i of the answer belongs to prompt i // n. `adapters` has one name or None per prompt, or is empty.
-    `image_prompts` has one item or None per prompt, or is empty if no prompt has images.
+    Sequence i of the answer belongs to prompt i // n.
     """
 
     number: int
     request_id: str
-    prompts: list[list[int]]
+    prompts: list[EncodedPrompt]
     sampling_params: SamplingParams
-    adapters: list[str | None] = []
     priority: int = 0
-    image_prompts: list[ImagePrompt | None] = []
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -25,7 +25,7 @@ from lmi_handlers.core.errors import (
     UnsupportedFeature,
 )
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
-from lmi_handlers.core.request import BeamSearchParams, GenerationRequest
+from lmi_handlers.core.request import BeamSearchParams, EncodedPrompt, GenerationRequest
 from lmi_handlers.core.sampling_params import RANGES, SamplingParams
 from lmi_handlers.engine.client import EngineClient, EngineState, Generation
 from lmi_handlers.engine.messages import SequenceOutput
@@ -71,7 +71,7 @@ class BeamGeneration:
     def __init__(
         self,
         client: EngineClient,
-        prompts: list[list[int]],
+        prompts: list[EncodedPrompt],
         request: GenerationRequest,
         params: BeamSearchParams,
         *,
@@ -89,7 +89,7 @@ class BeamGeneration:
         self._connected = connected
         rules = TextRules(tokenizer, request.sampling_params)
         self._searches = [
-            begin_search(prompt, request.sampling_params, params, capabilities.max_model_len, rules)
+            begin_search(prompt.token_ids, request.sampling_params, params, capabilities.max_model_len, rules)
             for prompt in prompts
         ]
         self._first: list[TokenOutput] = []  # one per prompt, with the prompt's logprobs
@@ -129,7 +129,7 @@ class BeamGeneration:
     def _submit(self, sampling_params: SamplingParams) -> Generation:
         """Submit every live beam as a prompt."""
         beams = [
-            [*prompt, *beam.token_ids]
+            EncodedPrompt([*prompt.token_ids, *beam.token_ids], prompt.adapter)
             for prompt, search in zip(self._prompts, self._searches, strict=True)
             for beam in search.running
         ]
@@ -139,17 +139,8 @@ class BeamGeneration:
             request_id=self._request.request_id,
             timeout=self.deadline - time.monotonic(),
             connected=self._connected,
-            adapters=self._adapters(),
             priority=self._request.priority,
         )
-
-    def _adapters(self) -> list[str | None]:
-        """The adapter of each live beam."""
-        return [
-            adapter
-            for adapter, search in zip(self._request.adapters, self._searches, strict=False)  # one per prompt, or empty
-            for _ in search.running
-        ]
 
     def _outputs(self) -> list[SequenceOutput]:
         """The next token of each beam in the current step, in beam order."""

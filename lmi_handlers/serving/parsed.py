@@ -9,7 +9,7 @@ import msgspec
 from formatters.base import Formatter
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import InvalidRequest
-from lmi_handlers.core.request import GenerationRequest, Prompt
+from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
@@ -24,7 +24,7 @@ LengthCheck = Callable[[GenerationRequest, int, int, Capabilities], None]
 """`(request, position, tokens, capabilities)`: raises `InvalidRequest` if the prompt at `position` is too long."""
 
 
-FormatterFactory = Callable[[GenerationRequest, tuple[int, ...]], Formatter]
+FormatterFactory = Callable[[GenerationRequest, tuple[RenderedPrompt, ...]], Formatter]
 """A formatter class, or a partial of one that already has its options."""
 
 
@@ -45,14 +45,12 @@ def check_length(request: GenerationRequest, position: int, tokens: int, capabil
 class Parsed(msgspec.Struct, frozen=True):
     """A parsed body: the request, its formatter, and the client's names for the fields of `SamplingParams`.
 
-    `prompts` is set if the prompts are not plain text yet: the text layer turns them into `request.prompts`.
-    `prompt_field` is the body field that they come from. `check_length` is called for each prompt once its tokens have
-    been counted.
+    `check_length` is called for each prompt once its tokens have been counted. `prompt_field` is the body field that
+    the prompts come from.
     """
 
     request: GenerationRequest
     formatter: FormatterFactory
     spelling: Callable[[str], str]
     check_length: LengthCheck = check_length
-    prompts: tuple[Prompt, ...] = ()
     prompt_field: str = "inputs"

@@ -8,7 +8,15 @@ import msgspec
 
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import InvalidRequest
-from lmi_handlers.core.request import ChatPrompt, GenerationRequest, ImagePrompt, Prompt
+from lmi_handlers.core.request import (
+    ChatPrompt,
+    EncodedPrompt,
+    GenerationRequest,
+    ImagePrompt,
+    ImageSource,
+    Prompt,
+    PromptContent,
+)
 from lmi_handlers.media.images import ImageLoader
 from lmi_handlers.serving.parsed import Parsed
 from lmi_handlers.text.bundle import TextBundle
@@ -24,15 +32,15 @@ class LoadedText(msgspec.Struct, frozen=True):
     tokenizer: Tokenizer
 
 
-def takes_long(parsed: Parsed) -> bool:
+def takes_long(request: GenerationRequest) -> bool:
     """Whether encoding a request's texts on the event loop would noticeably delay other clients."""
-    prompts = parsed.prompts or parsed.request.prompts
-    return sum(map(prompt_size, prompts)) + sum(map(len, parsed.request.sampling_params.stop)) > LONG
+    prompts = sum(prompt_size(prompt.content) for prompt in request.prompts)
+    return prompts + sum(map(len, request.sampling_params.stop)) > LONG
 
 
-def prompt_size(prompt: Prompt) -> int:
+def prompt_size(content: PromptContent) -> int:
     """The cost of encoding a prompt, in plain characters that take as long."""
-    return _chat_size(prompt) if isinstance(prompt, ChatPrompt) else len(prompt)
+    return _chat_size(content) if isinstance(content, ChatPrompt) else len(content)
 
 
 def _chat_size(chat: ChatPrompt) -> int:
@@ -54,51 +62,47 @@ def _value_size(value: object) -> int:
     return LONG if isinstance(value, list | dict) else 0
 
 
-def encode_prompts(parsed: Parsed, loaded: LoadedText) -> tuple[GenerationRequest, list[list[int]]]:
-    """Return the request with rendered prompts, and their token ids. Raises `InvalidRequest` with the field."""
-    request = parsed.request
-    prompts = parsed.prompts or request.prompts
-    texts, token_ids = [], []
-    for position, prompt in enumerate(prompts):
-        text, ids = _encode_prompt(parsed, position, prompt, loaded)
-        parsed.check_length(request, position, len(ids), loaded.capabilities)
+def tokenize_prompts(parsed: Parsed, loaded: LoadedText) -> list[tuple[str, list[int]]]:
+    """Return the text and the token ids of each prompt. Raises `InvalidRequest` with the field."""
+    tokenized = []
+    for position, prompt in enumerate(parsed.request.prompts):
+        text, ids = _tokenize(parsed, position, prompt.content, loaded)
+        parsed.check_length(parsed.request, position, len(ids), loaded.capabilities)
         if not ids:
             raise InvalidRequest("has no tokens", field=_prompt_field(parsed, position))
         _check_media_tokens(parsed, position, ids, loaded.bundle)
-        texts.append(text)
-        token_ids.append(ids)
-    return msgspec.structs.replace(request, prompts=tuple(texts)) if parsed.prompts else request, token_ids
+        tokenized.append((text, ids))
+    return tokenized
 
 
-def _encode_prompt(parsed: Parsed, position: int, prompt: Prompt, loaded: LoadedText) -> tuple[str, list[int]]:
-    request, tokenizer, limit = parsed.request, loaded.tokenizer, loaded.capabilities.max_model_len
+def _tokenize(parsed: Parsed, position: int, content: PromptContent, loaded: LoadedText) -> tuple[str, list[int]]:
+    request, tokenizer, capabilities = parsed.request, loaded.tokenizer, loaded.capabilities
     # Ignore `truncate` above the model's limit: a prompt that is too long is then refused without encoding all of it.
-    truncate = request.truncate if (request.truncate or 0) <= limit else None
-    if isinstance(prompt, tuple):
+    truncate = request.truncate if (request.truncate or 0) <= capabilities.max_model_len else None
+    if isinstance(content, tuple):
         if truncate is None:
-            parsed.check_length(request, position, len(prompt), loaded.capabilities)
-        if prompt and not (min(prompt) >= 0 and max(prompt) < loaded.capabilities.vocab_size):
+            parsed.check_length(request, position, len(content), capabilities)
+        if content and not (min(content) >= 0 and max(content) < capabilities.vocab_size):
             raise InvalidRequest(
-                f"has token ids outside the model's 0 to {loaded.capabilities.vocab_size - 1}",
+                f"has token ids outside the model's 0 to {capabilities.vocab_size - 1}",
                 field=_prompt_field(parsed, position),
             )
-        ids = list(prompt if truncate is None else prompt[-truncate:])
+        ids = list(content if truncate is None else content[-truncate:])
         text = tokenizer.decode(ids)
     else:
-        text = prompt if isinstance(prompt, str) else render_chat(loaded.bundle, prompt)
+        text = content if isinstance(content, str) else render_chat(loaded.bundle, content)
         if truncate is None:
-            estimate = tokenizer.estimate_beyond(text, limit)
+            estimate = tokenizer.estimate_beyond(text, capabilities.max_model_len)
             if estimate is not None:
-                parsed.check_length(request, position, estimate, loaded.capabilities)
+                parsed.check_length(request, position, estimate, capabilities)
         # A chat template writes the special tokens itself.
-        ids = tokenizer.encode(text, add_special_tokens=isinstance(prompt, str), truncate=truncate)
+        ids = tokenizer.encode(text, add_special_tokens=isinstance(content, str), truncate=truncate)
     return text, ids
 
 
 def _check_media_tokens(parsed: Parsed, position: int, ids: list[int], bundle: TextBundle) -> None:
     """Refuse a prompt with more image, video or audio tokens than images: some crash the engine."""
-    prompt = parsed.prompts[position] if parsed.prompts else None
-    images = len(prompt.images) if isinstance(prompt, ChatPrompt) else 0
+    images = len(_images(parsed.request.prompts[position]))
     for token, token_id in bundle.media_tokens.items():
         if ids.count(token_id) > (images if token == bundle.image_token else 0):
             raise InvalidRequest(
@@ -108,24 +112,28 @@ def _check_media_tokens(parsed: Parsed, position: int, ids: list[int], bundle: T
 
 
 def _prompt_field(parsed: Parsed, position: int) -> str:
-    several = len(parsed.prompts or parsed.request.prompts) > 1
-    return f"{parsed.prompt_field}[{position}]" if several else parsed.prompt_field
+    return f"{parsed.prompt_field}[{position}]" if len(parsed.request.prompts) > 1 else parsed.prompt_field
 
 
-def load_images(parsed: Parsed, request: GenerationRequest, loader: ImageLoader) -> list[ImagePrompt | None]:
-    """Return each prompt with its images (None without any), or an empty list if no prompt has images.
+def _images(prompt: Prompt) -> tuple[ImageSource, ...]:
+    return prompt.content.images if isinstance(prompt.content, ChatPrompt) else ()
 
-    `request` is what `encode_prompts` returned. Raises `InvalidRequest` with the field.
+
+def encode_prompts(
+    request: GenerationRequest, tokenized: list[tuple[str, list[int]]], loader: ImageLoader
+) -> list[EncodedPrompt]:
+    """Load the images of the tokenised prompts. Returns the prompts for the engine.
+
+    Raises `InvalidRequest` with the field.
     """
-    sources = [prompt.images if isinstance(prompt, ChatPrompt) else () for prompt in parsed.prompts]
-    if not any(sources):
-        return []
-    if request.truncate is not None:
+    if request.truncate is not None and any(map(_images, request.prompts)):
         raise InvalidRequest("cannot be combined with images", field="truncate_prompt_tokens")
-    return [
-        ImagePrompt(text, loader.load(images)) if images else None
-        for text, images in zip(request.prompts, sources, strict=True)
-    ]
+    encoded = []
+    for prompt, (text, ids) in zip(request.prompts, tokenized, strict=True):
+        sources = _images(prompt)
+        image_prompt = ImagePrompt(text, loader.load(sources)) if sources else None
+        encoded.append(EncodedPrompt(ids, prompt.adapter, image_prompt))
+    return encoded
 
 
 LONG = 4096

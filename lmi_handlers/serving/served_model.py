@@ -11,7 +11,7 @@ from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.beside import RunBeside, at_once
 from lmi_handlers.core.capabilities import Capabilities, check_adapter, check_sampling_params
 from lmi_handlers.core.errors import DeadlineExceeded, EngineNotReady, InvalidRequest
-from lmi_handlers.core.request import GenerationRequest, ImagePrompt
+from lmi_handlers.core.request import EncodedPrompt, GenerationRequest, RenderedPrompt
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.engine.client import EngineClient, EngineState, Generation
 from lmi_handlers.engine.messages import Ready
@@ -21,7 +21,7 @@ from lmi_handlers.metrics.requests import RequestMetrics
 from lmi_handlers.serving.answer import Answer, respelled
 from lmi_handlers.serving.beam_generation import BeamGeneration, check_beam_search
 from lmi_handlers.serving.parsed import ModelFacts, Parsed
-from lmi_handlers.serving.prompts import LoadedText, encode_prompts, load_images, takes_long
+from lmi_handlers.serving.prompts import LoadedText, encode_prompts, takes_long, tokenize_prompts
 from lmi_handlers.text.bundle import load_text_bundle
 from lmi_handlers.text.sequence import SequenceText, TextRules
 from lmi_handlers.text.tokenizer import Tokenizer
@@ -86,41 +86,41 @@ class ServedModel:
 
         Raises `InvalidRequest` if the prompt or a parameter exceeds the model's limits, and `EngineNotReady`.
         """
+        request = parsed.request
         _check_sequences(parsed, self._budget)
         self._client.wait_ready(_PATIENCE)
         loaded = self.loaded
         _check_limits(parsed, loaded.capabilities)
-        run = self.run_beside if takes_long(parsed) else at_once
+        run = self.run_beside if takes_long(request) else at_once
         deadline = usage.started + self.predict_timeout
-        request, prompts, rules = run(_prepare, parsed, loaded, self._budget, deadline)
+        tokenized, rules = run(_tokenize, parsed, loaded, self._budget, deadline)
         if request.beam_search is not None:
             check_beam_search(request, request.beam_search, loaded.capabilities, loaded.tokenizer, parsed.spelling)
-        usage.prompt_tokens = sum(map(len, prompts))
-        images = load_images(parsed, request, self._images)
+        rendered = tuple(RenderedPrompt(text, len(token_ids)) for text, token_ids in tokenized)
+        usage.prompt_tokens = sum(prompt.num_tokens for prompt in rendered)
+        prompts = encode_prompts(request, tokenized, self._images)
         usage.validation_time = time.monotonic() - usage.started
         timeout = deadline - time.monotonic()  # images may have been fetched
         if self.loaded.capabilities != loaded.capabilities:  # the request was checked for another engine
             raise EngineNotReady("the engine was restarted while the request was being prepared")
-        generation = self._generate(loaded, request, prompts, images, timeout, connected)
-        formatter = parsed.formatter(request, tuple(map(len, prompts)))
+        generation = self._generate(loaded, request, prompts, timeout, connected)
+        formatter = parsed.formatter(request, rendered)
         n = request.sampling_params.n
         texts = [
-            SequenceText(rules, prompt, index=position * n + sample)
+            SequenceText(rules, prompt.token_ids, index=position * n + sample)
             for position, prompt in enumerate(prompts)
             for sample in range(n)
         ]
         usage.sequences = len(texts)
-        usage.max_tokens = request.sampling_params.max_tokens or loaded.capabilities.max_model_len - max(
-            map(len, prompts)
-        )
+        longest = max(prompt.num_tokens for prompt in rendered)
+        usage.max_tokens = request.sampling_params.max_tokens or loaded.capabilities.max_model_len - longest
         return Answer(generation, formatter, texts, usage, self.metrics, parsed.spelling, self.run_beside)
 
     def _generate(
         self,
         loaded: LoadedText,
         request: GenerationRequest,
-        prompts: list[list[int]],
-        image_prompts: list[ImagePrompt | None],
+        prompts: list[EncodedPrompt],
         timeout: float,
         connected: Callable[[], bool],
     ) -> Generation | BeamGeneration:
@@ -131,9 +131,7 @@ class ServedModel:
                 request_id=request.request_id,
                 timeout=timeout,
                 connected=connected,
-                adapters=request.adapters,
                 priority=request.priority,
-                image_prompts=image_prompts,
             )
         return BeamGeneration(
             self._client,
@@ -154,30 +152,28 @@ class ServedModel:
         self._loaded = LoadedText(ready.capabilities, bundle, tokenizer)
 
 
-def _prepare(
+def _tokenize(
     parsed: Parsed, loaded: LoadedText, budget: Budget, deadline: float
-) -> tuple[GenerationRequest, list[list[int]], TextRules]:
-    """Return the request with its rendered prompts, their token ids, and the text rules of its sequences.
+) -> tuple[list[tuple[str, list[int]]], TextRules]:
+    """Return the text and the token ids of each prompt, and the text rules of their answers.
 
     All work that `takes_long` estimates happens here.
     """
     if time.monotonic() >= deadline:  # it may have waited for a thread
         raise DeadlineExceeded("the request was not done within predict_timeout")
-    request, prompts = encode_prompts(parsed, loaded)
-    params = request.sampling_params
+    tokenized, params = tokenize_prompts(parsed, loaded), parsed.request.sampling_params
     if params.prompt_logprobs is not None:
+        tokens = sum(len(token_ids) for _, token_ids in tokenized)
         try:
-            budget.check_prompt_logprobs(sum(map(len, prompts)) * params.n, params.prompt_logprobs)
+            budget.check_prompt_logprobs(tokens * params.n, params.prompt_logprobs)
         except InvalidRequest as error:
             raise respelled(error, parsed.spelling) from None
-    return request, prompts, TextRules(loaded.tokenizer, params)
+    return tokenized, TextRules(loaded.tokenizer, params)
 
 
 def _check_sequences(parsed: Parsed, budget: Budget) -> None:
-    request = parsed.request
-    prompts, n = len(parsed.prompts or request.prompts), request.sampling_params.n
-    if request.beam_search is not None:
-        n = max(n, request.beam_search.num_beams)
+    prompts, n, beams = len(parsed.request.prompts), parsed.request.sampling_params.n, parsed.request.beam_search
+    n = n if beams is None else max(n, beams.num_beams)
     budget.check_sequences(parsed.prompt_field if prompts > 1 else parsed.spelling("n"), prompts, n)
 
 
@@ -185,8 +181,8 @@ def _check_limits(parsed: Parsed, capabilities: Capabilities) -> None:
     """Refuse what this engine cannot do before submitting it. Raises `InvalidRequest` with the client's field name."""
     try:
         check_sampling_params(parsed.request.sampling_params, capabilities)
-        for adapter in parsed.request.adapters:
-            check_adapter(adapter, capabilities)
+        for prompt in parsed.request.prompts:
+            check_adapter(prompt.adapter, capabilities)
     except InvalidRequest as error:
         raise respelled(error, parsed.spelling) from None
 

@@ -10,7 +10,7 @@ import pytest
 
 from backends.base import Backend
 from lmi_handlers.core.outputs import TokenOutput
-from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.request import EncodedPrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams
 
 MAX_MODEL_LEN = 96
@@ -57,7 +57,7 @@ class Driver:
                 pytest.skip(f"the backend does not support {name}")
         request_id = f"r{next(self._numbers)}"
         self.backend.add_request(
-            TokenRequest(request_id=request_id, prompt_token_ids=list(prompt), sampling_params=sampling_params)
+            TokenRequest(request_id=request_id, prompt=EncodedPrompt(list(prompt)), sampling_params=sampling_params)
         )
         self.running.add(request_id)
         self.outputs[request_id] = []

@@ -10,7 +10,7 @@ from formatters import load_formatter_class
 from formatters.base import Formatter
 from lmi_handlers.core.errors import RequestFailed
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.request import GenerationRequest, Prompt, RenderedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams
 
 PIECES = ["Hello", "", ' "quoted" \\', "\n", "\r\n", "data: x\n\n", "é€😀", "\u2028", "{", "end."]
@@ -79,9 +79,9 @@ class FormatterContract:
 def new_formatter(formatter_class: type[Formatter]) -> Formatter:
     """Make a formatter for one request with one prompt."""
     request = GenerationRequest(
-        request_id="r", prompts=("Hi",), sampling_params=SamplingParams(), stream=formatter_class.streams
+        request_id="r", prompts=(Prompt("Hi"),), sampling_params=SamplingParams(), stream=formatter_class.streams
     )
-    return formatter_class(request, (1,))
+    return formatter_class(request, (RenderedPrompt("Hi", 1),))
 
 
 def deltas() -> list[TextDelta]:

@@ -11,6 +11,7 @@ import requests
 from capabilities import facts
 from hypothesis import given
 from hypothesis import strategies as st
+from prompts import rendered
 from server_sent_events import json_events
 from serving import Server
 
@@ -21,7 +22,7 @@ from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import InvalidRequest, QueueFull
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.request import GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.serving.parsed import Parsed
 
@@ -37,6 +38,11 @@ def post(server: Server, **body: Any) -> requests.Response:
 def parse(**body: Any) -> Parsed:
     payload = Payload(data=json.dumps({"model": "m", "prompt": "ab", **body}).encode(), request_id="r")
     return AlephAlphaCompletionDialect(lambda: facts("served", adapters=("french",)), budget=BUDGET).parse(payload)
+
+
+def prompt_of(parsed: Parsed) -> Prompt:
+    [prompt] = parsed.request.prompts
+    return prompt
 
 
 # Answers
@@ -232,8 +238,8 @@ def test_supported_fields(asked: dict[str, Any], expected: dict[str, Any]) -> No
 
 
 def test_models() -> None:
-    assert parse(model="french").request.adapters == ("french",)
-    assert parse(model="luminous-base").request.adapters == ()
+    assert prompt_of(parse(model="french")).adapter == "french"
+    assert prompt_of(parse(model="luminous-base")).adapter is None
 
 
 def test_ignored() -> None:
@@ -319,13 +325,14 @@ def test_errors() -> None:
 
 @given(st.lists(st.text()))
 def test_text_items_are_joined(texts: list[str]) -> None:
-    assert parse(prompt=[{"type": "text", "data": text} for text in texts]).prompts == ("".join(texts),)
+    items = [{"type": "text", "data": text} for text in texts]
+    assert prompt_of(parse(prompt=items)).content == "".join(texts)
 
 
 @given(st.lists(st.lists(st.integers(), min_size=1), min_size=1))
 def test_token_ids_are_joined(lists: list[list[int]]) -> None:
     items = [{"type": "token_ids", "data": ids} for ids in lists]
-    assert parse(prompt=items).prompts == (tuple(token_id for ids in lists for token_id in ids),)
+    assert prompt_of(parse(prompt=items)).content == tuple(token_id for ids in lists for token_id in ids)
 
 
 JSON_VALUES = st.recursive(
@@ -354,9 +361,12 @@ def refused_field(body: dict[str, Any]) -> str | None:
 
 
 def formatters(n: int, shown: int, **options: bool) -> tuple[CompletionJsonFormatter, CompletionSseFormatter]:
-    request = GenerationRequest(request_id="r", prompts=("ab",), sampling_params=SamplingParams(n=n))
+    request = GenerationRequest(request_id="r", prompts=(Prompt("ab"),), sampling_params=SamplingParams(n=n))
     asked = CompletionOptions(model_version="m", n=shown, **options)
-    return CompletionJsonFormatter(request, (2,), options=asked), CompletionSseFormatter(request, (2,), options=asked)
+    prompts = rendered(2, "ab")
+    return CompletionJsonFormatter(request, prompts, options=asked), CompletionSseFormatter(
+        request, prompts, options=asked
+    )
 
 
 def test_best_answer_has_the_highest_mean_logprob() -> None:

@@ -114,7 +114,8 @@ def test_lmi_names_for_tensorrt_llm() -> None:
     ],
 )
 def test_adapters(inputs: object, adapters: object, header: str | None, expected: tuple[str | None, ...]) -> None:
-    assert parse({}, inputs=inputs, adapters=adapters, adapter=header).adapters == expected
+    prompts = parse({}, inputs=inputs, adapters=adapters, adapter=header).prompts
+    assert tuple(prompt.adapter for prompt in prompts) == expected
 
 
 @pytest.mark.parametrize("adapters", [3, ["a", "b"], ["a", 3], {}, []])

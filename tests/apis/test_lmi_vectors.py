@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from paths import DATA, SUPPORT
+from prompts import rendered
 from serving import Server
 
 from formatters import load_formatter_class
@@ -25,7 +26,7 @@ from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import RequestFailed
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.request import GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
 
 BUDGET = Budget.of(ServingProperties())
@@ -48,7 +49,7 @@ def request_of(given: dict[str, Any]) -> GenerationRequest:
     parameters = given["parameters"]
     return GenerationRequest(
         request_id="r",
-        prompts=(given["prompt"],),
+        prompts=(Prompt(given["prompt"]),),
         sampling_params=SamplingParams(n=1 if given["stream"] else parameters.get("n", 1), skip_special_tokens=False),
         stream=given["stream"],
         details=bool(parameters.get("details")),
@@ -61,7 +62,9 @@ def token_of(entry: list[Any], *, special: bool = False) -> Token:
 
 
 def formatter_for(vector: dict[str, Any]) -> Formatter:
-    return load_formatter_class(vector["formatter"])(request_of(vector["input"]), (4,))
+    return load_formatter_class(vector["formatter"])(
+        request_of(vector["input"]), rendered(4, vector["input"]["prompt"])
+    )
 
 
 @pytest.mark.parametrize("vector", vectors("python formatter"))
@@ -133,7 +136,7 @@ def test_formatter_selection(vector: dict[str, Any]) -> None:
     if given["output_formatter"] is not None:
         body["parameters"] = {"output_formatter": given["output_formatter"]}
     parsed = LmiDialect(ServingProperties(), {}).parse(Payload(data=json.dumps(body).encode(), request_id="r"))
-    formatter = parsed.formatter(parsed.request, (1,))
+    formatter = parsed.formatter(parsed.request, rendered())
     assert formatter.content_type == expected["content_type"]
 
 

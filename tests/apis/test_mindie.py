@@ -13,6 +13,7 @@ from formatting import written
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from paths import DATA
+from prompts import rendered
 from server_sent_events import event_data, json_events
 from serving import Server, StartServer
 
@@ -27,7 +28,7 @@ from lmi_handlers.apis.tgi.dialect import CompatDialect
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.request import GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.serving.parsed import Parsed
 
@@ -59,7 +60,9 @@ def compact(document: object) -> str:
 
 def request(*, details: bool = True, **fields: Any) -> GenerationRequest:
     params = SamplingParams(seed=42)
-    return GenerationRequest(request_id="r", prompts=("Hello",), sampling_params=params, details=details, **fields)
+    return GenerationRequest(
+        request_id="r", prompts=(Prompt("Hello"),), sampling_params=params, details=details, **fields
+    )
 
 
 def example_deltas(last: FinishReason = FinishReason.LENGTH) -> list[TextDelta]:
@@ -85,22 +88,22 @@ def test_document() -> None:
         prompt_tokens=(token,),
     )
     expected = compact(DOCUMENT).replace('"special":null', '"special":false')
-    assert written(MindieJsonFormatter(request(), (1,)), delta) == expected
+    assert written(MindieJsonFormatter(request(), rendered(1)), delta) == expected
 
 
 def test_stream() -> None:
-    body = written(MindieSseFormatter(request(details=False), (6,)), *example_deltas())
+    body = written(MindieSseFormatter(request(details=False), rendered(6)), *example_deltas())
     assert body == STREAM.replace('"special":null', '"special":false')
 
 
 def test_details_of_a_stream() -> None:
-    *first, last = event_data(written(MindieSseFormatter(request(), (6,)), *example_deltas()))
+    *first, last = event_data(written(MindieSseFormatter(request(), rendered(6)), *example_deltas()))
     assert all(event.endswith(',"generated_text":null,"details":null}') for event in first)
     assert last.endswith(',"details":{"finish_reason":"length","generated_tokens":20,"seed":42}}')
 
 
 def test_text_without_details() -> None:
-    body = written(MindieJsonFormatter(request(details=False), (6,)), *example_deltas())
+    body = written(MindieJsonFormatter(request(details=False), rendered(6)), *example_deltas())
     assert body == compact({"generated_text": DOCUMENT["generated_text"]})
 
 
@@ -110,30 +113,30 @@ def test_values_that_are_null_in_mindie() -> None:
         finish_reason=FinishReason.EOS_TOKEN,
         prompt_tokens=(Token(1, "<s>"), Token(7, "é", -0.25)),
     )
-    assert written(MindieJsonFormatter(request(), (2,)), delta) == (
+    assert written(MindieJsonFormatter(request(), rendered(2)), delta) == (
         '{"details":{"finish_reason":"eos_token","generated_tokens":1,'
         '"prefill":[{"id":1,"logprob":null,"text":"<s>"},{"id":7,"logprob":-0.25,"text":"é"}],"seed":42,'
         '"tokens":[{"id":2,"logprob":-0.5,"special":true,"text":"</s>"}]},"generated_text":""}'
     )
     assert '"token":{"id":2,"text":"</s>","logprob":-0.5,"special":true}' in written(
-        MindieSseFormatter(request(), (2,)), delta
+        MindieSseFormatter(request(), rendered(2)), delta
     )
 
 
 def test_prompt_is_prepended() -> None:
     for formatter in (MindieJsonFormatter, MindieSseFormatter):
-        body = written(formatter(request(return_full_text=True), (6,)), *example_deltas())
+        body = written(formatter(request(return_full_text=True), rendered(6)), *example_deltas())
         assert f'"generated_text":"Hello{DOCUMENT["generated_text"]}"' in body
 
 
 def test_most_probable_of_several_answers() -> None:
     """MindIE's body cannot request several answers, but LMI's can, with `option.output_formatter=mindie_json`."""
-    several = GenerationRequest(request_id="r", prompts=("Hello",), sampling_params=SamplingParams(n=2))
+    several = GenerationRequest(request_id="r", prompts=(Prompt("Hello"),), sampling_params=SamplingParams(n=2))
     parts = [
         TextDelta(index=index, tokens=(Token(7, text, logprob),), text=text, finish_reason=FinishReason.LENGTH)
         for index, (text, logprob) in enumerate((("worse", -2.0), ("better", -1.0)))
     ]
-    assert written(MindieJsonFormatter(several, (1,)), *parts) == '{"generated_text":"better"}'
+    assert written(MindieJsonFormatter(several, rendered(1)), *parts) == '{"generated_text":"better"}'
 
 
 def test_request_of_the_example() -> None:
@@ -144,7 +147,7 @@ def test_request_of_the_example() -> None:
     assert parsed.formatter is MindieJsonFormatter
     assert parsed.request == GenerationRequest(
         request_id="r",
-        prompts=("My name is Olivier and I",),
+        prompts=(Prompt("My name is Olivier and I"),),
         details=True,
         decoder_input_details=True,
         sampling_params=SamplingParams(
@@ -167,7 +170,7 @@ def test_request_of_the_example() -> None:
 @pytest.mark.parametrize("parameters", [None, {}, dict.fromkeys(REQUEST["parameters"])])
 def test_defaults(parameters: object) -> None:
     expected = SamplingParams(max_tokens=20, temperature=0.0, include_stop_str_in_output=True)
-    request = GenerationRequest(request_id="r", prompts=("My name is",), sampling_params=expected)
+    request = GenerationRequest(request_id="r", prompts=(Prompt("My name is"),), sampling_params=expected)
     assert parse(parameters, stream=None).request == request
     assert MINDIE.parse(Payload(data=b'{"inputs": "My name is"}', request_id="r")).request == request
 

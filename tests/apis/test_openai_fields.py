@@ -289,7 +289,7 @@ SAMPLES[UNKNOWN] = 1
 def meaning(parsed: Parsed) -> str:
     """What to generate and how to format the answer."""
     request = msgspec.structs.replace(parsed.request, ignored_parameters=())
-    return re.sub(r"created=\d+", "", repr((request, parsed.prompts, parsed.formatter)))
+    return re.sub(r"created=\d+", "", repr((request, parsed.formatter)))
 
 
 def refused(cell: Cell, fields: dict[str, Any]) -> bool:

@@ -12,6 +12,7 @@ import pytest
 import requests
 from capabilities import facts
 from openapi_documents import document
+from prompts import rendered
 from server_sent_events import json_chunks
 from serving import Server, StartServer
 
@@ -24,7 +25,7 @@ from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.request import GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.text.output_parsers.reasoning import REASONING_FORMATS
 from lmi_handlers.text.output_parsers.tool_calls import TaggedCallParser
@@ -44,9 +45,11 @@ PIECES = ("<think>", "Hm", ".", "</think>", "\n\n", "Four")
 
 
 def render(kind: type[ChatFormatter], *pieces: str, prompt: str = PROMPT, **options: Any) -> str:
-    request = GenerationRequest(request_id="r", prompts=(prompt,), sampling_params=SamplingParams())
+    request = GenerationRequest(request_id="r", prompts=(Prompt(prompt),), sampling_params=SamplingParams())
     formatter = kind(
-        request, (10,), options=ChatOptions(model="m", created=7, reasoning=REASONING_FORMATS["deepseek_r1"], **options)
+        request,
+        rendered(10, prompt),
+        options=ChatOptions(model="m", created=7, reasoning=REASONING_FORMATS["deepseek_r1"], **options),
     )
     last = len(pieces) - 1
     deltas = [
@@ -149,9 +152,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 def test_reasoning_is_not_expected_if_a_grammar_constrains_the_answer(body: dict[str, Any], allowed: bool) -> None:
     dialect = ChatDialect(lambda: facts(chat_template="<think>"), budget=BUDGET, enable_reasoning=True)
     parsed = dialect.parse(Payload(data=json.dumps({"messages": [USER], **body}).encode(), request_id="r"))
-    formatter = parsed.formatter(
-        GenerationRequest(request_id="r", prompts=("<think>",), sampling_params=parsed.request.sampling_params), (1,)
-    )
+    formatter = parsed.formatter(parsed.request, rendered(1, "<think>"))
     formatter.feed(TextDelta(text="Hm.", finish_reason=FinishReason.LENGTH))
     message = json.loads(formatter.finish())["choices"][0]["message"]
     assert message.get("reasoning_content") == ("Hm." if allowed else None)

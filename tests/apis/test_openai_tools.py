@@ -35,6 +35,12 @@ def parse(tools: list[Any], choice: Any) -> Parsed:
     return dialect.parse(Payload(data=json.dumps(body).encode(), request_id="r"))
 
 
+def prompt_of(parsed: Parsed) -> ChatPrompt:
+    [prompt] = parsed.request.prompts
+    assert isinstance(prompt.content, ChatPrompt)
+    return prompt.content
+
+
 def function(name: str, **fields: Any) -> Schema:
     return {"type": "function", "function": {"name": name, **fields}}
 
@@ -338,8 +344,7 @@ def test_function_without_parameters_gets_no_arguments(vocabulary: Vocabulary, f
 )
 @pytest.mark.parametrize("choice", ["auto", "required", "f"])
 def test_templates_receive_tools_as_declared(choice: str, fields: Schema, shown: Schema) -> None:
-    (prompt,) = parse([function("f", description="x", **fields)], choice).prompts
-    assert isinstance(prompt, ChatPrompt)
+    prompt = prompt_of(parse([function("f", description="x", **fields)], choice))
     assert prompt.tools == [function("f", description="x", parameters=shown)]
 
 
@@ -348,8 +353,7 @@ def test_templates_receive_tools_as_declared(choice: str, fields: Schema, shown:
 
 @pytest.mark.parametrize("name", ["f", "a" * 128, "get_weather-2", "server.tool", "mcp__a:b/c"])
 def test_names_of_functions(name: str) -> None:
-    (prompt,) = parse([function(name)], {"type": "function", "function": {"name": name}}).prompts
-    assert isinstance(prompt, ChatPrompt)
+    prompt = prompt_of(parse([function(name)], {"type": "function", "function": {"name": name}}))
     assert prompt.tools is not None
     assert prompt.tools[0]["function"]["name"] == name
 

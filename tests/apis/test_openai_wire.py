@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from capabilities import capabilities, facts
 from formatting import written
+from prompts import rendered
 from server_sent_events import json_chunks
 
 from formatters.base import Formatter
@@ -41,7 +43,7 @@ from lmi_handlers.core.errors import (
     UnsupportedMediaType,
 )
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.core.request import ChatPrompt, GenerationRequest
+from lmi_handlers.core.request import ChatPrompt, GenerationRequest, Prompt, RenderedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.serving.parsed import Parsed
 from lmi_handlers.text.output_parsers.message import NamedCallParser
@@ -56,8 +58,8 @@ WHOLE = Token(5, "é", -float("inf"), data=b"\xa9")
 END = Token(9, "</s>", -0.125, special=True, data=b"</s>")
 
 
-def request(*prompts: str, n: int = 1) -> GenerationRequest:
-    return GenerationRequest(request_id="r", prompts=prompts or ("Say: ",), sampling_params=SamplingParams(n=n))
+def request(n: int = 1) -> GenerationRequest:
+    return GenerationRequest(request_id="r", prompts=(Prompt("Say: "),), sampling_params=SamplingParams(n=n))
 
 
 def delta(*tokens: Token, reason: FinishReason | None = None, index: int = 0, **fields: Any) -> TextDelta:
@@ -73,7 +75,7 @@ HEAD = (
 
 
 def chat(kind: type[ChatFormatter], n: int = 1, **options: Any) -> ChatFormatter:
-    return kind(request(n=n), (10,), options=ChatOptions(model="m", created=7, **options))
+    return kind(request(n), rendered(10), options=ChatOptions(model="m", created=7, **options))
 
 
 def test_chat_document() -> None:
@@ -210,8 +212,7 @@ def test_finish_reason_of_an_incomplete_tool_call_is_length() -> None:
 
 def completion(kind: type[Formatter], *prompts: str, samples: int = 1, **options: Any) -> Formatter:
     made = CompletionOptions(model="m", created=7, **options)
-    counts = tuple(range(2, 2 + max(len(prompts), 1)))
-    return kind(request(*prompts, n=samples), counts, options=made)  # type: ignore[call-arg]
+    return kind(request(samples), tuple(map(RenderedPrompt, prompts or ("Say: ",), itertools.count(2))), options=made)  # type: ignore[call-arg]
 
 
 def test_completion_document() -> None:
@@ -320,9 +321,9 @@ def parse(body: Any, *, chat: bool = True, stream: bool = False) -> Parsed:
 
 
 def prompt_of(parsed: Parsed) -> ChatPrompt:
-    (prompt,) = parsed.prompts
-    assert isinstance(prompt, ChatPrompt)
-    return prompt
+    [prompt] = parsed.request.prompts
+    assert isinstance(prompt.content, ChatPrompt)
+    return prompt.content
 
 
 @pytest.mark.parametrize(
@@ -482,8 +483,8 @@ def test_which_role_speaks_next(given: dict[str, Any], opens: bool, continues: b
 @pytest.mark.parametrize("name", [None, "", "tgi", "gpt-4", "loud"])
 def test_model_field_is_ignored_unless_it_names_an_adapter(name: str | None) -> None:
     parsed = parse({"messages": [USER], "model": name})
-    assert parsed.request.adapters == (("loud",) if name == "loud" else ())
-    formatter = parsed.formatter(parsed.request, (1,))
+    assert [prompt.adapter for prompt in parsed.request.prompts] == ["loud" if name == "loud" else None]
+    formatter = parsed.formatter(parsed.request, rendered())
     assert isinstance(formatter, ChatFormatter)
     assert formatter.options.model == (name if name in ("gpt-4", "loud") else "served")
 
@@ -504,7 +505,7 @@ def test_ignored_fields_are_reported() -> None:
     ],
 )
 def test_prompts(given: dict[str, Any], expected: tuple[Any, ...]) -> None:
-    assert parse(given, chat=False).prompts == expected
+    assert parse(given, chat=False).request.prompts == tuple(map(Prompt, expected))
 
 
 @pytest.mark.parametrize(
@@ -547,13 +548,7 @@ def test_sagemakers_streaming_api_streams(chat: bool) -> None:
     for given, api, expected in ((None, True, True), (None, False, False), (False, True, False), (True, False, True)):
         parsed = parse(body | {"stream": given}, chat=chat, stream=api)
         assert parsed.request.stream is expected
-        assert parsed.formatter(msgspec_texts(parsed.request), (1,)).streams is expected
-
-
-def msgspec_texts(given: GenerationRequest) -> GenerationRequest:
-    import msgspec
-
-    return msgspec.structs.replace(given, prompts=("text",))
+        assert parsed.formatter(parsed.request, rendered()).streams is expected
 
 
 def test_null_fields_are_absent() -> None:
@@ -567,8 +562,7 @@ def test_priority_out_of_range() -> None:
 
 
 def test_refusal_in_the_history_is_rendered_as_text() -> None:
-    prompt = parse({"messages": [USER, {"role": "assistant", "content": None, "refusal": "No."}, USER]}).prompts[0]
-    assert isinstance(prompt, ChatPrompt)
+    prompt = prompt_of(parse({"messages": [USER, {"role": "assistant", "content": None, "refusal": "No."}, USER]}))
     assert prompt.messages[1] == {"role": "assistant", "content": "No."}
 
 
@@ -578,9 +572,7 @@ def test_response_format_is_not_a_tool_call() -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     parsed = parse({"messages": [USER], "tools": [tool], "response_format": schema})
     assert parsed.request.sampling_params.structured_outputs is not None
-    formatter = parsed.formatter(
-        parsed.request.__class__(request_id="r", prompts=("",), sampling_params=SamplingParams()), (1,)
-    )
+    formatter = parsed.formatter(parsed.request, rendered())
     text = '{"name": "f", "arguments": {}}'
     token = Token(1, text, data=text.encode())
     answer = json.loads(written(formatter, delta(token, reason=FinishReason.EOS_TOKEN)))

@@ -18,7 +18,7 @@ from lmi_handlers.apis.registry import ServedApis
 from lmi_handlers.apis.tgi.dialect import CompatDialect, GenerateDialect, TgiDialect
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError, InvalidBody, InvalidRequest, LMIError
-from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.request import GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.serving.parsed import Parsed
 
@@ -50,7 +50,7 @@ def test_defaults() -> None:
     request = parse({}).request
     greedy = SamplingParams(temperature=0.0, include_stop_str_in_output=True)
     assert request == GenerationRequest(
-        request_id="r", prompts=("What is Deep Learning?",), sampling_params=greedy, stream=False
+        request_id="r", prompts=(Prompt("What is Deep Learning?"),), sampling_params=greedy, stream=False
     )
 
 
@@ -163,8 +163,7 @@ def test_every_field_is_parsed() -> None:
     parsed = parse(parameters)
     assert parsed.request == GenerationRequest(
         request_id="r",
-        prompts=("What is Deep Learning?",),
-        adapters=("french",),
+        prompts=(Prompt("What is Deep Learning?", "french"),),
         truncate=3,
         details=True,
         decoder_input_details=True,
@@ -192,7 +191,7 @@ def test_adapter_may_be_named_outside_the_body() -> None:
     adapters = {b'{"inputs": "a"}': "german", b'{"inputs": "a", "parameters": {"adapter_id": "french"}}': "french"}
     for data, expected in adapters.items():
         request = COMPAT.parse(Payload(data=data, request_id="r", adapter="german")).request
-        assert request.adapters == (expected,)
+        assert request.prompts == (Prompt("a", expected),)
 
 
 def test_older_name_of_stop() -> None:

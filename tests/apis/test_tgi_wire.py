@@ -12,6 +12,7 @@ from formatting import written
 from hypothesis import example, given
 from hypothesis import strategies as st
 from paths import DATA
+from prompts import rendered
 from server_sent_events import json_events
 
 from formatters.tgi.errors import error_document
@@ -20,7 +21,7 @@ from formatters.tgi.generate import TgiArrayFormatter, TgiJsonFormatter, TgiSseF
 from lmi_handlers.apis.tgi.dialect import plain
 from lmi_handlers.core.errors import InvalidRequest, QueueFull, RequestFailed
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.request import GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
 
 WIRE = DATA / "tgi"
@@ -35,7 +36,9 @@ END = Token(2, "</s>", -1.0, special=True)
 
 def request(*, n: int = 1, seed: int | None = None, details: bool = True, **fields: Any) -> GenerationRequest:
     params = SamplingParams(n=n, seed=seed, temperature=1.0)
-    return GenerationRequest(request_id="r", prompts=("Hello",), sampling_params=params, details=details, **fields)
+    return GenerationRequest(
+        request_id="r", prompts=(Prompt("Hello"),), sampling_params=params, details=details, **fields
+    )
 
 
 def deltas(
@@ -70,30 +73,30 @@ def golden(name: str) -> str:
 def test_text_without_details() -> None:
     words = [" a", " subset", " of", " machine", " learning"]
     parts = deltas([Token(position, word) for position, word in enumerate(words)])
-    assert written(TgiJsonFormatter(request(details=False), (1,)), *parts) == golden("generate_no_details")
+    assert written(TgiJsonFormatter(request(details=False), rendered(1)), *parts) == golden("generate_no_details")
 
 
 def test_details() -> None:
-    formatter = TgiJsonFormatter(request(), (1,))
+    formatter = TgiJsonFormatter(request(), rendered(1))
     assert written(formatter, *deltas([A, SUBSET])) == golden("generate_details_greedy")
 
 
 def test_array_with_the_prompt_prepended() -> None:
-    formatter = TgiArrayFormatter(request(details=False, return_full_text=True), (1,))
+    formatter = TgiArrayFormatter(request(details=False, return_full_text=True), rendered(1))
     assert written(formatter, *deltas([A, SUBSET])) == golden("compat_root_array")
 
 
 def test_prompt_tokens_end_of_sequence_and_seed() -> None:
     prompt = (Token(1, "<s>", None, special=True), Token(4321, "Test", -11.34375))
     parts = deltas([A, Token(2, "</s>", -0.0005, special=True)], FinishReason.EOS_TOKEN, prompt_tokens=prompt)
-    formatter = TgiJsonFormatter(request(seed=42), (2,))
+    formatter = TgiJsonFormatter(request(seed=42), rendered(2))
     assert written(formatter, *parts) == golden("generate_decoder_input_details_eos_seed")
 
 
 def test_top_tokens() -> None:
     first = Token(264, " a", -0.34, top=(A, Token(278, " the", -1.5), Token(5, "cut", -2.0)))
     second = Token(26737, " subset", -1.2e-7, top=(Token(26737, " subset", -0.1), Token(99, " x", float("-inf"))))
-    formatter = TgiJsonFormatter(request(top_n_tokens=2), (1,))
+    formatter = TgiJsonFormatter(request(top_n_tokens=2), rendered(1))
     parts = deltas([first, second], FinishReason.STOP_SEQUENCE)
     assert written(formatter, *parts) == golden("generate_top_n_tokens_stop")
 
@@ -102,7 +105,7 @@ def test_answer_with_the_best_mean_logprob_comes_first() -> None:
     """The other answer has a better sum but a worse mean, so the mean decides."""
     best = [Token(264, " a", -0.34), Token(26737, " subset", -1.2e-7)]
     rival = [Token(9, " b", -0.3)]
-    formatter = TgiJsonFormatter(request(n=2, seed=6), (1,))
+    formatter = TgiJsonFormatter(request(n=2, seed=6), rendered(1))
     parts = deltas(rival, index=0) + deltas(best, index=1)
     body = written(formatter, *parts)
     expected = golden("generate_best_of_2").replace('"logprob":-2.0', '"logprob":-0.3')
@@ -111,14 +114,14 @@ def test_answer_with_the_best_mean_logprob_comes_first() -> None:
 
 
 def test_sequences_of_best_of_have_different_seeds() -> None:
-    formatter = TgiJsonFormatter(request(n=2, seed=2**64 - 1), (1,))
+    formatter = TgiJsonFormatter(request(n=2, seed=2**64 - 1), rendered(1))
     details = json.loads(written(formatter, *deltas([A], index=0), *deltas([SUBSET], index=1)))["details"]
     assert details["seed"] == 0
     assert details["best_of_sequences"][0]["seed"] == 2**64 - 1
 
 
 def test_top_tokens_come_after_best_of_sequences() -> None:
-    formatter = TgiJsonFormatter(request(n=2, top_n_tokens=1), (1,))
+    formatter = TgiJsonFormatter(request(n=2, top_n_tokens=1), rendered(1))
     first, second = (Token(264, " a", logprob, top=(A,)) for logprob in (-1.0, -2.0))
     details = json.loads(written(formatter, *deltas([first], index=0), *deltas([second], index=1)))["details"]
     assert list(details)[-2:] == ["best_of_sequences", "top_tokens"]
@@ -129,19 +132,19 @@ def test_top_tokens_come_after_best_of_sequences() -> None:
 
 
 def test_stream_without_details() -> None:
-    formatter = TgiSseFormatter(request(details=False), (6,))
+    formatter = TgiSseFormatter(request(details=False), rendered(6))
     assert written(formatter, *deltas([A, Token(26737, " subset", -1.0)])) == STREAMS["generate_stream"]
 
 
 def test_stream_with_details() -> None:
-    formatter = TgiSseFormatter(request(seed=42), (6,))
+    formatter = TgiSseFormatter(request(seed=42), rendered(6))
     assert written(formatter, *deltas([A, END], FinishReason.EOS_TOKEN)) == STREAMS["generate_stream_details"]
 
 
 @pytest.mark.parametrize("name", ["stream_intermediate", "stream_intermediate_top_tokens"])
 def test_stream_events(name: str) -> None:
     top = 1 if name.endswith("top_tokens") else 0
-    formatter = TgiSseFormatter(request(top_n_tokens=top), (6,))
+    formatter = TgiSseFormatter(request(top_n_tokens=top), rendered(6))
     token = Token(264, " a", -0.34, top=(A,))
     assert formatter.feed(TextDelta(tokens=(token,), text=" a")).decode() == f"data: {golden(name)}\n\n"
 
@@ -149,11 +152,12 @@ def test_stream_events(name: str) -> None:
 def test_each_of_several_new_tokens_is_an_event() -> None:
     at_once = TextDelta(tokens=(A, SUBSET, END), text=" a subset", finish_reason=FinishReason.EOS_TOKEN)
     one_by_one = deltas([A, SUBSET, END], FinishReason.EOS_TOKEN)
-    assert written(TgiSseFormatter(request(), (6,)), at_once) == written(TgiSseFormatter(request(), (6,)), *one_by_one)
+    first, second = (TgiSseFormatter(request(), rendered(6)) for _ in range(2))
+    assert written(first, at_once) == written(second, *one_by_one)
 
 
 def test_last_event_without_a_new_token_has_the_text() -> None:
-    formatter = TgiSseFormatter(request(), (6,))
+    formatter = TgiSseFormatter(request(), rendered(6))
     parts = [TextDelta(tokens=(A,), text=" a"), TextDelta(finish_reason=FinishReason.EOS_TOKEN)]
     events = json_events(written(formatter, *parts))
     assert [event["generated_text"] for event in events] == [None, " a"]
@@ -164,7 +168,7 @@ def test_last_event_without_a_new_token_has_the_text() -> None:
 def test_errors() -> None:
     empty = InvalidRequest("`inputs` cannot be empty")
     assert error_document(empty).decode() == golden("error")
-    overloaded = TgiSseFormatter(request(), (6,)).error(QueueFull("1000 requests are waiting already"))
+    overloaded = TgiSseFormatter(request(), rendered(6)).error(QueueFull("1000 requests are waiting already"))
     assert overloaded.decode() == STREAMS["generate_stream_overloaded (HTTP 200)"]
     failed = json.loads(error_document(RequestFailed("the cause")))
     assert failed == {"error": "Request failed during generation: the cause", "error_type": "generation"}
@@ -181,7 +185,7 @@ def test_float(pair: str) -> None:
 
 def test_string() -> None:
     [text] = MISC["string"]
-    body = written(TgiJsonFormatter(request(details=False), (1,)), *deltas([Token(1, json.loads(text), -1.0)]))
+    body = written(TgiJsonFormatter(request(details=False), rendered(1)), *deltas([Token(1, json.loads(text), -1.0)]))
     assert body == f'{{"generated_text":{text}}}'
 
 

@@ -19,7 +19,7 @@ from backends.image_decoder import MODULE, Rgb, decode, decode_image
 from backends.image_preparer import ImagePreparer
 from backends.limited_process import Expired, LimitedProcess
 from lmi_handlers.core.errors import InvalidRequest
-from lmi_handlers.core.request import EncodedImage, ImagePrompt, TokenRequest
+from lmi_handlers.core.request import EncodedImage, EncodedPrompt, ImagePrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.media.images import (
     count_pixels,
@@ -144,7 +144,9 @@ def test_the_largest_allowed_image_is_decoded(decoder: LimitedProcess) -> None:
 
 def with_images(*images: EncodedImage) -> TokenRequest:
     prompt = ImagePrompt("", list(images))
-    return TokenRequest(request_id="r", prompt_token_ids=[1], sampling_params=SamplingParams(), image_prompt=prompt)
+    return TokenRequest(
+        request_id="r", prompt=EncodedPrompt([1], image_prompt=prompt), sampling_params=SamplingParams()
+    )
 
 
 @pytest.fixture
@@ -178,7 +180,7 @@ def test_sequences_of_a_request_share_their_images(preparer: ImagePreparer[list[
     other = preparer.submit(with_images(encoded(picture((100, 100))[:-40])))
     assert other is not None
     assert isinstance(other.exception(timeout=120), InvalidRequest)
-    assert preparer.submit(msgspec.structs.replace(request, image_prompt=None)) is None
+    assert preparer.submit(msgspec.structs.replace(request, prompt=EncodedPrompt([1]))) is None
 
 
 @given(st.binary(max_size=200), st.integers(0, 60))

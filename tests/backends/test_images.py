@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import PIL.Image
 import pytest
@@ -28,7 +29,7 @@ from backends.image_preparer import ImagePreparer
 from backends.transformers.backend import TransformersBackend
 from backends.transformers.rolling import RollingRunner
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
-from lmi_handlers.core.request import EncodedImage, ImagePrompt, TokenRequest
+from lmi_handlers.core.request import EncodedImage, EncodedPrompt, ImagePrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.engine.cache_dir import default_cache_dir
 from lmi_handlers.engine.model_store import resolve_model
@@ -126,9 +127,11 @@ NUMBERS = itertools.count()
 def request(tokenizer: Any, text: str, images: Sequence[PIL.Image.Image], **params: Any) -> TokenRequest:
     return TokenRequest(
         request_id=f"r{next(NUMBERS)}",
-        prompt_token_ids=tokenizer(text, add_special_tokens=False)["input_ids"],
+        prompt=EncodedPrompt(
+            tokenizer(text, add_special_tokens=False)["input_ids"],
+            image_prompt=ImagePrompt(text, [encoded(image) for image in images]) if images else None,
+        ),
         sampling_params=SamplingParams(**{"temperature": 0.0, "max_tokens": MAX_TOKENS, **params}),
-        image_prompt=ImagePrompt(text, [encoded(image) for image in images]) if images else None,
     )
 
 
@@ -204,13 +207,7 @@ def test_images_are_seen_as_the_library_shows_them(loaded: Loaded) -> None:
 def test_samples_of_one_prompt(loaded: Loaded) -> None:
     text, images = CASES[0]
     first = request(loaded.tokenizer, text, images)
-    prompt = first.image_prompt
-    again = TokenRequest(
-        request_id="again",
-        prompt_token_ids=first.prompt_token_ids,
-        sampling_params=first.sampling_params,
-        image_prompt=prompt,
-    )
+    again = msgspec.structs.replace(first, request_id="again")
     both = run(loaded.backend, first, again)
     assert ids(both[0]) == ids(both[1]) == loaded.reference(text, images)[0]
 
@@ -240,7 +237,7 @@ def test_text_and_images_that_do_not_fit_fail_alone(loaded: Loaded, text: str, i
 def test_a_prompt_too_long_with_its_images(loaded: Loaded) -> None:
     text, new = CHAT.format("<image>" * 12), next(NEW)
     wanted = request(loaded.tokenizer, text, [new] * 12)
-    assert len(wanted.prompt_token_ids) < 256
+    assert len(wanted.prompt.token_ids) < 256
     (outputs,) = run(loaded.backend, wanted)
     assert outputs[-1].invalid_request
     assert "256" in (outputs[-1].error or "")
@@ -263,8 +260,8 @@ def test_a_broken_file_fails_alone(loaded: Loaded) -> None:
     text, images = CASES[0]
     broken = request(loaded.tokenizer, text, images)
     file = encoded(images[0])
-    assert broken.image_prompt is not None
-    broken.image_prompt.images[0] = EncodedImage(file.data[:-100], file.pixels, "there")
+    assert broken.prompt.image_prompt is not None
+    broken.prompt.image_prompt.images[0] = EncodedImage(file.data[:-100], file.pixels, "there")
     wrong, right = run(loaded.backend, broken, request(loaded.tokenizer, text, images))
     assert (wrong[-1].invalid_request, wrong[-1].invalid_field) == (True, "there")
     assert ids(right) == loaded.reference(text, images)[0]
@@ -313,7 +310,9 @@ def test_samples_of_prompts_that_overlap() -> None:
     def prepare(prompt: ImagePrompt, sample: int) -> None:
         name = f"{prompts.index(prompt)}-{sample}"
         future = preparer.submit(
-            TokenRequest(request_id=name, prompt_token_ids=[1], sampling_params=SamplingParams(), image_prompt=prompt)
+            TokenRequest(
+                request_id=name, prompt=EncodedPrompt([1], image_prompt=prompt), sampling_params=SamplingParams()
+            )
         )
         assert future is not None
         future.result(timeout=60)

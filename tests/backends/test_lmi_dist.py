@@ -28,7 +28,7 @@ from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import check_sampling_params
 from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedFeature
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
-from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.request import EncodedPrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 
 VOCAB_SIZE = 64
@@ -72,9 +72,7 @@ def engine(backend: LmiDistBackend) -> Any:
 def request(prompt: list[int], request_id: str = "r", adapter: str | None = None, **params: Any) -> TokenRequest:
     params.setdefault("temperature", 0.0)
     sampling_params = SamplingParams(**params)
-    return TokenRequest(
-        request_id=request_id, prompt_token_ids=prompt, sampling_params=sampling_params, adapter=adapter
-    )
+    return TokenRequest(request_id=request_id, prompt=EncodedPrompt(prompt, adapter), sampling_params=sampling_params)
 
 
 def run(backend: Backend, prompt: list[int], **params: Any) -> list[TokenOutput]:

@@ -34,7 +34,7 @@ from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import check_sampling_params
 from lmi_handlers.core.errors import InvalidRequest, RequestFailed, UnsupportedFeature
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
-from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.request import EncodedPrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.engine.admission import RollingBatch
 from lmi_handlers.engine.loop import EngineLoop, Inbox
@@ -100,7 +100,7 @@ def add(backend: TransformersBackend, request_id: str, prompt: str = "x", **para
     backend.add_request(
         TokenRequest(
             request_id=request_id,
-            prompt_token_ids=list(prompt.encode()),
+            prompt=EncodedPrompt(list(prompt.encode())),
             sampling_params=SamplingParams(**{"max_tokens": 500} | params),
         )
     )
@@ -462,9 +462,13 @@ def test_who_waits_for_a_grammar_holds_no_place(vocabulary: Vocabulary) -> None:
     )
     inbox: Inbox = queue.SimpleQueue()
     loop, worker = EngineLoop(backend, RollingBatch(1), 10, inbox), Recorder()
-    inbox.put((worker, Submit(1, "slow", [[7]], SamplingParams(structured_outputs=TOO_MUCH, max_tokens=5))))
+    inbox.put(
+        (worker, Submit(1, "slow", [EncodedPrompt([7])], SamplingParams(structured_outputs=TOO_MUCH, max_tokens=5)))
+    )
     for number in (2, 3):
-        inbox.put((worker, Submit(number, "quick", [[7]], SamplingParams(max_tokens=4, ignore_eos=True))))
+        inbox.put(
+            (worker, Submit(number, "quick", [EncodedPrompt([7])], SamplingParams(max_tokens=4, ignore_eos=True)))
+        )
     while not any(isinstance(message, Failed) for message in worker.messages):
         loop.turn()
     backend.close()

@@ -28,7 +28,7 @@ from backends.transformers.rolling import RollingRunner, decode_groups
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError, InvalidRequest
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
-from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.request import EncodedPrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.cache_dir import default_cache_dir
 from lmi_handlers.engine.model_store import resolve_model
@@ -148,7 +148,9 @@ class Driver:
         self.open: set[str] = set()
 
     def add(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
-        self.backend.add_request(TokenRequest(request_id=request_id, prompt_token_ids=prompt, sampling_params=params))
+        self.backend.add_request(
+            TokenRequest(request_id=request_id, prompt=EncodedPrompt(prompt), sampling_params=params)
+        )
         self.open.add(request_id)
 
     def abort(self, request_id: str) -> None:
@@ -371,7 +373,7 @@ def test_a_long_prompt_shows_progress_before_its_first_token() -> None:
 
 def test_cache_usage_is_the_share_of_all_there_could_be() -> None:
     backend = make_backend(make_model("llama"), max_model_len=50, max_batch_size=2)
-    backend.add_request(TokenRequest(request_id="a", prompt_token_ids=[5] * 9, sampling_params=greedy(3)))
+    backend.add_request(TokenRequest(request_id="a", prompt=EncodedPrompt([5] * 9), sampling_params=greedy(3)))
     usages = [backend.kv_cache_usage]
     for _ in range(3):
         backend.step()

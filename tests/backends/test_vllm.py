@@ -21,7 +21,7 @@ from serving_properties import serving_properties
 from backends.base import Backend, ModelFiles
 from lmi_handlers.core.errors import ConfigError, InvalidRequest
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
-from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.request import EncodedPrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.engine.cache_dir import default_cache_dir
 from lmi_handlers.engine.model_store import resolve_model
@@ -90,9 +90,8 @@ class Smol:
         backend.add_request(
             TokenRequest(
                 request_id=request_id,
-                prompt_token_ids=self.tokenizer.encode(prompt),
+                prompt=EncodedPrompt(self.tokenizer.encode(prompt), adapter),
                 sampling_params=SamplingParams(**(defaults | params)),
-                adapter=adapter,
                 priority=priority,
             )
         )

@@ -13,10 +13,12 @@ import pytest
 from channels import connected
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prompts import encoded
 from waiting import wait_until
 
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.request import EncodedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine import channel as channel_module
 from lmi_handlers.engine.channel import MessageTooLong, ProtocolError, engine_end, worker_end
@@ -52,7 +54,8 @@ sampling_params = st.builds(
     logprobs=st.none() | st.integers(0, 20),
     ignore_eos=st.booleans(),
 )
-submits = st.builds(Submit, ints, texts, st.lists(token_ids, max_size=3), sampling_params)
+prompts = st.builds(EncodedPrompt, token_ids, st.none() | texts)
+submits = st.builds(Submit, ints, texts, st.lists(prompts, max_size=3), sampling_params)
 aborts = st.builds(Abort, ints, st.none() | ints)
 worker_messages = submits | aborts
 
@@ -164,7 +167,7 @@ def test_truncated_stream_yields_its_complete_messages(messages: list[WorkerMess
 
 
 def test_message_larger_than_the_socket_buffer() -> None:
-    message = Submit(1, "big", [list(range(1_000_000))] * 2, SamplingParams())
+    message = Submit(1, "big", encoded(range(1_000_000)) * 2, SamplingParams())
     with connected() as (worker, engine):
         sender = threading.Thread(target=worker.send, args=(message,))
         sender.start()
@@ -174,7 +177,7 @@ def test_message_larger_than_the_socket_buffer() -> None:
 
 def test_invalid_parameters_are_a_protocol_error() -> None:
     """A check in the type itself does not raise `DecodeError`."""
-    submit = msgspec.to_builtins(Submit(1, "r", [[1]], SamplingParams(temperature=0.5)))
+    submit = msgspec.to_builtins(Submit(1, "r", encoded([1]), SamplingParams(temperature=0.5)))
     payload = msgspec.msgpack.encode(submit).replace(msgspec.msgpack.encode(0.5), msgspec.msgpack.encode(-0.5))
     one, other = socket.socketpair()
     with one, other:
@@ -231,6 +234,6 @@ def test_message_over_the_size_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(channel_module, "MAX_MESSAGE_SIZE", 1000)
     with connected() as (worker, engine):
         with pytest.raises(MessageTooLong, match="at most 1000"):
-            worker.send(Submit(1, "r", [[0] * 1000], SamplingParams()))
+            worker.send(Submit(1, "r", encoded([0] * 1000), SamplingParams()))
         worker.send(Abort(1))
         assert next(engine.receive()) == Abort(1)

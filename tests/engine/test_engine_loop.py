@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+from prompts import encoded
 from recording_echo import EOS, RecordingEcho, RecordingWorker
 
 from lmi_handlers.core.outputs import TokenOutput
@@ -30,7 +31,7 @@ class LoopWithWorker:
         self.worker = RecordingWorker(self.backend)
 
     def submit(self, number: int, *prompts: bytes, **params: Any) -> None:
-        submit = Submit(number, f"r{number}", [list(prompt) for prompt in prompts], SamplingParams(**params))
+        submit = Submit(number, f"r{number}", encoded(*prompts), SamplingParams(**params))
         self.inbox.put((self.worker, submit))
 
     def abort(self, number: int, index: int | None = None) -> None:
@@ -163,7 +164,7 @@ def test_backend_crash_fails_the_requests_of_all_workers() -> None:
     engine = LoopWithWorker(RollingBatch(2))
     other = RecordingWorker(engine.backend)
     engine.submit(1, b"running", b"waiting too", ignore_eos=True)
-    engine.inbox.put((other, Submit(1, "other", [list(b"CRASH@2")], SamplingParams())))
+    engine.inbox.put((other, Submit(1, "other", encoded(b"CRASH@2"), SamplingParams())))
     engine.submit(2, b"waiting")
     with pytest.raises(RuntimeError, match="as the prompt asked"):
         engine.loop.run()
@@ -207,7 +208,7 @@ def test_lowest_priority_value_starts_first() -> None:
     loop = EngineLoop(backend, RollingBatch(1), 10, inbox)
     worker = RecordingWorker(backend)
     for number, priority in enumerate([0, 5, -1, 5, -1], 1):
-        inbox.put((worker, Submit(number, f"r{number}", [list(b"a")], SamplingParams(max_tokens=1), [], priority)))
+        inbox.put((worker, Submit(number, f"r{number}", encoded(b"a"), SamplingParams(max_tokens=1), priority)))
     loop.turn()
     while any(isinstance(message, Outputs) for message in worker.messages) and len(backend.joined) < 5:
         loop.turn()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from prompts import encoded
 from recording_echo import EOS, MAX_MODEL_LEN, RecordingEcho, RecordingWorker
 
 from lmi_handlers.core.outputs import FinishReason
@@ -48,7 +49,7 @@ class Tracked:
         self.handled = False
         self.key: int | None = None
         n, params = submit.sampling_params.n, submit.sampling_params
-        self.prompts = [bytes(prompt) for prompt in submit.prompts for _ in range(n)]
+        self.prompts = [bytes(prompt.token_ids) for prompt in submit.prompts for _ in range(n)]
         self.expected = [echoed(prompt, params) for prompt in self.prompts]
         self.faults = [fault_of(prompt, params) for prompt in self.prompts]
         self.tokens: list[list[int]] = [[] for _ in self.prompts]
@@ -125,7 +126,7 @@ class Workers(RuleBasedStateMachine):
     def submit(self, worker: int, prompts: list[bytes], n: int, max_tokens: int | None, ignore_eos: bool) -> None:
         params = SamplingParams(n=n, max_tokens=max_tokens, ignore_eos=ignore_eos)
         number = len(self.requests) + 1
-        submit = Submit(number, f"r{number}", [list(prompt) for prompt in prompts], params)
+        submit = Submit(number, f"r{number}", encoded(*prompts), params)
         self.requests[self.workers[worker], number] = Tracked(self.workers[worker], submit)
         self.inbox.put((self.workers[worker], submit))
 
@@ -246,7 +247,7 @@ class Workers(RuleBasedStateMachine):
     def nothing_is_left(self) -> None:
         """A further request finds the engine empty."""
         worker = RecordingWorker(self.backend)
-        self.inbox.put((worker, Submit(1, "last", [[97]], SamplingParams(max_tokens=1))))
+        self.inbox.put((worker, Submit(1, "last", encoded([97]), SamplingParams(max_tokens=1))))
         for _ in range(2):
             if not worker.messages:
                 self.loop.turn()

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from prompts import encoded
 
 from lmi_handlers.core.errors import QueueFull
 from lmi_handlers.core.sampling_params import SamplingParams
@@ -16,7 +17,7 @@ SIZE = 12
 
 
 def make_job(key: int, sequences: int = 1, *, arrived: float = 0.0, priority: int = 0) -> Job[str]:
-    submit = Submit(key, f"r{key}", [[1]] * sequences, SamplingParams(), [], priority)
+    submit = Submit(key, f"r{key}", encoded([1]) * sequences, SamplingParams(), priority)
     return Job("worker", submit, key, arrived=arrived)
 
 

@@ -11,6 +11,7 @@ from channels import connected
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from prompts import encoded
 
 from lmi_handlers.core.errors import (
     EngineNotReady,
@@ -26,7 +27,7 @@ from lmi_handlers.engine.sender import Sender
 
 def big(number: int) -> Submit:
     """A message of about a quarter of a megabyte."""
-    return Submit(number, "r", [[100_000] * 50_000], SamplingParams())
+    return Submit(number, "r", encoded([100_000] * 50_000), SamplingParams())
 
 
 def submit_many(sender: Sender, accepted: list[int]) -> None:
@@ -87,7 +88,7 @@ class Sending(RuleBasedStateMachine):
     def submit(self, is_big: bool) -> None:
         number = len(self.submitted) + 1 if not self.submitted else self.submitted[-1] + 1
         try:
-            self.sender.submit(big(number) if is_big else Submit(number, "r", [[1]], SamplingParams()))
+            self.sender.submit(big(number) if is_big else Submit(number, "r", encoded([1]), SamplingParams()))
         except EngineNotReady:
             self.refused = True
         else:
@@ -123,7 +124,7 @@ class Sending(RuleBasedStateMachine):
         last = (self.submitted[-1] if self.submitted else 0) + 1
         while True:
             try:
-                self.sender.submit(Submit(last, "last", [[1]], SamplingParams()))
+                self.sender.submit(Submit(last, "last", encoded([1]), SamplingParams()))
                 break
             except EngineNotReady:
                 self.received.append(next(self.messages))

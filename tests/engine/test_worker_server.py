@@ -14,6 +14,7 @@ import psutil
 import pytest
 from channels import worker_connection
 from engine_thread import Engine, assert_engine_is_free, submit, texts_of
+from prompts import encoded
 from waiting import wait_until
 
 from lmi_handlers.core.errors import (
@@ -48,7 +49,7 @@ def test_only_the_worker_that_sent_an_invalid_message_is_disconnected(engine: En
     with worker_connection(engine.path) as (sock, channel):
         messages = channel.receive()
         assert next(messages) == engine.ready
-        channel.send(Submit(1, "r", [list(b"x HANG@2")], SamplingParams()))
+        channel.send(Submit(1, "r", encoded(b"x HANG@2"), SamplingParams()))
         assert isinstance(next(messages), Outputs)
         sock.sendall(b"\0\0\0\1\xc1")
         assert list(messages) == []
@@ -88,7 +89,7 @@ def test_worker_that_does_not_read_is_disconnected_and_its_places_are_freed(
     with worker_connection(engine.path) as (_, channel):
         params = SamplingParams(ignore_eos=True, max_tokens=3000, logprobs=20)
         channel.send(
-            Submit(1, "r", [list(b"ab")] * 2, params)
+            Submit(1, "r", encoded(b"ab") * 2, params)
         )  # takes both places, with more output than a socket buffers
         wait_until(lambda: any(connection.sending_since for connection in engine.server._connections))
         engine.server.hang_up_on_stuck(60)

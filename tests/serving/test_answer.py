@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import pytest
 from engine_thread import submit
+from prompts import rendered
 
 from formatters.lmi.rolling import JsonFormatter
 from lmi_handlers.core.beside import RunBeside, at_once
@@ -21,7 +22,7 @@ from lmi_handlers.core.errors import (
     InvalidRequest,
     RequestFailed,
 )
-from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.request import GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.engine.client import EngineClient
@@ -40,10 +41,10 @@ def answer_of(
 ) -> Answer:
     tokenizer = Tokenizer(tmp_path, build_byte_bundle(tmp_path))
     params = SamplingParams(n=n)
-    request = GenerationRequest(request_id="r", prompts=(prompt.decode(),), sampling_params=params)
+    request = GenerationRequest(request_id="r", prompts=(Prompt(prompt.decode()),), sampling_params=params)
     return Answer(
         submit(client, prompt, n=n, **options),
-        JsonFormatter(request, (len(prompt),)),
+        JsonFormatter(request, rendered(len(prompt), prompt.decode())),
         [SequenceText(TextRules(tokenizer, params), list(prompt), index=index) for index in range(n)],
         Usage(started=time.monotonic()),
         RequestMetrics(tmp_path, "m"),

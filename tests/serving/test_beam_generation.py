@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import requests
 from engine_thread import Engine
+from prompts import encoded
 from raw_http import connect, request
 from serving import Server, StartServer
 
-from lmi_handlers.core.request import BeamSearchParams, GenerationRequest
+from lmi_handlers.core.request import BeamSearchParams, GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.client import EngineClient
 from lmi_handlers.serving.beam_generation import BeamGeneration
@@ -185,8 +186,8 @@ def test_every_beam_has_the_prompt_logprobs_of_the_first_step(client: EngineClie
     params = SamplingParams(n=2, max_tokens=3, temperature=0.0, prompt_logprobs=2)
     generation = BeamGeneration(
         client,
-        [list(b"ab"), list(b"x")],
-        GenerationRequest(request_id="r", prompts=("ab", "x"), sampling_params=params),
+        encoded(b"ab", b"x"),
+        GenerationRequest(request_id="r", prompts=(Prompt("ab"), Prompt("x")), sampling_params=params),
         BeamSearchParams(num_beams=2),
         capabilities=Engine.ready.capabilities,
         tokenizer=Tokenizer(tmp_path, build_byte_bundle(tmp_path)),

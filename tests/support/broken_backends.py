@@ -10,7 +10,7 @@ from backends.echo.backend import EchoBackend, _Sequence
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
-from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.request import EncodedPrompt, TokenRequest
 
 Tops = list[list[tuple[int, float]] | None] | None
 
@@ -50,8 +50,8 @@ class PromptIgnored(Broken):
     also = frozenset({"test_prompt_logprobs"})
 
     def add_request(self, request: TokenRequest) -> None:
-        prompt = [120] * len(request.prompt_token_ids)
-        super().add_request(msgspec.structs.replace(request, prompt_token_ids=prompt))
+        prompt = EncodedPrompt([120] * len(request.prompt.token_ids))
+        super().add_request(msgspec.structs.replace(request, prompt=prompt))
 
 
 class SeedOfTheBatch(Broken):
@@ -100,7 +100,7 @@ class LongestPromptRejected(Broken):
     message = "too long"
 
     def add_request(self, request: TokenRequest) -> None:
-        if len(request.prompt_token_ids) == self.capabilities.max_model_len - 1:
+        if len(request.prompt.token_ids) == self.capabilities.max_model_len - 1:
             raise InvalidRequest("too long")
         super().add_request(request)
 
@@ -210,7 +210,7 @@ class AlternativesOfTheBatch(Broken):
     def _prompt_logprobs(self, sequence: _Sequence) -> tuple[list[float | None] | None, Tops]:
         logprobs, top = super()._prompt_logprobs(sequence)
         most = max(each.request.sampling_params.prompt_logprobs or 0 for each in self._sequences.values())
-        return logprobs, top and [None, *(self._top(token, most) for token in sequence.request.prompt_token_ids[1:])]
+        return logprobs, top and [None, *(self._top(token, most) for token in sequence.request.prompt.token_ids[1:])]
 
 
 class IdleStepFails(Broken):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from capabilities import capabilities
+from prompts import encoded
 
 from backends.base import ModelFiles
 from backends.echo.backend import EchoBackend
@@ -56,7 +57,7 @@ def submit(
     **params: Any,
 ) -> Generation:
     return client.submit(
-        [list(prompt) for prompt in prompts],
+        encoded(*prompts),
         SamplingParams(**params),
         request_id="r",
         timeout=timeout,

@@ -17,7 +17,7 @@ from serving_properties import serving_properties
 
 from backends.base import ModelFiles
 from lmi_handlers.core.errors import InvalidRequest
-from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.request import EncodedPrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams
 
 OPTIONS: dict[str, Any] = {
@@ -44,7 +44,7 @@ def main(path: Path, requests: dict[str, dict[str, Any]]) -> dict[str, Any]:
             backend.add_request(
                 TokenRequest(
                     request_id=request_id,
-                    prompt_token_ids=[1, 2, 3],
+                    prompt=EncodedPrompt([1, 2, 3]),
                     sampling_params=SamplingParams(**{"max_tokens": 2, "ignore_eos": True} | params),
                 )
             )

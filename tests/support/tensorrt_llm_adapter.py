@@ -18,7 +18,7 @@ from standin import standin
 
 from backends.base import ModelFiles
 from lmi_handlers.core.outputs import TokenOutput
-from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.request import EncodedPrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams
 
 with standin("tensorrt_llm"):
@@ -132,9 +132,7 @@ def submitted(backend: TensorRTLLMBackend) -> Any:
 def request(prompt: list[int], request_id: str = "r", adapter: str | None = None, **params: Any) -> TokenRequest:
     params.setdefault("temperature", 0.0)
     sampling_params = SamplingParams(**params)
-    return TokenRequest(
-        request_id=request_id, prompt_token_ids=prompt, sampling_params=sampling_params, adapter=adapter
-    )
+    return TokenRequest(request_id=request_id, prompt=EncodedPrompt(prompt, adapter), sampling_params=sampling_params)
 
 
 def steps(backend: TensorRTLLMBackend, until: Callable[[list[TokenOutput]], bool]) -> list[TokenOutput]:

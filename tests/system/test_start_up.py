@@ -16,6 +16,7 @@ import requests
 from capabilities import facts
 from click.testing import CliRunner
 from gunicorn.util import parse_address
+from prompts import rendered
 from serving import Server, free_port
 
 from backends import registry
@@ -599,7 +600,7 @@ def test_asynchronous_handler_answers_objects_and_streams_lines(
     apis = ServedApis(Context(properties=loaded.properties, facts=facts))
     payload = Payload(data=msgspec.json.encode(body), request_id="r")
     parsed = apis.invocations.of(payload).parse(payload)
-    formatter = parsed.formatter(msgspec.structs.replace(parsed.request, prompts=("x",)), (1,))
+    formatter = parsed.formatter(parsed.request, rendered())
     assert (formatter.content_type, formatter.streams) == (content_type, "stream" in body)
     token = Token(1, "y", -0.5)
     delta = TextDelta(index=0, tokens=(token,), text="y", finish_reason=FinishReason.LENGTH)

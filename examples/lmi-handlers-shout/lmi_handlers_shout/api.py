@@ -11,7 +11,7 @@ from lmi_handlers.apis.base import Dialect, Payload, Reply
 from lmi_handlers.apis.decoding import decode_typed
 from lmi_handlers.apis.routes import JSON, JSON_LINES, Generation, Route
 from lmi_handlers.core.errors import EngineNotReady, InvalidRequest, LMIError, QueueFull
-from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.request import GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.serving.parsed import Parsed
 from lmi_handlers_shout.formatter import Shout, ShoutDocument, ShoutError, ShoutLines
@@ -37,7 +37,7 @@ class ShoutDialect(Dialect):
         body = decode_typed(payload.data, ShoutBody)
         request = GenerationRequest(
             request_id=payload.request_id,
-            prompts=(body.text,),
+            prompts=(Prompt(body.text),),
             sampling_params=SamplingParams(max_tokens=body.max_tokens),
             stream=body.stream,
         )

@@ -62,7 +62,7 @@ class ShoutBackend(Backend):
         return outputs
 
     def _answer(self, request: TokenRequest) -> Iterator[TokenOutput]:
-        prompt, params = request.prompt_token_ids, request.sampling_params
+        prompt, params = request.prompt.token_ids, request.sampling_params
         text = bytes(token_id for token_id in prompt if token_id < 256).upper() + b"!" * self._marks
         token_ids = itertools.cycle(text) if params.ignore_eos else [*text, self._end_id]
         room = self._capabilities.max_model_len - len(prompt)

@@ -9,7 +9,7 @@ import msgspec
 from formatters.base import Formatter
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import TextDelta
-from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 
 
 class Shout(msgspec.Struct):
@@ -50,8 +50,8 @@ class ShoutDocument(Formatter):
     content_type: ClassVar[str] = "application/json"
     streams: ClassVar[bool] = False
 
-    def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...]) -> None:
-        super().__init__(request, prompt_tokens)
+    def __init__(self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...]) -> None:
+        super().__init__(request, prompts)
         self._text = ""
 
     def feed(self, delta: TextDelta) -> bytes:

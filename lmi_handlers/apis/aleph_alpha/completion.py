@@ -18,7 +18,7 @@ from lmi_handlers.apis.base import Payload, Reply
 from lmi_handlers.apis.openai.body import MAX_LOGPROBS
 from lmi_handlers.apis.openai.dialect import OpenAIDialect, check_length, decode_body
 from lmi_handlers.core.errors import InvalidRequest, LMIError, UnsupportedFeature
-from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.request import GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.serving.parsed import Parsed
 
@@ -180,9 +180,8 @@ class AlephAlphaCompletionDialect(OpenAIDialect):
         adapter = body.model if body.model in facts.capabilities.adapters else payload.adapter
         request = GenerationRequest(
             request_id=payload.request_id,
-            prompts=(),
+            prompts=(Prompt(body.joined_prompt(), adapter),),
             sampling_params=body.sampling_params(),
-            adapters=() if adapter is None else (adapter,),
             stream=bool(body.stream),
             ignored_parameters=ignored,
         )
@@ -198,7 +197,7 @@ class AlephAlphaCompletionDialect(OpenAIDialect):
         )
         formatter = partial(CompletionSseFormatter if body.stream else CompletionJsonFormatter, options=options)
         fits = partial(check_length, "prompt")
-        return Parsed(request, formatter, body.spelling, fits, (body.joined_prompt(),), "prompt")
+        return Parsed(request, formatter, body.spelling, fits, "prompt")
 
     def error(self, error: LMIError) -> Reply:
         """Render an error as for chats."""

@@ -17,7 +17,7 @@ from lmi_handlers.apis.decoding import decode_json, decode_typed, unknown_names
 from lmi_handlers.apis.structured_outputs import StructuredOutputsBody, constraint_of
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.core.errors import InvalidBody, InvalidRequest
-from lmi_handlers.core.request import BeamSearchParams
+from lmi_handlers.core.request import BeamSearchParams, Prompt
 from lmi_handlers.core.sampling_params import RANGES, SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 30
@@ -212,12 +212,9 @@ class LmiBody(msgspec.Struct, frozen=True):
     """A parsed body. `ignored` names fields without effect, which are reported to the client.
 
     `stream` is None if not given.
-
-    `adapters` has one entry per prompt: a name, or None for the model itself. It is empty if the body names no adapter.
     """
 
-    prompts: tuple[str, ...]
-    adapters: tuple[str | None, ...]
+    prompts: tuple[Prompt, ...]
     parameters: LmiParameters
     ignored: tuple[str, ...]
     stream: bool | None
@@ -226,15 +223,16 @@ class LmiBody(msgspec.Struct, frozen=True):
 def parse_body(payload: Payload, budget: Budget) -> LmiBody:
     """Validate a body. A `text/plain` body is the prompt itself. Raises `InvalidRequest`, which names the field."""
     body = _decode(payload)
-    prompts = _prompts(body.inputs, budget)
+    inputs = _inputs(body.inputs, budget)
     parameters, ignored = _parameters(body.parameters)
     if payload.content_type != "text/plain":
         ignored = unknown_names(payload.data, _Fields, nulls=False) + ignored
     budget.check_fields(parameters, prefix="parameters.")
     if not isinstance(body.stream, bool | None):
         raise InvalidRequest(f"must be true or false, got {body.stream!r:.40}", field="stream")
-    adapters = _adapters(body.adapters, len(prompts))
-    return LmiBody(prompts, adapters, parameters, ignored, body.stream)
+    adapters = _adapters(payload.adapter if body.adapters is None else body.adapters, len(inputs))
+    prompts = tuple(map(Prompt, inputs, adapters))
+    return LmiBody(prompts, parameters, ignored, body.stream)
 
 
 class _Fields(msgspec.Struct, frozen=True):
@@ -257,7 +255,7 @@ def _decode(payload: Payload) -> _Fields:
         raise InvalidRequest(f"the body must be a JSON object with the field 'inputs', got {kind}") from error
 
 
-def _prompts(value: object, budget: Budget) -> tuple[str, ...]:
+def _inputs(value: object, budget: Budget) -> tuple[str, ...]:
     if value is msgspec.UNSET:
         raise InvalidRequest("is missing; it must be the prompt, a string", field="inputs")
     if isinstance(value, str):
@@ -276,9 +274,7 @@ def _prompts(value: object, budget: Budget) -> tuple[str, ...]:
 
 
 def _adapters(value: object, prompts: int) -> tuple[str | None, ...]:
-    """Accept one name for all prompts, or a list with one name per prompt; "" is the model itself."""
-    if value is None:
-        return ()
+    """Accept one name for all prompts, or a list with one name per prompt; "" and None stand for the model itself."""
     values: list[object] = value if isinstance(value, list) else [value] * prompts
     if len(values) != prompts:
         raise InvalidRequest(f"must have a name for each of the {prompts} prompts, got {len(values)}", field="adapters")

@@ -133,7 +133,6 @@ class LmiDialect(Dialect):
             sampling_params=parameters.sampling_params(
                 stream=formatter.streams, needs_logprobs=needs_logprobs, sampled_defaults=self._sampled_defaults
             ),
-            adapters=body.adapters or (payload.adapter,) * len(body.prompts),
             priority=parameters.priority or 0,
             beam_search=beam_search,
             truncate=parameters.truncate_to,

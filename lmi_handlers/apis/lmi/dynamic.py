@@ -50,7 +50,6 @@ class LmiDynamicDialect(Dialect):
             sampling_params=body.parameters.sampling_params(
                 stream=True, needs_logprobs=False, sampled_defaults=self._sampled_defaults
             ),
-            adapters=body.adapters or (payload.adapter,) * len(body.prompts),
             priority=body.parameters.priority or 0,
             beam_search=body.parameters.beam_search_params(),
             truncate=body.parameters.truncate_to,

@@ -45,7 +45,7 @@ from lmi_handlers.core.errors import (
     UnsupportedMediaType,
     entry_of,
 )
-from lmi_handlers.core.request import ChatPrompt, GenerationRequest, Prompt
+from lmi_handlers.core.request import ChatPrompt, GenerationRequest, Prompt, PromptContent
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.serving.parsed import ModelFacts, Parsed
@@ -108,14 +108,13 @@ class OpenAIDialect(Dialect):
         body: OpenAIBody,
         ignored: tuple[str, ...],
         sampling_params: SamplingParams,
-        prompts: tuple[Prompt, ...],
+        contents: tuple[PromptContent, ...],
     ) -> GenerationRequest:
         adapter = body.model if body.model in self._facts().capabilities.adapters else payload.adapter
         return GenerationRequest(
             request_id=payload.request_id,
-            prompts=(),
+            prompts=tuple(Prompt(content, adapter) for content in contents),
             sampling_params=sampling_params,
-            adapters=() if adapter is None else (adapter,) * len(prompts),
             priority=body.priority or 0,
             truncate=body.truncate_prompt_tokens,
             stream=_streams(payload, body),
@@ -172,8 +171,8 @@ class ChatDialect(OpenAIDialect):
             "skip_special_tokens": False if marked else None,
         }
         params = sampling_params(body, values)
-        prompts = (self._prompt(body, [] if choice == "none" else [tool.plain() for tool in tools]),)
-        request = self._request(payload, body, ignored, params, prompts)
+        chat = self._prompt(body, [] if choice == "none" else [tool.plain() for tool in tools])
+        request = self._request(payload, body, ignored, params, (chat,))
         options = ChatOptions(
             model=self._model_name(body),
             created=int(time.time()),
@@ -185,7 +184,7 @@ class ChatDialect(OpenAIDialect):
             continuous_usage=body.continuous_usage,
         )
         formatter = partial(self._stream_formatter if _streams(payload, body) else ChatJsonFormatter, options=options)
-        return Parsed(request, formatter, body.spelling, partial(check_length, "messages"), prompts, "messages")
+        return Parsed(request, formatter, body.spelling, partial(check_length, "messages"), "messages")
 
     def _tool_calls(
         self, body: ChatCompletionBody, choice: str
@@ -293,7 +292,7 @@ class CompletionsDialect(OpenAIDialect):
             continuous_usage=body.continuous_usage,
         )
         formatter = partial(self._stream_formatter if stream else CompletionJsonFormatter, options=options)
-        return Parsed(request, formatter, body.spelling, partial(check_length, "prompt"), prompts, "prompt")
+        return Parsed(request, formatter, body.spelling, partial(check_length, "prompt"), "prompt")
 
 
 def decode_body(payload: Payload, kind: type[Body]) -> tuple[Body, tuple[str, ...]]:

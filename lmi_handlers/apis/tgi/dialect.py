@@ -40,7 +40,7 @@ from lmi_handlers.core.errors import (
     UnsupportedMediaType,
     entry_of,
 )
-from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.request import GenerationRequest, Prompt
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.serving.parsed import Parsed
 
@@ -80,9 +80,10 @@ class TgiDialect(Dialect):
 
     def answer_headers(self, request: GenerationRequest, usage: Usage) -> Mapping[str, str]:
         """Return TGI's `x-` headers. Timings and token counts are included only if the answer is not streamed."""
+        texts = (prompt.content for prompt in request.prompts if isinstance(prompt.content, str))
         headers = {
             "x-compute-type": self._properties.compute_type or _compute_type(usage.device),
-            "x-compute-characters": str(sum(map(len, request.prompts))),
+            "x-compute-characters": str(sum(map(len, texts))),
         }
         if request.stream:
             return headers | {"Cache-Control": "no-cache", "x-accel-buffering": "no"}
@@ -119,9 +120,8 @@ class TgiDialect(Dialect):
         self._budget.check_fields(parameters, prefix="parameters.")
         request = GenerationRequest(
             request_id=payload.request_id,
-            prompts=(body.inputs,),
+            prompts=(Prompt(body.inputs, adapter),),
             sampling_params=parameters.sampling_params(stream=stream),
-            adapters=() if adapter is None else (adapter,),
             truncate=parameters.truncate,
             stream=stream,
             details=parameters.details or parameters.decoder_input_details,

@@ -10,7 +10,7 @@ from lmi_handlers.apis.tgi.body import TokenizeBody
 from lmi_handlers.apis.tgi.chat import ChatBody
 from lmi_handlers.core.beside import RunBeside, at_once
 from lmi_handlers.core.errors import InvalidChat, InvalidRequest
-from lmi_handlers.core.request import ChatPrompt, Prompt
+from lmi_handlers.core.request import ChatPrompt, PromptContent
 from lmi_handlers.serving.prompts import LONG, LoadedText, prompt_size
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.text.chat_template import render_chat
@@ -34,7 +34,7 @@ def chat_tokenize(model: ServedModel, body: ChatBody) -> ChatTokenizeResponse:
     return _runner(model, prompt)(_chat_spans, loaded, prompt)
 
 
-def _runner(model: ServedModel, prompt: Prompt) -> RunBeside:
+def _runner(model: ServedModel, prompt: PromptContent) -> RunBeside:
     return model.run_beside if prompt_size(prompt) > LONG else at_once
 
 

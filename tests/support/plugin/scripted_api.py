@@ -13,7 +13,7 @@ from lmi_handlers.apis.decoding import decode_typed
 from lmi_handlers.apis.documentation import Documentation
 from lmi_handlers.apis.routes import JSON, Generation, Route
 from lmi_handlers.core.errors import InvalidRequest, LMIError
-from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.request import GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.serving.parsed import Parsed
 
@@ -33,7 +33,7 @@ class SayDialect(Dialect):
     def parse(self, payload: Payload) -> Parsed:
         body = decode_typed(payload.data, SayBody)
         params = SamplingParams(max_tokens=body.tokens)
-        request = GenerationRequest(request_id=payload.request_id, prompts=(body.say,), sampling_params=params)
+        request = GenerationRequest(request_id=payload.request_id, prompts=(Prompt(body.say),), sampling_params=params)
         return Parsed(request, CsvFormatter, str)
 
     def error(self, error: LMIError) -> Reply:

@@ -97,7 +97,7 @@ class ScriptedBackend(Backend):
             token_ids=[token_id + sample],
             logprobs=[logprob - sample],
             top_logprobs=[[(token_id + sample, logprob - sample), (OTHER[0], OTHER[2])]],
-            prompt_logprobs=[None, *[-float(n) for n in range(1, len(request.prompt_token_ids))]]
+            prompt_logprobs=[None, *[-float(n) for n in range(1, len(request.prompt.token_ids))]]
             if with_prompt
             else None,
             finish_reason=finish_reason,
