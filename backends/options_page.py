@@ -38,8 +38,8 @@ the backend in use does not read, logs a warning.
 """
 
 _BACKENDS = """\
-Each backend can be chosen by its name, in `option.rolling_batch` or `option.backend`, and by these
-names of LMI's.
+A backend is chosen by its name, in `option.rolling_batch` or `option.backend`, or by one of the names
+that LMI uses for it.
 """
 
 _VARIABLES = """\
@@ -67,7 +67,7 @@ def options_page() -> str:
             "\n## Engines\n",
             _ENGINES,
             *_options_table([declared for declared in shared if SERVER not in declared.read_by], backends),
-            "\n## Engines: options of one engine\n",
+            "\n## Engine-specific options\n",
             *_options_table(own, backends),
             "\n## Backends\n",
             _BACKENDS,

@@ -54,24 +54,24 @@ ALIASES = {
 """Our option -> the engine argument that it sets, if that has a different name."""
 
 OURS = {
-    "model": "option.model_id",
-    "revision": "option.revision",
-    "served_model_name": "option.model_name",
-    "allowed_media_domains": "option.allowed_media_domains, which the server heeds: images are there before vLLM is asked",
-    "tokenizer": "the model's own, which is what makes the text",
-    "skip_tokenizer_init": "nothing: grammars need the tokenizer",
-    "disable_log_stats": "nothing: figures come from the server",
-    "use_tqdm_on_load": "nothing: the log says what is loaded",
-    "generation_config": "nothing: requests carry their own parameters",
-    "reasoning_parser": "nothing: grammars hold from the first token on",
-    "logits_processors": "nothing: typical_p is one",
+    "model": "use option.model_id",
+    "revision": "use option.revision",
+    "served_model_name": "use option.model_name",
+    "allowed_media_domains": "the server fetches images itself",
+    "tokenizer": "answers are decoded with the model's own tokenizer",
+    "skip_tokenizer_init": "grammars need the tokenizer",
+    "disable_log_stats": "the server has metrics of its own",
+    "use_tqdm_on_load": "the server logs the progress",
+    "generation_config": "sampling parameters are set per request",
+    "reasoning_parser": "grammars apply from the first token on",
+    "logits_processors": "typical_p is one of them",
 }
-"""Engine arguments that are set here -> what to use instead."""
+"""Engine arguments that the server sets -> why, or what to use instead."""
 
 _ONE_ENGINE = "this server runs one engine; use option.tensor_parallel_degree, or more endpoints"
 _ONE_MACHINE = "this server runs on one machine"
-_GENERATES = "the engine generates text"
-_QUEUE = "the server's queue comes before vLLM's; use job_queue_size"
+_GENERATES = "only text generation is supported"
+_QUEUE = "requests wait in the server's queue, not in vLLM's; use job_queue_size"
 
 ALONE: Mapping[str, str] = {
     "data_parallel_size": _ONE_ENGINE,
@@ -104,12 +104,12 @@ _EXECUTORS = (None, "mp", "uni")
 """Supported executors. The others run workers on other machines, or expect someone else to start them."""
 
 NO_COUNTERPART = {
-    "device": "the engine finds the device itself",
+    "device": "vLLM detects the device itself",
     "preloaded_model": "vLLM has removed it",
     "lora_extra_vocab_size": "vLLM has removed it",
     "long_lora_scaling_factors": "vLLM has removed it",
     "guided_decoding_backend": 'use option.structured_outputs_config={"backend": "xgrammar"}',
-    "normalize": "no embeddings are served",
+    "normalize": "embeddings are not supported",
     "record_acceptance_rate": "vLLM counts accepted tokens itself",
     "speculative_telemetry": "vLLM counts accepted tokens itself",
 }
@@ -138,7 +138,7 @@ def engine_arguments(
         texts["max_num_seqs"] = str(properties.batch_size)
     for name, text in properties.extra.items():
         if name in OURS:
-            raise ConfigError(f"option.{name}: not for vLLM to be told; use {OURS[name]}")
+            raise ConfigError(f"option.{name}: the server sets this argument of vLLM; {OURS[name]}")
         if name not in fields:
             raise ConfigError(
                 f"option.{name}: neither this server nor vLLM has such an option{_nearest(name, fields, backend)}"
@@ -233,7 +233,7 @@ def _parse(texts: Mapping[str, str]) -> argparse.Namespace:
     for name, text in texts.items():
         action = actions.get(name)
         if action is None:
-            raise ConfigError(f"{option_of(name)}: vLLM takes no text for it")
+            raise ConfigError(f"{option_of(name)}: vLLM does not accept text for it")
         flag = f"--{name.replace('_', '-')}"
         if isinstance(action, argparse.BooleanOptionalAction) or action.nargs == 0:
             words.append(_switch(name, flag, text))
@@ -250,7 +250,7 @@ def _switch(name: str, flag: str, text: str) -> str:
             return flag
         case "false" | "0" | "no" | "off":
             return f"--no-{flag[2:]}"
-    raise ConfigError(f"{option_of(name)} has value {text!r}: not true or false")
+    raise ConfigError(f"{option_of(name)} has value {text!r}: must be true or false")
 
 
 def _nearest(name: str, fields: set[str], backend: BackendDeclaration) -> str:

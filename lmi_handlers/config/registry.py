@@ -54,10 +54,10 @@ class Registry(msgspec.Struct, frozen=True):
         for name in (*backend.reads, *own):
             known = options[name]
             options[name] = msgspec.structs.replace(known, read_by=(*known.read_by, backend.name))
-        _check_unique(backend, "key", [key for declared in options.values() for key in declared.keys])
+        _check_unique(backend, "an option name", [key for declared in options.values() for key in declared.keys])
         backends = [*self.backends.values(), backend]
-        _check_unique(backend, "name", [name for other in backends for name in _names(other)])
-        _check_unique(backend, "handler", [name for other in backends for name in other.handlers])
+        _check_unique(backend, "a name", [name for other in backends for name in _names(other)])
+        _check_unique(backend, "a handler", [name for other in backends for name in other.handlers])
         return Registry({other.name: other for other in backends}, _respelled(options, backends), self.unusable)
 
     def without_backend(self, name: str, reason: str) -> Registry:
@@ -92,7 +92,7 @@ def _names(backend: BackendDeclaration) -> set[str]:
 
 def _check_unique(backend: BackendDeclaration, kind: str, names: list[str]) -> None:
     if taken := {name for name in names if names.count(name) > 1}:
-        raise ConfigError(f"backend {backend.name!r} uses a {kind} that is taken: {', '.join(sorted(taken))}")
+        raise ConfigError(f"backend {backend.name!r} uses {kind} that is taken: {', '.join(sorted(taken))}")
 
 
 def _respelled(options: dict[str, DeclaredOption], backends: list[BackendDeclaration]) -> dict[str, DeclaredOption]:

@@ -115,7 +115,7 @@ def _origin(text: str) -> str:
             if port is None or port == _DEFAULT_PORTS.get(parts.scheme):
                 return f"{parts.scheme}://{host if ':' not in host else f'[{host}]'}"
             return f"{parts.scheme}://{netloc(host, port)}"
-    raise ConfigError(f"cors_allowed_origin has {text!r}, which is not scheme://host[:port], null or *")
+    raise ConfigError(f"cors_allowed_origin has value {text!r}: an origin must be scheme://host[:port], null or *")
 
 
 def _unbracketed(host: str) -> str:
@@ -124,5 +124,5 @@ def _unbracketed(host: str) -> str:
 
 def _integer(name: str, text: str, high: int) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= high):
-        raise ConfigError(f"{name} has value {text!r}: not an integer from 1 to {high}")
+        raise ConfigError(f"{name} has value {text!r}: must be an integer from 1 to {high}")
     return int(text)

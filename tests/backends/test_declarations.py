@@ -54,7 +54,7 @@ def test_option_that_two_backends_declare_alike() -> None:
         ({"reads": ("max_tokens",)}, "reads 'max_tokens', which is not a shared option"),
         ({"options": OtherType}, "declares option.max_num_tokens, which tensorrt_llm declares differently"),
         ({"options": SharedOption}, "declares option.max_model_len, which is a shared option"),
-        ({"options": TakenAlias}, "uses a key that is taken: option.max_seq_len"),
+        ({"options": TakenAlias}, "uses an option name that is taken: option.max_seq_len"),
         ({"name": "vllm"}, "uses a name that is taken: vllm"),
         ({"rolling_batch": ("scheduler",)}, "uses a name that is taken: scheduler"),
         ({"aliases": ("trtllm",)}, "uses a name that is taken: trtllm"),

@@ -186,7 +186,7 @@ def test_seed_is_the_operators_or_a_new_one(arguments: Callable[..., Any]) -> No
     [
         ({"extra": {"max_num_sqs": "3"}}, "option.max_num_sqs: .* did you mean option.max_num_seqs"),
         ({"extra": {"block_size": "abc"}}, "option.block_size: invalid int value: 'abc'"),
-        ({"extra": {"async_scheduling": "maybe"}}, "option.async_scheduling has value 'maybe': not true or false"),
+        ({"extra": {"async_scheduling": "maybe"}}, "option.async_scheduling has value 'maybe': must be true or false"),
         ({"extra": {"model": "other"}}, "option.model: .* use option.model_id"),
         ({"extra": {"served_model_name": "other"}}, "option.served_model_name: .* use option.model_name"),
         ({"pipeline_parallel_degree": 2}, "option.pipeline_parallel_degree has value 2: must be 1 on a CPU"),

@@ -122,7 +122,7 @@ def test_tested_versions() -> None:
         ({"nnodes": "2"}, "option.nnodes has value 2: this server runs on one machine"),
         ({"distributed_executor_backend": "external_launcher"}, "has value 'external_launcher': must be mp or uni"),
         ({"distributed_executor_backend": "ray"}, "has value 'ray': must be mp or uni"),
-        ({"runner": "pooling"}, "option.runner has value 'pooling': the engine generates text"),
+        ({"runner": "pooling"}, "option.runner has value 'pooling': only text generation is supported"),
         ({"max_num_queued_reqs": "5"}, "option.max_num_queued_reqs has value 5: .* job_queue_size"),
     ],
 )

@@ -433,7 +433,7 @@ def test_requirements_are_warned_of(tmp_path: Path, both: Both) -> None:
         ),
         (
             {"serving.properties": ECHO["serving.properties"] + "cors_allowed_origin=https://a.example,http://[::1\n"},
-            "cors_allowed_origin has 'http://[::1', which is not scheme://host[:port], null or *",
+            "cors_allowed_origin has value 'http://[::1': an origin must be scheme://host[:port], null or *",
         ),
     ],
 )
