@@ -63,14 +63,14 @@ def _restrict(schema: object) -> None:
 
 def _check_bounds(schema: dict[str, object]) -> None:
     for low, high in _BOUNDS:
-        least, most = _number(schema.get(low)), _number(schema.get(high))
-        if least is not None and most is not None and most < least:
-            raise ValueError(f"{high} ({most}) must be greater than or equal to {low} ({least})")
+        minimum, maximum = _number(schema.get(low)), _number(schema.get(high))
+        if minimum is not None and maximum is not None and maximum < minimum:
+            raise ValueError(f"{high} ({maximum}) must be greater than or equal to {low} ({minimum})")
     # llguidance counts a repeated property name as two properties.
     least, required = _number(schema.get("minProperties")), schema.get("required")
     named = len(set(required)) if isinstance(required, list) else 0
     if least is not None and least > max(named, 1):
-        raise ValueError(f"minProperties ({least}) must be at most the number of required properties ({named})")
+        raise ValueError(f"minProperties ({minimum}) must be at most the number of required properties ({named})")
 
 
 def _exact_bound(name: str, value: object) -> object:

@@ -45,12 +45,12 @@ def check_buffers(params: SamplingParams) -> None:
     _check("logit_bias", params.logit_bias, MAX_NUM_LOGIT_BIAS_TOKENS)
     if params.min_tokens > 0:  # otherwise they are not stored
         _check("stop_token_ids", params.all_stop_token_ids, MAX_NUM_STOP_TOKEN_IDS)
-    most = engine_environment.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS
+    limit = engine_environment.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS
     tokens = sum(map(len, params.bad_words_token_ids or ()))
-    if tokens > most:
-        raise InvalidRequest(f"must have at most {most} tokens in all, got {tokens}", field="bad_words")
+    if tokens > limit:
+        raise InvalidRequest(f"must have at most {limit} tokens in all, got {tokens}", field="bad_words")
 
 
-def _check(field: str, values: Collection[int] | None, most: int) -> None:
-    if values is not None and len(values) > most:
-        raise InvalidRequest(f"must have at most {most} entries, got {len(values)}", field=field)
+def _check(field: str, values: Collection[int] | None, limit: int) -> None:
+    if values is not None and len(values) > limit:
+        raise InvalidRequest(f"must have at most {limit} entries, got {len(values)}", field=field)

@@ -28,6 +28,13 @@ Each dialect has one table that maps these classes to HTTP statuses and bodies. 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -62,6 +69,19 @@ class InvalidRequest(RequestError):
         super().__init__(f"{field}: {message}" if field else message)
         self.message = message
         self.field = field
+
+    def with_alias(self, alias: Callable[[str], str]) -> Self:
+        """Return the error with the client's own name for its field."""
+        return self if self.field is None else type(self)(self.message, field=alias(self.field))
+
+
+@contextlib.contextmanager
+def aliased(alias: Callable[[str], str]) -> Iterator[None]:
+    """Give an `InvalidRequest` that the block raises the client's own name for its field."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise error.with_alias(alias) from None
 
 
 class UnsupportedFeature(InvalidRequest):

@@ -21,7 +21,7 @@ class Arrivals:
     """
 
     def __init__(self, sequences: int) -> None:
-        self._most = _UNREAD * sequences
+        self._max_unread = _UNREAD * sequences
         self._queue: queue.SimpleQueue[SequenceOutput | LMIError] = queue.SimpleQueue()
         self._behind = threading.Lock()
         self._joined: list[SequenceOutput] = []
@@ -30,17 +30,17 @@ class Arrivals:
 
     def put(self, item: SequenceOutput | LMIError) -> None:
         """Add an item. Never waits for the reader."""
-        if not self._unjoined and self._queue.qsize() < self._most:
+        if not self._unjoined and self._queue.qsize() < self._max_unread:
             self._queue.put(item)
             return
         with self._behind:
-            if not self._unjoined and self._queue.qsize() < self._most:
+            if not self._unjoined and self._queue.qsize() < self._max_unread:
                 self._queue.put(item)
             elif isinstance(item, LMIError):
                 self._error = item
             else:
                 self._unjoined.append(item)
-                if len(self._unjoined) > self._most:
+                if len(self._unjoined) > self._max_unread:
                     # Keep one: an empty list would mean that the reader has caught up.
                     self._joined += join(self._unjoined[:-1])
                     del self._unjoined[:-1]

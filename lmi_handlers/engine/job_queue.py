@@ -14,7 +14,7 @@ SECONDS_PER_PRIORITY = 5.0
 """Lowering `priority` by one is worth this much extra waiting time."""
 
 MAX_HEAD_START = 30.0
-"""Most seconds that `priority` can gain or cost a request: half of the 60 s after which SageMaker gives up on one."""
+"""Maximum seconds that `priority` can gain or cost a request: half of SageMaker's limit of 60 s for a request."""
 
 
 Worker = TypeVar("Worker")

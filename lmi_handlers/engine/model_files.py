@@ -211,9 +211,9 @@ def _names(files: Sequence[Path]) -> str:
     return _listed([file.name for file in files])
 
 
-def _listed(names: Sequence[str], most: int = 5) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def _listed(names: Sequence[str], limit: int = 5) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
 def _default_model() -> Path:

@@ -34,7 +34,7 @@ class Answer:
         texts: list[SequenceText],
         usage: Usage,
         metrics: RequestMetrics,
-        spelling: Callable[[str], str],
+        alias: Callable[[str], str],
         run_beside: RunBeside = at_once,
     ) -> None:
         self.content_type = formatter.content_type
@@ -46,7 +46,7 @@ class Answer:
         self._texts = texts
         self.usage = usage
         self._metrics = metrics
-        self._spelling = spelling
+        self._alias = alias
         self._run_beside = run_beside
         self._size = 0
         self._token_times: list[float | None] = [None] * len(texts)
@@ -106,7 +106,9 @@ class Answer:
         return run(self._formatter.feed, delta)
 
     def _told(self, error: Exception) -> LMIError:
-        return respelled(error, self._spelling) if isinstance(error, LMIError) else _unforeseen(error)
+        if isinstance(error, InvalidRequest):
+            return error.with_alias(self._alias)
+        return error if isinstance(error, LMIError) else _unforeseen(error)
 
     def _runner(self, size: int) -> RunBeside:
         """Return the runner for an output or a whole answer of `size` tokens: large ones run off the event loop."""
@@ -121,13 +123,6 @@ def _size(output: TokenOutput) -> int:
 
 def _alternatives(top: Sequence[Sequence[object] | None] | None) -> int:
     return len(top[-1] or ()) if top else 0
-
-
-def respelled(error: LMIError, spelling: Callable[[str], str]) -> LMIError:
-    """Return the error with the client's own name for its field."""
-    if isinstance(error, InvalidRequest) and error.field is not None:
-        return type(error)(error.message, field=spelling(error.field))
-    return error
 
 
 def _unforeseen(error: Exception) -> RequestFailed:

@@ -207,24 +207,24 @@ def check_beam_search(
     params: BeamSearchParams,
     capabilities: Capabilities,
     tokenizer: Tokenizer,
-    spelling: Callable[[str], str],
+    alias: Callable[[str], str],
 ) -> None:
     """Refuse requests that beam search cannot serve correctly.
 
     Raises `InvalidRequest` or `UnsupportedFeature` on `num_beams`, under the client's name for it.
     """
-    field, asked = spelling("num_beams"), request.sampling_params
+    field, asked = alias("num_beams"), request.sampling_params
     if request.stream:
         raise InvalidRequest("beam search cannot be streamed: no token is certain before the last one", field=field)
     if not asked.greedy:
         raise InvalidRequest(
-            f"beam search takes the most probable tokens; it excludes sampling ({spelling('temperature')})", field=field
+            f"beam search takes the most probable tokens; it excludes sampling ({alias('temperature')})", field=field
         )
     for name in asked.__struct_fields__:
         if name not in _HONOURED and getattr(asked, name) != getattr(_DEFAULTS, name):
-            raise InvalidRequest(f"beam search cannot be combined with {spelling(name)}", field=field)
+            raise InvalidRequest(f"beam search cannot be combined with {alias(name)}", field=field)
     if asked.n > params.num_beams:
-        raise InvalidRequest(f"must be at least {spelling('n')} ({asked.n}), got {params.num_beams}", field=field)
+        raise InvalidRequest(f"must be at least {alias('n')} ({asked.n}), got {params.num_beams}", field=field)
     endings = len(_endings(asked, tokenizer))
     limit = min(capabilities.max_logprobs, capabilities.vocab_size, int(RANGES["logprobs"][1])) - endings
     if params.num_beams > limit:

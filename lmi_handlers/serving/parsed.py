@@ -43,7 +43,7 @@ def check_length(request: GenerationRequest, position: int, tokens: int, capabil
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """A parsed body: the request, its formatter, and the client's names for the fields of `SamplingParams`.
+    """A parsed body: the request and its formatter. `alias` returns the client's name for a field of `SamplingParams`.
 
     `check_length` is called for each prompt once its tokens have been counted. `prompt_field` is the body field that
     the prompts come from.
@@ -51,6 +51,6 @@ class Parsed(msgspec.Struct, frozen=True):
 
     request: GenerationRequest
     formatter: FormatterFactory
-    spelling: Callable[[str], str]
+    alias: Callable[[str], str]
     check_length: LengthCheck = check_length
     prompt_field: str = "inputs"

@@ -10,7 +10,7 @@ from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.beside import RunBeside, at_once
 from lmi_handlers.core.capabilities import Capabilities, check_adapter, check_sampling_params
-from lmi_handlers.core.errors import DeadlineExceeded, EngineNotReady, InvalidRequest
+from lmi_handlers.core.errors import DeadlineExceeded, EngineNotReady, aliased
 from lmi_handlers.core.request import EncodedPrompt, GenerationRequest, RenderedPrompt
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.engine.client import EngineClient, EngineState, Generation
@@ -18,7 +18,7 @@ from lmi_handlers.engine.messages import Ready
 from lmi_handlers.engine.settings import metrics_dir
 from lmi_handlers.media.images import image_loader
 from lmi_handlers.metrics.requests import RequestMetrics
-from lmi_handlers.serving.answer import Answer, respelled
+from lmi_handlers.serving.answer import Answer
 from lmi_handlers.serving.beam_generation import BeamGeneration, check_beam_search
 from lmi_handlers.serving.parsed import ModelFacts, Parsed
 from lmi_handlers.serving.prompts import LoadedText, encode_prompts, takes_long, tokenize_prompts
@@ -95,7 +95,7 @@ class ServedModel:
         deadline = usage.started + self.predict_timeout
         tokenized, rules = run(_tokenize, parsed, loaded, self._budget, deadline)
         if request.beam_search is not None:
-            check_beam_search(request, request.beam_search, loaded.capabilities, loaded.tokenizer, parsed.spelling)
+            check_beam_search(request, request.beam_search, loaded.capabilities, loaded.tokenizer, parsed.alias)
         rendered = tuple(RenderedPrompt(text, len(token_ids)) for text, token_ids in tokenized)
         usage.prompt_tokens = sum(prompt.num_tokens for prompt in rendered)
         prompts = encode_prompts(request, tokenized, self._images)
@@ -114,7 +114,7 @@ class ServedModel:
         usage.sequences = len(texts)
         longest = max(prompt.num_tokens for prompt in rendered)
         usage.max_tokens = request.sampling_params.max_tokens or loaded.capabilities.max_model_len - longest
-        return Answer(generation, formatter, texts, usage, self.metrics, parsed.spelling, self.run_beside)
+        return Answer(generation, formatter, texts, usage, self.metrics, parsed.alias, self.run_beside)
 
     def _generate(
         self,
@@ -164,27 +164,23 @@ def _tokenize(
     tokenized, params = tokenize_prompts(parsed, loaded), parsed.request.sampling_params
     if params.prompt_logprobs is not None:
         tokens = sum(len(token_ids) for _, token_ids in tokenized)
-        try:
+        with aliased(parsed.alias):
             budget.check_prompt_logprobs(tokens * params.n, params.prompt_logprobs)
-        except InvalidRequest as error:
-            raise respelled(error, parsed.spelling) from None
     return tokenized, TextRules(loaded.tokenizer, params)
 
 
 def _check_sequences(parsed: Parsed, budget: Budget) -> None:
     prompts, n, beams = len(parsed.request.prompts), parsed.request.sampling_params.n, parsed.request.beam_search
     n = n if beams is None else max(n, beams.num_beams)
-    budget.check_sequences(parsed.prompt_field if prompts > 1 else parsed.spelling("n"), prompts, n)
+    budget.check_sequences(parsed.prompt_field if prompts > 1 else parsed.alias("n"), prompts, n)
 
 
 def _check_limits(parsed: Parsed, capabilities: Capabilities) -> None:
     """Refuse what this engine cannot do before submitting it. Raises `InvalidRequest` with the client's field name."""
-    try:
+    with aliased(parsed.alias):
         check_sampling_params(parsed.request.sampling_params, capabilities)
         for prompt in parsed.request.prompts:
             check_adapter(prompt.adapter, capabilities)
-    except InvalidRequest as error:
-        raise respelled(error, parsed.spelling) from None
 
 
 _PATIENCE = 1.0

@@ -42,7 +42,7 @@ class ShoutDialect(Dialect):
             stream=body.stream,
         )
         formatter = ShoutLines if body.stream else ShoutDocument
-        return Parsed(request, formatter, spelling=str, prompt_field="text")
+        return Parsed(request, formatter, alias=str, prompt_field="text")
 
     def error(self, error: LMIError) -> Reply:
         """Render an error that occurs before the first byte of the answer."""

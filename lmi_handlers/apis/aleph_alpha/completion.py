@@ -17,7 +17,7 @@ from lmi_handlers.apis.aleph_alpha.chat import Penalty, error_response
 from lmi_handlers.apis.base import Payload, Reply
 from lmi_handlers.apis.openai.body import MAX_LOGPROBS
 from lmi_handlers.apis.openai.dialect import OpenAIDialect, check_length, decode_body
-from lmi_handlers.core.errors import InvalidRequest, LMIError, UnsupportedFeature
+from lmi_handlers.core.errors import InvalidRequest, LMIError, UnsupportedFeature, aliased
 from lmi_handlers.core.request import GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.serving.parsed import Parsed
@@ -149,16 +149,14 @@ class AlephAlphaCompletionBody(msgspec.Struct, frozen=True, kw_only=True):
             "stop": tuple(self.stop_sequences or ()),
             "bad_words": tuple(self.completion_bias_exclusion or ()),
         }
-        try:
+        with aliased(self.alias):
             return SamplingParams(**{name: value for name, value in values.items() if value is not None})
-        except InvalidRequest as error:
-            raise InvalidRequest(error.message, field=self.spelling(error.field or "")) from error
 
-    def spelling(self, field: str) -> str:
+    def alias(self, field: str) -> str:
         """Return the name under which the client set a field of `SamplingParams`."""
         if field == "n" and self.best_of is not None:
             return "best_of"
-        return _SPELLINGS.get(field, field)
+        return _ALIASES.get(field, field)
 
     def _temperature(self) -> float:
         """A `temperature` of 0 means greedy, or with `top_k` or `top_p` sampling at temperature 1."""
@@ -197,14 +195,14 @@ class AlephAlphaCompletionDialect(OpenAIDialect):
         )
         formatter = partial(CompletionSseFormatter if body.stream else CompletionJsonFormatter, options=options)
         fits = partial(check_length, "prompt")
-        return Parsed(request, formatter, body.spelling, fits, "prompt")
+        return Parsed(request, formatter, body.alias, fits, "prompt")
 
     def error(self, error: LMIError) -> Reply:
         """Render an error as for chats."""
         return error_response(error)
 
 
-_SPELLINGS = {
+_ALIASES = {
     "max_tokens": "maximum_tokens",
     "min_tokens": "minimum_tokens",
     "logprobs": "log_probs",

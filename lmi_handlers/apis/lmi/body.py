@@ -1,4 +1,4 @@
-"""LMI's request body, and the translation of its generation parameters, with all their spellings, to `SamplingParams`.
+"""LMI's request body, and the translation of its generation parameters, with all their aliases, to `SamplingParams`.
 
 Source: the LMI input/output schema document, "GenerationParameters" and the additional parameters of vLLM, lmi-dist and
 TensorRT-LLM. `structured_outputs` and `guided_*` are vLLM's: LMI passes unknown parameters on to vLLM.
@@ -16,7 +16,7 @@ from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.decoding import decode_json, decode_typed, unknown_names
 from lmi_handlers.apis.structured_outputs import StructuredOutputsBody, constraint_of
 from lmi_handlers.config.budget import Budget
-from lmi_handlers.core.errors import InvalidBody, InvalidRequest
+from lmi_handlers.core.errors import InvalidBody, InvalidRequest, aliased
 from lmi_handlers.core.request import BeamSearchParams, Prompt
 from lmi_handlers.core.sampling_params import RANGES, SamplingParams
 
@@ -111,10 +111,8 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
         for name in _SAME_NAME:
             values[name] = getattr(self, name)
         given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
-        try:
+        with aliased(self.alias):
             return SamplingParams(**given, structured_outputs=constraint_of(self))
-        except InvalidRequest as error:
-            raise InvalidRequest(error.message, field=self.spelling(error.field or "")) from error
 
     def beam_search_params(self) -> BeamSearchParams | None:
         """Translate the beam search parameters. Returns None for fewer than two beams. Raises `InvalidRequest`."""
@@ -122,10 +120,8 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
             return None
         values: dict[str, Any] = {name: getattr(self, name) for name in BeamSearchParams.__struct_fields__}
         values["length_penalty"] = _first(self.len_penalty, self.length_penalty)
-        try:
+        with aliased(self.alias):
             return BeamSearchParams(**{name: value for name, value in values.items() if value is not None})
-        except InvalidRequest as error:
-            raise InvalidRequest(error.message, field=self.spelling(error.field or "")) from error
 
     @property
     def sequences(self) -> int:
@@ -163,11 +159,11 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
         """How many of the last prompt tokens to keep."""
         return None if self.truncate is None else _at_least("truncate", self.truncate, 1)
 
-    def spelling(self, field: str) -> str:
+    def alias(self, field: str) -> str:
         """Return the name under which the client set a field of `SamplingParams`, with its path in the body."""
         if field == "adapters":
             return field  # next to `parameters`, not in it
-        names = SPELLINGS.get(field, ())
+        names = ALIASES.get(field, ())
         return f"parameters.{next((name for name in names if getattr(self, name) is not None), field)}"
 
     def _temperature(self, defaults: Mapping[str, float]) -> float:
@@ -186,7 +182,7 @@ _SAME_NAME = (
     "include_stop_str_in_output",
     "skip_special_tokens",
 )
-SPELLINGS = {
+ALIASES = {
     "n": ("n", "best_of"),
     "max_tokens": ("request_output_len", "max_new_tokens", "max_tokens"),
     "min_tokens": ("min_new_tokens", "min_tokens", "min_length"),

@@ -96,7 +96,7 @@ class LmiDialect(Dialect):
         ignored = body.ignored + unknown
         self._log_ignored(ignored)
         request = self._request(payload, body, ignored, formatter)
-        return Parsed(request, formatter, body.parameters.spelling)
+        return Parsed(request, formatter, body.parameters.alias)
 
     def error(self, error: LMIError) -> Reply:
         """Render `{"error":"<cause>","code":424}`, compact like DJL's front end."""

@@ -57,7 +57,7 @@ class LmiDynamicDialect(Dialect):
             return_full_text=full_text is None or full_text,
             ignored_parameters=body.ignored + without_effect,
         )
-        return Parsed(request, formatter, body.parameters.spelling)
+        return Parsed(request, formatter, body.parameters.alias)
 
     def error(self, error: LMIError) -> Reply:
         """Render `{"code":424,"message":"invoke handler failure","error":"<cause>"}` on five lines, like DJL."""

@@ -19,7 +19,7 @@ from lmi_handlers.apis.documentation import (
     Documentation,
     sampling_bounds,
 )
-from lmi_handlers.apis.lmi.body import SPELLINGS, LmiParameters
+from lmi_handlers.apis.lmi.body import ALIASES, LmiParameters
 from lmi_handlers.apis.lmi.dialect import LmiDialect
 from lmi_handlers.apis.lmi.dynamic import LmiDynamicDialect
 from lmi_handlers.apis.routes import EVENTS, JSON, JSON_LINES, Generation, Route, Types
@@ -39,10 +39,10 @@ def _parameter_bounds() -> Bounds:
     """Return the bounds of `SamplingParams` under LMI's names, and the bounds of LMI's own fields."""
     known = sampling_bounds()
     bounds: dict[str, Mapping[str, Any]] = {
-        spelling: keywords
+        alias: keywords
         for name, keywords in known.items()
-        for spelling in SPELLINGS.get(name, (name,))
-        if spelling != "do_sample"
+        for alias in ALIASES.get(name, (name,))
+        if alias != "do_sample"
     }
     seed = known["seed"] | {"pattern": "^[0-9]{1,19}$"}
     return {

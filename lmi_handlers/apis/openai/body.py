@@ -21,7 +21,7 @@ from lmi_handlers.apis.structured_outputs import (
     StructuredOutputsBody,
     constraint_of,
 )
-from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.core.errors import InvalidRequest, aliased
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 
 MAX_LOGPROBS = 20
@@ -72,7 +72,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-_SPELLINGS: dict[str, tuple[str, ...]] = {
+_ALIASES: dict[str, tuple[str, ...]] = {
     "adapters": ("model",),
     "structured_outputs": (
         "response_format",
@@ -128,16 +128,14 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     priority: int | None = None
 
-    spellings: ClassVar[Mapping[str, tuple[str, ...]]]
+    aliases: ClassVar[Mapping[str, tuple[str, ...]]]
     """The client's names for fields of `SamplingParams` that have other names here."""
 
     def constraint(self) -> StructuredOutputs | None:
         """Return the structured output that is asked for, if any. Raises `InvalidRequest`."""
         asked = None if self.response_format is None else self.response_format.structured_outputs()
-        try:
+        with aliased(self.alias):
             vllms = constraint_of(self)
-        except InvalidRequest as error:
-            raise InvalidRequest(error.message, field=self.spelling("structured_outputs")) from error
         if asked is not None and vllms is not None:
             raise InvalidRequest("cannot be combined with response_format", field="structured_outputs")
         return vllms if asked is None else asked
@@ -152,9 +150,9 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
         """Whether every chunk of a stream has the usage so far."""
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
-    def spelling(self, field: str) -> str:
+    def alias(self, field: str) -> str:
         """Return the name under which the client set a field of `SamplingParams`."""
-        names = self.spellings.get(field, ())
+        names = self.aliases.get(field, ())
         return next((name for name in names if getattr(self, name) is not None), field)
 
     def sampling_params(self, **values: Any) -> SamplingParams:
@@ -194,10 +192,10 @@ class ChatCompletionBody(OpenAIBody, frozen=True, kw_only=True):
     include_reasoning: bool | None = None
     reasoning_effort: str | None = None
 
-    spellings = _SPELLINGS | {
+    aliases = _ALIASES | {
         "max_tokens": ("max_completion_tokens",),
         "logprobs": ("top_logprobs",),
-        "structured_outputs": (*_SPELLINGS["structured_outputs"], "tools"),
+        "structured_outputs": (*_ALIASES["structured_outputs"], "tools"),
     }
 
     @property
@@ -222,7 +220,7 @@ class CompletionBody(OpenAIBody, frozen=True, kw_only=True):
     logprobs: int | None = None
     suffix: str | None = None
 
-    spellings = _SPELLINGS | {"n": ("best_of",), "prompt_logprobs": ("logprobs",)}
+    aliases = _ALIASES | {"n": ("best_of",), "prompt_logprobs": ("logprobs",)}
 
     @property
     def num_prompts(self) -> int:

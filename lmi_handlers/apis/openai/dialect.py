@@ -43,6 +43,7 @@ from lmi_handlers.core.errors import (
     RequestTimeout,
     UnsupportedFeature,
     UnsupportedMediaType,
+    aliased,
     entry_of,
 )
 from lmi_handlers.core.request import ChatPrompt, GenerationRequest, Prompt, PromptContent
@@ -184,7 +185,7 @@ class ChatDialect(OpenAIDialect):
             continuous_usage=body.continuous_usage,
         )
         formatter = partial(self._stream_formatter if _streams(payload, body) else ChatJsonFormatter, options=options)
-        return Parsed(request, formatter, body.spelling, partial(check_length, "messages"), "messages")
+        return Parsed(request, formatter, body.alias, partial(check_length, "messages"), "messages")
 
     def _tool_calls(
         self, body: ChatCompletionBody, choice: str
@@ -292,7 +293,7 @@ class CompletionsDialect(OpenAIDialect):
             continuous_usage=body.continuous_usage,
         )
         formatter = partial(self._stream_formatter if stream else CompletionJsonFormatter, options=options)
-        return Parsed(request, formatter, body.spelling, partial(check_length, "prompt"), "prompt")
+        return Parsed(request, formatter, body.alias, partial(check_length, "prompt"), "prompt")
 
 
 def decode_body(payload: Payload, kind: type[Body]) -> tuple[Body, tuple[str, ...]]:
@@ -309,10 +310,8 @@ def decode_body(payload: Payload, kind: type[Body]) -> tuple[Body, tuple[str, ..
 
 def sampling_params(body: OpenAIBody, values: dict[str, Any]) -> SamplingParams:
     """Translate. Raises `InvalidRequest` with OpenAI's name for the field."""
-    try:
+    with aliased(body.alias):
         return body.sampling_params(**{name: value for name, value in values.items() if value is not None})
-    except InvalidRequest as error:
-        raise InvalidRequest(error.message, field=body.spelling(error.field or "")) from error
 
 
 def check_length(

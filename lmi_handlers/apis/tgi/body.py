@@ -19,7 +19,7 @@ from lmi_handlers.apis.decoding import conversion_error, decode_json
 from lmi_handlers.apis.structured_outputs import Grammar
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
-from lmi_handlers.core.errors import InvalidBody, InvalidJson, InvalidRequest
+from lmi_handlers.core.errors import InvalidBody, InvalidJson, InvalidRequest, aliased
 from lmi_handlers.core.json_shape import count_members, json_shape
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams
@@ -105,16 +105,14 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True):
         for name in _SAME_NAME:
             values[name] = getattr(self, name)
         given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
-        try:
+        with aliased(alias):
             if self.grammar is not None:
                 given["structured_outputs"] = self.grammar.structured_outputs()
             return SamplingParams(**given)
-        except InvalidRequest as error:
-            raise InvalidRequest(error.message, field=error.field and spelling(error.field)) from error
 
 
 _SAME_NAME = ("top_p", "top_k", "typical_p", "repetition_penalty", "frequency_penalty", "watermark")
-_SPELLINGS = {
+_ALIASES = {
     "n": "best_of",
     "max_tokens": "max_new_tokens",
     "logprobs": "top_n_tokens",
@@ -124,9 +122,9 @@ _SPELLINGS = {
 }
 
 
-def spelling(field: str) -> str:
+def alias(field: str) -> str:
     """Return TGI's name for the field of `SamplingParams`, with its path in the body."""
-    return f"parameters.{_SPELLINGS.get(field, field)}"
+    return f"parameters.{_ALIASES.get(field, field)}"
 
 
 class TgiBody(msgspec.Struct, frozen=True):

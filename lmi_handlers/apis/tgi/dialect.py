@@ -18,10 +18,10 @@ from lmi_handlers.apis.base import Dialect, Payload, Reply
 from lmi_handlers.apis.tgi.body import (
     TgiBody,
     TgiCompatBody,
+    alias,
     check_body,
     check_length,
     decode_body,
-    spelling,
 )
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
@@ -130,7 +130,7 @@ class TgiDialect(Dialect):
             top_n_tokens=parameters.top_n_tokens or 0,
             ignored_parameters=ignored,
         )
-        return Parsed(request, formatter, spelling, check_length)
+        return Parsed(request, formatter, alias, check_length)
 
 
 class GenerateDialect(TgiDialect):
