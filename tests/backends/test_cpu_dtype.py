@@ -19,7 +19,7 @@ from lmi_handlers.config.properties import ServingProperties
 
 
 def set_cpu(monkeypatch: pytest.MonkeyPatch, *, onednn: bool, instructions: bool = True) -> None:
-    """Have torch report a CPU whose 16-bit types oneDNN takes, and with or without the instructions for bfloat16."""
+    """Let torch report a CPU whose 16-bit types oneDNN supports, with or without instructions for bfloat16."""
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: onednn)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: onednn)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
@@ -44,7 +44,7 @@ def spoken(caplog: pytest.LogCaptureFixture, message: str) -> str:
     return reason
 
 
-def test_auto_takes_float32_where_the_models_type_is_emulated(
+def test_auto_uses_float32_if_the_cpu_emulates_the_models_type(
     checkpoint: tuple[Path, torch.dtype], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, own = checkpoint
@@ -54,7 +54,7 @@ def test_auto_takes_float32_where_the_models_type_is_emulated(
     assert f"{str(own).removeprefix('torch.')} is emulated on this CPU" in spoken(caplog, "dtype selected")
 
 
-def test_auto_takes_the_models_type_where_the_cpu_computes_with_it(
+def test_auto_uses_the_models_type_if_the_cpu_supports_it(
     checkpoint: tuple[Path, torch.dtype], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, own = checkpoint
@@ -64,7 +64,7 @@ def test_auto_takes_the_models_type_where_the_cpu_computes_with_it(
     assert spoken(caplog, "dtype selected") == "the model's own"
 
 
-def test_an_emulated_type_that_was_asked_for_is_taken_with_a_warning(
+def test_configured_type_that_is_emulated_logs_a_warning(
     checkpoint: tuple[Path, torch.dtype], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, own = checkpoint
@@ -74,7 +74,7 @@ def test_an_emulated_type_that_was_asked_for_is_taken_with_a_warning(
     assert any(f"no {str(own).removeprefix('torch.')} arithmetic" in warning for warning in warnings)
 
 
-def test_a_model_that_names_no_type_is_loaded_in_float32(checkpoint: tuple[Path, torch.dtype]) -> None:
+def test_model_without_a_type_is_loaded_in_float32(checkpoint: tuple[Path, torch.dtype]) -> None:
     path, _ = checkpoint
     config = json.loads((path / "config.json").read_text())
     del config["dtype"]
@@ -83,7 +83,7 @@ def test_a_model_that_names_no_type_is_loaded_in_float32(checkpoint: tuple[Path,
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="about instruction sets of x86")
-def test_avx512_without_bfloat16_instructions_is_emulation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_avx512_without_bfloat16_instructions_emulates(monkeypatch: pytest.MonkeyPatch) -> None:
     set_cpu(monkeypatch, onednn=True, instructions=False)
     assert is_emulated(torch.bfloat16)
     set_cpu(monkeypatch, onednn=True, instructions=True)
@@ -93,7 +93,7 @@ def test_avx512_without_bfloat16_instructions_is_emulation(monkeypatch: pytest.M
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="about instruction sets of x86")
 def test_avx2_emulates_both() -> None:
-    """torch's own answer, in a process that is held to AVX2: true on this CPU, whichever it is."""
+    """Asks torch itself, in a process that is limited to AVX2. The result is the same on any CPU."""
     code = (
         "import torch; from backends.cpu_dtype import is_emulated;"
         "print(is_emulated(torch.bfloat16), is_emulated(torch.float16), is_emulated(torch.float32))"

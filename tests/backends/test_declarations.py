@@ -1,4 +1,4 @@
-"""What backends declare, put together in the registry."""
+"""The registry of what backends declare."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lmi_handlers.core.errors import ConfigError
 
 
 class SameOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """As TensorRT-LLM declares it, with another default and description."""
+    """TensorRT-LLM's option with another default and description."""
 
     max_num_tokens: Annotated[PositiveInt | None, Option("Maximum tokens.")] = 4096
 
@@ -36,12 +36,12 @@ def declare(**fields: Any) -> BackendDeclaration:
     return BackendDeclaration(**({"name": "mine", "location": "my_engine:MyBackend"} | fields))
 
 
-def test_every_backend_of_ours_is_usable() -> None:
+def test_our_backends_are_usable() -> None:
     assert list(registry().backends) == list(BACKENDS)
     assert registry().unusable == {}
 
 
-def test_option_that_two_backends_declare_alike() -> None:
+def test_option_that_two_backends_declare() -> None:
     known = registry().with_backend(declare(options=SameOptions, reads=("dtype",)))
     assert known.options["max_num_tokens"].read_by == ("tensorrt_llm", "mine")
     assert known.options["dtype"].read_by[-1] == "mine"
@@ -61,13 +61,13 @@ def test_option_that_two_backends_declare_alike() -> None:
         ({"handlers": {"djl_python.huggingface": Handler()}}, "uses a handler that is taken: djl_python.huggingface"),
     ],
 )
-def test_declaration_that_clashes(fields: dict[str, Any], words: str) -> None:
+def test_conflicting_declaration(fields: dict[str, Any], words: str) -> None:
     backend = declare(**fields)
     with pytest.raises(ConfigError, match=f"^backend '{backend.name}' {words}"):
         registry().with_backend(backend)
 
 
-def test_values_of_a_backend_are_the_options_that_it_reads() -> None:
+def test_values_are_the_options_that_the_backend_reads() -> None:
     backend = declare(options=SameOptions, reads=("dtype", "max_model_len", "quantize"))
     properties = ServingProperties(max_model_len=5, engine_options={"max_beam_width": 3})
     assert backend.values(properties) == {"dtype": "auto", "max_model_len": 5, "max_num_tokens": 4096}
@@ -75,7 +75,7 @@ def test_values_of_a_backend_are_the_options_that_it_reads() -> None:
     assert backend.values(properties)["max_num_tokens"] == 7
 
 
-def test_engine_options_cross_to_the_engine_process() -> None:
+def test_engine_process_gets_the_backends_options() -> None:
     properties = ServingProperties(engine_options={"a": True, "b": 2, "c": 0.5, "d": "text", "e": 2.0})
     again = msgspec.json.decode(msgspec.json.encode(properties), type=ServingProperties)
     assert again == properties

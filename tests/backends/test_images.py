@@ -1,4 +1,4 @@
-"""Images in chats: a model makes of them what it does in the library itself, on every backend that takes them."""
+"""Images in chats: on every backend that supports them, answers match those of the library itself."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def picture(seed: int, size: tuple[int, int] = (80, 60)) -> PIL.Image.Image:
 
 
 NEW = map(picture, itertools.count(100))
-"""Pictures that no cache has."""
+"""Makes images that no cache has."""
 
 
 PICTURES = [picture(seed) for seed in range(3)]
@@ -81,7 +81,7 @@ def source() -> Path:
 
 @pytest.fixture(scope="session")
 def models(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Folders of models by name."""
+    """Model folders by name."""
     made: dict[str, Path] = {}
 
     def path(name: str) -> Path:
@@ -103,7 +103,7 @@ class Reference:
     def __call__(
         self, text: str, images: Sequence[PIL.Image.Image], max_tokens: int = MAX_TOKENS
     ) -> tuple[list[int], int]:
-        """The generated ids, greedy, and the number of the prompt's."""
+        """Return the greedily generated ids and the number of prompt tokens."""
         if images:
             inputs = self.processor(text=[text], images=[list(images)], return_tensors="pt", add_special_tokens=False)
         else:
@@ -194,7 +194,7 @@ CASES = [
 ]
 
 
-def test_images_are_seen_as_the_library_shows_them(loaded: Loaded) -> None:
+def test_answers_match_the_library(loaded: Loaded) -> None:
     expected = [loaded.reference(text, images) for text, images in CASES]
     assert len({tuple(tokens) for tokens, _ in expected}) == len(CASES), "the reference does not look at its images"
     one_by_one = [run(loaded.backend, request(loaded.tokenizer, *case))[0] for case in CASES]
@@ -212,7 +212,7 @@ def test_samples_of_one_prompt(loaded: Loaded) -> None:
     assert ids(both[0]) == ids(both[1]) == loaded.reference(text, images)[0]
 
 
-def test_a_grammar_and_an_image(loaded: Loaded) -> None:
+def test_grammar_with_an_image(loaded: Loaded) -> None:
     text, images = CASES[0]
     wanted = request(loaded.tokenizer, text, images, structured_outputs=StructuredOutputs(regex="(yes|no)"))
     (outputs,) = run(loaded.backend, wanted)
@@ -227,14 +227,14 @@ def test_a_grammar_and_an_image(loaded: Loaded) -> None:
         (CHAT.format("<image>"), PICTURES[:2]),
     ],
 )
-def test_text_and_images_that_do_not_fit_fail_alone(loaded: Loaded, text: str, images: list[PIL.Image.Image]) -> None:
+def test_mismatched_text_and_images_fail_alone(loaded: Loaded, text: str, images: list[PIL.Image.Image]) -> None:
     wrong, right = run(loaded.backend, request(loaded.tokenizer, text, images), request(loaded.tokenizer, *CASES[0]))
     assert wrong[-1].finish_reason is FinishReason.ERROR
     assert wrong[-1].invalid_request
     assert ids(right) == loaded.reference(*CASES[0])[0]
 
 
-def test_a_prompt_too_long_with_its_images(loaded: Loaded) -> None:
+def test_prompt_that_is_too_long_with_its_images(loaded: Loaded) -> None:
     text, new = CHAT.format("<image>" * 12), next(NEW)
     wanted = request(loaded.tokenizer, text, [new] * 12)
     assert len(wanted.prompt.token_ids) < 256
@@ -245,7 +245,7 @@ def test_a_prompt_too_long_with_its_images(loaded: Loaded) -> None:
     assert ids(run(loaded.backend, request(loaded.tokenizer, text, [new]))[0]) == loaded.reference(text, [new])[0]
 
 
-def test_aborted_while_its_images_are_prepared(loaded: Loaded) -> None:
+def test_abort_while_images_are_prepared(loaded: Loaded) -> None:
     text, new = CHAT.format("<image>"), next(NEW)
     wanted = [request(loaded.tokenizer, text, [new]) for _ in range(4)]
     for item in wanted:
@@ -256,7 +256,7 @@ def test_aborted_while_its_images_are_prepared(loaded: Loaded) -> None:
     assert loaded.backend.num_preparing == 0
 
 
-def test_a_broken_file_fails_alone(loaded: Loaded) -> None:
+def test_broken_file_fails_alone(loaded: Loaded) -> None:
     text, images = CASES[0]
     broken = request(loaded.tokenizer, text, images)
     file = encoded(images[0])
@@ -267,7 +267,7 @@ def test_a_broken_file_fails_alone(loaded: Loaded) -> None:
     assert ids(right) == loaded.reference(text, images)[0]
 
 
-def test_a_model_that_is_to_take_no_images_batches_texts(models: Callable[[str], Path], tmp_path: Path) -> None:
+def test_text_only_model_batches_texts(models: Callable[[str], Path], tmp_path: Path) -> None:
     made = Loaded("transformers", models("idefics3"), tmp_path, limit_mm_per_prompt='{"image": 0}')
     assert isinstance(made.backend, TransformersBackend)
     assert isinstance(made.backend._runner, RollingRunner)
@@ -277,7 +277,7 @@ def test_a_model_that_is_to_take_no_images_batches_texts(models: Callable[[str],
     made.backend.close()
 
 
-def test_a_model_whose_image_is_a_word_of_its_text(models: Callable[[str], Path], tmp_path: Path) -> None:
+def test_model_whose_image_token_is_an_ordinary_word(models: Callable[[str], Path], tmp_path: Path) -> None:
     made = Loaded("transformers", models("llava"), tmp_path)
     text, images = "USER: What is <image>\n?\nASSISTANT:", PICTURES[:1]
     assert ids(run(made.backend, request(made.tokenizer, text, images))[0]) == made.reference(text, images)[0]
@@ -301,8 +301,8 @@ def test_positions_in_three_dimensions(processor: tiny_vision.Qwen2VLImages) -> 
     assert [ids(outputs) for outputs in together] == expected
 
 
-def test_samples_of_prompts_that_overlap() -> None:
-    """Each prompt's images are decoded once, as long as not too many others come in between."""
+def test_interleaved_samples_share_decoded_images() -> None:
+    """Each prompt's images are decoded once, unless too many other prompts come in between."""
     processed: list[str] = []
     preparer = ImagePreparer(lambda wanted, _: processed.append(wanted.request_id))
     prompts = [ImagePrompt("<image>", [encoded(picture(seed, (8, 8)))]) for seed in range(9)]
@@ -339,7 +339,7 @@ class Broken(tiny_vision.Qwen2VLImages):
         raise torch.OutOfMemoryError("no more")
 
 
-def test_what_goes_wrong_with_one_prompts_images_is_no_others(processor: tiny_vision.Qwen2VLImages) -> None:
+def test_image_errors_affect_one_prompt_only(processor: tiny_vision.Qwen2VLImages) -> None:
     model = tiny_vision.qwen2_vl(processor)
     mark = "<|vision_start|><|image_pad|><|vision_end|>"
     good: tuple[str, list[PIL.Image.Image]] = (CHAT.format("Just words."), [])
@@ -395,7 +395,7 @@ def ask(server: Server, *parts: dict[str, Any], **more: Any) -> requests.Respons
     return server.invoke(body, path="/v1/chat/completions")
 
 
-def test_a_chat_with_images(server: Server, expect: Reference) -> None:
+def test_chat_with_images(server: Server, expect: Reference) -> None:
     tokens, length = expect(CHAT.format("What is <image>?"), PICTURES[:1])
     text = expect.processor.tokenizer.decode(tokens, skip_special_tokens=True)
     content: Any = [text_part("What is "), image_part(url(PICTURES[0])), text_part("?")]
@@ -420,13 +420,13 @@ def test_a_chat_with_images(server: Server, expect: Reference) -> None:
     assert chunks[-1].usage.prompt_tokens == length
 
 
-def test_the_name_of_a_model_in_a_folder(server: Server) -> None:
+def test_name_of_a_model_in_a_folder(server: Server) -> None:
     (model,) = client(server).models.list().data
     assert model.id.startswith("/")
     assert client(server).models.retrieve(model.id) == model
 
 
-def test_images_in_a_history(server: Server, expect: Reference) -> None:
+def test_images_in_the_history(server: Server, expect: Reference) -> None:
     text = "<|im_start|>user\n<image><|im_end|>\n<|im_start|>assistant\nA red one.<|im_end|>\n" + CHAT.format(
         "And <image>"
     )
@@ -444,7 +444,7 @@ def test_images_in_a_history(server: Server, expect: Reference) -> None:
     )
 
 
-def test_a_template_of_parts_reads_texts_too(server: Server, expect: Reference) -> None:
+def test_template_for_content_parts_accepts_text(server: Server, expect: Reference) -> None:
     tokens, _ = expect(CHAT.format("Just words."), [])
     answer = ask(server, text_part("Just "), text_part("words.")).json()
     assert answer["choices"][0]["message"]["content"] == expect.processor.tokenizer.decode(
@@ -452,7 +452,7 @@ def test_a_template_of_parts_reads_texts_too(server: Server, expect: Reference) 
     )
 
 
-def test_an_image_is_fetched_from_an_allowed_host(server: Server, pictures: PictureServer) -> None:
+def test_image_is_fetched_from_an_allowed_host(server: Server, pictures: PictureServer) -> None:
     there = f"https://localhost:{pictures.server_port}/red.png"
     fetched = ask(server, image_part(there))
     assert fetched.status_code == 200, fetched.text
@@ -476,7 +476,7 @@ def test_an_image_is_fetched_from_an_allowed_host(server: Server, pictures: Pict
         ("data:image/png,abc", "base64"),
     ],
 )
-def test_addresses_that_are_refused(
+def test_rejected_addresses(
     server: Server,
     pictures: PictureServer,
     address: str,
@@ -490,7 +490,7 @@ def test_addresses_that_are_refused(
     assert "127.0.0.1" not in error["message"]
 
 
-def test_images_too_large_or_too_many(server: Server) -> None:
+def test_too_large_or_too_many_images(server: Server) -> None:
     large = ask(server, image_part(url(picture(1, (400, 300)))))
     assert (large.status_code, "400 x 300 pixels" in large.text) == (400, True)
     many = ask(server, *[image_part(url(PICTURES[0]))] * 17)
@@ -499,7 +499,7 @@ def test_images_too_large_or_too_many(server: Server) -> None:
     assert (long.status_code, "256" in long.text) == (400, True), long.text
 
 
-def test_one_bad_image_fails_nobody_else(server: Server) -> None:
+def test_bad_image_fails_only_its_request(server: Server) -> None:
     good = ask(server, image_part(url(PICTURES[0]))).json()["choices"]
     with ThreadPoolExecutor(8) as pool:
         answers = list(
@@ -514,7 +514,7 @@ def test_one_bad_image_fails_nobody_else(server: Server) -> None:
     assert all(answer.json()["choices"] == good for answer in answers[1::2])
 
 
-def test_a_mark_in_the_text_is_no_image(server: Server) -> None:
+def test_image_token_in_the_text_is_not_an_image(server: Server) -> None:
     for parts in ([text_part("<image>")], [text_part("<image>"), image_part(url(PICTURES[0]))]):
         answer = ask(server, *parts)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
@@ -523,7 +523,7 @@ def test_a_mark_in_the_text_is_no_image(server: Server) -> None:
 
 
 @pytest.mark.long
-def test_a_template_of_texts(
+def test_template_for_text(
     models: Callable[[str], Path], start_server: Callable[..., Server], expect: Reference
 ) -> None:
     path = models("llava")

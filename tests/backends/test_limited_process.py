@@ -1,4 +1,4 @@
-"""Processes with limits: what ends a question, and who waits for whom."""
+"""Processes with limits: what ends a job, and in which order jobs run."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def process() -> Iterator[LimitedProcess]:
     made.close()
 
 
-def test_processor_time_is_what_counts(process: LimitedProcess) -> None:
-    """By the clock the first answer takes five times its limit; the second question is ended by the kernel."""
+def test_limit_applies_to_processor_time(process: LimitedProcess) -> None:
+    """The first answer takes five times its limit in wall-clock time. The kernel ends the second question."""
     first = process.ask(b"sleep 0.5", seconds=0.1)
     assert first.startswith(b"set up ")
     with pytest.raises(Expired):
@@ -39,8 +39,8 @@ def test_processor_time_is_what_counts(process: LimitedProcess) -> None:
     assert process.ask(b"spin 0.05", seconds=5) == first, "the same child, which has lived through this"
 
 
-def test_what_takes_no_processor_time_ends_too() -> None:
-    """The fork itself: whoever starts the server cannot end it on every system."""
+def test_sleeping_child_is_ended_too() -> None:
+    """The server ends its own fork, because on some systems no other process can."""
     process = LimitedProcess(CHILD, patience=20)
     server = process.ask(b"spin 0", seconds=5)
     process._patience = 0.2
@@ -53,22 +53,22 @@ def test_what_takes_no_processor_time_ends_too() -> None:
 
 
 @pytest.mark.parametrize("question", [b"grow", b"abort"])
-def test_what_takes_all_memory(process: LimitedProcess, question: bytes) -> None:
-    """As Python says so, and as libraries in other languages do. The child lives through it."""
+def test_memory_limit(process: LimitedProcess, question: bytes) -> None:
+    """Reported by Python or by a library in another language. The child survives."""
     first = process.ask(b"spin 0", seconds=5)
     with pytest.raises(Exhausted):
         process.ask(question, seconds=5)
     assert process.ask(b"spin 0", seconds=5) == first
 
 
-def test_a_crash_is_no_limit(process: LimitedProcess) -> None:
+def test_crash_is_not_reported_as_a_limit(process: LimitedProcess) -> None:
     with pytest.raises(Ended) as caught:
         process.ask(b"crash", seconds=5)
     assert type(caught.value) is Ended
     assert process.ask(b"spin 0", seconds=5)
 
 
-def test_a_child_that_was_killed_between_questions(process: LimitedProcess) -> None:
+def test_child_killed_between_questions(process: LimitedProcess) -> None:
     server = psutil.Process(int(process.ask(b"spin 0", seconds=5).split()[-1]))
     server.kill()
     psutil.wait_procs([server], timeout=20)
@@ -108,9 +108,9 @@ def pool() -> Iterator[LimitedPool]:
 
 
 class Jobs:
-    """Jobs that need so much processor time, and do nothing with it; who begins and who ends is written down.
+    """Jobs that only use processor time. Records the order in which they begin and end.
 
-    None gets a turn before `begin` is set, and what needs a last turn does not end before `end` is.
+    No job gets a turn before `begin` is set, and no job that needs a last turn ends before `end` is set.
     """
 
     def __init__(self, pool: LimitedPool) -> None:
@@ -133,7 +133,7 @@ class Jobs:
         return self._pool.submit(job)
 
 
-def test_light_jobs_pass_heavy_ones(pool: LimitedPool) -> None:
+def test_light_jobs_overtake_heavy_ones(pool: LimitedPool) -> None:
     jobs = Jobs(pool)
     heavy = [jobs.submit(f"heavy {number}", 8.0) for number in range(8)]
     middle = jobs.submit("middle", 0.5)
@@ -151,21 +151,21 @@ def test_light_jobs_pass_heavy_ones(pool: LimitedPool) -> None:
     assert [seconds for name, seconds in jobs.turns if name == "heavy 7"] == [0.1, 1.0, 2.0, math.inf]
 
 
-def test_whoever_needs_a_little_longer_passes_heavy_jobs(pool: LimitedPool) -> None:
-    """Heavy jobs that came first have no last turn before it, except the one that has begun."""
+def test_medium_jobs_overtake_heavy_ones(pool: LimitedPool) -> None:
+    """Heavy jobs that arrived earlier get no turn before it, except for one that has already begun."""
     jobs = Jobs(pool)
     heavy = [jobs.submit(f"heavy {number}", 8.0) for number in range(8)]
     longer = jobs.submit("longer", 1.5)
     jobs.begin.set()
-    jobs.submit("light", 0.5).result(timeout=60)  # so that all wait for the second process
+    jobs.submit("light", 0.5).result(timeout=60)  # so that all jobs wait for the second process
     jobs.end.set()
     for future in (longer, *heavy):
         future.result(timeout=60)
     assert jobs.ended.index("longer") <= 2
 
 
-def test_short_jobs_do_not_keep_others_waiting_for_ever(pool: LimitedPool) -> None:
-    """There is always one that waits for its first turn."""
+def test_heavy_job_is_not_starved_by_short_ones(pool: LimitedPool) -> None:
+    """A new short job is always waiting for its first turn."""
     enough = threading.Event()
 
     def short(process: LimitedProcess, seconds: float) -> None:
@@ -182,7 +182,7 @@ def test_short_jobs_do_not_keep_others_waiting_for_ever(pool: LimitedPool) -> No
         enough.set()
 
 
-def test_who_has_given_up_gets_no_further_turn(pool: LimitedPool) -> None:
+def test_cancelled_job_gets_no_further_turn(pool: LimitedPool) -> None:
     jobs = Jobs(pool)
     heavy = [jobs.submit(f"heavy {number}", 8.0) for number in range(4)]
     jobs.begin.set()
@@ -194,7 +194,7 @@ def test_who_has_given_up_gets_no_further_turn(pool: LimitedPool) -> None:
     assert jobs.ended == ["light", "heavy 0", "last"]
 
 
-def test_what_a_job_raises(pool: LimitedPool) -> None:
+def test_error_of_a_job(pool: LimitedPool) -> None:
     def job(process: LimitedProcess, seconds: float) -> None:
         raise RuntimeError(f"with {seconds} s")
 
@@ -202,7 +202,7 @@ def test_what_a_job_raises(pool: LimitedPool) -> None:
         pool.submit(job).result(timeout=60)
 
 
-def test_close_ends_what_runs(pool: LimitedPool) -> None:
+def test_close_ends_running_jobs(pool: LimitedPool) -> None:
     started = threading.Event()
 
     def job(process: LimitedProcess, seconds: float) -> None:
@@ -218,7 +218,7 @@ def test_close_ends_what_runs(pool: LimitedPool) -> None:
     assert waiting.done()
 
 
-def test_shared_by_all_who_wait() -> None:
+def test_shared_result() -> None:
     def pass_on(done: Future[int], waiter: Future[int]) -> None:
         if waiter.set_running_or_notify_cancel():
             waiter.set_result(done.result())

@@ -1,6 +1,6 @@
-"""lmi-dist: the package, against a stand-in made from LMI's calls of it, and vLLM under its options.
+"""lmi-dist: the package, on a stand-in made from the calls that LMI makes, and vLLM with lmi-dist's options.
 
-The stand-in's model answers with the prompt and then ends; sampled tokens are shifted by the seed.
+The stand-in's model repeats the prompt and then ends. Sampled tokens are shifted by the seed.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ def token_ids(outputs: list[TokenOutput]) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
 
 
-# What serves under the name
+# The choice between lmi-dist and vLLM
 
 
-def test_installed_package_serves(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+def test_lmi_dist_is_used_if_installed(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "backends.lmi_dist"):
         load()
     assert [record.message for record in caplog.records] == ["lmi_dist is installed and serves"]
@@ -98,7 +98,7 @@ def test_installed_package_serves(load: Load, caplog: pytest.LogCaptureFixture) 
 
 @pytest.mark.filterwarnings("ignore")  # vLLM's own libraries
 @pytest.mark.needs("vllm")
-def test_otherwise_vllm_serves(caplog: pytest.LogCaptureFixture) -> None:
+def test_vllm_is_used_otherwise(caplog: pytest.LogCaptureFixture) -> None:
     nothing = ModelFiles(path=None, eos_token_ids=(), vocab_size=1)
     with caplog.at_level(logging.INFO, "backends.lmi_dist"), pytest.raises(ConfigError, match="the lmi_dist backend"):
         LmiDistBackend.load(nothing, ServingProperties(), lambda phase: None)
@@ -108,18 +108,18 @@ def test_otherwise_vllm_serves(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def in_a_new_process(code: str) -> str:
-    """Run Python that has neither imported nor seen anything of these tests; return what it prints."""
+    """Run code in a Python process without any of these tests' modules. Returns what it prints."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_import_of_the_module_imports_no_engine() -> None:
+def test_importing_the_module_imports_no_engine() -> None:
     code = "import sys, backends.lmi_dist.backend; print({'lmi_dist', 'vllm', 'torch'} & set(sys.modules))"
     assert in_a_new_process(code) == "set()\n"
 
 
-def test_package_needs_no_vllm_of_today(model: ModelFiles) -> None:
+def test_lmi_dist_works_without_current_vllm(model: ModelFiles) -> None:
     standins = str(SUPPORT / "standins")
     code = f"""if True:
         import sys, pathlib
@@ -134,7 +134,7 @@ def test_package_needs_no_vllm_of_today(model: ModelFiles) -> None:
     assert in_a_new_process(code) == f"loading weights\n{MAX_MODEL_LEN}\n"
 
 
-def test_neither_is_there() -> None:
+def test_neither_is_installed() -> None:
     code = """if True:
         import sys
         sys.modules["vllm"] = None
@@ -150,7 +150,7 @@ def test_neither_is_there() -> None:
     assert in_a_new_process(code).startswith("backend 'lmi_dist' cannot be imported: ModuleNotFoundError:")
 
 
-# vLLM under lmi-dist's options
+# lmi-dist's options on vLLM
 
 
 @pytest.mark.filterwarnings("ignore")  # vLLM's own libraries
@@ -191,7 +191,7 @@ def test_options_on_vllm(model: ModelFiles, caplog: pytest.LogCaptureFixture) ->
         ({"extra": {"max_num_seq": "4"}}, r"option\.max_num_seq: neither this server nor vLLM"),
     ],
 )
-def test_wrong_options_on_vllm(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_on_vllm(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LmiDistBackend.check_options(serving_properties(**options))
 
@@ -201,7 +201,7 @@ def test_wrong_options_on_vllm(options: dict[str, Any], message: str) -> None:
 
 @pytest.fixture(params=["deltas", "cumulative"])
 def either(request: pytest.FixtureRequest, load: Load, lmi_dist: Any, monkeypatch: pytest.MonkeyPatch) -> Load:
-    """Load engines of a version that can give deltas, and of one that cannot."""
+    """Load engines of a version that can return deltas, and of one that cannot."""
     if request.param == "cumulative":
         monkeypatch.setattr(lmi_dist, "RequestParams", lmi_dist.CumulativeRequestParams)
     return load
@@ -229,12 +229,12 @@ def test_logprobs(either: Load) -> None:
     assert len(outputs[0].prompt_logprobs) == len(PROMPT)
 
 
-def test_no_alternatives_unless_asked_for(either: Load) -> None:
+def test_no_alternatives_unless_requested(either: Load) -> None:
     outputs = run(either(), PROMPT, logprobs=0, prompt_logprobs=0)
     assert {(output.top_logprobs, output.prompt_top_logprobs) for output in outputs} == {(None, None)}
 
 
-def test_best_tokens_of_each_prompt_position(either: Load) -> None:
+def test_top_prompt_logprobs(either: Load) -> None:
     first, *others = run(either(), PROMPT, prompt_logprobs=2)
     assert first.prompt_logprobs is not None
     assert first.prompt_top_logprobs is not None
@@ -245,7 +245,7 @@ def test_best_tokens_of_each_prompt_position(either: Load) -> None:
 
 
 def test_long_prompt_in_chunks(either: Load) -> None:
-    """Steps without tokens are no outputs; the prompt's log probabilities come with the first that has some."""
+    """Steps without tokens produce no output. The prompt's log probabilities come with the first token."""
     prompt = PROMPT * 4
     outputs = run(either(enable_chunked_prefill=True), prompt, max_tokens=3, prompt_logprobs=0)
     assert [output.token_ids for output in outputs] == [[10], [11], [12]]
@@ -262,8 +262,8 @@ def test_stop_ids(load: Load) -> None:
     assert (token_ids(outputs), outputs[-1].finish_reason) == ([10, OTHER_EOS, EOS, 10], FinishReason.LENGTH)
 
 
-def test_without_max_tokens_up_to_the_models_length(load: Load) -> None:
-    """The engine's own default would be 16."""
+def test_no_max_tokens(load: Load) -> None:
+    """The engine's own default is 16."""
     assert len(token_ids(run(load(), PROMPT, ignore_eos=True))) == MAX_MODEL_LEN - len(PROMPT)
 
 
@@ -287,7 +287,7 @@ def test_parameters_reach_the_engine(load: Load) -> None:
 
 
 @pytest.mark.parametrize("top_k", [0, -1])
-def test_top_k_off(load: Load, top_k: int) -> None:
+def test_top_k_is_off(load: Load, top_k: int) -> None:
     backend = load()
     run(backend, PROMPT, temperature=1.0, top_k=top_k, max_tokens=1)
     assert engine(backend).submitted[-1].params.top_k == -1
@@ -310,10 +310,10 @@ def test_abort(load: Load) -> None:
     assert list(engine(backend)._jobs) == ["stays"]
 
 
-# Limits and errors
+# Limits and failures
 
 
-def test_refused_by_the_engine_at_once(load: Load) -> None:
+def test_rejected_by_the_engine(load: Load) -> None:
     backend = load()
     with pytest.raises(InvalidRequest, match="more than 20 logprobs"):
         backend.add_request(request(PROMPT, logprobs=21))
@@ -331,7 +331,7 @@ def test_refused_by_the_engine_at_once(load: Load) -> None:
         ("allowed_token_ids", (5,)),
     ],
 )
-def test_what_this_version_has_no_parameter_for(load: Load, field: str, value: Any) -> None:
+def test_parameter_that_this_version_lacks(load: Load, field: str, value: Any) -> None:
     with pytest.raises(UnsupportedFeature, match=f"{field}: is not supported by the lmi_dist backend"):
         check_sampling_params(SamplingParams(**{field: value}), load().capabilities)
 
@@ -345,7 +345,7 @@ def test_version_with_more_parameters(load: Load, lmi_dist: Any, monkeypatch: py
     assert engine(backend).submitted[-1].params.typical_p == 0.5
 
 
-def test_failed_step_is_the_engines_death(load: Load) -> None:
+def test_failed_step_kills_the_engine(load: Load) -> None:
     backend = load()
     assert backend.step() == []
     backend.add_request(request(PROMPT))
@@ -359,7 +359,7 @@ def test_failed_step_is_the_engines_death(load: Load) -> None:
 
 @pytest.fixture
 def adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
-    """Two folders, and the vLLM that the package brings as far as it is used."""
+    """Two adapter folders, and the parts of lmi-dist's own vLLM that are used."""
 
     class LoRARequest:
         def __init__(self, *, lora_name: str, lora_int_id: int, lora_path: str) -> None:
@@ -377,7 +377,7 @@ def adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]
 
 
 def test_adapters(load: Load, adapters: dict[str, Path]) -> None:
-    """The stand-in's add their number to every token."""
+    """The stand-in's adapters add their id to every token."""
     backend = load(adapters, enable_lora=True)
     assert backend.capabilities.adapters == ("one", "two")
     for adapter, shift in (("two", 2), (None, 0), ("one", 1)):
@@ -424,11 +424,11 @@ def test_options_become_arguments(load: Load) -> None:
     assert (backend.capabilities.max_model_len, backend.capabilities.max_num_seqs) == (40, 17)
 
 
-def test_dynamic_batch_sets_the_batch_size(load: Load) -> None:
+def test_dynamic_batch_size(load: Load) -> None:
     assert load(rolling_batch="disable", batch_size=5).capabilities.max_num_seqs == 5
 
 
-def test_setting_without_counterpart_is_reported(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+def test_option_without_counterpart_is_logged(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     load(max_logprobs=5)
     assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [
         "option.max_logprobs has no effect: LMI does not pass it to lmi_dist"
@@ -447,7 +447,7 @@ def test_setting_without_counterpart_is_reported(load: Load, caplog: pytest.LogC
     ],
 )
 @pytest.mark.usefixtures("lmi_dist")
-def test_wrong_option(options: dict[str, Any], message: str) -> None:
+def test_invalid_option(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LmiDistBackend.check_options(serving_properties(**options))
 
@@ -460,7 +460,7 @@ def test_no_checkpoint(path: Path | None) -> None:
         LmiDistBackend.load(files, ServingProperties(), lambda phase: None)
 
 
-# The stand-in notices mistakes. Each of these is the adapter with one put in.
+# The stand-in notices mistakes. Each of these tests puts one into the adapter.
 
 
 @pytest.mark.parametrize(
@@ -471,7 +471,7 @@ def test_no_checkpoint(path: Path | None) -> None:
         ({"enable_lora": 1}, r"VllmEngineArgs\.enable_lora must be"),
     ],
 )
-def test_wrong_engine_argument(
+def test_invalid_engine_argument(
     load: Load, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any], message: str
 ) -> None:
     adapter = importlib.import_module("backends.lmi_dist.engine")
@@ -489,7 +489,7 @@ def test_wrong_engine_argument(
         ({"max_tokens": 0}, ValueError),
     ],
 )
-def test_wrong_parameter(lmi_dist: Any, wrong: dict[str, Any], error: type[Exception]) -> None:
+def test_invalid_parameter(lmi_dist: Any, wrong: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         lmi_dist.RequestParams(**wrong)
 
@@ -497,14 +497,14 @@ def test_wrong_parameter(lmi_dist: Any, wrong: dict[str, Any], error: type[Excep
 @pytest.mark.parametrize(
     "wrong", [{"id": 1}, {"prompt": PROMPT}, {"prompt": "text"}, {"params": {}}, {"lora_request": "one"}, {"inputs": 1}]
 )
-def test_wrong_request(lmi_dist: Any, wrong: dict[str, Any]) -> None:
+def test_invalid_request(lmi_dist: Any, wrong: dict[str, Any]) -> None:
     right = {"id": "1", "prompt": {"prompt_token_ids": PROMPT}, "params": lmi_dist.RequestParams()}
     lmi_dist.Request(**right)
     with pytest.raises(TypeError):
         lmi_dist.Request(**right | wrong)
 
 
-def test_cumulative_ids_taken_for_deltas(load: Load, lmi_dist: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cumulative_ids_mistaken_for_deltas(load: Load, lmi_dist: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lmi_dist, "RequestParams", lmi_dist.CumulativeRequestParams)
     backend = load()
     backend.add_request(request(PROMPT))
@@ -512,7 +512,7 @@ def test_cumulative_ids_taken_for_deltas(load: Load, lmi_dist: Any, monkeypatch:
     assert [output.token_ids for _ in range(2) for output in backend.step()] == [[10], [10, 11]]
 
 
-def test_deltas_taken_for_all_there_is(load: Load) -> None:
+def test_deltas_mistaken_for_cumulative_ids(load: Load) -> None:
     backend = load()
     backend.add_request(request(PROMPT))
     backend._sequences["r"]._deltas = False

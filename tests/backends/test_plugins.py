@@ -1,4 +1,4 @@
-"""Backends and formatters, our own and third parties', by name."""
+"""Backends and formatters by name: our own and third-party ones."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ PLUGIN = SUPPORT / "plugin"
 Check = Callable[[str], Result]
 
 
-@pytest.mark.filterwarnings("ignore")  # engines warn of the libraries that they use themselves
+@pytest.mark.filterwarnings("ignore")  # engines cause warnings in the libraries that they use
 @pytest.mark.parametrize("name", sorted(BACKENDS))
-def test_backend_is_where_the_table_says(name: str) -> None:
+def test_backend_can_be_imported(name: str) -> None:
     library = (*declaration(name).requires, "lmi_handlers")[0]
     if library != "lmi_dist|vllm" and importlib.util.find_spec(library) is None:
         with pytest.raises(ConfigError, match=f"backend '{name}' cannot be imported: ModuleNotFoundError"):
@@ -40,19 +40,19 @@ def test_backend_is_where_the_table_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FORMATTERS))
-def test_formatter_is_where_the_table_says(name: str) -> None:
+def test_formatter_can_be_imported(name: str) -> None:
     formatter = load_formatter_class(name)
     assert issubclass(formatter, Formatter)
     assert not getattr(formatter, "__abstractmethods__", None)
     assert "/" in formatter.content_type
 
 
-def test_unknown_formatter_names_the_known_ones() -> None:
+def test_error_for_an_unknown_formatter_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"unknown output formatter 'morse'; known: .*jsonlines.*sse"):
         load_formatter_class("morse")
 
 
-def test_plugins_are_found_without_being_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugins_are_found_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "scripted" not in available_backends()
     monkeypatch.syspath_prepend(PLUGIN)
     assert available_backends() == BACKENDS | {"scripted": "scripted_declaration:DECLARATION"}
@@ -61,7 +61,7 @@ def test_plugins_are_found_without_being_imported(monkeypatch: pytest.MonkeyPatc
     assert not {"scripted_formatter", "scripted_backend"} & {*sys.modules}
 
 
-def test_server_with_a_third_partys_backend_and_formatter(start_server: StartServer) -> None:
+def test_server_with_a_third_party_backend_and_formatter(start_server: StartServer) -> None:
     server = start_server(
         "option.rolling_batch=script\noption.scripted_words=2\noption.output_formatter=csv\noption.model_id=model\n",
         environ={"PYTHONPATH": plugin_path(PLUGIN)},
@@ -88,7 +88,7 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
     return run
 
 
-def test_check_knows_a_third_partys_options(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_knows_third_party_options(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(PLUGIN)
     result = check("option.rolling_batch=scripted\noption.scripted_words=2\noption.max_model_len=64\n")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -98,7 +98,7 @@ def test_check_knows_a_third_partys_options(check: Check, monkeypatch: pytest.Mo
     assert "scripted_backend" not in sys.modules
 
 
-def test_check_refuses_a_wrong_value_of_a_third_partys_option(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_rejects_an_invalid_value_of_a_third_party_option(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(PLUGIN)
     result = check("option.rolling_batch=scripted\noption.scripted_words=many\n")
     assert result.exit_code == 1
@@ -106,14 +106,14 @@ def test_check_refuses_a_wrong_value_of_a_third_partys_option(check: Check, monk
     assert result.stderr == f"lmi: error: {message}\n"
 
 
-def test_check_names_the_nearest_option_of_a_third_party(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_suggests_the_nearest_third_party_option(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(PLUGIN)
     result = check("option.rolling_batch=scripted\noption.scripted_word=2\n")
     assert result.exit_code == 1
     assert "unknown option option.scripted_word; did you mean option.scripted_words?" in result.stdout
 
 
-def test_third_partys_option_has_no_effect_on_another_backend(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_third_party_option_has_no_effect_on_another_backend(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(PLUGIN)
     result = check("option.rolling_batch=echo\noption.scripted_words=2\n")
     assert result.exit_code == 0
@@ -121,7 +121,7 @@ def test_third_partys_option_has_no_effect_on_another_backend(check: Check, monk
 
 
 @pytest.mark.usefixtures("broken_plugins")
-def test_broken_plugin_that_is_not_used_is_a_warning(check: Check) -> None:
+def test_unused_broken_plugin_is_a_warning(check: Check) -> None:
     result = check("option.rolling_batch=echo\n")
     assert (result.exit_code, result.stderr) == (0, "")
     for name, (_, cause) in BROKEN.items():
@@ -168,7 +168,7 @@ def broken_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("broken_plugins")
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_plugin_is_a_configuration_error_of_one_line(name: str) -> None:
+def test_broken_plugin_is_a_one_line_configuration_error(name: str) -> None:
     cause = BROKEN[name][1]
     for load, kind in ((load_backend_class, "backend"), (load_formatter_class, "output formatter")):
         with pytest.raises(ConfigError) as caught:
@@ -180,7 +180,7 @@ def test_broken_plugin_is_a_configuration_error_of_one_line(name: str) -> None:
 
 
 @pytest.mark.parametrize("option", ["rolling_batch", pytest.param("output_formatter", marks=pytest.mark.long)])
-def test_server_with_a_broken_plugin_ends_with_one_line(
+def test_server_with_a_broken_plugin_ends_with_a_one_line_error(
     start_server: StartServer, broken_plugins: Path, option: str
 ) -> None:
     properties = "option.rolling_batch=echo\n" if option == "output_formatter" else ""

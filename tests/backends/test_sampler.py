@@ -1,4 +1,4 @@
-"""The sampler against transformers' own logits processors, and its promises about batches."""
+"""The sampler matches transformers' logits processors, and a row does not depend on the rest of its batch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_logits(seed: int, rows: int = 1, spread: float = 4.0) -> torch.Tensor:
 def reference_scores(
     logits: torch.Tensor, params: SamplingParams, prompt: list[int], output: list[int]
 ) -> torch.Tensor:
-    """Scores of one row after everything that `params` ask for, by transformers' processors where it has them."""
+    """Return the scores of one row after applying `params`, with transformers' processors where they exist."""
     scores = logits.clone()[None]
     for token, bias in (params.logit_bias or {}).items():
         scores[0, token] += bias
@@ -65,7 +65,7 @@ def reference_scores(
 
 
 def assert_drawn_from(token: int, scores: torch.Tensor, seed: int, draws_before: int = 0) -> None:
-    """Check that `token` is where the seed's random number falls in the distribution of `scores`, rounding aside."""
+    """Check that the seed's random number selects `token` from the distribution of `scores`, apart from rounding."""
     source = random.Random(seed)
     number = [source.random() for _ in range(draws_before + 1)][-1]
     probs = scores.double().softmax(dim=-1)
@@ -98,10 +98,10 @@ sampling_params = st.builds(
     logits_seed=st.integers(0, 10**6),
     spread=st.sampled_from([0.01, 1.0, 5.0]),
 )
-def test_every_row_is_drawn_as_transformers_would(
+def test_rows_match_transformers(
     params: list[SamplingParams], history: list[int], logits_seed: int, spread: float
 ) -> None:
-    """Whatever parameters the other rows have: prompt and output split the history in the middle."""
+    """The parameters of other rows do not matter. Half of the history is the prompt, the other half the output."""
     half = len(history) // 2 + 1
     prompt, output = history[:half], history[half:]
     logits = make_logits(logits_seed, rows=len(params), spread=spread)
@@ -114,7 +114,7 @@ def test_every_row_is_drawn_as_transformers_would(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_greedy_takes_the_best_token_after_edits(seed: int) -> None:
+def test_greedy_chooses_the_best_token_after_penalties(seed: int) -> None:
     logits = make_logits(seed)
     best = int(logits.argmax())
     assert sample(logits.clone(), [make_state(SamplingParams(temperature=0))])[0] == Sampled(best)
@@ -122,21 +122,21 @@ def test_greedy_takes_the_best_token_after_edits(seed: int) -> None:
     assert sample(logits.clone(), [make_state(params)])[0].token_id == int(logits[0].topk(2).indices[1])
 
 
-def test_temperature_next_to_zero_is_greedy() -> None:
+def test_tiny_temperature_is_greedy() -> None:
     logits = make_logits(0)
     assert sample(logits.clone(), [make_state(SamplingParams(temperature=1e-40))])[0].token_id == int(logits.argmax())
 
 
-def test_ties_at_the_kth_place_stay() -> None:
-    """As in transformers: with half precision ties are common, and which of them a sort puts first is chance."""
+def test_top_k_keeps_ties() -> None:
+    """As in transformers. With half precision, ties are common, and their order after sorting is arbitrary."""
     logits = torch.full((1, VOCAB_SIZE), -30.0)
     logits[0, [10, 20, 30]] = 5.0
     drawn = {sample(logits.clone(), [make_state(SamplingParams(top_k=2, seed=seed))])[0].token_id for seed in range(60)}
     assert drawn == {10, 20, 30}
 
 
-def test_the_frequencies_follow_the_distribution() -> None:
-    """Without a seed, so by the system's entropy: 4000 draws of a three-token distribution."""
+def test_frequencies_follow_the_distribution() -> None:
+    """4000 draws from a distribution of three tokens, without a seed."""
     logits = torch.full((4000, VOCAB_SIZE), -math.inf)
     logits[:, [3, 700, 1499]] = torch.tensor([0.2, 0.3, 0.5]).log()
     drawn = [choice.token_id for choice in sample(logits, [make_state(SamplingParams()) for _ in range(4000)])]
@@ -145,7 +145,7 @@ def test_the_frequencies_follow_the_distribution() -> None:
         assert abs(drawn.count(token) / 4000 - probability) < 6 * math.sqrt(probability * (1 - probability) / 4000)
 
 
-def test_a_seed_gives_the_same_tokens_in_any_batch() -> None:
+def test_seed_gives_the_same_tokens_in_any_batch() -> None:
     mixed = [SamplingParams(temperature=0), SamplingParams(top_p=0.3), SamplingParams(top_k=3, logprobs=2)]
     for seed in range(20):
         logits = make_logits(seed, rows=4)
@@ -154,7 +154,7 @@ def test_a_seed_gives_the_same_tokens_in_any_batch() -> None:
         assert sample(logits.clone(), [make_state(p) for p in (*mixed, params)])[3] == alone
 
 
-def test_each_token_takes_the_next_random_number() -> None:
+def test_each_token_uses_the_next_random_number() -> None:
     state = make_state(SamplingParams(seed=11))
     for step in range(5):
         logits = make_logits(step, spread=1.0)
@@ -163,8 +163,8 @@ def test_each_token_takes_the_next_random_number() -> None:
         assert_drawn_from(token, logits[0], seed=11, draws_before=step)
 
 
-def test_logprobs_are_the_models_own() -> None:
-    """Of the distribution before bias, penalties and temperature, best first; 0 asks for the sampled token alone."""
+def test_logprobs_are_those_of_the_model() -> None:
+    """They are taken before bias, penalties and temperature, best first. 0 returns only the sampled token."""
     logits = make_logits(4, rows=4)
     asked = [
         SamplingParams(temperature=0.3, logprobs=3, logit_bias={9: 100.0}),
@@ -191,7 +191,7 @@ def test_logprobs_are_the_models_own() -> None:
 
 
 @pytest.mark.parametrize("counts", [[0, 0, 0], [2, 0, 1]])
-def test_logprobs_and_best(counts: list[int]) -> None:
+def test_logprobs_with_alternatives(counts: list[int]) -> None:
     logits = make_logits(5, rows=3)
     expected = logits.log_softmax(dim=-1)
     logprobs, best = logprobs_and_best(logits, torch.tensor([4, 0, 1499]), counts)
@@ -203,7 +203,7 @@ def test_logprobs_and_best(counts: list[int]) -> None:
         assert [value for _, value in pairs or ()] == pytest.approx(values.tolist(), abs=1e-5)
 
 
-def test_logprobs_of_nothing() -> None:
+def test_logprobs_of_no_rows() -> None:
     assert logprobs_and_best(make_logits(5, rows=0), torch.tensor([], dtype=torch.long), []) == ([], [])
 
 
@@ -211,7 +211,7 @@ def test_logprobs_of_nothing() -> None:
 @pytest.mark.parametrize(
     "params", [SamplingParams(temperature=0), SamplingParams(top_p=0.5, typical_p=0.5, logprobs=2)]
 )
-def test_a_row_that_is_no_distribution_fails_alone(bad: float, params: SamplingParams) -> None:
+def test_invalid_row_fails_alone(bad: float, params: SamplingParams) -> None:
     logits = make_logits(6, rows=3)
     logits[1, 77] = bad
     good = SamplingParams(temperature=0, logprobs=1)
@@ -223,7 +223,7 @@ def test_a_row_that_is_no_distribution_fails_alone(bad: float, params: SamplingP
         assert sampled[row].token_id == int(logits[row].argmax())
 
 
-def test_min_tokens_holds_back_every_end() -> None:
+def test_min_tokens_blocks_all_end_ids() -> None:
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, 2], logits[0, 5], logits[0, 8] = 9.0, 8.0, 7.0
     state = make_state(SamplingParams(temperature=0, min_tokens=2, stop_token_ids=(5,)))
@@ -234,8 +234,8 @@ def test_min_tokens_holds_back_every_end() -> None:
     assert tokens == [8, 8, 2]
 
 
-def test_bad_words_end_where_they_would_be_complete() -> None:
-    """A word of one token never comes; of a longer one the last token, where those before it were generated just now."""
+def test_bad_words_are_never_completed() -> None:
+    """A one-token word is never generated. The last token of a longer word is not generated after its others."""
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, 5], logits[0, 6], logits[0, 7], logits[0, 8] = 9.0, 8.0, 7.0, 6.0
 
@@ -256,9 +256,9 @@ def test_bad_words_end_where_they_would_be_complete() -> None:
 
 
 def z_score(token_ids: list[int], before: int, ratio: float) -> float:
-    """How many standard deviations more of the tokens are on their predecessor's list than by chance.
+    """Return by how many standard deviations more tokens are on their predecessor's list than expected by chance.
 
-    The list is drawn here as the paper says (the left hash): by a generator seeded with the token before.
+    The list is drawn as in the paper (left hash), by a generator that is seeded with the preceding token.
     """
     hits = 0
     for last, token in zip([before, *token_ids], token_ids, strict=False):
@@ -268,8 +268,8 @@ def z_score(token_ids: list[int], before: int, ratio: float) -> float:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_watermark_is_found_where_it_was_asked_for(temperature: float) -> None:
-    """Two rows of the same batch, whose logits are nearly flat: the marked one is told from the other one."""
+def test_watermark_is_detected_in_the_marked_row_only(temperature: float) -> None:
+    """Two rows of one batch have nearly flat logits. Only one of them is watermarked."""
     watermark = WatermarkLogitsProcessor(VOCAB_SIZE, device="cpu", greenlist_ratio=0.5)
     marked, plain = (
         SamplerState(SamplingParams(temperature=temperature, seed=4), [1], frozenset(), VOCAB_SIZE, CPU, watermark=mark)
@@ -286,7 +286,7 @@ def test_a_watermark_is_found_where_it_was_asked_for(temperature: float) -> None
     assert abs(z_score(texts[1], 1, 0.5)) < 3
 
 
-def test_the_watermark_follows_the_prompts_last_token() -> None:
+def test_watermark_starts_after_the_prompts_last_token() -> None:
     watermark = WatermarkLogitsProcessor(VOCAB_SIZE, device="cpu", greenlist_ratio=0.5)
     logits = torch.zeros(1, VOCAB_SIZE)
     for last in (1, 7, 1499):

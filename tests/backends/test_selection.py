@@ -1,4 +1,4 @@
-"""Which backend `auto` takes."""
+"""The backend that `auto` chooses."""
 
 from __future__ import annotations
 
@@ -124,20 +124,20 @@ def test_auto_with_a_backend_of_higher_priority(
         (["null"], {}, None),
     ],
 )
-def test_gpu_by_its_device_files(tmp_path: Path, files: list[str], environ: dict[str, str], gpu: str | None) -> None:
+def test_find_gpu(tmp_path: Path, files: list[str], environ: dict[str, str], gpu: str | None) -> None:
     for name in files:
         (tmp_path / name).touch()
     assert find_gpu(environ, tmp_path) == gpu
 
 
-def test_architecture_of_a_local_model_counts(tmp_path: Path) -> None:
+def test_auto_reads_the_architecture_of_a_local_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertForMaskedLM"]}))
     for properties in (ServingProperties(model_id=str(tmp_path)), ServingProperties(model_dir=str(tmp_path))):
         assert "BertForMaskedLM" in select_backend(properties).reason
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", '{"architectures": null}'])
-def test_config_that_says_nothing(tmp_path: Path, text: str) -> None:
+def test_config_without_architectures(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     assert "architecture" not in select_backend(ServingProperties(model_dir=str(tmp_path))).reason
 
@@ -151,7 +151,7 @@ def test_config_that_says_nothing(tmp_path: Path, text: str) -> None:
         (ServingProperties(rolling_batch="disable", backend="vllm"), "vllm"),
     ],
 )
-def test_what_is_asked_for_is_taken(properties: ServingProperties, name: str) -> None:
+def test_configured_backend_is_chosen(properties: ServingProperties, name: str) -> None:
     selection = select_backend(properties)
     assert (selection.name, selection.reason) == (name, "serving.properties asks for it")
 
@@ -173,7 +173,7 @@ def test_unknown_backend() -> None:
         (["kfd"], {}, None),
     ],
 )
-def test_gpus_are_counted(tmp_path: Path, files: list[str], environ: dict[str, str], count: int | None) -> None:
+def test_count_gpus(tmp_path: Path, files: list[str], environ: dict[str, str], count: int | None) -> None:
     for name in files:
         (tmp_path / name).touch()
     assert count_gpus(environ, tmp_path) == count
@@ -181,7 +181,7 @@ def test_gpus_are_counted(tmp_path: Path, files: list[str], environ: dict[str, s
 
 @pytest.fixture
 def tensorrt_llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed TensorRT-LLM, as far as anybody looks who does not import it."""
+    """Makes TensorRT-LLM look installed to code that does not import it."""
     (tmp_path / "tensorrt_llm").mkdir()
     (tmp_path / "tensorrt_llm" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
@@ -189,7 +189,7 @@ def tensorrt_llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("tensorrt_llm")
 @pytest.mark.parametrize(("tensor", "pipeline", "gpus"), [(4, 1, 2), (2, 2, 3), (2, 1, 1), (2, 1, 0)])
-def test_more_gpus_than_there_are(tensor: int, pipeline: int, gpus: int) -> None:
+def test_too_few_gpus(tensor: int, pipeline: int, gpus: int) -> None:
     properties = ServingProperties(tensor_parallel_degree=tensor, pipeline_parallel_degree=pipeline)
     with pytest.raises(ConfigError, match=rf"needs {tensor * pipeline} GPUs, but there (is|are) {gpus}$"):
         check_gpus(properties, declaration("tensorrt_llm"), gpus)
@@ -200,5 +200,5 @@ def test_more_gpus_than_there_are(tensor: int, pipeline: int, gpus: int) -> None
     ("degree", "backend", "gpus"),
     [("max", "tensorrt_llm", 0), (2, "tensorrt_llm", 2), (8, "tensorrt_llm", None), (8, "transformers", 0)],
 )
-def test_gpus_that_are_there_or_not_known(degree: Any, backend: str, gpus: int | None) -> None:
+def test_enough_gpus_or_an_unknown_number(degree: Any, backend: str, gpus: int | None) -> None:
     check_gpus(ServingProperties(tensor_parallel_degree=degree), declaration(backend), gpus)

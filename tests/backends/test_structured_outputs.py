@@ -1,4 +1,4 @@
-"""Answers that must match a grammar: what is allowed when, who waits meanwhile, and what a grammar can do to the engine."""
+"""Structured outputs: which tokens are allowed, what happens during compilation, and grammars that are too expensive."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ from lmi_handlers.text.bundle import TOKENIZER_FILE, build_byte_bundle
 VOCAB_SIZE = 300  # more than the tokenizer has, as many models do
 EOS = 256
 TOO_MUCH = StructuredOutputs(json='{"type": "array", "items": {"type": "integer"}, "minItems": 1000000000}')
-"""Takes several seconds until it has taken too much memory."""
+"""Runs for several seconds before it exceeds the memory limit."""
 
 
 def heavy_schema(number: int) -> StructuredOutputs:
-    """The same, but another one for each number."""
+    """The same, but different for each number."""
     least = 10**9 + number
     return StructuredOutputs(json=f'{{"type": "array", "items": {{"type": "integer"}}, "minItems": {least}}}')
 
@@ -66,14 +66,14 @@ PERSON = {
 
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
-    """Of the byte tokenizer: a token's id is its byte."""
+    """The byte tokenizer's vocabulary: a token's id is its byte."""
     directory = tmp_path_factory.mktemp("bytes")
     build_byte_bundle(directory)
     return Vocabulary(str(directory / TOKENIZER_FILE), VOCAB_SIZE, (EOS,))
 
 
 def make_model() -> Any:
-    """A new one each time, the same weights: a backend makes its model its own."""
+    """A new model with the same weights each time, because a backend modifies its model."""
     torch.set_num_threads(1)
     torch.manual_seed(3)
     config = LlamaConfig(
@@ -107,7 +107,7 @@ def add(backend: TransformersBackend, request_id: str, prompt: str = "x", **para
 
 
 def run(backend: TransformersBackend, *request_ids: str) -> dict[str, tuple[list[int], TokenOutput]]:
-    """Step until these have ended: the tokens and the last output of each."""
+    """Step until these have ended. Returns the tokens and the last output of each."""
     tokens: dict[str, list[int]] = {request_id: [] for request_id in request_ids}
     last: dict[str, TokenOutput] = {}
     for _ in range(5000):
@@ -122,18 +122,18 @@ def run(backend: TransformersBackend, *request_ids: str) -> dict[str, tuple[list
 
 
 def answer(backend: TransformersBackend, wanted: StructuredOutputs, **params: Any) -> str:
-    """The whole answer, which the grammar has ended."""
+    """Return the whole answer, which must end where the grammar does."""
     add(backend, "one", structured_outputs=wanted, **params)
     tokens, last = run(backend, "one")["one"]
     assert (last.finish_reason, last.error) == (FinishReason.EOS_TOKEN, None)
     return bytes(token for token in tokens if token != EOS).decode()
 
 
-# What is allowed when
+# Allowed tokens
 
 
 def walk(grammar: Grammar, rng: random.Random, most: int = 400) -> Iterator[tuple[str, bool]]:
-    """Take any token that is allowed, again and again; yields the text so far and whether it may end there."""
+    """Choose random allowed tokens. Yields the text so far, and whether it may end there."""
     text = b""
     for _ in range(most):
         allowed = grammar.allowed()
@@ -167,15 +167,15 @@ def compiled(vocabulary: Vocabulary, **wanted: Any) -> Grammar:
     ),
     seed=st.integers(0, 2**32),
 )
-def test_a_regex_may_end_exactly_where_it_matches(vocabulary: Vocabulary, regex: str, seed: int) -> None:
+def test_regex_may_end_exactly_where_it_matches(vocabulary: Vocabulary, regex: str, seed: int) -> None:
     for text, may_end in walk(compiled(vocabulary, regex=regex), random.Random(seed), most=40):
-        if "�" not in text:  # else in the midst of a character
+        if "�" not in text:  # otherwise in the middle of a character
             assert may_end == (re.fullmatch(regex, text, re.ASCII) is not None), (regex, text)
 
 
 @settings(deadline=None, max_examples=100)
 @given(schema=schemas(), seed=st.integers(0, 2**32))
-def test_json_may_end_only_as_an_instance(vocabulary: Vocabulary, schema: dict[str, Any], seed: int) -> None:
+def test_json_may_end_only_as_a_valid_instance(vocabulary: Vocabulary, schema: dict[str, Any], seed: int) -> None:
     ends = 0
     for text, may_end in walk(compiled(vocabulary, json=json.dumps(schema)), random.Random(seed)):
         if may_end:
@@ -186,7 +186,7 @@ def test_json_may_end_only_as_an_instance(vocabulary: Vocabulary, schema: dict[s
 
 @settings(deadline=None, max_examples=100)
 @given(schema=any_schemas(), seed=st.integers(0, 2**32))
-def test_any_schema_is_kept_to_or_refused(vocabulary: Vocabulary, schema: Any, seed: int) -> None:
+def test_schemas_are_enforced_in_full_or_rejected(vocabulary: Vocabulary, schema: Any, seed: int) -> None:
     try:
         grammar = compiled(vocabulary, json=json.dumps(schema))
     except InvalidRequest:
@@ -200,7 +200,7 @@ def test_any_schema_is_kept_to_or_refused(vocabulary: Vocabulary, schema: Any, s
     ("schema", "last"),
     [({"type": "integer", "maximum": 2**64}, 2**53), ({"type": "integer", "minimum": -(2**63)}, -(2**53))],
 )
-def test_bounds_that_the_library_would_not_keep_to(vocabulary: Vocabulary, schema: dict[str, Any], last: int) -> None:
+def test_bounds_that_the_library_would_not_enforce(vocabulary: Vocabulary, schema: dict[str, Any], last: int) -> None:
     grammar = compiled(vocabulary, json=json.dumps(schema))
     for byte in str(last).encode():
         assert grammar.allowed()[byte]
@@ -226,12 +226,12 @@ def test_bounds_that_the_library_would_not_keep_to(vocabulary: Vocabulary, schem
         ({"not": {}}, 'Unimplemented keys: ["not"]'),
     ],
 )
-def test_what_the_library_would_not_keep_to(vocabulary: Vocabulary, schema: Any, cause: str) -> None:
+def test_keywords_that_the_library_would_not_enforce(vocabulary: Vocabulary, schema: Any, cause: str) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(cause)):
         compiled(vocabulary, json=json.dumps(schema))
 
 
-def test_json_has_no_endless_white_space(vocabulary: Vocabulary) -> None:
+def test_json_has_bounded_white_space(vocabulary: Vocabulary) -> None:
     grammar = compiled(vocabulary, json_object=True)
     for byte in b'{"a": ':
         assert grammar.allowed()[byte]
@@ -244,7 +244,7 @@ def test_class_escapes_are_ascii(vocabulary: Vocabulary) -> None:
         assert np.flatnonzero(compiled(vocabulary, regex=regex).allowed()).max() < 128
 
 
-def test_choices_that_begin_alike_and_hold_anything(vocabulary: Vocabulary) -> None:
+def test_choices_with_common_prefixes_and_special_characters(vocabulary: Vocabulary) -> None:
     choices = ("a", "ab", 'q"u\\o', "é\n/x", "*", "[0-9]")
     found = {
         text
@@ -261,11 +261,11 @@ def test_ebnf(vocabulary: Vocabulary, grammar: str) -> None:
         assert may_end == (re.fullmatch("-?[0-9]+", text) is not None)
 
 
-# Through the backend
+# The backend
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0}, {"seed": 5}, {"seed": 6, "temperature": 3.0, "top_p": 0.9}])
-def test_every_kind(backend: TransformersBackend, params: dict[str, Any]) -> None:
+def test_each_kind_of_constraint(backend: TransformersBackend, params: dict[str, Any]) -> None:
     jsonschema.validate(json.loads(answer(backend, StructuredOutputs(json=json.dumps(PERSON)), **params)), PERSON)
     assert re.fullmatch(r"\d{3}-\d{4}", answer(backend, StructuredOutputs(regex=r"\d{3}-\d{4}"), **params))
     assert answer(backend, StructuredOutputs(choice=("yes", "no")), **params) in ("yes", "no")
@@ -274,7 +274,7 @@ def test_every_kind(backend: TransformersBackend, params: dict[str, Any]) -> Non
     assert run(backend, "object")["object"][0][0] == ord("{")
 
 
-def test_nothing_defeats_the_grammar(backend: TransformersBackend) -> None:
+def test_other_parameters_do_not_override_the_grammar(backend: TransformersBackend) -> None:
     wanted = StructuredOutputs(regex="[ab]{4}")
     assert re.fullmatch("[ab]{4}", answer(backend, wanted, logit_bias={ord("z"): 100.0, EOS: 100.0}))
     assert re.fullmatch("[ab]{4}", answer(backend, wanted, min_tokens=30)), "what is over is over"
@@ -286,7 +286,7 @@ def test_nothing_defeats_the_grammar(backend: TransformersBackend) -> None:
     assert answer(backend, either, min_tokens=30, logit_bias={EOS: 100.0}) == "aaaaa"
 
 
-def test_a_sequence_with_nothing_left_fails_alone(backend: TransformersBackend) -> None:
+def test_sequence_without_allowed_tokens_fails_alone(backend: TransformersBackend) -> None:
     greedy = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
     add(backend, "alone", "other", **greedy)
     expected = run(backend, "alone")["alone"][0]
@@ -299,7 +299,7 @@ def test_a_sequence_with_nothing_left_fails_alone(backend: TransformersBackend) 
     assert ended["beside"][0] == expected
 
 
-def test_the_others_of_the_batch_notice_nothing(backend: TransformersBackend) -> None:
+def test_grammars_do_not_change_other_sequences(backend: TransformersBackend) -> None:
     plain = {"temperature": 0, "max_tokens": 40, "ignore_eos": True, "logprobs": 2}
     for n in range(3):
         add(backend, f"alone{n}", f"prompt {n}", **plain)
@@ -327,7 +327,7 @@ def test_the_others_of_the_batch_notice_nothing(backend: TransformersBackend) ->
         ({"regex": "\ud800"}, "Unicode"),
     ],
 )
-def test_what_cannot_be_compiled_is_the_clients_mistake(
+def test_grammar_that_does_not_compile_is_an_invalid_request(
     backend: TransformersBackend, wanted: dict[str, Any], cause: str
 ) -> None:
     add(backend, "wrong", structured_outputs=StructuredOutputs(**wanted))
@@ -340,7 +340,7 @@ def test_what_cannot_be_compiled_is_the_clients_mistake(
     assert "\n" not in last.error
 
 
-def test_a_grammar_that_takes_all_memory_takes_nobody_along(backend: TransformersBackend) -> None:
+def test_grammar_that_exhausts_memory_fails_alone(backend: TransformersBackend) -> None:
     add(backend, "beside", max_tokens=5)
     add(backend, "too much", structured_outputs=TOO_MUCH)
     add(backend, "behind", structured_outputs=StructuredOutputs(choice=("yes",)), temperature=0)
@@ -350,7 +350,7 @@ def test_a_grammar_that_takes_all_memory_takes_nobody_along(backend: Transformer
     assert bytes(ended["behind"][0]) == b"yes"
 
 
-def test_a_grammar_that_takes_too_long(vocabulary: Vocabulary) -> None:
+def test_grammar_that_takes_too_long(vocabulary: Vocabulary) -> None:
     compiler = GrammarCompiler(vocabulary, str, time_limit=0.3)
     try:
         slow = StructuredOutputs(choice=tuple(f"choice number {n} of very many" for n in range(200_000)))
@@ -361,8 +361,8 @@ def test_a_grammar_that_takes_too_long(vocabulary: Vocabulary) -> None:
         compiler.close()
 
 
-def test_light_grammars_pass_heavy_ones(vocabulary: Vocabulary) -> None:
-    """In order of arrival, the last would wait for eight times as much as takes seconds."""
+def test_light_grammars_overtake_heavy_ones(vocabulary: Vocabulary) -> None:
+    """In order of arrival, the last one would wait for eight grammars that take seconds each."""
     compiler = GrammarCompiler(vocabulary, str, time_limit=60.0)
     try:
         heavy = [compiler.submit(heavy_schema(number)) for number in range(8)]
@@ -374,8 +374,8 @@ def test_light_grammars_pass_heavy_ones(vocabulary: Vocabulary) -> None:
         compiler.close()
 
 
-def test_equal_grammars_have_equal_answers(vocabulary: Vocabulary) -> None:
-    """Those that come together share one trial, and those that come later its outcome."""
+def test_equal_grammars_share_one_trial(vocabulary: Vocabulary) -> None:
+    """Equal grammars that arrive together share one trial. Later ones reuse its result."""
     compiler = GrammarCompiler(vocabulary, str, time_limit=0.05)
     try:
         together = [compiler.submit(heavy_schema(0)) for _ in range(4)]
@@ -390,8 +390,8 @@ def test_equal_grammars_have_equal_answers(vocabulary: Vocabulary) -> None:
         compiler.close()
 
 
-def test_a_trial_that_was_killed_is_not_remembered(vocabulary: Vocabulary) -> None:
-    """As the kernel ends it where the machine runs out of memory: that is no fault of the grammar."""
+def test_killed_trial_is_not_cached(vocabulary: Vocabulary) -> None:
+    """The kernel may kill it when the machine runs out of memory, which is not the grammar's fault."""
     compiler = GrammarCompiler(vocabulary, str)
     try:
         first = compiler.submit(TOO_MUCH)
@@ -410,8 +410,8 @@ def test_a_trial_that_was_killed_is_not_remembered(vocabulary: Vocabulary) -> No
         compiler.close()
 
 
-def test_what_is_remembered_is_bounded(vocabulary: Vocabulary) -> None:
-    """By its size: of three large grammars the first is forgotten."""
+def test_cache_of_grammars_is_bounded(vocabulary: Vocabulary) -> None:
+    """Its size is bounded: the third large grammar evicts the first."""
     compiler = GrammarCompiler(vocabulary, str)
     try:
         large = [StructuredOutputs(regex="(" * (3_000_000 + number)) for number in range(3)]
@@ -422,7 +422,7 @@ def test_what_is_remembered_is_bounded(vocabulary: Vocabulary) -> None:
         compiler.close()
 
 
-def test_known_grammars_wait_for_no_trial(vocabulary: Vocabulary) -> None:
+def test_cached_grammars_do_not_wait_for_a_trial(vocabulary: Vocabulary) -> None:
     compiler = GrammarCompiler(vocabulary, str)
     try:
         known = StructuredOutputs(regex="[0-9]")
@@ -436,7 +436,7 @@ def test_known_grammars_wait_for_no_trial(vocabulary: Vocabulary) -> None:
         hanging.result(timeout=60)
 
 
-def test_abort_while_it_is_compiled(backend: TransformersBackend) -> None:
+def test_abort_during_compilation(backend: TransformersBackend) -> None:
     add(backend, "gone", structured_outputs=StructuredOutputs(regex="abc"))
     assert backend.num_preparing == 1
     backend.abort("gone")
@@ -446,7 +446,7 @@ def test_abort_while_it_is_compiled(backend: TransformersBackend) -> None:
 
 
 class Recorder:
-    """The web worker's end."""
+    """The web worker's side."""
 
     def __init__(self) -> None:
         self.messages: list[EngineMessage] = []
@@ -455,8 +455,8 @@ class Recorder:
         self.messages.append(message)
 
 
-def test_who_waits_for_a_grammar_holds_no_place(vocabulary: Vocabulary) -> None:
-    """The batch has one place: two requests come and go while the first one's grammar is compiled."""
+def test_waiting_for_a_grammar_takes_no_place_in_the_batch(vocabulary: Vocabulary) -> None:
+    """The batch has one place. Two requests run in it while the first one's grammar is compiled."""
     backend = TransformersBackend(
         make_model(), eos_token_ids=(EOS,), tokenizer_file=Path(vocabulary.tokenizer_file), max_batch_size=1
     )
@@ -477,7 +477,7 @@ def test_who_waits_for_a_grammar_holds_no_place(vocabulary: Vocabulary) -> None:
     assert [item.number for item in told] == [2] * 4 + [3] * 4
     assert isinstance(failed, Failed)
     assert (failed.number, failed.error) == (1, "InvalidRequest")
-    assert "takes " in failed.message  # too long, on a machine that is busy
+    assert "takes " in failed.message  # it also takes too long on a busy machine
 
 
 def test_without_a_tokenizer(tmp_path: Path) -> None:
@@ -491,7 +491,7 @@ def test_without_a_tokenizer(tmp_path: Path) -> None:
             check_sampling_params(SamplingParams(**params), backend.capabilities)
 
 
-# Through the server
+# Over HTTP
 
 
 @pytest.mark.model
@@ -514,7 +514,7 @@ def test_over_http(tiny_server: Server) -> None:
 
 @pytest.fixture
 def server_of(request: pytest.FixtureRequest, start_server: StartServer, tiny_llama: Path) -> Server:
-    """On the engine that the test's parameter names."""
+    """A server on the engine that the test's parameter names."""
     if request.param == "scheduler":
         shared: Server = request.getfixturevalue("tiny_server")
         return shared
@@ -527,7 +527,7 @@ def server_of(request: pytest.FixtureRequest, start_server: StartServer, tiny_ll
 @pytest.mark.parametrize(
     "server_of", ["scheduler", pytest.param("vllm", marks=pytest.mark.needs("vllm"))], indirect=True
 )
-def test_a_stream_goes_on_while_a_grammar_is_tried(server_of: Server) -> None:
+def test_stream_continues_while_a_grammar_is_tried(server_of: Server) -> None:
     deep: dict[str, Any] = {"type": "integer"}
     for _ in range(8):
         deep = {"type": "object", "properties": dict.fromkeys("abc", deep)}
@@ -563,7 +563,7 @@ def test_a_stream_goes_on_while_a_grammar_is_tried(server_of: Server) -> None:
 
 
 def grammars(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every way in which TGI's clients can write a schema."""
+    """Return all forms in which TGI's clients can send a schema."""
     return [
         {"type": "json", "value": schema},
         {"type": "json", "value": json.dumps(schema)},
@@ -575,8 +575,8 @@ def grammars(schema: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.model
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("numbers", [range(16), pytest.param(range(16, 200), marks=pytest.mark.long)])
-def test_the_real_model_answers_two_hundred_schemas(model_server_once: Server, numbers: range) -> None:
-    """Sixteen at a time, written in each of the ways, half of them greedy."""
+def test_two_hundred_schemas_on_the_real_model(model_server_once: Server, numbers: range) -> None:
+    """Sixteen at a time, in all forms, half of them greedy."""
     wanted = examples(object_schemas(), 200)
     assert len(wanted) == 200
 
@@ -618,7 +618,7 @@ def test_the_real_model_answers_two_hundred_schemas(model_server_once: Server, n
         {"properties": {"a": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}},
     ],
 )
-def test_schemas_beyond_what_is_supported(tiny_server: Server, keywords: dict[str, Any]) -> None:
+def test_unsupported_schemas(tiny_server: Server, keywords: dict[str, Any]) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}} | keywords
     for grammar in grammars(schema):
         body = {"inputs": "An example in JSON: ", "parameters": {"grammar": grammar, "max_new_tokens": 5}}

@@ -1,4 +1,4 @@
-"""The transformers backend against the library's own `generate` and forward, alone and in any company."""
+"""The transformers backend matches the library's own `generate` and forward, alone and in a batch."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ TINY: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 8,
     "max_position_embeddings": 96,
-    "initializer_range": 0.4,  # large enough for what a token attends to to decide what follows it
+    "initializer_range": 0.4,  # large enough that attention decides the next token
     "bos_token_id": 1,
     "eos_token_id": EOS,
     "pad_token_id": 0,
 }
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96}
 MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
-# Beyond 16 tokens every position's rotation is another one, so sequences of both kinds cannot share a forward.
+# In sequences of more than 16 tokens all positions are rotated differently, so they need a forward of their own.
 LONGROPE = {
     "original_max_position_embeddings": 16,
     "rope_parameters": {
@@ -86,7 +86,7 @@ SLOW_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make_model(name: str) -> Any:
-    """Build a small float32 model with random weights, the same at every call."""
+    """Build a small float32 model with random weights. They are the same on every call."""
     config_class, options = (CONFIGS | SLOW_CONFIGS)[name]
     config = getattr(transformers, config_class)(**(TINY | options))
     torch.manual_seed(5)
@@ -96,7 +96,7 @@ def make_model(name: str) -> Any:
     )
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() == 1:  # norms, biases and sinks start as constants; a mistake in them would not show
+            if parameter.dim() == 1:  # norms, biases and sinks start as constants, which would hide mistakes
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     return model.eval()
 
@@ -106,7 +106,7 @@ def make_backend(model: Any, **options: Any) -> TransformersBackend:
 
 
 def reference(model: Any, prompt: list[int], params: SamplingParams) -> list[int]:
-    """What `generate` gives for this greedy request by itself."""
+    """Return what `generate` returns for this greedy request alone."""
     max_tokens = params.max_tokens
     output = model.generate(
         input_ids=torch.tensor([prompt]),
@@ -128,7 +128,7 @@ def greedy(max_tokens: int, **fields: Any) -> SamplingParams:
 
 @dataclass
 class Collected:
-    """Everything that came for one request."""
+    """All outputs of one request."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -140,7 +140,7 @@ class Collected:
 
 
 class Driver:
-    """Steps a backend and sorts its output by request, checking what holds for every backend."""
+    """Steps a backend, sorts its outputs by request and checks what every backend guarantees."""
 
     def __init__(self, backend: TransformersBackend) -> None:
         self.backend = backend
@@ -193,7 +193,7 @@ def random_prompt(rng: random.Random, length: int) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """With so little to compute, more threads mostly wait for each other, for long on a machine that is busy."""
+    """Models this small gain nothing from threads, which wait for each other, especially on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -214,8 +214,8 @@ def backend() -> TransformersBackend:
 
 
 @pytest.mark.parametrize("name", [*CONFIGS, *SLOW_CONFIGS])
-def test_greedy_in_company_is_generate_alone(name: str) -> None:
-    """Requests of different lengths join one step after another, long prompts in pieces; one is aborted."""
+def test_greedy_in_a_batch_matches_generate(name: str) -> None:
+    """Requests of different lengths join one step after another, long prompts in chunks. One is aborted."""
     rng = random.Random(name)
     backend = make_backend(make_model(name), max_prefill_tokens=6, max_batch_size=4)
     assert type(backend._runner) is (RollingRunner if name in CONFIGS else SequentialRunner)
@@ -237,8 +237,8 @@ def test_greedy_in_company_is_generate_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral_sliding_window", "gemma2_softcap", "gpt_oss_sinks"])
-def test_rolling_logits_are_the_models_own(name: str) -> None:
-    """Closer than equal tokens can show: prompt logprobs, in pieces, against one plain forward."""
+def test_rolling_logits_match_a_plain_forward(name: str) -> None:
+    """Stricter than comparing tokens: prompt logprobs computed in chunks match those of one plain forward."""
     prompt = random_prompt(random.Random(1), 40)
     backend = make_backend(make_model(name), max_prefill_tokens=7)
     got = generate(backend, prompt, greedy(1, prompt_logprobs=2))
@@ -269,19 +269,17 @@ def test_rolling_logits_are_the_models_own(name: str) -> None:
         ({"sliding_window": 40, "layer_types": ["full_attention", "chunked_attention"]}, {0: None, 1: None}, False),
     ],
 )
-def test_windows_that_the_probe_is_too_short_for(
-    fields: dict[str, Any], windows: dict[int, int | None], fine: bool
-) -> None:
-    """What the layers asked for is compared with what the configuration promises, for sequences of up to 96 tokens."""
+def test_windows_longer_than_the_probe(fields: dict[str, Any], windows: dict[int, int | None], fine: bool) -> None:
+    """The layers' masks match the configuration for sequences of up to 96 tokens."""
     assert (_window_missing(SimpleNamespace(**fields), windows, 96) is None) is fine
 
 
-# Company
+# Batches
 
 
 @settings(deadline=None, max_examples=25)
 @given(data=st.data())
-def test_nobody_notices_who_joins_and_leaves(llama: Any, data: st.DataObject) -> None:
+def test_joining_and_leaving_changes_no_other_sequence(llama: Any, data: st.DataObject) -> None:
     backend = make_backend(
         make_model("llama"),
         max_prefill_tokens=data.draw(st.integers(1, 40), label="budget"),
@@ -307,7 +305,7 @@ def test_nobody_notices_who_joins_and_leaves(llama: Any, data: st.DataObject) ->
     assert backend._runner._slots == []  # type: ignore[attr-defined]  # only the rolling runner has slots
 
 
-def test_a_seed_gives_the_same_tokens_in_any_batch(backend: TransformersBackend) -> None:
+def test_seed_gives_the_same_tokens_in_any_batch(backend: TransformersBackend) -> None:
     rng = random.Random(3)
     prompt = random_prompt(rng, 12)
     params = SamplingParams(temperature=1.3, top_p=0.95, seed=7, max_tokens=25, ignore_eos=True)
@@ -326,12 +324,12 @@ def test_a_seed_gives_the_same_tokens_in_any_batch(backend: TransformersBackend)
     assert other.token_ids != alone
 
 
-def test_without_a_seed_answers_differ(backend: TransformersBackend) -> None:
+def test_answers_without_a_seed_differ(backend: TransformersBackend) -> None:
     params = SamplingParams(max_tokens=20, temperature=2.0, ignore_eos=True)
     assert len({tuple(generate(backend, [5, 6, 7], params).token_ids) for _ in range(4)}) > 1
 
 
-def test_more_requests_than_the_batch_takes_wait(backend: TransformersBackend, llama: Any) -> None:
+def test_requests_beyond_the_batch_size_wait(backend: TransformersBackend, llama: Any) -> None:
     small = make_backend(make_model("llama"), max_batch_size=2)
     driver = Driver(small)
     prompts = [random_prompt(random.Random(n), 5) for n in range(5)]
@@ -343,8 +341,8 @@ def test_more_requests_than_the_batch_takes_wait(backend: TransformersBackend, l
         assert collected[str(n)].token_ids == reference(llama, prompt, greedy(6, ignore_eos=True))
 
 
-def test_a_long_prompt_stops_nobody(backend: TransformersBackend) -> None:
-    """While its pieces are computed, one a step, the sequence that runs already gets a token in every step."""
+def test_long_prompt_does_not_stop_other_sequences(backend: TransformersBackend) -> None:
+    """One chunk is computed per step, and the running sequence gets a token in each of these steps."""
     slow = make_backend(make_model("llama"), max_prefill_tokens=8)
     driver = Driver(slow)
     driver.add("short", [5, 6], greedy(40, ignore_eos=True))
@@ -355,8 +353,8 @@ def test_a_long_prompt_stops_nobody(backend: TransformersBackend) -> None:
     assert {output.request_id for output in driver.step()} == {"short", "long"}
 
 
-def test_a_long_prompt_shows_progress_before_its_first_token() -> None:
-    """From step to step, and from layer to layer while a step is under way."""
+def test_long_prompt_reports_progress_before_its_first_token() -> None:
+    """Between steps, and between layers during a step."""
     backend = make_backend(make_model("llama"), max_prefill_tokens=8)
     driver = Driver(backend)
     driver.add("long", random_prompt(random.Random(0), 60), greedy(2))
@@ -371,7 +369,7 @@ def test_a_long_prompt_shows_progress_before_its_first_token() -> None:
     assert len(set(during)) == len(during) > 7
 
 
-def test_cache_usage_is_the_share_of_all_there_could_be() -> None:
+def test_cache_usage() -> None:
     backend = make_backend(make_model("llama"), max_model_len=50, max_batch_size=2)
     backend.add_request(TokenRequest(request_id="a", prompt=EncodedPrompt([5] * 9), sampling_params=greedy(3)))
     usages = [backend.kv_cache_usage]
@@ -381,7 +379,7 @@ def test_cache_usage_is_the_share_of_all_there_could_be() -> None:
     assert usages == [0.0, 0.09, 0.10, 0.0]
 
 
-def test_abort_frees_the_slot_and_unknown_ids_are_ignored(backend: TransformersBackend) -> None:
+def test_abort_frees_the_slot_and_ignores_unknown_ids(backend: TransformersBackend) -> None:
     driver = Driver(backend)
     for n in range(3):
         driver.add(str(n), [4 + n, 9], greedy(50, ignore_eos=True))
@@ -398,7 +396,7 @@ def test_abort_frees_the_slot_and_unknown_ids_are_ignored(backend: TransformersB
     assert runner._slots == []
 
 
-def test_abort_in_the_midst_of_a_prompt(llama: Any) -> None:
+def test_abort_during_a_prompt(llama: Any) -> None:
     driver = Driver(make_backend(make_model("llama"), max_prefill_tokens=4))
     driver.add("gone", random_prompt(random.Random(0), 30), greedy(5))
     driver.step()
@@ -407,8 +405,8 @@ def test_abort_in_the_midst_of_a_prompt(llama: Any) -> None:
     assert driver.run()["next"].token_ids == reference(llama, [5, 6, 7], greedy(8))
 
 
-def test_a_sequence_that_fails_takes_nobody_along(llama: Any) -> None:
-    """Token 99's embedding is broken, so whoever has it gets no numbers; also whoever takes over its slot is well."""
+def test_failing_sequence_fails_alone(llama: Any) -> None:
+    """Token 99's embedding is NaN, so its sequence fails. The next sequence in the same slot is not affected."""
     model = make_model("llama")
     backend = make_backend(model)
     model.get_input_embeddings().weight.data[99] = math.nan
@@ -430,7 +428,7 @@ def test_a_sequence_that_fails_takes_nobody_along(llama: Any) -> None:
     gaps=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 5000)), min_size=1, max_size=40),
     call_cost=st.integers(0, 5000),
 )
-def test_decode_groups_cover_every_slot_once(gaps: list[tuple[int, int]], call_cost: int) -> None:
+def test_decode_groups_cover_each_slot_once(gaps: list[tuple[int, int]], call_cost: int) -> None:
     slots: list[int] = []
     lengths: list[int] = []
     for gap, length in gaps:
@@ -446,7 +444,7 @@ def test_decode_groups_cover_every_slot_once(gaps: list[tuple[int, int]], call_c
     assert read <= sum(length + call_cost for length in lengths), "worse than each sequence by itself"
 
 
-# What a request may ask
+# Sampling parameters
 
 
 def first_tokens(model: Any, prompt: list[int], count: int) -> list[int]:
@@ -483,12 +481,12 @@ def test_min_tokens(llama: Any) -> None:
     assert len(held) >= 4
 
 
-def test_repetition_penalty_is_generates(backend: TransformersBackend, llama: Any) -> None:
+def test_repetition_penalty_matches_generate(backend: TransformersBackend, llama: Any) -> None:
     params = greedy(20, repetition_penalty=1.7)
     assert generate(backend, [5, 6, 7, 8], params).token_ids == reference(llama, [5, 6, 7, 8], params)
 
 
-def test_logprobs_are_those_of_a_plain_forward(backend: TransformersBackend, llama: Any) -> None:
+def test_logprobs_match_a_plain_forward(backend: TransformersBackend, llama: Any) -> None:
     prompt = random_prompt(random.Random(8), 10)
     params = greedy(6, ignore_eos=True, logprobs=3, prompt_logprobs=1, presence_penalty=1.0)
     got = generate(backend, prompt, params)
@@ -512,7 +510,7 @@ def test_logprobs_are_those_of_a_plain_forward(backend: TransformersBackend, lla
 
 
 def test_bad_words(tmp_path: Path) -> None:
-    """Each token of the byte tokenizer is a byte, so every word is a sequence of several."""
+    """Each token of the byte tokenizer is a byte, so each word has several tokens."""
     build_byte_bundle(tmp_path)
     backend = make_backend(make_model("llama"), tokenizer_file=tmp_path / TOKENIZER_FILE)
     plain = generate(backend, [65], greedy(30, ignore_eos=True)).token_ids
@@ -530,7 +528,7 @@ def test_bad_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"), [(("a",) * 1001, "1000 words"), (("a" * 50_001,), "50001"), (("\ud800",), "Unicode")]
 )
-def test_bad_words_that_are_too_much(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+def test_too_many_or_too_long_bad_words(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     build_byte_bundle(tmp_path)
     with pytest.raises(InvalidRequest, match=f"bad_words: .*{message}"):
         BadWords(tmp_path / TOKENIZER_FILE, VOCAB_SIZE).token_ids(words)
@@ -567,14 +565,14 @@ def test_load_from_a_folder(tmp_path: Any, llama: Any, properties: ServingProper
     backend.close()
 
 
-def test_a_folder_that_cannot_be_loaded(tmp_path: Any, properties: ServingProperties) -> None:
+def test_folder_that_cannot_be_loaded(tmp_path: Any, properties: ServingProperties) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "nobody_knows_it"}')
     files = ModelFiles(path=tmp_path, eos_token_ids=(EOS,), vocab_size=VOCAB_SIZE)
     with pytest.raises(ConfigError, match=r"option\.model_id.*nobody_knows_it"):
         TransformersBackend.load(files, properties, lambda phase: None)
 
 
-def test_options_that_no_model_can_honour(llama: Any, tmp_path: Any) -> None:
+def test_options_that_no_model_supports(llama: Any, tmp_path: Any) -> None:
     with pytest.raises(ConfigError, match=r"option\.max_model_len.*96.*97"):
         make_backend(make_model("llama"), max_model_len=97)
     llama.save_pretrained(tmp_path)
@@ -596,7 +594,7 @@ def small_model() -> Callable[[torch.dtype], Any]:
 
 @pytest.mark.model
 @pytest.mark.timeout(600)
-def test_the_real_model_in_float32_under_a_random_schedule(small_model: Callable[[torch.dtype], Any]) -> None:
+def test_real_model_in_float32_under_a_random_schedule(small_model: Callable[[torch.dtype], Any]) -> None:
     rng = random.Random(20)
     backend = make_backend(small_model(torch.float32), max_prefill_tokens=48, max_batch_size=3)
     assert type(backend._runner) is RollingRunner
@@ -636,8 +634,8 @@ def test_bad_words_on_the_real_model(small_model: Callable[[torch.dtype], Any]) 
 
 
 @pytest.mark.model
-def test_the_real_model_as_it_comes(small_model: Callable[[torch.dtype], Any]) -> None:
-    """bfloat16: rounding differs with the batch, so the choice of the next token is what is compared, not a whole text."""
+def test_real_model_in_bfloat16(small_model: Callable[[torch.dtype], Any]) -> None:
+    """Rounding depends on the batch, so only the next token is compared, not a whole text."""
     model = small_model(torch.bfloat16)
     backend = make_backend(small_model(torch.bfloat16))
     assert type(backend._runner) is RollingRunner

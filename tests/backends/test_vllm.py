@@ -1,4 +1,4 @@
-"""The vLLM adapter on real vLLM: options, start-up errors, what requests may ask for, adapters, agreement with transformers."""
+"""The vLLM adapter on real vLLM: options, start-up errors, sampling parameters, adapters, agreement with transformers."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def engine(smol: Smol, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bac
 
 @pytest.fixture
 def arguments(tmp_path: Path) -> Callable[..., Any]:
-    """`arguments(option=value, ...)`: what vLLM is told."""
+    """`arguments(option=value, ...)` returns the arguments for vLLM."""
     from backends.vllm.engine_args import engine_arguments
 
     return lambda **options: engine_arguments(tmp_path, serving_properties(**options))
@@ -177,7 +177,7 @@ def test_option_reaches_vllm(arguments: Callable[..., Any], options: dict[str, A
     assert getattr(arguments(**options), argument) == value
 
 
-def test_seed_is_the_operators_or_a_new_one(arguments: Callable[..., Any]) -> None:
+def test_seed_is_random_unless_configured(arguments: Callable[..., Any]) -> None:
     assert arguments().seed != arguments().seed
 
 
@@ -193,13 +193,13 @@ def test_seed_is_the_operators_or_a_new_one(arguments: Callable[..., Any]) -> No
         ({"dtype": "int8"}, "option.dtype: invalid choice: 'int8'"),
     ],
 )
-def test_option_that_vllm_refuses(arguments: Callable[..., Any], options: dict[str, Any], words: str) -> None:
+def test_option_that_vllm_rejects(arguments: Callable[..., Any], options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         arguments(**options)
     assert "\n" not in str(caught.value)
 
 
-def test_every_option_that_says_vllm_reads_it_is_known(arguments: Callable[..., Any]) -> None:
+def test_vllm_knows_every_option_that_it_reads(arguments: Callable[..., Any]) -> None:
     from vllm import EngineArgs
 
     from backends import registry
@@ -216,7 +216,7 @@ def test_every_option_that_says_vllm_reads_it_is_known(arguments: Callable[..., 
     assert set(ALIASES.values()) | set(OURS) <= fields
 
 
-# Starting
+# Start-up errors
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_every_option_that_says_vllm_reads_it_is_known(arguments: Callable[..., 
         ({}, {"gpu_memory_utilization": 0.001, "extra": {}}, "gpu_memory_utilization", "memory"),
     ],
 )
-def test_what_stops_vllm_from_starting_is_one_line_with_the_option(
+def test_start_up_error_is_one_line_with_the_option(
     tiny_llama: Path, tmp_path: Path, change: dict[str, Any], options: dict[str, Any], option: str, words: str
 ) -> None:
     from backends.vllm.backend import VLLMBackend
@@ -272,7 +272,7 @@ def test_adapter_that_does_not_fit_the_model(smol: Smol, tmp_path: Path) -> None
         smol.load("vllm", {"wrong": folder}, **EXACT, enable_lora=True, max_lora_rank=8)
 
 
-# What requests may ask for
+# Sampling parameters
 
 
 SCHEMA = {
@@ -342,7 +342,7 @@ def test_grammar_that_does_not_compile_fails_alone(smol: Smol, engine: Backend, 
         StructuredOutputs(grammar='root ::= root root | "a" | ""'),
     ],
 )
-def test_grammar_that_takes_too_much_holds_nobody_up(smol: Smol, engine: Backend, wanted: StructuredOutputs) -> None:
+def test_expensive_grammar_does_not_delay_others(smol: Smol, engine: Backend, wanted: StructuredOutputs) -> None:
     too_much = smol.add(engine, "x", structured_outputs=wanted)
     other = smol.add(engine, PROMPTS[0], max_tokens=6)
     assert all(output.request_id == other for output in smol.outputs(engine, other)[other])
@@ -352,7 +352,7 @@ def test_grammar_that_takes_too_much_holds_nobody_up(smol: Smol, engine: Backend
     assert refused.error.startswith("takes ")
 
 
-def test_abort_before_the_grammar_is_there(smol: Smol, engine: Backend) -> None:
+def test_abort_before_the_grammar_is_compiled(smol: Smol, engine: Backend) -> None:
     gone = smol.add(engine, "x", structured_outputs=StructuredOutputs(regex="a{3}b"))
     engine.abort(gone)
     assert engine.num_preparing == 0
@@ -371,7 +371,7 @@ def test_cache_usage(smol: Smol, engine: Backend) -> None:
 @pytest.mark.parametrize(
     "params", [{"temperature": 2.5}, {"logprobs": 21}, {"stop_token_ids": (10**6,), "logit_bias": {10**6: 1.0}}]
 )
-def test_value_that_vllm_refuses_is_the_clients_error(smol: Smol, engine: Backend, params: dict[str, Any]) -> None:
+def test_value_that_vllm_rejects_is_an_invalid_request(smol: Smol, engine: Backend, params: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         smol.add(engine, "x", **params)
     assert engine.step() == []
@@ -390,15 +390,15 @@ def test_allowed_token_ids(smol: Smol, engine: Backend) -> None:
     assert generated <= {*allowed, *smol.tokenizer.eos_token_ids}
 
 
-def test_typical_p_narrows_the_choice(smol: Smol, engine: Backend) -> None:
-    """So small a mass leaves one token a position: every seed gives the same text, which without it they do not."""
+def test_typical_p(smol: Smol, engine: Backend) -> None:
+    """Such a small mass leaves one token per position. All seeds give the same text, unlike without it."""
     kept = {smol.text(engine, PROMPTS[1], temperature=1.0, seed=seed, typical_p=1e-6) for seed in range(3)}
     free = {smol.text(engine, PROMPTS[1], temperature=1.0, seed=seed) for seed in range(3)}
     assert (len(kept), len(free)) == (1, 3)
 
 
-def test_samples_are_those_of_vllms_own_n(smol: Smol, engine: Backend) -> None:
-    """The engine loop makes `n` sequences of a request; vLLM does the same inside, with the same seeds."""
+def test_samples_match_vllms_own_n(smol: Smol, engine: Backend) -> None:
+    """The engine loop expands `n` into sequences. vLLM does so internally, with the same seeds."""
     from vllm import SamplingParams as EngineSamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -436,8 +436,8 @@ def test_adapters_in_one_batch(smol: Smol, engine: Backend) -> None:
     assert loud != base
 
 
-def test_lowest_priority_number_first(smol: Smol, engine: Backend) -> None:
-    """With `option.scheduling_policy=priority`; four run at a time."""
+def test_lowest_priority_number_runs_first(smol: Smol, engine: Backend) -> None:
+    """With `option.scheduling_policy=priority`, four sequences at a time."""
     running = [smol.add(engine, prompt, max_tokens=4, ignore_eos=True) for prompt in PROMPTS[:4]]
     engine.step()
     later = smol.add(engine, PROMPTS[4], max_tokens=1, priority=5)
@@ -458,11 +458,11 @@ def test_length_and_end_of_sequence(smol: Smol, engine: Backend) -> None:
     assert outputs[stopped][-1].finish_reason is FinishReason.STOP_SEQUENCE
 
 
-# Agreement
+# Agreement with transformers
 
 
-def test_greedy_agrees_with_transformers_token_for_token(smol: Smol, engine: Backend) -> None:
-    """In float32, 20 prompts of 64 tokens; where the two part, the two candidates must be a tie."""
+def test_greedy_matches_transformers(smol: Smol, engine: Backend) -> None:
+    """20 prompts of 64 tokens in float32. Where the texts differ, the two candidates must be a tie."""
     wanted: dict[str, Any] = {"max_tokens": 64, "ignore_eos": True, "logprobs": 2}
 
     def generate(backend: Backend) -> list[list[TokenOutput]]:
@@ -480,13 +480,13 @@ def test_greedy_agrees_with_transformers_token_for_token(smol: Smol, engine: Bac
             best = dict(one.top_logprobs[0])
             assert math.isclose(best[one.token_ids[0]], best[other.token_ids[0]], abs_tol=1e-3), "no tie"
             ties += 1
-            break  # from here on the two continue different texts
+            break  # from here on, the texts differ
     assert ties <= 2
     reference.close()
 
 
-def test_prompt_logprobs_agree_with_transformers(smol: Smol) -> None:
-    """In float32: of each prompt token, and of the five best of each position, whatever order a tie gives these."""
+def test_prompt_logprobs_match_transformers(smol: Smol) -> None:
+    """In float32, for each prompt token and the five best tokens per position. Ties may be in any order."""
 
     def first_outputs(backend: Backend) -> list[TokenOutput]:
         ids = [smol.add(backend, prompt, max_tokens=1, prompt_logprobs=5) for prompt in PROMPTS[:6]]
@@ -512,7 +512,7 @@ def test_prompt_logprobs_agree_with_transformers(smol: Smol) -> None:
     backend.close()
 
 
-def test_prompt_logprobs_beside_adapters_need_a_gpu(engine: Backend) -> None:
+def test_prompt_logprobs_with_adapters_need_a_gpu(engine: Backend) -> None:
     import torch
 
     assert ("prompt_logprobs" in engine.capabilities.unsupported) == (not torch.cuda.is_available())

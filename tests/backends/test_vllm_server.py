@@ -32,7 +32,7 @@ def worker_processes(server: Server) -> list[psutil.Process]:
 
 
 def is_well_formed(answer: requests.Response, *, stream: bool) -> bool:
-    """Either an error of its own status, or a stream that ends with a record of it."""
+    """Whether the failure is an error response with its own status, or a stream that ends with an error record."""
     cause = "worker process"
     if answer.status_code != 200:
         return answer.status_code == 500 and cause in answer.json()["error"]
@@ -41,7 +41,7 @@ def is_well_formed(answer: requests.Response, *, stream: bool) -> bool:
 
 
 def test_killed_worker(start_server: StartServer, tiny_llama: Path) -> None:
-    """Two workers share the model. One is killed under load, and later, in the next engine, one that has nothing to do."""
+    """Two workers share the model. One is killed under load, then an idle one of the next engine."""
     properties = f"{QUICK}option.model_id={tiny_llama}\noption.tensor_parallel_degree=2\n"
     server: Server = start_server(properties, environ={"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
     assert len(worker_processes(server)) == 2
@@ -114,7 +114,7 @@ def test_adapters_grammars_and_priorities(start_server: StartServer, tmp_path: P
         ("option.enable_lora=true\n", "option.enable_lora: "),
     ],
 )
-def test_start_up_ends_with_one_line(tmp_path: Path, tiny_llama: Path, properties: str, words: str) -> None:
+def test_start_up_error_is_one_line(tmp_path: Path, tiny_llama: Path, properties: str, words: str) -> None:
     model = tmp_path / "model"
     shutil.copytree(tiny_llama, model)
     if "enable_lora" in properties:
@@ -130,7 +130,7 @@ def test_start_up_ends_with_one_line(tmp_path: Path, tiny_llama: Path, propertie
     assert "Traceback" not in ended.stderr
 
 
-def test_check_asks_vllm_itself(tmp_path: Path) -> None:
+def test_check_uses_vllms_own_validation(tmp_path: Path) -> None:
     def check(text: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "serving.properties").write_text(f"option.rolling_batch=vllm\n{text}")
         command = [sys.executable, "-m", "lmi_handlers.cli", "check", "--model-dir", str(tmp_path)]
