@@ -73,6 +73,30 @@ class CompletionOutput:
         return self.cumulative_logprob / len(self.tokens) if self.tokens else -math.inf
 
 
+class CollectingFormatter(Formatter):
+    """A formatter that keeps all that has been generated, and writes one document at the end.
+
+    Its streaming subclasses keep it for their last record, which repeats the whole text.
+    """
+
+    content_type = "application/json"
+    streams = False
+
+    def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...]) -> None:
+        super().__init__(request, prompt_tokens)
+        self.outputs = [
+            CompletionOutput(prompt) for prompt in request.prompts for _ in range(request.sampling_params.n)
+        ]
+
+    def feed(self, delta: TextDelta) -> bytes:
+        self.outputs[delta.index].feed(delta)
+        return b""
+
+    def generated_text(self, output: CompletionOutput) -> str:
+        """Return the text. `return_full_text` puts the prompt in front."""
+        return output.prompt + output.text if self.request.return_full_text else output.text
+
+
 def event(document: bytes) -> bytes:
     """Frame JSON as a server-sent event."""
     return b"data: " + document + b"\n\n"

@@ -10,31 +10,19 @@ import json
 
 import msgspec
 
-from formatters.base import Formatter
+from formatters.base import CollectingFormatter, Formatter
 from formatters.lmi import responses
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import TextDelta
-from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 
 FAILURE = "invoke handler failure"
 
 
-class DynamicJsonFormatter(Formatter):
+class DynamicJsonFormatter(CollectingFormatter):
     """One list of `generated_text` objects, in the order of the prompts."""
 
-    content_type = "application/json"
-    streams = False
-
-    def __init__(self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...]) -> None:
-        super().__init__(request, prompts)
-        self._texts = [prompt.text if request.return_full_text else "" for prompt in prompts]
-
-    def feed(self, delta: TextDelta) -> bytes:
-        self._texts[delta.index] += delta.text
-        return b""
-
     def finish(self) -> bytes:
-        return pretty([responses.DynamicBatchText(text) for text in self._texts])
+        return pretty([responses.DynamicBatchText(self.generated_text(output)) for output in self.outputs])
 
 
 class DynamicJsonLinesFormatter(Formatter):

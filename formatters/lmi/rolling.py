@@ -15,20 +15,14 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from formatters.base import CompletionOutput, Formatter, encode, event, line, python_float
+from formatters.base import CollectingFormatter, CompletionOutput, encode, event, line, python_float
 from formatters.lmi import responses
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 
 
-class LmiFormatter(Formatter):
-    """Shared by LMI's rolling-batch formats: the token object, the details, and the text so far."""
-
-    def __init__(self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...]) -> None:
-        super().__init__(request, prompts)
-        self._n = request.sampling_params.n
-        self._outputs = [CompletionOutput(prompt.text) for prompt in prompts for _ in range(self._n)]
+class LmiFormatter(CollectingFormatter):
+    """Shared by LMI's rolling-batch formats: the token object and the details."""
 
     def token(self, token: Token) -> responses.LmiToken:
         """Return one token object.
@@ -53,31 +47,20 @@ class LmiFormatter(Formatter):
         count = self.request.top_n_tokens
         return [self.tokens(token.top[:count]) for token in output.tokens] if count and output.tokens else UNSET
 
-    def generated_text(self, output: CompletionOutput) -> str:
-        """Return the text. `return_full_text` puts the prompt in front."""
-        return output.prompt + output.text if self.request.return_full_text else output.text
-
 
 class JsonFormatter(LmiFormatter):
     """One document at the end, or a list of documents for several prompts."""
 
-    content_type = "application/json"
-    streams = False
-
-    def feed(self, delta: TextDelta) -> bytes:
-        self._outputs[delta.index].feed(delta)
-        return b""
-
     def finish(self) -> bytes:
-        groups = [self._outputs[start : start + self._n] for start in range(0, len(self._outputs), self._n)]
-        documents = [self._document(group) for group in groups]
+        n = self.request.sampling_params.n
+        documents = [self._document(self.outputs[start : start + n]) for start in range(0, len(self.outputs), n)]
         return dumps(documents[0] if len(documents) == 1 else documents)
 
     def _document(self, outputs: list[CompletionOutput]) -> responses.LmiResponse | responses.LmiBestOfResponse:
         # Beams are already ranked, and their score is not just the probability.
         best = outputs[0] if self.request.beam_search else max(outputs, key=lambda output: output.cumulative_logprob)
         text = self.generated_text(best)
-        if self._n > 1:
+        if len(outputs) > 1:
             others = [
                 responses.LmiSequence(**self._details(output), generated_text=self.generated_text(output))
                 for output in outputs
@@ -112,15 +95,14 @@ class JsonLinesFormatter(LmiFormatter):
     def feed(self, delta: TextDelta) -> bytes:
         if delta.index:
             return b""
-        output = self._outputs[0]
+        output = self.outputs[0]
         output.feed(delta)
-        records = [responses.LmiRecord(self.token(token)) for token in delta.tokens]
+        tokens = delta.tokens if delta.finish_reason is None else delta.tokens or (_NO_TOKEN,)
+        records = [responses.LmiRecord(self.token(token)) for token in tokens]
         if delta.finish_reason is not None:
-            last = records[-1] if records else responses.LmiRecord(self.token(_NO_TOKEN))
-            last.generated_text = self.generated_text(output)
+            records[-1].generated_text = self.generated_text(output)
             if self.request.details:
-                last.details = self._details(output, delta.finish_reason, len(output.tokens))
-            records[-1:] = [last]
+                records[-1].details = self._details(output, delta.finish_reason, len(output.tokens))
         return b"".join([self.frame(dumps(record)) for record in records])
 
     def finish(self) -> bytes:
@@ -128,7 +110,7 @@ class JsonLinesFormatter(LmiFormatter):
 
     def error(self, error: LMIError) -> bytes:
         """Return the last line, with a placeholder token (id -1) and `finish_reason` "error"."""
-        output = self._outputs[0]
+        output = self.outputs[0]
         token = responses.LmiToken(-1, "", -1, special_token=True, error_msg=str(error))
         if self.request.details:
             details = self._details(output, FinishReason.ERROR, len(output.tokens) + 1)

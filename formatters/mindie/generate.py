@@ -44,7 +44,7 @@ class MindieJsonFormatter(TgiJsonFormatter):
 class MindieSseFormatter(TgiSseFormatter):
     """One event per token, without its number. The last event also has the whole text and the details."""
 
-    def record(self, token: Token, index: int, complete: CompletionOutput | None = None) -> msgspec.Struct:  # noqa: ARG002
+    def record(self, token: Token, index: int, complete: CompletionOutput | None) -> msgspec.Struct:  # noqa: ARG002
         details = None
         if complete is not None and self.request.details:
             details = responses.MindieStreamDetails(**self.facts(complete, 0))

@@ -15,30 +15,21 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from formatters.base import CompletionOutput, Formatter, encode, event
+from formatters.base import CollectingFormatter, CompletionOutput, encode, event
 from formatters.tgi import responses
 from formatters.tgi.errors import error_document
 from formatters.tgi.float32 import number
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import TextDelta, Token
-from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 
 
-class TgiFormatter(Formatter):
-    """Shared by TGI's formats: the token objects, the seed, and the text so far."""
-
-    def __init__(self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...]) -> None:
-        super().__init__(request, prompts)
-        self._outputs = [CompletionOutput(prompts[0].text) for _ in range(request.sampling_params.n)]
+class TgiFormatter(CollectingFormatter):
+    """Shared by TGI's formats: the most probable tokens and the details."""
 
     def top_tokens(self, token: Token) -> list[responses.Token] | UnsetType:
         """Return the most probable tokens at this token's position, if the request asked for them."""
         count = self.request.top_n_tokens
         return [token_object(other) for other in token.top[:count]] if count else UNSET
-
-    def generated_text(self, output: CompletionOutput) -> str:
-        """Return the text. `return_full_text` puts the whole prompt in front."""
-        return output.prompt + output.text if self.request.return_full_text else output.text
 
     def facts(self, output: CompletionOutput, sample: int) -> dict[str, Any]:
         """Return the fields that all details have. `sample` is the index among the `best_of` sequences."""
@@ -49,16 +40,9 @@ class TgiFormatter(Formatter):
 class TgiJsonFormatter(TgiFormatter):
     """`/generate`: one document at the end. With `best_of`, the sequence with the highest mean logprob comes first."""
 
-    content_type = "application/json"
-    streams = False
-
-    def feed(self, delta: TextDelta) -> bytes:
-        self._outputs[delta.index].feed(delta)
-        return b""
-
     def ranked(self) -> list[tuple[int, CompletionOutput]]:
         """Return the sequences with their `best_of` index, the highest mean logprob first."""
-        return sorted(enumerate(self._outputs), key=lambda item: item[1].mean_logprob, reverse=True)
+        return sorted(enumerate(self.outputs), key=lambda item: item[1].mean_logprob, reverse=True)
 
     def finish(self) -> bytes:
         (sample, best), *others = self.ranked()
@@ -96,16 +80,16 @@ class TgiSseFormatter(TgiFormatter):
     streams = True
 
     def feed(self, delta: TextDelta) -> bytes:
-        output = self._outputs[0]
-        index = len(output.tokens)
+        output = self.outputs[0]
+        start, end = len(output.tokens), None
         output.feed(delta)
-        if delta.finish_reason is None:
-            records = [self.record(token, place) for place, token in enumerate(delta.tokens, index + 1)]
-        else:
-            # TGI's clients need a token in every event, even if the text ended without one.
-            *tokens, last = delta.tokens or (_NO_TOKEN,)
-            records = [self.record(token, place) for place, token in enumerate(tokens, index + 1)]
-            records.append(self.record(last, index + len(tokens) + 1, output))
+        tokens = delta.tokens
+        if delta.finish_reason is not None:
+            tokens = tokens or (_NO_TOKEN,)  # TGI's clients need a token in every event, even if the text ended without
+            end = start + len(tokens)
+        records = [
+            self.record(token, index, output if index == end else None) for index, token in enumerate(tokens, start + 1)
+        ]
         return b"".join([event(encode(record)) for record in records])
 
     def finish(self) -> bytes:
@@ -114,7 +98,7 @@ class TgiSseFormatter(TgiFormatter):
     def error(self, error: LMIError) -> bytes:
         return event(error_document(error))
 
-    def record(self, token: Token, index: int, complete: CompletionOutput | None = None) -> msgspec.Struct:
+    def record(self, token: Token, index: int, complete: CompletionOutput | None) -> msgspec.Struct:
         """Return the event of token number `index`, of the last one with the complete output."""
         details = None
         if complete is not None and self.request.details:
