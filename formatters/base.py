@@ -82,11 +82,9 @@ class CollectingFormatter(Formatter):
     content_type = "application/json"
     streams = False
 
-    def __init__(self, request: GenerationRequest, prompt_tokens: tuple[int, ...]) -> None:
-        super().__init__(request, prompt_tokens)
-        self.outputs = [
-            CompletionOutput(prompt) for prompt in request.prompts for _ in range(request.sampling_params.n)
-        ]
+    def __init__(self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...]) -> None:
+        super().__init__(request, prompts)
+        self.outputs = [CompletionOutput(prompt.text) for prompt in prompts for _ in range(request.sampling_params.n)]
 
     def feed(self, delta: TextDelta) -> bytes:
         self.outputs[delta.index].feed(delta)

@@ -20,7 +20,7 @@ from msgspec import UNSET
 
 from formatters.aleph_alpha import responses
 from formatters.aleph_alpha.errors import error_document
-from formatters.base import CompletionOutput, Formatter, encode, event
+from formatters.base import CollectingFormatter, CompletionOutput, encode, event
 from formatters.openai.base import finite
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
@@ -52,7 +52,7 @@ class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):
     raw: bool = False
 
 
-class CompletionFormatter(Formatter):
+class CompletionFormatter(CollectingFormatter):
     """Shared by the document and the stream."""
 
     def __init__(
@@ -60,9 +60,10 @@ class CompletionFormatter(Formatter):
     ) -> None:
         super().__init__(request, prompts)
         self.options = options
-        self.samples = request.sampling_params.n
-        self.prompt = prompts[0].text if options.echo else ""
         self.num_tokens = 0
+        if not options.echo:
+            for output in self.outputs:
+                output.prompt = ""
 
     def shown(self, delta: TextDelta) -> TextDelta:
         """Count the new tokens and return the part of the delta that the client sees."""
@@ -86,28 +87,18 @@ class CompletionFormatter(Formatter):
 
     def counts(self) -> tuple[int, int]:
         """Return the numbers of prompt tokens and of generated tokens. The prompt is counted once per sequence."""
-        return sum(self.prompt_tokens) * self.samples, self.num_tokens
+        return sum(self.prompt_tokens) * len(self.outputs), self.num_tokens
 
 
 class CompletionJsonFormatter(CompletionFormatter):
     """One document at the end. With `best_of`, it has the sequences with the highest mean logprob."""
 
-    content_type = "application/json"
-    streams = False
-
-    def __init__(
-        self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...], *, options: CompletionOptions
-    ) -> None:
-        super().__init__(request, prompts, options=options)
-        self._outputs = [CompletionOutput(self.prompt) for _ in range(self.samples)]
-
     def feed(self, delta: TextDelta) -> bytes:
-        self._outputs[delta.index].feed(self.shown(delta))
-        return b""
+        return super().feed(self.shown(delta))
 
     def finish(self) -> bytes:
-        outputs = self._outputs
-        if self.samples > self.options.n:
+        outputs = self.outputs
+        if len(outputs) > self.options.n:
             outputs = sorted(outputs, key=lambda output: output.mean_logprob, reverse=True)[: self.options.n]
         completions = [
             responses.AlephAlphaCompletion(
@@ -124,24 +115,18 @@ class CompletionSseFormatter(CompletionFormatter):
     content_type = "text/event-stream"
     streams = True
 
-    def __init__(
-        self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...], *, options: CompletionOptions
-    ) -> None:
-        super().__init__(request, prompts, options=options)
-        self._prompts = [self.prompt] * self.samples  # emptied once they are sent
-        self._detailed = options.log_probs or options.tokens or options.raw
-
     def feed(self, delta: TextDelta) -> bytes:
         """Return a chunk with the new text and details. After the last chunk comes the completion's summary."""
-        index = delta.index
-        new, self._prompts[index] = CompletionOutput(self._prompts[index]), ""
+        index, options, sequence = delta.index, self.options, self.outputs[delta.index]
+        new, sequence.prompt = CompletionOutput(sequence.prompt), ""  # the prompt is sent once
         new.feed(self.shown(delta))
         events = b""
-        if new.prompt or new.text or (self._detailed and (new.prompt_tokens or new.tokens)):
+        detailed = options.log_probs or options.tokens or options.raw
+        if new.prompt or new.text or (detailed and (new.prompt_tokens or new.tokens)):
             events += event(encode(responses.AlephAlphaStreamChunk(**self.fields(index, new))))
         if new.finish_reason is not None:
             reason = FINISH_REASONS[new.finish_reason]
-            events += event(encode(responses.AlephAlphaStreamSummary(index, self.options.model_version, reason)))
+            events += event(encode(responses.AlephAlphaStreamSummary(index, options.model_version, reason)))
         return events
 
     def finish(self) -> bytes:

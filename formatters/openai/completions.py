@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from formatters.base import CompletionOutput, Formatter, encode, event, line
+from formatters.base import CollectingFormatter, CompletionOutput, encode, event, line
 from formatters.openai import responses
 from formatters.openai.base import DONE, FINISH_REASONS, SYSTEM_FINGERPRINT, finite, usage
 from formatters.openai.errors import error_document
@@ -43,7 +43,7 @@ Head = tuple[str, Literal["text_completion"], int, str, str]
 """The fields at the start of every object in an answer."""
 
 
-class CompletionFormatter(Formatter):
+class CompletionFormatter(CollectingFormatter):
     """Shared by the document and the stream."""
 
     def __init__(
@@ -51,14 +51,13 @@ class CompletionFormatter(Formatter):
     ) -> None:
         super().__init__(request, prompts)
         self.options = options
-        self._samples = request.sampling_params.n
         identity = f"cmpl-{request.request_id}"
         self.head: Head = (identity, "text_completion", options.created, options.model, SYSTEM_FINGERPRINT)
         self.num_tokens = 0
 
-    def prompt_of(self, index: int) -> str:
-        """Return the prompt text to put in front of sequence `index`, "" without `echo`."""
-        return self.prompts[index // self._samples].text if self.options.echo else ""
+    def prompt(self, output: CompletionOutput) -> str:
+        """Return the prompt to put in front of the text, "" without `echo`."""
+        return output.prompt if self.options.echo else ""
 
     def usage(self) -> responses.Usage:
         return usage(sum(self.prompt_tokens), self.num_tokens)
@@ -87,35 +86,25 @@ class CompletionFormatter(Formatter):
 class CompletionJsonFormatter(CompletionFormatter):
     """One document at the end. With `best_of`, it has the sequences with the highest mean logprob."""
 
-    content_type = "application/json"
-    streams = False
-
-    def __init__(
-        self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...], *, options: CompletionOptions
-    ) -> None:
-        super().__init__(request, prompts, options=options)
-        self._outputs = [CompletionOutput(self.prompt_of(index)) for index in range(len(prompts) * self._samples)]
-
     def feed(self, delta: TextDelta) -> bytes:
         self.count(delta)
-        self._outputs[delta.index].feed(delta)
-        return b""
+        return super().feed(delta)
 
     def finish(self) -> bytes:
         shown: list[CompletionOutput] = []
-        for first in range(0, len(self._outputs), self._samples):
-            outputs = self._outputs[first : first + self._samples]
-            if self._samples > self.options.n:
+        samples = self.request.sampling_params.n
+        for first in range(0, len(self.outputs), samples):
+            outputs = self.outputs[first : first + samples]
+            if samples > self.options.n:
                 outputs = sorted(outputs, key=lambda output: output.mean_logprob, reverse=True)
             shown += outputs[: self.options.n]
         choices = [self._choice(index, output) for index, output in enumerate(shown)]
         return encode(responses.CompletionFinal(*self.head, choices, self.usage()))
 
     def _choice(self, index: int, output: CompletionOutput) -> responses.CompletionComplete:
-        tokens = [*output.prompt_tokens, *output.tokens]
-        text = output.prompt + output.text
-        if self.options.prompt_only:
-            tokens, text = list(output.prompt_tokens), output.prompt
+        text, tokens = self.prompt(output), [*output.prompt_tokens]
+        if not self.options.prompt_only:
+            text, tokens = text + output.text, [*tokens, *output.tokens]
         return responses.CompletionComplete(index, text, self.logprobs(tokens, 0), FINISH_REASONS[output.finish_reason])
 
 
@@ -131,7 +120,7 @@ class CompletionSseFormatter(CompletionFormatter):
         self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...], *, options: CompletionOptions
     ) -> None:
         super().__init__(request, prompts, options=options)
-        self._lengths: list[int | None] = [None] * (len(prompts) * self._samples)
+        self._lengths: list[int | None] = [None] * len(self.outputs)
 
     def feed(self, delta: TextDelta) -> bytes:
         self.count(delta)
@@ -140,7 +129,7 @@ class CompletionSseFormatter(CompletionFormatter):
             text, tokens = "", list(delta.prompt_tokens)
         length = self._lengths[delta.index]
         if length is None:
-            length, text = 0, self.prompt_of(delta.index) + text
+            length, text = 0, self.prompt(self.outputs[delta.index]) + text
         if not (text or tokens or delta.finish_reason):
             return b""
         self._lengths[delta.index] = length + len(text)
