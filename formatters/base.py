@@ -13,7 +13,14 @@ from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 
 encode = msgspec.json.Encoder().encode
-"""Encodes a struct as compact JSON: fields in the order of their declaration, without those that are UNSET."""
+"""Encodes a response as compact JSON: fields in the order of their declaration, without those that are UNSET."""
+
+
+class Response(msgspec.Struct, gc=False):
+    """A JSON object that an API writes, or a part of one.
+
+    The garbage collector does not track these, because they are many and never part of a reference cycle.
+    """
 
 
 class Formatter(ABC):

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
+from formatters.base import Response
 from formatters.openai.responses import ChatCompletionChoice, Usage
 from lmi_handlers.core.json_types import Count
 
 
-class AlephAlphaChunk(msgspec.Struct):
+class AlephAlphaChunk(Response):
     """One event of a stream, as in OpenAI's API. Only the last event of each choice has the fingerprint."""
 
     id: str
@@ -26,7 +26,7 @@ class AlephAlphaChunk(msgspec.Struct):
     usage: Usage | None
 
 
-class AlephAlphaError(msgspec.Struct):
+class AlephAlphaError(Response):
     """An error: its cause and its kind."""
 
     error: str
@@ -38,7 +38,7 @@ class AlephAlphaError(msgspec.Struct):
 AlephAlphaFinishReason = Literal["end_of_text", "stop_sequence_reached", "maximum_tokens", "content_filter"]
 
 
-class _Part(msgspec.Struct, kw_only=True):
+class _Part(Response, kw_only=True):
     index: Count
     log_probs: list[dict[str, float]] | UnsetType = UNSET
     completion: str
@@ -52,7 +52,7 @@ class AlephAlphaCompletion(_Part, kw_only=True):
     finish_reason: AlephAlphaFinishReason
 
 
-class AlephAlphaCompletions(msgspec.Struct):
+class AlephAlphaCompletions(Response):
     """The complete answer, if it is not streamed.
 
     Counts cover all generated completions, with the prompt once for each.
@@ -68,7 +68,7 @@ class AlephAlphaStreamChunk(_Part, tag_field="type", tag="stream_chunk"):
     """The new part of one of the completions, with the same details."""
 
 
-class AlephAlphaStreamSummary(msgspec.Struct, tag_field="type", tag="stream_summary"):
+class AlephAlphaStreamSummary(Response, tag_field="type", tag="stream_summary"):
     """Marks the end of one of the completions."""
 
     index: Count
@@ -76,7 +76,7 @@ class AlephAlphaStreamSummary(msgspec.Struct, tag_field="type", tag="stream_summ
     finish_reason: AlephAlphaFinishReason
 
 
-class AlephAlphaCompletionSummary(msgspec.Struct, tag_field="type", tag="completion_summary"):
+class AlephAlphaCompletionSummary(Response, tag_field="type", tag="completion_summary"):
     """Marks the end of all completions and of the stream."""
 
     num_tokens_prompt_total: Count

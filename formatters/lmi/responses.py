@@ -10,11 +10,12 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from formatters.base import Response
 from lmi_handlers.core.json_types import Count
 from lmi_handlers.core.outputs import FinishReason
 
 
-class LmiToken(msgspec.Struct, gc=False):
+class LmiToken(Response):
     """A token. The last record of a failed stream has a placeholder with `error_msg` and the id -1."""
 
     id: Annotated[int, msgspec.Meta(ge=-1)]
@@ -24,7 +25,7 @@ class LmiToken(msgspec.Struct, gc=False):
     error_msg: str | UnsetType = UNSET
 
 
-class LmiSequence(msgspec.Struct, kw_only=True):
+class LmiSequence(Response, kw_only=True):
     """One of the `n` answers other than the best."""
 
     finish_reason: FinishReason
@@ -35,7 +36,7 @@ class LmiSequence(msgspec.Struct, kw_only=True):
     generated_text: str
 
 
-class LmiDetails(msgspec.Struct, kw_only=True):
+class LmiDetails(Response, kw_only=True):
     """Included if the request sets `details`."""
 
     finish_reason: FinishReason
@@ -46,7 +47,7 @@ class LmiDetails(msgspec.Struct, kw_only=True):
     top_tokens: list[list[LmiToken]] | UnsetType = UNSET
 
 
-class LmiBestOfDetails(msgspec.Struct, kw_only=True):
+class LmiBestOfDetails(Response, kw_only=True):
     """The same, in another order, and the other sequences."""
 
     inputs: str
@@ -58,21 +59,21 @@ class LmiBestOfDetails(msgspec.Struct, kw_only=True):
     best_of_sequences: list[LmiSequence]
 
 
-class LmiResponse(msgspec.Struct):
+class LmiResponse(Response):
     """The answer to one prompt."""
 
     generated_text: str
     details: LmiDetails | UnsetType = UNSET
 
 
-class LmiBestOfResponse(msgspec.Struct):
+class LmiBestOfResponse(Response):
     """The answer to one prompt if `n` is more than 1: the best of `n` sequences. The others are in the details."""
 
     generated_text: str
     details: LmiBestOfDetails
 
 
-class LmiStreamDetails(msgspec.Struct):
+class LmiStreamDetails(Response):
     """Included in the last record of a stream if the request sets `details`.
 
     A failed stream only has `finish_reason`.
@@ -85,7 +86,7 @@ class LmiStreamDetails(msgspec.Struct):
     top_tokens: list[list[LmiToken]] | UnsetType = UNSET
 
 
-class LmiRecord(msgspec.Struct):
+class LmiRecord(Response):
     """One line or event of a stream per token. The last one also has the generated text and the details."""
 
     token: LmiToken
@@ -93,26 +94,26 @@ class LmiRecord(msgspec.Struct):
     details: LmiStreamDetails | UnsetType = UNSET
 
 
-class LmiError(msgspec.Struct):
+class LmiError(Response):
     """An error. `code` repeats the HTTP status."""
 
     error: str
     code: int
 
 
-class DynamicBatchText(msgspec.Struct):
+class DynamicBatchText(Response):
     """The answer to one prompt of a dynamic batch."""
 
     generated_text: str
 
 
-class DynamicBatchOutputs(msgspec.Struct):
+class DynamicBatchOutputs(Response):
     """One line of a dynamic batch's stream. `outputs` has the new text, one entry per prompt."""
 
     outputs: list[str]
 
 
-class DynamicBatchError(msgspec.Struct):
+class DynamicBatchError(Response):
     """An error, in LMI's format for dynamic batches."""
 
     code: int

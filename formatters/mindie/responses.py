@@ -5,15 +5,15 @@ Source: MindIE's documentation of that interface.
 
 from __future__ import annotations
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
+from formatters.base import Response
 from formatters.tgi.responses import Token
 from lmi_handlers.core.json_types import Count
 from lmi_handlers.core.outputs import FinishReason
 
 
-class MindiePrefillToken(msgspec.Struct, gc=False):
+class MindiePrefillToken(Response):
     """A prompt token."""
 
     id: Count
@@ -21,7 +21,7 @@ class MindiePrefillToken(msgspec.Struct, gc=False):
     text: str
 
 
-class MindieToken(msgspec.Struct, gc=False):
+class MindieToken(Response):
     """A generated token of a document. Those of events have TGI's order."""
 
     id: Count
@@ -30,7 +30,7 @@ class MindieToken(msgspec.Struct, gc=False):
     text: str
 
 
-class MindieDetails(msgspec.Struct):
+class MindieDetails(Response):
     """Included if the request sets `details`."""
 
     finish_reason: FinishReason
@@ -40,14 +40,14 @@ class MindieDetails(msgspec.Struct):
     tokens: list[MindieToken]
 
 
-class MindieResponse(msgspec.Struct, kw_only=True):
+class MindieResponse(Response, kw_only=True):
     """The complete answer, if it is not streamed."""
 
     details: MindieDetails | UnsetType = UNSET
     generated_text: str
 
 
-class MindieStreamDetails(msgspec.Struct):
+class MindieStreamDetails(Response):
     """Included in the last event of a stream if the request sets `details`."""
 
     finish_reason: FinishReason
@@ -55,7 +55,7 @@ class MindieStreamDetails(msgspec.Struct):
     seed: Count | None
 
 
-class MindieStreamResponse(msgspec.Struct):
+class MindieStreamResponse(Response):
     """One event per token. The last one also has the generated text and the details."""
 
     token: Token

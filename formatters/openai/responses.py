@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
+from formatters.base import Response
 from lmi_handlers.core.json_types import Count, one_of
 
 TextFinishReason = Literal["stop", "length", "content_filter"]
 ChatFinishReason = Literal["stop", "length", "content_filter", "tool_calls"]
 
 
-class Usage(msgspec.Struct):
+class Usage(Response):
     """The number of tokens that the request used."""
 
     prompt_tokens: Count
@@ -24,7 +24,7 @@ class Usage(msgspec.Struct):
     total_tokens: Count
 
 
-class OpenAIErrorDetails(msgspec.Struct):
+class OpenAIErrorDetails(Response):
     """What went wrong. `param` names the field; `code` is set only for errors whose code clients check."""
 
     message: str
@@ -33,7 +33,7 @@ class OpenAIErrorDetails(msgspec.Struct):
     code: str | None
 
 
-class OpenAIError(msgspec.Struct):
+class OpenAIError(Response):
     """An error. If it occurs during a stream, it is sent as an event, followed by `[DONE]`."""
 
     error: OpenAIErrorDetails
@@ -42,7 +42,7 @@ class OpenAIError(msgspec.Struct):
 # Chat completions
 
 
-class ChatCompletionTopLogprob(msgspec.Struct, gc=False):
+class ChatCompletionTopLogprob(Response):
     """An alternative token and its logprob. `bytes` is its text in UTF-8."""
 
     token: str
@@ -56,20 +56,20 @@ class ChatCompletionLogprob(ChatCompletionTopLogprob):
     top_logprobs: list[ChatCompletionTopLogprob]
 
 
-class ChatCompletionLogprobs(msgspec.Struct):
+class ChatCompletionLogprobs(Response):
     """The logprobs of a message, or of its new tokens in a stream."""
 
     content: list[ChatCompletionLogprob]
 
 
-class FunctionCall(msgspec.Struct):
+class FunctionCall(Response):
     """The function to call. `arguments` is JSON text."""
 
     name: str
     arguments: str
 
 
-class ToolCall(msgspec.Struct):
+class ToolCall(Response):
     """A tool call requested by the model."""
 
     id: str
@@ -77,7 +77,7 @@ class ToolCall(msgspec.Struct):
     function: FunctionCall
 
 
-class TextMessage(msgspec.Struct):
+class TextMessage(Response):
     """A text message. `content` is null if the answer ended during the reasoning, which is in `reasoning_content`."""
 
     role: Literal["assistant"]
@@ -85,7 +85,7 @@ class TextMessage(msgspec.Struct):
     reasoning_content: str | UnsetType = UNSET
 
 
-class ToolCallMessage(msgspec.Struct, kw_only=True):
+class ToolCallMessage(Response, kw_only=True):
     """A message with tool calls."""
 
     role: Literal["assistant"]
@@ -97,7 +97,7 @@ class ToolCallMessage(msgspec.Struct, kw_only=True):
 OutputMessage = Annotated[object, one_of("What the model says.", "TextMessage", "ToolCallMessage")]
 
 
-class ChatCompletionComplete(msgspec.Struct):
+class ChatCompletionComplete(Response):
     """One of the `n` answers."""
 
     index: Count
@@ -106,7 +106,7 @@ class ChatCompletionComplete(msgspec.Struct):
     finish_reason: ChatFinishReason
 
 
-class ChatCompletion(msgspec.Struct):
+class ChatCompletion(Response):
     """The complete answer, if it is not streamed. `created` is a Unix time in seconds."""
 
     id: str
@@ -118,14 +118,14 @@ class ChatCompletion(msgspec.Struct):
     usage: Usage
 
 
-class Function(msgspec.Struct, kw_only=True):
+class Function(Response, kw_only=True):
     """Part of a tool call. The first part has the name; the text of the arguments is sent in pieces."""
 
     name: str | UnsetType = UNSET
     arguments: str
 
 
-class DeltaToolCall(msgspec.Struct, kw_only=True):
+class DeltaToolCall(Response, kw_only=True):
     """The new part of tool call number `index`. The first part has `id` and `type`."""
 
     index: Count
@@ -134,7 +134,7 @@ class DeltaToolCall(msgspec.Struct, kw_only=True):
     function: Function
 
 
-class ChatCompletionDelta(msgspec.Struct, kw_only=True):
+class ChatCompletionDelta(Response, kw_only=True):
     """The new part of a message. The first one has the role; the last one is empty."""
 
     role: Literal["assistant"] | UnsetType = UNSET
@@ -143,7 +143,7 @@ class ChatCompletionDelta(msgspec.Struct, kw_only=True):
     tool_calls: list[DeltaToolCall] | UnsetType = UNSET
 
 
-class ChatCompletionChoice(msgspec.Struct):
+class ChatCompletionChoice(Response):
     """The new part of one of the answers. `finish_reason` is set once that answer has ended."""
 
     index: Count
@@ -152,7 +152,7 @@ class ChatCompletionChoice(msgspec.Struct):
     finish_reason: ChatFinishReason | None
 
 
-class ChatCompletionChunk(msgspec.Struct):
+class ChatCompletionChunk(Response):
     """One event of a stream. The final usage event has no choices.
 
     The data of the last event is `[DONE]`, which is not JSON.
@@ -170,7 +170,7 @@ class ChatCompletionChunk(msgspec.Struct):
 # Text completions
 
 
-class CompletionLogprobs(msgspec.Struct):
+class CompletionLogprobs(Response):
     """The logprobs of a text. Each list has one entry per token; a prompt's first token has null."""
 
     text_offset: list[Count]
@@ -179,7 +179,7 @@ class CompletionLogprobs(msgspec.Struct):
     top_logprobs: list[dict[str, float] | None]
 
 
-class CompletionComplete(msgspec.Struct):
+class CompletionComplete(Response):
     """One of the `n` answers."""
 
     index: Count
@@ -188,7 +188,7 @@ class CompletionComplete(msgspec.Struct):
     finish_reason: TextFinishReason
 
 
-class CompletionFinal(msgspec.Struct):
+class CompletionFinal(Response):
     """The complete answer, if it is not streamed. `created` is a Unix time in seconds."""
 
     id: str
@@ -200,7 +200,7 @@ class CompletionFinal(msgspec.Struct):
     usage: Usage
 
 
-class CompletionDelta(msgspec.Struct):
+class CompletionDelta(Response):
     """The new part of one of the answers. `finish_reason` is set once that answer has ended."""
 
     index: Count
@@ -209,7 +209,7 @@ class CompletionDelta(msgspec.Struct):
     finish_reason: TextFinishReason | None
 
 
-class Chunk(msgspec.Struct):
+class Chunk(Response):
     """One event of a stream. The final usage event has no choices.
 
     The data of the last event is `[DONE]`, which is not JSON.
@@ -230,7 +230,7 @@ Completion = Annotated[object, one_of("A whole answer, or an event.", "Chunk", "
 # Models
 
 
-class ModelInfo(msgspec.Struct):
+class ModelInfo(Response):
     """The served model or an adapter. An adapter's `parent` is the model. `created` is a Unix time in seconds."""
 
     id: str
@@ -240,7 +240,7 @@ class ModelInfo(msgspec.Struct):
     parent: str | None
 
 
-class ModelList(msgspec.Struct):
+class ModelList(Response):
     """The served model and its adapters."""
 
     object: Literal["list"]

@@ -5,15 +5,15 @@ Source: TGI's OpenAPI document, including the names.
 
 from __future__ import annotations
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
+from formatters.base import Response
 from lmi_handlers.core.json_types import Count
 from lmi_handlers.core.outputs import FinishReason
 from lmi_handlers.text.spans import TokenSpan
 
 
-class Token(msgspec.Struct, gc=False):
+class Token(Response):
     """A generated token. `logprob` is null if it is not a number."""
 
     id: Count
@@ -22,7 +22,7 @@ class Token(msgspec.Struct, gc=False):
     special: bool
 
 
-class PrefillToken(msgspec.Struct):
+class PrefillToken(Response):
     """A prompt token."""
 
     id: Count
@@ -30,7 +30,7 @@ class PrefillToken(msgspec.Struct):
     logprob: float | None
 
 
-class BestOfSequence(msgspec.Struct):
+class BestOfSequence(Response):
     """One of the other sequences that `best_of` generated."""
 
     generated_text: str
@@ -42,7 +42,7 @@ class BestOfSequence(msgspec.Struct):
     top_tokens: list[list[Token]] | UnsetType = UNSET
 
 
-class Details(msgspec.Struct):
+class Details(Response):
     """Included if the request sets `details`."""
 
     finish_reason: FinishReason
@@ -54,14 +54,14 @@ class Details(msgspec.Struct):
     top_tokens: list[list[Token]] | UnsetType = UNSET
 
 
-class GenerateResponse(msgspec.Struct):
+class GenerateResponse(Response):
     """The complete answer, if it is not streamed."""
 
     generated_text: str
     details: Details | UnsetType = UNSET
 
 
-class StreamDetails(msgspec.Struct):
+class StreamDetails(Response):
     """Included in the last event of a stream if the request sets `details`."""
 
     finish_reason: FinishReason
@@ -70,7 +70,7 @@ class StreamDetails(msgspec.Struct):
     input_length: Count
 
 
-class StreamResponse(msgspec.Struct, kw_only=True):
+class StreamResponse(Response, kw_only=True):
     """One event per token. The last one also has the generated text and the details."""
 
     index: Count
@@ -80,21 +80,21 @@ class StreamResponse(msgspec.Struct, kw_only=True):
     details: StreamDetails | None
 
 
-class ErrorResponse(msgspec.Struct):
+class ErrorResponse(Response):
     """An error. If it occurs during a stream, it is sent as the last event."""
 
     error: str
     error_type: str
 
 
-class ChatTokenizeResponse(msgspec.Struct, frozen=True):
+class ChatTokenizeResponse(Response):
     """The response of `/chat_tokenize`."""
 
     tokenize_response: list[TokenSpan]
     templated_text: str
 
 
-class Info(msgspec.Struct, frozen=True, kw_only=True):
+class Info(Response, kw_only=True):
     """The response of `/info`: TGI's fields in their order, then those of older TGI versions, always included.
 
     `version` is the version of this server. `waiting_served_ratio` and `max_waiting_tokens` are always 0, because
