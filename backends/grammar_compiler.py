@@ -71,7 +71,6 @@ class GrammarCompiler(Generic[Compiled]):
         return waiter
 
     def close(self) -> None:
-        """Stop the threads and processes."""
         self._trials.close()
         for pool in (self._quick, self._slow):
             pool.shutdown(cancel_futures=True)

@@ -47,7 +47,6 @@ class ImagePreparer(Generic[Images]):
         return waiter
 
     def close(self) -> None:
-        """Stop the threads and processes."""
         self._pool.close()
 
     def _prepare(self, request: TokenRequest, prompt: ImagePrompt, process: LimitedProcess, seconds: float) -> Images:

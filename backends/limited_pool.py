@@ -59,7 +59,6 @@ class LimitedPool:
         return future
 
     def close(self) -> None:
-        """Stop the threads and processes."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -122,7 +121,6 @@ class Shared(Generic[Given]):
 
     @property
     def done(self) -> bool:
-        """True if the future is done."""
         return self._future.done()
 
     def wait(self, deliver: Callable[[Future[Given], Future[Result]], None]) -> Future[Result] | None:

@@ -95,7 +95,6 @@ class LimitedProcess:
             process.kill()
 
     def close(self) -> None:
-        """Stop the child."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()

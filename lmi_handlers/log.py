@@ -30,7 +30,6 @@ class JsonLines(logging.Formatter):
     """Renders a record as `{"time": .., "level": .., "logger": .., "message": .., <extra>}`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line without its newline."""
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, object] = {
             "time": f"{seconds}.{int(record.msecs):03d}Z",

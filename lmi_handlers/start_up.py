@@ -44,7 +44,6 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def properties(self) -> ServingProperties:
-        """The options in effect."""
         return self.loaded.properties
 
     @property
@@ -54,7 +53,6 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def backend(self) -> BackendDeclaration:
-        """The chosen backend."""
         return declaration(self.selection.name)
 
 

@@ -118,7 +118,6 @@ class EchoBackend(Backend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Supports all fields except those in `DECLARATION.unsupported`."""
         return self._capabilities
 
     def add_request(self, request: TokenRequest) -> None:
@@ -134,7 +133,6 @@ class EchoBackend(Backend):
         self._sequences[request.request_id] = _Sequence(request, max_tokens, fault)
 
     def abort(self, request_id: str) -> None:
-        """Drop the sequence."""
         sequence = self._sequences.pop(request_id, None)
         fault = None if sequence is None else sequence.fault
         if fault is not None and fault[0] == "ABORT" and sequence is not None and sequence.produced + 1 >= fault[1]:

@@ -101,7 +101,6 @@ class LmiDistBackend(Backend):
         self._sequences[request.request_id] = Sequence(request, deltas=self._engine.deltas)
 
     def abort(self, request_id: str) -> None:
-        """Drop a sequence."""
         if self._sequences.pop(request_id, None) is not None:
             self._engine.abort(request_id)
 

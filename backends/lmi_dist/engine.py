@@ -82,11 +82,9 @@ class LmiDistEngine:
         )
 
     def step(self) -> Sequence[RequestOutput]:
-        """Advance every request."""
         return self._engine.step()
 
     def abort(self, request_id: str) -> None:
-        """Drop a running request."""
         self._engine.reset([request_id])
 
     def _request_params(self, params: SamplingParams, max_tokens: int, stop_token_ids: Sequence[int]) -> RequestParams:

@@ -26,7 +26,6 @@ class PackedLinear(nn.Module):
         self._bias = None if bias is None else bias.detach()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the layer."""
         out: torch.Tensor = self._linear(x, self._weight, self._bias, "none", [], "")
         return out
 
@@ -66,7 +65,6 @@ class LinearPart(nn.Module):
         self._number = number
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the layer."""
         return self._merged.part(self._number, x)
 
 

@@ -217,7 +217,6 @@ class ChatSseFormatter(ChatFormatter):
         return self.frame(error_document(error)) + self.end
 
     def chunk(self, choices: list[responses.ChatCompletionChoice], usage: responses.Usage | None) -> msgspec.Struct:
-        """Return one object of the stream."""
         options = self.options
         return responses.ChatCompletionChunk(
             self.id, "chat.completion.chunk", options.created, options.model, SYSTEM_FINGERPRINT, choices, usage

@@ -50,7 +50,6 @@ class ServedApis:
         self.root: Generation = root
 
     def routes(self) -> Sequence[Route]:
-        """Return the routes of all APIs."""
         own = [route for api in self.apis.values() for route in api.routes()]
         return [*invoke_routes(self.invocations, self._properties.name), root_route(self.root), *own]
 

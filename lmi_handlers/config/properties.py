@@ -71,7 +71,6 @@ class LoadedProperties(msgspec.Struct, frozen=True, kw_only=True):
         return {setting.key: setting.text for setting in self.explicit}
 
     def warnings(self, backend: BackendDeclaration) -> tuple[str, ...]:
-        """Return the warnings for the log."""
         return (*self.deprecated, *self.unknown_names(backend), *self.unread(backend.name))
 
     def unknown_names(self, backend: BackendDeclaration) -> tuple[str, ...]:

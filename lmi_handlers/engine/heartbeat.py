@@ -105,7 +105,6 @@ class Heartbeat:
         cells[_ACTIVITY] = activity
 
     def progress(self) -> None:
-        """Record progress."""
         with self._lock:
             self._cells[_PROGRESS] = self._clock()
             self._cells[_GIVEN_UP] = 0.0

@@ -32,7 +32,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bundle_dir(self) -> Path:
-        """Directory of the text bundle."""
         return Path(self.runtime_dir) / "text"
 
     @property

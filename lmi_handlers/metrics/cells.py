@@ -40,7 +40,6 @@ class Cells:
         self._cells[counter.first + counter.label_values.index(label_value)] += amount
 
     def set(self, gauge: Metric, value: float) -> None:
-        """Set the current value."""
         self._cells[gauge.first] = value
 
     def observe(self, histogram: Metric, value: float, times: int = 1) -> None:

@@ -49,7 +49,6 @@ class PieceDetokenizer:
         self._incomplete = b""
 
     def feed(self, token_id: int) -> str:
-        """Return the text that `token_id` adds."""
         piece = self._pieces[token_id]
         if not self._incomplete and isinstance(piece, str):
             return piece
@@ -70,7 +69,6 @@ class WindowDetokenizer:
         self._sent_text = self._decode(self._window, skip_special_tokens=False)
 
     def feed(self, token_id: int) -> str:
-        """Return the text that `token_id` adds."""
         if token_id in self._hidden:
             return ""
         self._window.append(token_id)

@@ -135,7 +135,6 @@ class Exchange:
         return response
 
     def log(self, status: int, error: LMIError | None = None) -> None:
-        """Write the log line, and count the request."""
         if self.counts:
             self._model.metrics.ended(self.usage, error)
         cause = None if error is None else f"{type(error).__name__}: {error}"

@@ -36,7 +36,6 @@ class ClientLimitingWorker(GeventWorker):  # type: ignore[misc]  # gunicorn has 
         self.worker_connections = self.cfg.worker_connections + _MARGIN
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
-        """Serve a connection."""
         limits = Limits(self.client_timeout, self.cfg.keepalive)
         self._open += 1
         if self._open > self.cfg.worker_connections:

@@ -48,7 +48,6 @@ class _Views:
         self._budget = Budget.of(properties)
 
     def of(self, endpoint: Endpoint) -> View:
-        """Return the view."""
         match endpoint:
             case Generation():
                 return self._generation(endpoint)

@@ -78,7 +78,6 @@ class AlephAlphaDialect(ChatDialect):
         super().__init__(facts, budget=budget, stream_formatter=AlephAlphaSseFormatter)
 
     def parse(self, payload: Payload) -> Parsed:
-        """Validate a body. Raises `InvalidRequest`."""
         body, ignored = decode_body(payload, AlephAlphaBody)
         for name in REJECTED:
             if name in ignored:

@@ -169,7 +169,6 @@ class AlephAlphaCompletionDialect(OpenAIDialect):
     error_type = AlephAlphaError
 
     def parse(self, payload: Payload) -> Parsed:
-        """Validate a body. Raises `InvalidRequest`."""
         body, ignored = decode_body(payload, AlephAlphaCompletionBody)
         self._budget.check_fields(body)
         if not isinstance(body.prompt, str):
@@ -198,7 +197,6 @@ class AlephAlphaCompletionDialect(OpenAIDialect):
         return Parsed(request, formatter, body.alias, fits, "prompt")
 
     def error(self, error: LMIError) -> Reply:
-        """Render an error as for chats."""
         return error_response(error)
 
 

@@ -87,7 +87,6 @@ class LmiDialect(Dialect):
         self._formatters = {name: load_formatter_class(name) for name in names}
 
     def parse(self, payload: Payload) -> Parsed:
-        """Validate a body and choose the formatter."""
         body = parse_body(payload, self._budget)
         stream = payload.stream if body.stream is None else body.stream
         formatter, unknown = self._choose(body.parameters.output_formatter, payload.accept, stream=stream)

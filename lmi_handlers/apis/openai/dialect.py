@@ -152,7 +152,6 @@ class ChatDialect(OpenAIDialect):
         self._stream_formatter = stream_formatter
 
     def parse(self, payload: Payload) -> Parsed:
-        """Validate a body."""
         return self.parsed(payload, *decode_body(payload, ChatCompletionBody))
 
     def parsed(self, payload: Payload, body: ChatCompletionBody, ignored: tuple[str, ...]) -> Parsed:
@@ -257,7 +256,6 @@ class CompletionsDialect(OpenAIDialect):
         self._stream_formatter = stream_formatter
 
     def parse(self, payload: Payload) -> Parsed:
-        """Validate a body."""
         body, ignored = decode_body(payload, CompletionBody)
         if body.suffix:
             raise UnsupportedFeature("no model here fills in text before a suffix", field="suffix")

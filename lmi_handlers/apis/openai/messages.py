@@ -71,7 +71,6 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
         return self._plain(field, _in_parts if self.images(field) else _joined)
 
     def images(self, field: str) -> tuple[ImageSource, ...]:
-        """Return its images in order."""
         parts = self.content if isinstance(self.content, list) else ()
         return tuple(
             ImageSource(part.image_url.url, f"{field}.content[{place}].image_url")

@@ -144,7 +144,6 @@ class GenerateDialect(TgiDialect):
         self._formatter = formatter
 
     def parse(self, payload: Payload) -> Parsed:
-        """Validate a body."""
         body, ignored = decode_body(payload, TgiBody)
         return self._parsed(payload, body, ignored, self._formatter, full_text=False)
 

@@ -257,7 +257,6 @@ class _Call:
         self._waiting.clear()
 
     def write(self, piece: str) -> None:
-        """Add a piece of the arguments."""
         if self._name is None:
             self._waiting.append(piece)
         elif piece:

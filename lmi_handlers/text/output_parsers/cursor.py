@@ -35,12 +35,10 @@ class Cursor:
         self._held: list[str] | None = None
 
     def append(self, text: str) -> None:
-        """Append text."""
         self._text = self._text[self._at :] + text
         self._at = 0
 
     def end(self) -> None:
-        """Mark the text as complete."""
         self._ended = True
 
     def peek(self) -> Reading[str]:

@@ -55,7 +55,6 @@ class PlainParser(MessageParser):
     """For messages without calls. All text is content."""
 
     def feed(self, text: str) -> MessageDelta:
-        """Return `text` as content."""
         return MessageDelta(content=text)
 
     def finish(self) -> MessageDelta:
@@ -73,7 +72,6 @@ class NamedCallParser(MessageParser):
         self._name: str | None = name
 
     def feed(self, text: str) -> MessageDelta:
-        """Return `text` as arguments."""
         name, self._name = self._name, None
         return MessageDelta(tool_calls=(ToolCallDelta(0, name, text),) if name or text else ())
 

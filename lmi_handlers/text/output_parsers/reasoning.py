@@ -155,7 +155,6 @@ class ReasoningParser(MessageParser):
         return self._advance()
 
     def finish(self) -> MessageDelta:
-        """Return the text that was held back."""
         self._text.end()
         return self._advance() + self._parser.finish()
 
