@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-ROUNDS = {"test_rounds_on_echo": 100, "test_rounds_on_the_model": 10}
+ROUNDS = {"test_faults_with_the_echo_backend": 100, "test_faults_with_the_real_model": 10}
 _ROOT = Path(__file__).parent.parent
 
 

@@ -1,4 +1,4 @@
-"""aleph-alpha-client: chat and text completions, whole and streamed, on Aleph Alpha's routes; what these refuse on OpenAI's."""
+"""aleph-alpha-client: chat and text completions, with and without streaming, on Aleph Alpha's routes, and errors on OpenAI's."""
 
 from __future__ import annotations
 

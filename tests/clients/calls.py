@@ -1,6 +1,6 @@
-"""What the scripts here have in common.
+"""Shared by the scripts in this folder, each of which calls a server with one client library.
 
-`python SCRIPT.py TASK`, where TASK is a `Task` as JSON, prints what each of the script's calls returned or raised:
+`python SCRIPT.py TASK` prints what each call of the script returned or raised. TASK is a `Task` as JSON:
 
     {"text": {"returned": " Paris."}, "refused": {"raised": "text_generation.errors.ValidationError", "message": "..."}}
 """
@@ -16,36 +16,38 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 Calls = dict[str, Callable[[], object]]
-"""By name. A call may return an iterator, an async iterator, or something to await: it is gathered."""
+"""Calls by name. If a call returns an iterator, an async iterator or an awaitable, the results are collected."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What to ask, and the base URLs of whom to ask it."""
+    """What to request, and the base URLs of the servers."""
 
     model: str
-    """Serves the small model."""
+    """A server with the small model."""
     echo: str
-    """Sends prompts back, and fails where they say so."""
+    """A server that echoes prompts and fails if they say so."""
     full: str
-    """Has no room for a request."""
+    """A server whose queue is full."""
     prompt: str
     max_tokens: int
     stop: str
     schema: dict[str, Any]
     regex: str
     tool: dict[str, Any]
-    """A function in OpenAI's form."""
+    """A function in OpenAI's format."""
     tool_choice: dict[str, Any]
-    """That it is to be called."""
+    """Forces the call of `tool`, in OpenAI's format."""
     tokenizer: str = ""
-    """A folder with the small model's, for who counts tokens."""
+    """A folder with the small model's tokenizer, for clients that count tokens."""
 
 
 def main(calls: Callable[[Task], Calls]) -> None:
-    """Do the calls one after the other, print the document."""
+    """Run the calls one after the other and print the results."""
     task = Task(**json.loads(sys.argv[1]))
-    with contextlib.closing(asyncio.new_event_loop()) as loop:  # one for all: connections that are kept belong to it
+    with contextlib.closing(
+        asyncio.new_event_loop()
+    ) as loop:  # one loop for all, because kept connections belong to it
         outcomes = {name: _outcome(call, loop) for name, call in calls(task).items()}
     json.dump(outcomes, sys.stdout, default=_plain)
 
@@ -57,7 +59,7 @@ def _outcome(call: Callable[[], object], loop: asyncio.AbstractEventLoop) -> dic
             value = list(value)
         elif isinstance(value, (Awaitable, AsyncIterator)):
             value = loop.run_until_complete(_awaited(value))
-    except Exception as error:  # noqa: BLE001  whatever a client raises is what the test asks for
+    except Exception as error:  # noqa: BLE001  the test checks whatever a client raises
         kind = type(error)
         return {"raised": f"{kind.__module__}.{kind.__qualname__}", "message": str(error)}
     return {"returned": value}

@@ -1,4 +1,4 @@
-"""huggingface_hub: `InferenceClient` and `AsyncInferenceClient`, their TGI calls and chat."""
+"""huggingface_hub: `InferenceClient` and `AsyncInferenceClient`, their calls for TGI, and chat."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from huggingface_hub import AsyncInferenceClient, InferenceClient
 
 def text_generation(task: Task) -> Calls:
     client = InferenceClient(task.model, timeout=60)
-    generate: Any = client.text_generation  # overloaded for every combination; here each is a dict
-    endpoint = InferenceClient(task.model, provider="hf-inference")  # of others these two calls ask nothing
+    generate: Any = client.text_generation  # its overloads do not accept a dict of arguments
+    endpoint = InferenceClient(task.model, provider="hf-inference")  # these two calls support no other provider
     prompt = task.prompt
     ask: dict[str, Any] = {"max_new_tokens": task.max_tokens, "return_full_text": False}
     asynchronous: Any = AsyncInferenceClient(task.model, timeout=60).text_generation
@@ -63,7 +63,7 @@ def errors(task: Task) -> Calls:
     full: Any = InferenceClient(task.full, timeout=60).text_generation
     chat: Any = InferenceClient(task.echo, timeout=60).chat_completion
     full_chat: Any = InferenceClient(task.full, timeout=60).chat_completion
-    unfit = {"stop": list("abcde")}  # one more than there may be
+    unfit = {"stop": list("abcde")}  # one more than allowed
     messages = [{"role": "user", "content": "hello"}]
     return {
         "invalid": lambda: echo("hello", **unfit),

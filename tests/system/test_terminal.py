@@ -1,4 +1,4 @@
-"""What an operator sees: on a terminal, and in a log that machines read."""
+"""What an operator sees: readable lines on a terminal, JSON in a log file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LINE = re.compile(r"\d\d:\d\d:\d\d\.\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) +\
 
 
 class Terminal:
-    """`lmi serve`, on the echo backend, on a terminal of its own."""
+    """`lmi serve` with the echo backend on its own pseudo-terminal."""
 
     def __init__(self, directory: Path, *arguments: str, properties: str = "", **environ: str) -> None:
         (directory / "serving.properties").write_text("option.rolling_batch=echo\n" + properties)
@@ -44,14 +44,16 @@ class Terminal:
             stderr=end,
             env=clean | {"TERM": "xterm"} | environ,
             start_new_session=True,
-            preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # opening it makes it the controlling one
+            preexec_fn=lambda: os.close(
+                os.open(os.ttyname(0), os.O_RDWR)
+            ),  # opening it makes it the controlling terminal
         )
         os.close(end)
         self.raw = ""
 
     @property
     def text(self) -> str:
-        """What it has shown so far, without colours."""
+        """The output so far, without colours."""
         self._read(0)
         return COLOUR.sub("", self.raw.replace("\r\n", "\n"))
 
@@ -77,7 +79,7 @@ class Terminal:
         os.close(self._fd)
 
     def _read(self, timeout: float) -> bool:
-        """Take in what there is; False once the terminal has nobody left."""
+        """Read the available output. Return false if all processes on the terminal have ended."""
         while select.select([self._fd], [], [], timeout)[0]:
             try:
                 data = os.read(self._fd, 65536)
@@ -95,7 +97,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
     shown.close()
 
 
-def test_a_terminal_gets_readable_lines_and_no_traceback_at_ctrl_c(terminal: Terminal) -> None:
+def test_a_terminal_shows_readable_lines_and_no_traceback_on_ctrl_c(terminal: Terminal) -> None:
     terminal.wait_for(f"listening on {terminal.url}")
     terminal.wait_for("engine ready")
     deadline = time.monotonic() + 30
@@ -105,7 +107,7 @@ def test_a_terminal_gets_readable_lines_and_no_traceback_at_ctrl_c(terminal: Ter
                 break
         time.sleep(0.1)
     assert requests.post(f"{terminal.url}/invocations", json={"inputs": "hello"}, timeout=30).status_code == 200
-    # A path is a client's to choose, and steers no terminal.
+    # Clients choose the path. It must not control the terminal.
     answer = requests.post(f"{terminal.url}/predictions/%1b%5b2J", json={"inputs": "hello"}, timeout=30)
     assert answer.status_code == 404
     terminal.wait_for("path=/invocations status=200 prompt_tokens=")
@@ -120,8 +122,8 @@ def test_a_terminal_gets_readable_lines_and_no_traceback_at_ctrl_c(terminal: Ter
 
 
 @pytest.mark.parametrize("shown", ["lmi: warning: ", "listening on", "engine ready"])
-def test_ctrl_c_during_start_up(terminal: Terminal, shown: str) -> None:
-    """Whatever is being imported then, by the server or by those it has started."""
+def test_ctrl_c_during_startup_shows_no_traceback(terminal: Terminal, shown: str) -> None:
+    """Whatever the server or its child processes are importing at that moment."""
     terminal.wait_for(shown)
     assert terminal.interrupt() in (0, -signal.SIGINT)
     assert "Traceback" not in terminal.text
@@ -129,7 +131,7 @@ def test_ctrl_c_during_start_up(terminal: Terminal, shown: str) -> None:
     assert "SIGKILL" not in terminal.text
 
 
-def test_an_error_on_a_terminal(tmp_path: Path) -> None:
+def test_an_error_at_startup_is_one_coloured_line(tmp_path: Path) -> None:
     shown = Terminal(tmp_path, properties="option.dtype=float3\n")
     try:
         assert shown.process.wait(60) == 1
@@ -140,7 +142,7 @@ def test_an_error_on_a_terminal(tmp_path: Path) -> None:
         shown.close()
 
 
-def test_no_colours_where_nobody_wants_them(tmp_path: Path) -> None:
+def test_no_color_turns_colours_off(tmp_path: Path) -> None:
     shown = Terminal(tmp_path, NO_COLOR="1")
     try:
         shown.wait_for("engine ready")
@@ -150,7 +152,7 @@ def test_no_colours_where_nobody_wants_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_json_on_a_terminal_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_log_format_json_applies_to_a_terminal(tmp_path: Path) -> None:
     shown = Terminal(tmp_path, LOG_FORMAT="json")
     try:
         shown.wait_for("listening on")
@@ -161,7 +163,7 @@ def test_json_on_a_terminal_where_that_is_asked_for(tmp_path: Path) -> None:
         shown.close()
 
 
-def test_a_log_format_that_there_is_not(tmp_path: Path) -> None:
+def test_an_unknown_log_format_is_an_error(tmp_path: Path) -> None:
     shown = Terminal(tmp_path, LOG_FORMAT="xml")
     try:
         assert shown.process.wait(60) == 1
@@ -179,8 +181,8 @@ class Stream:
     ("given", "terminal", "expected"),
     [("", True, "text"), ("", False, "json"), ("JSON", True, "json"), ("text", False, "text")],
 )
-def test_the_format(given: str, terminal: bool, expected: str) -> None:
-    assert log_format({"LOG_FORMAT": given}, Stream(terminal=terminal)) == expected  # type: ignore[arg-type]  # all it asks
+def test_the_format_depends_on_log_format_and_the_stream(given: str, terminal: bool, expected: str) -> None:
+    assert log_format({"LOG_FORMAT": given}, Stream(terminal=terminal)) == expected  # type: ignore[arg-type]  # the only method that is used
     with pytest.raises(ConfigError, match=r"LOG_FORMAT must be one of json, text, got '%\(message\)s'"):
         log_format({"LOG_FORMAT": "%(message)s"}, Stream(terminal=terminal))  # type: ignore[arg-type]
 
@@ -203,12 +205,12 @@ def record(message: str, name: str = "lmi_handlers.x", **extra: object) -> loggi
         (record("two\nlines"), "INFO    two\nlines"),
     ],
 )
-def test_text_lines(made: logging.LogRecord, shown: str) -> None:
+def test_records_are_rendered_as_text(made: logging.LogRecord, shown: str) -> None:
     assert TextLines(coloured=False).format(made).partition(" ")[2] == shown
     assert COLOUR.sub("", TextLines(coloured=True).format(made)).partition(" ")[2] == shown
 
 
-def test_traceback_with_what_a_client_sent() -> None:
+def test_control_characters_in_a_traceback_are_escaped() -> None:
     try:
         raise ValueError("\x1b[2J\nnext")
     except ValueError:
@@ -216,7 +218,7 @@ def test_traceback_with_what_a_client_sent() -> None:
     assert TextLines(coloured=False).format(made).endswith("\nValueError: \\x1b[2J\nnext")
 
 
-def test_json_lines_have_the_same_fields() -> None:
+def test_records_are_rendered_as_json_with_the_same_fields() -> None:
     line = json.loads(JsonLines().format(record("a\x1b", path="/\n", error=None)))
     assert {key: line[key] for key in ("level", "message", "path", "error")} == {
         "level": "INFO",
