@@ -70,7 +70,7 @@ def _check_bounds(schema: dict[str, object]) -> None:
     least, required = _number(schema.get("minProperties")), schema.get("required")
     named = len(set(required)) if isinstance(required, list) else 0
     if least is not None and least > max(named, 1):
-        raise ValueError(f"minProperties ({minimum}) must be at most the number of required properties ({named})")
+        raise ValueError(f"minProperties ({least}) must be at most the number of required properties ({named})")
 
 
 def _exact_bound(name: str, value: object) -> object:
