@@ -38,7 +38,7 @@ def choose_cpu_dtype(asked: torch.dtype | None, own: torch.dtype | None) -> torc
         chosen, reason = asked, "set by option.dtype"
         if is_emulated(asked):
             logger.warning(
-                f"option.dtype: this CPU has no {_name(asked)} arithmetic and emulates it slowly; float32 is faster",
+                f"option.dtype: this CPU has no {_name(asked)} arithmetic and is slow at emulating it; float32 is faster",
                 extra={"dtype": _name(asked)},
             )
     elif own is None:

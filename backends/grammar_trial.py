@@ -68,9 +68,9 @@ def _follow(grammar: Grammar, eos_token_ids: tuple[int, ...]) -> None:
             return
         grammar.advance(int(token_ids[rng.randrange(len(token_ids))]))
         if grammar.error is not None:
-            raise InvalidRequest(f"takes too much for each token: {grammar.error}", field="structured_outputs")
+            raise InvalidRequest(f"is too expensive per token: {grammar.error}", field="structured_outputs")
         if time.process_time() - started > _SECONDS:
-            raise InvalidRequest("takes too much time for each token; is it ambiguous?", field="structured_outputs")
+            raise InvalidRequest("takes too long per token; is it ambiguous?", field="structured_outputs")
 
 
 if __name__ == "__main__":

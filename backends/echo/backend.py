@@ -101,9 +101,9 @@ class EchoBackend(Backend):
         if fault == "exit_in_load":
             os._exit(3)
         if fault == "raise_in_load":
-            raise ConfigError("option.echo_fault=raise_in_load: the echo backend fails to load, as it was asked to")
+            raise ConfigError("option.echo_fault=raise_in_load: the echo backend fails to load, as requested")
         if fault == "out_of_memory_in_load":
-            raise LoadFailed(f"option.echo_fault={fault}: the echo backend is out of memory, as it was asked to be")
+            raise LoadFailed(f"option.echo_fault={fault}: the echo backend is out of memory, as requested")
         if fault == "slow_load":
             report("pretending to load weights")
             time.sleep(options.echo_load_seconds)

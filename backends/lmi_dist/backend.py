@@ -53,9 +53,9 @@ class LmiDistBackend(Backend):
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> Backend:
         """Start lmi_dist's engine or vLLM's, and log which. Any failure raises `ConfigError` or `LoadFailed`."""
         if not _installed():
-            logger.warning("lmi_dist is not installed; vLLM serves in its place, with lmi-dist's options")
+            logger.warning("lmi_dist is not installed; using vLLM with lmi-dist's options")
             return _on_vllm().load(model, properties, report)
-        logger.info("lmi_dist is installed and serves")
+        logger.info("using lmi_dist")
         if model.path is None:
             raise ConfigError("option.model_id: the lmi_dist backend needs a model")
         if not model.path.is_dir():

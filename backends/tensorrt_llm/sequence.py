@@ -85,7 +85,7 @@ class Sequence:
         if len(entries) < len(token_ids) or any(
             token_id not in entry for token_id, entry in zip(token_ids, entries, strict=True)
         ):
-            raise RequestFailed("TensorRT-LLM gave no log probability for a token that it sampled")
+            raise RequestFailed("TensorRT-LLM returned no log probability for a sampled token")
         return [float(entry[token_id].logprob) for token_id, entry in zip(token_ids, entries, strict=True)]
 
 
@@ -98,7 +98,7 @@ def _prompt_logprobs(
     """
     rows = 0 if context_logits is None else context_logits.shape[0]
     if context_logits is None or rows != len(prompt_token_ids):
-        raise RequestFailed(f"TensorRT-LLM gave logits for {rows} of the {len(prompt_token_ids)} prompt tokens")
+        raise RequestFailed(f"TensorRT-LLM returned logits for {rows} of the {len(prompt_token_ids)} prompt tokens")
     logprobs: list[float | None] = [None]
     best: list[list[tuple[int, float]] | None] = [None]
     for start in range(0, rows - 1, _ROWS):

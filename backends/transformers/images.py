@@ -41,7 +41,7 @@ class ImageProcessor:
             raise
         except Exception as error:  # a model's processor may raise anything for images that do not fit
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise InvalidRequest(f"the model's processor refuses the images: {reason}", field="messages") from error
+            raise InvalidRequest(f"the model's processor rejected the images: {reason}", field="messages") from error
         batch = batch.to(dtype=self._dtype)
         token_ids: list[int] = batch.pop("input_ids")[0].tolist()
         return ImageInputs(token_ids, dict(batch))

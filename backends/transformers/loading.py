@@ -50,7 +50,9 @@ _TOLERANCE_HALF = 0.05
 def load_model(path: Path, properties: ServingProperties) -> Any:
     """Load the model in `path` for inference. Raises `ConfigError`, or `LoadFailed` if a retry may help."""
     if properties.dtype not in DTYPES:
-        raise ConfigError(f"option.dtype: transformers backend takes {', '.join(DTYPES)}, not {properties.dtype}")
+        raise ConfigError(
+            f"option.dtype: the transformers backend supports {', '.join(DTYPES)}, not {properties.dtype}"
+        )
     device_map = properties.options_of(TransformersOptions).device_map
     if device_map is None and torch.cuda.is_available():
         device_map = "cuda"
@@ -93,7 +95,7 @@ def choose_max_model_len(config: Any, asked: int | None) -> int:
     if asked is None:
         return limit or UNBOUNDED_MAX_MODEL_LEN
     if limit is not None and asked > limit:
-        raise ConfigError(f"option.max_model_len: the model takes {limit} tokens at most, not {asked}")
+        raise ConfigError(f"option.max_model_len: must be at most {limit}, the model's limit, got {asked}")
     return asked
 
 
@@ -120,7 +122,7 @@ def choose_runner(model: Any, max_model_len: int) -> Runner:
             return runner
         model.set_attn_implementation(stock)
     logger.warning(
-        "no rolling batch for this model; each sequence is computed by itself",
+        "no rolling batch for this model; each sequence is computed separately",
         extra={"model_type": model.config.model_type, "reason": reason},
     )
     return SequentialRunner(model)

@@ -260,7 +260,7 @@ class VLLMBackend(Backend):
         except MemoryError:
             raise
         except Exception as error:  # a model's processor may raise anything for images that do not fit
-            raise InvalidRequest(f"vLLM refuses the images: {_one_line(error)}", field="messages") from error
+            raise InvalidRequest(f"vLLM rejected the images: {_one_line(error)}", field="messages") from error
         return rendered
 
     def _grammar_compiler(self, model: ModelFiles) -> GrammarCompiler[str] | None:

@@ -27,5 +27,5 @@ def find_adapters(properties: ServingProperties, model_path: Path | None) -> dic
     ]
     for folder in folders:
         if not (folder / CONFIG_NAME).is_file():
-            raise ConfigError(f"option.enable_lora: {folder} is no adapter, it has no {CONFIG_NAME}")
+            raise ConfigError(f"option.enable_lora: {folder} is not an adapter: it has no {CONFIG_NAME}")
     return {folder.name: folder for folder in folders}

@@ -47,7 +47,7 @@ class Channel(Generic[Sent, Received]):
         """Return the message as bytes to send. Raises `MessageTooLong`."""
         payload = self._encoder.encode(message)
         if len(payload) > MAX_MESSAGE_SIZE:
-            raise MessageTooLong(f"the message has {len(payload)} bytes, at most {MAX_MESSAGE_SIZE} are possible")
+            raise MessageTooLong(f"a message must have at most {MAX_MESSAGE_SIZE} bytes, got {len(payload)}")
         return _LENGTH.pack(len(payload)) + payload
 
     def send_frame(self, frame: bytes) -> None:
@@ -64,7 +64,7 @@ class Channel(Generic[Sent, Received]):
                         return
                     (length,) = _LENGTH.unpack(header)
                     if length > MAX_MESSAGE_SIZE:
-                        raise ProtocolError(f"a message of {length} bytes; at most {MAX_MESSAGE_SIZE} are possible")
+                        raise ProtocolError(f"a message must have at most {MAX_MESSAGE_SIZE} bytes, got {length}")
                     payload = self._reader.read(length)
                 except OSError:
                     return
@@ -73,7 +73,7 @@ class Channel(Generic[Sent, Received]):
                 try:
                     message = self._decoder.decode(payload)
                 except Exception as error:  # the types' own checks raise more than `DecodeError`
-                    raise ProtocolError(f"a message that cannot be decoded: {error}") from error
+                    raise ProtocolError(f"a message cannot be decoded: {error}") from error
                 yield message
 
     def close(self) -> None:

@@ -229,7 +229,7 @@ class EngineClient:
 
     def end_draining(self) -> None:
         """Fail the requests that are still in flight: the time to finish is over."""
-        self._fail_all(EngineNotReady("the server is shutting down and the time to finish is over"))
+        self._fail_all(EngineNotReady("the server is shutting down and the request did not finish in time"))
 
     def _connect_forever(self) -> None:
         interval = _RECONNECT_INTERVAL
@@ -252,15 +252,15 @@ class EngineClient:
         """Handle the engine's messages until the connection ends. Returns False if a message could not be handled."""
         self._sender = sender = Sender(channel)
         handled = True
-        phase, cause = "the engine process has ended and is restarted", "the engine process ended"
+        phase, cause = "the engine process has ended and is being restarted", "the engine process ended"
         try:
             with contextlib.closing(channel.receive()) as messages:
                 for message in messages:
                     self._handle(message)
         except Exception as error:
-            logger.exception("the connection to the engine is dropped")
+            logger.exception("the connection to the engine was dropped")
             handled = False
-            phase = f"the connection to the engine was dropped and is tried again: {type(error).__name__}: {error}"
+            phase = f"the connection to the engine was dropped, reconnecting: {type(error).__name__}: {error}"
             cause = "the connection to the engine was dropped"
         if handled and (stall := self._stall()) is not None:
             cause = f"{stall}; it was ended"
@@ -304,7 +304,7 @@ class EngineClient:
                 if not generation.connected():
                     generation.end(ClientDisconnected("the client closed the connection"))
                 elif now >= generation.deadline:
-                    generation.end(DeadlineExceeded("the request was not done within predict_timeout"))
+                    generation.end(DeadlineExceeded("the request did not finish within predict_timeout"))
 
 
 def _error_of(message: Failed) -> LMIError:

@@ -85,7 +85,7 @@ def download(
         absent = f"option.model_id: {repo_id} is neither a folder{looked_in} nor in {target}, and"
         if isinstance(error, LocalEntryNotFoundError):
             if error.__cause__ is None or isinstance(error.__cause__, OfflineModeIsEnabled):
-                raise ConfigError(f"{absent} the Hugging Face hub is out of reach") from error
+                raise ConfigError(f"{absent} the Hugging Face hub cannot be reached") from error
             cause = error.__cause__
         reason = str(cause).strip().partition("\n")[0] or repr(cause)
         verdict = ConfigError(f"{absent} cannot be downloaded: {reason}")

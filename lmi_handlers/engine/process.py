@@ -62,7 +62,7 @@ def serve(settings: EngineSettings) -> None:
     admission = _admission(settings.properties, capabilities.max_num_seqs)
 
     def say_so() -> None:  # so that `/ping` fails before any request does
-        server.announce(Loading("the engine has died and is restarted"))
+        server.announce(Loading("the engine has died and is being restarted"))
 
     loop = EngineLoop(backend, admission, settings.properties.job_queue_size, inbox, say_so, heartbeat)
     start_repeating(_WATCH_INTERVAL, lambda: _watch(loop, backend, server, settings.properties.stall_timeout))

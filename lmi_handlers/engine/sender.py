@@ -33,10 +33,10 @@ class Sender:
             raise InvalidRequest(f"the request is too long for the engine: {error}") from error
         with self._changed:
             if self._closed:
-                raise EngineNotReady("the engine has just gone away")
+                raise EngineNotReady("the connection to the engine has just closed")
             if self._frames and self._size + len(frame) > self._max_bytes:
                 raise EngineNotReady(
-                    f"the engine reads nothing: {len(self._frames)} messages of {self._size} bytes wait for it already"
+                    f"the engine does not read its messages: {len(self._frames)} with {self._size} bytes are waiting"
                 )
             self._put((submit.number, None, True), frame)
 

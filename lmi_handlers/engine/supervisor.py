@@ -134,8 +134,8 @@ class Supervisor:
             looked = now
             if self._heartbeat.serving:
                 if cause := self._heartbeat.stall(properties.stall_timeout, since=since):
-                    logger.critical("engine is stalled and is ended", extra={"cause": cause})
-                    self._ended_for = f"it was stalled and ended: {cause}"
+                    logger.critical("engine is stalled; killing it", extra={"cause": cause})
+                    self._ended_for = f"it was stalled and was killed: {cause}"
                     return _kill(engine)
             elif now - started > properties.model_loading_timeout:
                 self._ended_for = (

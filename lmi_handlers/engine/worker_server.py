@@ -64,7 +64,7 @@ class WorkerConnection:
         except OSError:
             pass  # the worker is gone; the reader notices that too
         except Exception:  # whatever a backend puts into its outputs, requests must not hang
-            logger.exception("messages cannot be sent to a web worker; it is disconnected")
+            logger.exception("messages cannot be sent to a web worker; disconnecting it")
         self._channel.close()
 
     def _send(self, message: EngineMessage) -> None:
@@ -87,7 +87,7 @@ class WorkerConnection:
             for message in self._channel.receive():
                 self._inbox.put((self, message))
         except Exception:  # usually a ProtocolError; in any case the loop must learn that the worker is gone
-            logger.exception("a web worker cannot be understood; it is disconnected")
+            logger.exception("a web worker sent an invalid message; disconnecting it")
         self._inbox.put((self, Disconnected()))
         self._on_gone(self)
         self._outbox.put(None)
@@ -124,7 +124,7 @@ class WorkerServer:
             for connection in self._connections:
                 since = connection.sending_since
                 if since is not None and time.monotonic() - since > limit:
-                    logger.error("a web worker reads nothing; it is disconnected", extra={"seconds": limit})
+                    logger.error("a web worker does not read its messages; disconnecting it", extra={"seconds": limit})
                     connection.close()
 
     def flush(self) -> None:

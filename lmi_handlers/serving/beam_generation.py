@@ -147,7 +147,7 @@ class BeamGeneration:
         with self._step as step:
             items = [item for batch in step for item in batch if item.output.token_ids]
         if len(items) != sum(len(search.running) for search in self._searches):
-            raise RequestFailed("the engine did not give one token for each beam")
+            raise RequestFailed("the engine did not return one token per beam")
         return sorted(items, key=lambda item: item.index)
 
     def _next_outputs(self, sampling_params: SamplingParams) -> list[SequenceOutput]:
@@ -157,7 +157,7 @@ class BeamGeneration:
             if not self._connected():
                 raise ClientDisconnected("the client closed the connection")
             if time.monotonic() >= self.deadline:
-                raise DeadlineExceeded("the request was not done within predict_timeout")
+                raise DeadlineExceeded("the request did not finish within predict_timeout")
             try:
                 self._step = self._submit(sampling_params)
                 return self._outputs()
@@ -180,7 +180,7 @@ class BeamGeneration:
         top = output.top_logprobs[0] if output.top_logprobs else []
         if len(top) < (self._step_params.logprobs or 0):
             raise RequestFailed(
-                f"the engine gave {len(top)} continuations of a beam; {self._step_params.logprobs} were asked for"
+                f"the engine returned {len(top)} continuations of a beam, {self._step_params.logprobs} were requested"
             )
         return top
 
@@ -215,11 +215,9 @@ def check_beam_search(
     """
     field, asked = alias("num_beams"), request.sampling_params
     if request.stream:
-        raise InvalidRequest("beam search cannot be streamed: no token is certain before the last one", field=field)
+        raise InvalidRequest("beam search cannot be streamed: the answer is only known at the end", field=field)
     if not asked.greedy:
-        raise InvalidRequest(
-            f"beam search takes the most probable tokens; it excludes sampling ({alias('temperature')})", field=field
-        )
+        raise InvalidRequest(f"beam search cannot be combined with sampling ({alias('temperature')})", field=field)
     for name in asked.__struct_fields__:
         if name not in _HONOURED and getattr(asked, name) != getattr(_DEFAULTS, name):
             raise InvalidRequest(f"beam search cannot be combined with {alias(name)}", field=field)
@@ -229,8 +227,8 @@ def check_beam_search(
     limit = min(capabilities.max_logprobs, capabilities.vocab_size, int(RANGES["logprobs"][1])) - endings
     if params.num_beams > limit:
         raise InvalidRequest(
-            f"must be at most {limit}, got {params.num_beams}: a step takes one candidate for each beam and for each of "
-            f"the {endings} tokens that end an answer, and the {capabilities.backend} backend gives {limit + endings}",
+            f"must be at most {limit}, got {params.num_beams}: each step needs one candidate per beam and one for each of "
+            f"the {endings} tokens that end an answer, and the {capabilities.backend} backend returns at most {limit + endings}",
             field=field,
         )
     step = step_params(asked, params, tokenizer)

@@ -84,8 +84,7 @@ def _tokenize(parsed: Parsed, position: int, content: PromptContent, loaded: Loa
             parsed.check_length(request, position, len(content), capabilities)
         if content and not (min(content) >= 0 and max(content) < capabilities.vocab_size):
             raise InvalidRequest(
-                f"has token ids outside the model's 0 to {capabilities.vocab_size - 1}",
-                field=_prompt_field(parsed, position),
+                f"token ids must be from 0 to {capabilities.vocab_size - 1}", field=_prompt_field(parsed, position)
             )
         ids = list(content if truncate is None else content[-truncate:])
         text = tokenizer.decode(ids)
@@ -101,12 +100,12 @@ def _tokenize(parsed: Parsed, position: int, content: PromptContent, loaded: Loa
 
 
 def _check_media_tokens(parsed: Parsed, position: int, ids: list[int], bundle: TextBundle) -> None:
-    """Refuse a prompt with more image, video or audio tokens than images: some crash the engine."""
+    """Reject a prompt with more image, video or audio tokens than images: some crash the engine."""
     images = len(_images(parsed.request.prompts[position]))
     for token, token_id in bundle.media_tokens.items():
         if ids.count(token_id) > (images if token == bundle.image_token else 0):
             raise InvalidRequest(
-                f"has {token}, which stands for an image, a video or a sound, where there is none",
+                f"contains {token}, which marks an image, a video or a sound, but none was sent",
                 field=_prompt_field(parsed, position),
             )
 

@@ -160,7 +160,7 @@ def _tokenize(
     All work that `takes_long` estimates happens here.
     """
     if time.monotonic() >= deadline:  # it may have waited for a thread
-        raise DeadlineExceeded("the request was not done within predict_timeout")
+        raise DeadlineExceeded("the request did not finish within predict_timeout")
     tokenized, params = tokenize_prompts(parsed, loaded), parsed.request.sampling_params
     if params.prompt_logprobs is not None:
         tokens = sum(len(token_ids) for _, token_ids in tokenized)

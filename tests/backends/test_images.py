@@ -519,7 +519,7 @@ def test_image_token_in_the_text_is_not_an_image(server: Server) -> None:
         answer = ask(server, *parts)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
     answer = server.invoke({"inputs": "An <image>"})
-    assert "which stands for an image" in answer.json()["error"]
+    assert "which marks an image" in answer.json()["error"]
 
 
 @pytest.mark.long

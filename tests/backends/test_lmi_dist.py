@@ -93,7 +93,7 @@ def token_ids(outputs: list[TokenOutput]) -> list[int]:
 def test_lmi_dist_is_used_if_installed(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "backends.lmi_dist"):
         load()
-    assert [record.message for record in caplog.records] == ["lmi_dist is installed and serves"]
+    assert [record.message for record in caplog.records] == ["using lmi_dist"]
 
 
 @pytest.mark.filterwarnings("ignore")  # vLLM's own libraries
@@ -103,7 +103,7 @@ def test_vllm_is_used_otherwise(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "backends.lmi_dist"), pytest.raises(ConfigError, match="the lmi_dist backend"):
         LmiDistBackend.load(nothing, ServingProperties(), lambda phase: None)
     assert [record.message for record in caplog.records] == [
-        "lmi_dist is not installed; vLLM serves in its place, with lmi-dist's options"
+        "lmi_dist is not installed; using vLLM with lmi-dist's options"
     ]
 
 

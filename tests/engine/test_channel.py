@@ -217,7 +217,7 @@ def test_channel_can_be_closed_twice_and_then_receives_nothing() -> None:
 @pytest.mark.parametrize(
     ("sent", "cause"),
     [
-        (b"\xff\xff\xff\xff", "a message of 4294967295 bytes"),
+        (b"\xff\xff\xff\xff", "bytes, got 4294967295"),
         (b"\0\0\0\1\xc1", "cannot be decoded"),
         (b"\0\0\0\6" + msgspec.msgpack.encode(["Stop"]), "cannot be decoded"),
     ],

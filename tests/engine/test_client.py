@@ -177,8 +177,8 @@ def test_worker_that_cannot_load_the_model_files_reports_it_and_retries(
     client.start()
     wait_until(lambda: client.state is EngineState.READY)
     assert len(seen) == 3
-    assert seen[1].endswith("is tried again: FileNotFoundError: no bundle")
-    assert seen[2].endswith("is tried again: ValueError: not yet")
+    assert seen[1].endswith("reconnecting: FileNotFoundError: no bundle")
+    assert seen[2].endswith("reconnecting: ValueError: not yet")
     assert "no bundle" in caplog.text
     assert texts_of(submit(client, b"hello")) == [b"hello"]
 
@@ -192,7 +192,7 @@ def test_invalid_message_from_the_engine_fails_the_requests_and_reconnects(
         listener.listen()
         client = EngineClient(path, lambda ready: None)
         client.start()
-        for invalid, cause in ((b"\0\0\0\1\xc1", "cannot be decoded"), (b"\xff" * 4, "4294967295 bytes")):
+        for invalid, cause in ((b"\0\0\0\1\xc1", "cannot be decoded"), (b"\xff" * 4, "got 4294967295")):
             with accepted(listener) as (sock, channel):
                 channel.send(Engine.ready)
                 wait_until(lambda: client.state is EngineState.READY)

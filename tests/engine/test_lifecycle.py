@@ -167,7 +167,7 @@ def test_configuration_error_stops_the_server_with_one_line(start_server: StartS
     server = start_server(ECHO + "option.echo_fault=raise_in_load\n", ready=False)
     assert server.process.wait(30) == 1
     errors = [line for line in server.log.splitlines() if line.startswith("lmi: error: ")]
-    assert errors == ["lmi: error: option.echo_fault=raise_in_load: the echo backend fails to load, as it was asked to"]
+    assert errors == ["lmi: error: option.echo_fault=raise_in_load: the echo backend fails to load, as requested"]
     assert "Traceback" not in server.log
 
 

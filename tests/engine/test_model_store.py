@@ -218,7 +218,7 @@ def test_hub_id_without_a_network_is_one_sentence(tmp_path: Path) -> None:
     assert err.splitlines()[-1].startswith(
         "lmi_handlers.core.errors.ConfigError: option.model_id: nobody/no-such-model is"
     )
-    assert err.splitlines()[-1].endswith("the Hugging Face hub is out of reach")
+    assert err.splitlines()[-1].endswith("the Hugging Face hub cannot be reached")
 
 
 class BrokenHub(BaseHTTPRequestHandler):

@@ -146,7 +146,7 @@ def test_server_reports_that_it_gives_up_on_stalled_engines(start_server: StartS
     server = start_server(ECHO + "option.restart_limit=0\noption.stall_timeout=1\n")
     server.engine().suspend()
     assert server.process.wait(40) == 1
-    assert "(last: it was stalled and ended: the engine process has not run for" in server.log
+    assert "(last: it was stalled and was killed: the engine process has not run for" in server.log
     assert "out of memory" not in server.log
 
 

@@ -52,7 +52,7 @@ def api(document: dict[str, Any], max_examples: int, *, boundaries: bool) -> sch
 
 
 SAID_ELSEWHERE = {
-    "does not support": "what the engine in use cannot do is in docs/backends.md",
+    "does not support|is not supported by": "what the engine in use cannot do is in docs/backends.md",
     "has an image, and this model takes text only": "the same",
     "has neither content nor tool_calls": "between fields",
     "Expected `int": "1.0 is an integer to JSON Schema, and a number to TGI and to us",
@@ -76,13 +76,12 @@ SAID_ELSEWHERE = {
     "must be token ids or a list of prompts": "a list is of one kind",
     "must be texts or token ids, not both": "the same",
     "Template error": "what a template takes is the model's",
-    "a step takes one candidate for each beam": "the engine's",
+    "each step needs one candidate per beam": "the engine's",
     "token ids must be from 0 to": "the model's",
-    "token ids outside": "the model's",
     "maximum context length": "the model's",
     r"`inputs` tokens \+ `max_new_tokens`": "the model's",
     "`truncate` must be": "the model's",
-    "prompt and its answer": "the model's",
+    "prompt and answer together": "the model's",
     "max_request_size": "the whole body's size",
     r"option\.max_(text_bytes|json_values|json_containers|image_bytes)": "the same",
     r"option\.max_(string_characters|schema_bytes|content_parts)": "of several values together",

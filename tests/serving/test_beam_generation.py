@@ -156,10 +156,10 @@ def test_engine_death_and_deadline_in_a_later_step(start_server: StartServer) ->
         "option.rolling_batch=echo\noption.echo_faults=true\noption.predict_timeout=1\noption.echo_load_seconds=0.2\n"
     )
     hanging = ask(server, "1 HANG@")
-    assert (hanging.status_code, hanging.json()["error"]) == (504, "the request was not done within predict_timeout")
+    assert (hanging.status_code, hanging.json()["error"]) == (504, "the request did not finish within predict_timeout")
     # Each of these steps is short, but together they exceed predict_timeout.
     slow = ask(server, "SLEEP@1 ")
-    assert (slow.status_code, slow.json()["error"]) == (504, "the request was not done within predict_timeout")
+    assert (slow.status_code, slow.json()["error"]) == (504, "the request did not finish within predict_timeout")
     dead = ask(server, "1 DIE@")
     assert (dead.status_code, dead.json()["error"]) == (500, "the engine process ended while it worked on this request")
     server.wait_ready()

@@ -281,7 +281,7 @@ def test_client_that_never_reads_is_disconnected_at_its_deadline(hasty_server: S
         wait_until(lambda: len(lines(server, path)) == 2)
         wait_until(lambda: not any(server_keeps(sock) for sock in socks))
     for line in lines(server, path):
-        assert line["error"] == "DeadlineExceeded: the request was not done within predict_timeout"
+        assert line["error"] == "DeadlineExceeded: the request did not finish within predict_timeout"
 
 
 def server_keeps(sock: socket.socket) -> bool:
