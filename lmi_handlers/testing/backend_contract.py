@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from backends import declaration, load_backend_class, registry
 from backends.base import Backend, ModelFiles
-from lmi_handlers.config.properties import load_properties
+from lmi_handlers.config.properties import LoadedProperties, load_properties
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.cache_dir import default_cache_dir
@@ -75,13 +75,20 @@ class BackendContract:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def loaded(cls, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-        """The loaded backend, for all checks of the class."""
-        directory = tmp_path_factory.mktemp("contract")
+    def options(cls, tmp_path_factory: pytest.TempPathFactory) -> LoadedProperties:
+        """The options, as the server reads them from serving.properties."""
+        directory = tmp_path_factory.mktemp("options")
         limits = f"option.max_model_len={MAX_MODEL_LEN}\noption.max_rolling_batch_size={MAX_NUM_SEQS}\n"
         (directory / "serving.properties").write_text(limits + cls.properties)
-        properties = load_properties(directory, {}, registry()).properties
-        backend_class = cls.backend_class()
+        return load_properties(directory, {}, registry())
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def loaded(
+        cls, options: LoadedProperties, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[Driver]:
+        """The loaded backend, for all checks of the class."""
+        directory = tmp_path_factory.mktemp("model")
         if declaration(cls.name).needs_model:
             path: Path | None = request.getfixturevalue("model_path")
             assert path is not None
@@ -90,7 +97,7 @@ class BackendContract:
             path, bundle = None, build_byte_bundle(directory)
         files = ModelFiles(path=path, eos_token_ids=bundle.eos_token_ids, vocab_size=bundle.vocab_size)
         phases: list[str] = []
-        backend = backend_class.load(files, properties, phases.append)
+        backend = cls.backend_class().load(files, options.properties, phases.append)
         assert all(phases), "load must call report with a few words about the current phase, not with an empty string"
         yield Driver(backend, bundle.eos_token_ids, cls.patience)
         backend.close()
@@ -105,10 +112,19 @@ class BackendContract:
 
     # Description
 
+    def test_declaration(self, driver: Driver, options: LoadedProperties) -> None:
+        """The declaration agrees with the loaded engine, and names every option that the backend reads."""
+        declared, capabilities = declaration(self.name), driver.backend.capabilities
+        assert options.warnings(declared) == (), (
+            "the declaration's `options` and `reads` must name what the backend reads"
+        )
+        assert capabilities.backend == declared.name, "Capabilities.backend must be the declared name"
+        missing = declared.unsupported.keys() - {"priority"} - set(capabilities.unsupported)
+        assert not missing, "Capabilities.unsupported must list what the declaration lists"
+
     def test_capabilities(self, driver: Driver) -> None:
         """`capabilities` describes the loaded engine, within the limits that the options set."""
         capabilities = driver.backend.capabilities
-        assert capabilities.backend, "Capabilities.backend must be the backend's name"
         assert capabilities.max_model_len == MAX_MODEL_LEN, "option.max_model_len must limit Capabilities.max_model_len"
         assert capabilities.max_num_seqs == MAX_NUM_SEQS, (
             "option.max_rolling_batch_size must set Capabilities.max_num_seqs"

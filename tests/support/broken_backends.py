@@ -26,6 +26,24 @@ class Broken(EchoBackend):
     also: ClassVar[frozenset[str] | None] = frozenset()
 
 
+class AnotherName(Broken):
+    found_by = "test_declaration"
+    message = "Capabilities.backend must be the declared name"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return msgspec.structs.replace(super().capabilities, backend="parrot")
+
+
+class MoreThanDeclared(Broken):
+    found_by = "test_declaration"
+    message = "Capabilities.unsupported must list what the declaration lists"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return msgspec.structs.replace(super().capabilities, unsupported=())
+
+
 class BatchSizeOfItsOwn(Broken):
     found_by = "test_capabilities"
     message = "option.max_rolling_batch_size must set Capabilities.max_num_seqs"
