@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from formatters.base import encode
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.base import Dialect, Payload, Reply
 from lmi_handlers.apis.decoding import decode_typed
@@ -42,12 +43,13 @@ class ShoutDialect(Dialect):
             stream=body.stream,
         )
         formatter = ShoutLines if body.stream else ShoutDocument
+        # `alias` gives the body's name for a field of `SamplingParams`. Here they are the same.
         return Parsed(request, formatter, alias=str, prompt_field="text")
 
     def error(self, error: LMIError) -> Reply:
         """Render an error that occurs before the first byte of the answer."""
         status = next((status for kind, status in STATUS.items() if isinstance(error, kind)), 500)
-        return Reply(status, msgspec.json.encode(ShoutError(str(error))))
+        return Reply(status, encode(ShoutError(str(error))))
 
 
 class ShoutApi(Api):

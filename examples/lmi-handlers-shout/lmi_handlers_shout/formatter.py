@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-import msgspec
-
-from formatters.base import Formatter
+from formatters.base import Formatter, Response, encode
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import TextDelta
 from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 
 
-class Shout(msgspec.Struct):
+class Shout(Response):
     """New text of one sequence: `{"index":0,"text":"HEL"}`."""
 
     index: int
     text: str
 
 
-class ShoutError(msgspec.Struct):
+class ShoutError(Response):
     """An error: `{"error":"..."}`."""
 
     error: str
@@ -28,8 +24,8 @@ class ShoutError(msgspec.Struct):
 class ShoutLines(Formatter):
     """A stream: one line per piece of text."""
 
-    content_type: ClassVar[str] = "application/jsonlines"
-    streams: ClassVar[bool] = True
+    content_type = "application/jsonlines"
+    streams = True
 
     def feed(self, delta: TextDelta) -> bytes:
         """Called for each new piece of text. Returns whole records only, so that clients can read them at once."""
@@ -47,8 +43,8 @@ class ShoutLines(Formatter):
 class ShoutDocument(Formatter):
     """A whole answer with one sequence, for clients that do not stream."""
 
-    content_type: ClassVar[str] = "application/json"
-    streams: ClassVar[bool] = False
+    content_type = "application/json"
+    streams = False
 
     def __init__(self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...]) -> None:
         super().__init__(request, prompts)
@@ -61,8 +57,8 @@ class ShoutDocument(Formatter):
 
     def finish(self) -> bytes:
         """Return the document."""
-        return msgspec.json.encode(Shout(0, self._text))
+        return encode(Shout(0, self._text))
 
 
-def _line(record: msgspec.Struct) -> bytes:
-    return msgspec.json.encode(record) + b"\n"
+def _line(record: Response) -> bytes:
+    return encode(record) + b"\n"
