@@ -103,4 +103,4 @@ class AlephAlphaApi(Api):
         )
 
     def router_error(self, status: int, kind: str, message: str) -> object:
-        return {"error": message, "code": {403: "FORBIDDEN", 404: "NOT_FOUND"}.get(status, kind.upper())}
+        return responses.AlephAlphaError(message, {403: "FORBIDDEN", 404: "NOT_FOUND"}.get(status, kind.upper()))

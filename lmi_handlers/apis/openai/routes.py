@@ -135,7 +135,7 @@ class OpenAIApi(Api):
 
     def router_error(self, status: int, kind: str, message: str) -> object:
         kind = "server_error" if status >= 500 else "invalid_request_error"
-        return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+        return responses.OpenAIError(responses.OpenAIErrorDetails(message, kind, None, None))
 
     def _chats(self, stream_formatter: type[ChatSseFormatter]) -> Generation:
         properties = self._context.properties

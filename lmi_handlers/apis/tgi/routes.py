@@ -166,7 +166,7 @@ class TgiApi(Api):
         )
 
     def router_error(self, status: int, kind: str, message: str) -> object:  # noqa: ARG002
-        return {"error": message, "error_type": "generation" if status >= 500 else "validation"}
+        return responses.ErrorResponse(message, "generation" if status >= 500 else "validation")
 
     def _health(self, model: ServedModel) -> Reply:
         """200 without a body once requests are accepted, else 503."""
