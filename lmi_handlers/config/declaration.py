@@ -40,7 +40,7 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
         `install`          what pip installs them with, such as "my-engine[gpu]"
 
     Options
-        `options`          struct of the backend's own options
+        `options`          struct of the backend's own options; no secrets, because `lmi check` and the log show them
         `reads`            names of the shared options (fields of `ServingProperties`) that it reads
         `defaults`         its defaults for shared options that have none, for the documentation
         `passes_options`   undeclared options are passed to the engine, which checks them (`Backend.check_options`)
