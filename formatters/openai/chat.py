@@ -135,16 +135,13 @@ class ChatJsonFormatter(ChatFormatter):
     def finish(self) -> bytes:
         options, choices = self.options, []
         for index, (choice, message) in enumerate(zip(self.choices, self._messages, strict=True)):
-            said, logprobs = (
-                message.complete(choice, include_reasoning=options.include_reasoning),
-                self.logprobs(choice.new_tokens),
-            )
-            choices.append(responses.ChatCompletionComplete(index, said, logprobs, choice.reason))
-        return encode(
-            responses.ChatCompletion(
-                self.id, "chat.completion", options.created, options.model, SYSTEM_FINGERPRINT, choices, self.usage()
-            )
+            whole = message.complete(choice, include_reasoning=options.include_reasoning)
+            logprobs = self.logprobs(choice.new_tokens)
+            choices.append(responses.ChatCompletionComplete(index, whole, logprobs, choice.reason))
+        document = responses.ChatCompletion(
+            self.id, "chat.completion", options.created, options.model, SYSTEM_FINGERPRINT, choices, self.usage()
         )
+        return encode(document)
 
 
 class _Message:
@@ -194,16 +191,16 @@ class ChatSseFormatter(ChatFormatter):
             choice.begun = True
             records.append(self._chunk(index, responses.ChatCompletionDelta(role="assistant", content="")))
         message = choice.feed(delta)
-        gains = []
+        parts = []
         if message.reasoning and self.options.include_reasoning:
-            gains.append(responses.ChatCompletionDelta(reasoning_content=message.reasoning))
+            parts.append(responses.ChatCompletionDelta(reasoning_content=message.reasoning))
         if message.content:
-            gains.append(responses.ChatCompletionDelta(content=message.content))
-        gains += [responses.ChatCompletionDelta(tool_calls=[_call_delta(choice, call)]) for call in message.tool_calls]
-        if not gains and self.options.logprobs and choice.new_tokens:
-            gains.append(responses.ChatCompletionDelta(content=""))
-        for gain in gains:  # the first has the logprobs of the new tokens
-            records.append(self._chunk(index, gain, logprobs=self.logprobs(choice.new_tokens)))
+            parts.append(responses.ChatCompletionDelta(content=message.content))
+        parts += [responses.ChatCompletionDelta(tool_calls=[_call_delta(choice, call)]) for call in message.tool_calls]
+        if not parts and self.options.logprobs and choice.new_tokens:
+            parts.append(responses.ChatCompletionDelta(content=""))
+        for part in parts:  # the first has the logprobs of the new tokens
+            records.append(self._chunk(index, part, logprobs=self.logprobs(choice.new_tokens)))
             choice.new_tokens = []
         if delta.finish_reason is not None:
             records.append(self._chunk(index, responses.ChatCompletionDelta(), reason=choice.reason))
