@@ -1,0 +1,343 @@
+"""How OpenAI's bodies are parsed and how errors are reported. No server is needed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from capabilities import capabilities, facts
+from formatting import written
+from prompts import rendered
+
+from formatters.openai.chat import (
+    ChatFormatter,
+)
+from lmi_handlers.apis.base import Payload
+from lmi_handlers.apis.openai.dialect import ChatDialect, CompletionsDialect
+from lmi_handlers.config.budget import Budget
+from lmi_handlers.config.options import ServingProperties
+from lmi_handlers.core.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EngineDead,
+    EngineNotReady,
+    InvalidRequest,
+    LMIError,
+    ModelNotFound,
+    PayloadTooLarge,
+    QueueFull,
+    RequestFailed,
+    UnsupportedFeature,
+    UnsupportedMediaType,
+)
+from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
+from lmi_handlers.core.request import ChatPrompt, Prompt
+from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
+from lmi_handlers.serving.parsed import Parsed
+
+BUDGET = Budget.of(ServingProperties())
+USER = {"role": "user", "content": "hi"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
+
+
+def dialect() -> ChatDialect:
+    return ChatDialect(lambda: facts("served", "{{ tools }}", adapters=("loud",)), budget=BUDGET)
+
+
+def parse(body: Any, *, chat: bool = True, stream: bool = False) -> Parsed:
+    payload = Payload(data=json.dumps(body).encode(), request_id="r", stream=stream)
+    return (dialect() if chat else CompletionsDialect(dialect()._facts, budget=BUDGET)).parse(payload)
+
+
+def prompt_of(parsed: Parsed) -> ChatPrompt:
+    [prompt] = parsed.request.prompts
+    assert isinstance(prompt.content, ChatPrompt)
+    return prompt.content
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {}),
+        ({"temperature": 0, "top_p": None, "n": None, "stop": None, "stream": None, "seed": None}, {"temperature": 0}),
+        ({"top_p": 0}, {"top_k": 1}),
+        ({"top_p": 1}, {}),
+        ({"max_tokens": 5}, {"max_tokens": 5}),
+        ({"max_completion_tokens": 6}, {"max_tokens": 6}),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, {"max_tokens": 6}),
+        ({"stop": "a"}, {"stop": ("a",)}),
+        ({"stop": ["a", "b"]}, {"stop": ("a", "b")}),
+        ({"seed": -1}, {"seed": 2**64 - 1}),
+        ({"logit_bias": {"5": -100}}, {"logit_bias": {5: -100}}),
+        ({"logit_bias": [0, 0.5, 0]}, {"logit_bias": {1: 0.5}}),
+        ({"logprobs": True}, {"logprobs": 0}),
+        ({"logprobs": True, "top_logprobs": 20}, {"logprobs": 20}),
+        ({"logprobs": False}, {}),
+        ({"presence_penalty": -2, "frequency_penalty": 2}, {"presence_penalty": -2, "frequency_penalty": 2}),
+        ({"response_format": {"type": "text"}}, {}),
+        ({"response_format": {"type": "json_object"}}, {"structured_outputs": StructuredOutputs(json_object=True)}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}},
+            {"structured_outputs": StructuredOutputs(json='{"type":"object"}')},
+        ),
+        (
+            {"response_format": {"type": "json_object", "value": {"properties": {}}}},
+            {"structured_outputs": StructuredOutputs(json='{"properties":{}}')},
+        ),
+        (
+            {"response_format": {"type": "json", "value": {"properties": {}}}},
+            {"structured_outputs": StructuredOutputs(json='{"properties":{}}')},
+        ),
+        (
+            {"response_format": {"type": "regex", "value": "a+"}},
+            {"structured_outputs": StructuredOutputs(regex="a+")},
+        ),
+        (
+            {"structured_outputs": {"choice": ["a", "b"]}},
+            {"structured_outputs": StructuredOutputs(choice=("a", "b"))},
+        ),
+        ({"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1}, {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1}),
+        ({"min_tokens": 2, "ignore_eos": True}, {"min_tokens": 2, "ignore_eos": True}),
+        ({"tools": []}, {}),
+        ({"tools": [TOOL]}, {"skip_special_tokens": False}),
+        ({"tools": [TOOL], "tool_choice": "none"}, {}),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            {"structured_outputs": StructuredOutputs(json='{"type":"object","properties":{"a":{}}}')},
+        ),
+    ],
+)
+def test_fields_of_a_chat(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert parse({"messages": [USER], **given}).request.sampling_params == SamplingParams(**expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "message"),
+    [
+        ({"messages": []}, "messages", "empty"),
+        ({"messages": [{"content": "x"}]}, "messages[0]", "role"),
+        ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "messages[0].content[0].type", "Invalid"),
+        ({"temperature": -1}, "temperature", "from 0"),
+        ({"temperature": "1"}, "temperature", "Expected"),
+        ({"n": 0}, "n", "from 1"),
+        ({"n": 129}, "n", "from 1"),
+        ({"max_tokens": 0}, "max_tokens", "at least 1"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
+        ({"top_logprobs": 1}, "top_logprobs", "logprobs"),
+        ({"presence_penalty": 2.1}, "presence_penalty", "from -2"),
+        ({"logit_bias": {"5": 101}}, "logit_bias", "-100 to 100"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "Expected"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "Invalid"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
+        ({"tools": [TOOL, TOOL]}, "tools", "one name"),
+        ({"tools": [{"type": "web_search", "function": {"name": "f"}}]}, "tools[0].type", "web_search"),
+        ({"tools": [TOOL], "tool_choice": "g"}, "tool_choice", "none of the tools"),
+        ({"tool_choice": "required"}, "tool_choice", "no tools"),
+        (
+            {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "response_format",
+            "combined",
+        ),
+        ({"chat_template": "{{ x }}"}, "chat_template", "server's"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", ">= 1"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
+            "messages[0].content",
+            "image",
+        ),
+    ],
+)
+def test_invalid_fields_of_a_chat(given: dict[str, Any], field: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        parse({"messages": [USER], **given})
+    assert caught.value.field == field
+
+
+def test_required_call_is_constrained_to_the_tools() -> None:
+    first = {"$defs": {"P": {"type": "string"}}, "type": "object", "properties": {"p": {"$ref": "#/$defs/P"}}}
+    second = {"definitions": {"P": {"type": "number"}}, "properties": {"p": {"$ref": "#/definitions/P"}}}
+    tools = [{"function": {"name": name, "parameters": schema}} for name, schema in (("f", first), ("g", second))]
+    tools.append({"function": {"name": "h"}})
+    parsed = parse({"messages": [USER], "tools": tools, "tool_choice": "required", "parallel_tool_calls": False})
+    wanted = parsed.request.sampling_params.structured_outputs
+    assert wanted is not None
+    schema = json.loads(wanted.json or "")
+    assert (schema["minItems"], schema["maxItems"]) == (1, 1)
+    calls = schema["items"]["anyOf"]
+    assert [call["properties"]["name"]["const"] for call in calls] == ["f", "g", "h"]
+    arguments = [schema["$defs"][call["properties"]["arguments"]["$ref"].rpartition("/")[2]] for call in calls]
+    assert arguments == [
+        first | {"properties": {"p": {"$ref": "#/$defs/0/$defs/P"}}},
+        second | {"properties": {"p": {"$ref": "#/$defs/1/definitions/P"}}},
+        {"type": "object", "properties": {}, "additionalProperties": False},
+    ]
+
+
+def test_messages_are_passed_to_the_template_unchanged() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, "é"]}'}}
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "name": "Ann", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "42"},
+    ]
+    assert prompt_of(parse({"messages": messages})).messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "name": "Ann", "content": "ab"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [call | {"function": {"name": "f", "arguments": {"a": [1, "é"]}}}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "42"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "opens", "continues"),
+    [
+        ({}, True, False),
+        ({"messages": [USER, {"role": "assistant", "content": "Sure"}]}, False, True),
+        ({"messages": [USER, {"role": "assistant", "content": "x"}], "add_generation_prompt": True}, True, False),
+        ({"messages": [USER, {"role": "assistant", "content": "x"}], "continue_final_message": False}, True, False),
+        ({"add_generation_prompt": False}, False, False),
+    ],
+)
+def test_which_role_speaks_next(given: dict[str, Any], opens: bool, continues: bool) -> None:
+    prompt = prompt_of(parse({"messages": [USER], **given}))
+    assert (prompt.add_generation_prompt, prompt.continue_final_message) == (opens, continues)
+
+
+@pytest.mark.parametrize("name", [None, "", "tgi", "gpt-4", "loud"])
+def test_model_field_is_ignored_unless_it_names_an_adapter(name: str | None) -> None:
+    parsed = parse({"messages": [USER], "model": name})
+    assert [prompt.adapter for prompt in parsed.request.prompts] == ["loud" if name == "loud" else None]
+    formatter = parsed.formatter(parsed.request, rendered())
+    assert isinstance(formatter, ChatFormatter)
+    assert formatter.options.model == (name if name in ("gpt-4", "loud") else "served")
+
+
+def test_ignored_fields_are_reported() -> None:
+    body = {"messages": [USER], "user": "u", "metadata": {"a": "b"}, "store": True, "verbosity": "low"}
+    assert parse(body).request.ignored_parameters == ("verbosity",)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"prompt": "a"}, ("a",)),
+        ({"prompt": ["a", "b"]}, ("a", "b")),
+        ({"prompt": [1, 2]}, ((1, 2),)),
+        ({"prompt": [[1], [2, 3]]}, ((1,), (2, 3))),
+        ({"prompt": ["a", [2]]}, ("a", (2,))),
+    ],
+)
+def test_prompts(given: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    assert parse(given, chat=False).request.prompts == tuple(map(Prompt, expected))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"max_tokens": 16}),
+        ({"max_tokens": 3, "n": 2, "best_of": 4}, {"max_tokens": 3, "n": 4, "logprobs": 0}),
+        ({"logprobs": 5}, {"max_tokens": 16, "logprobs": 5}),
+        ({"logprobs": 1, "echo": True}, {"max_tokens": 16, "logprobs": 1, "prompt_logprobs": 1}),
+        ({"max_tokens": 0, "echo": True}, {"max_tokens": 1}),
+    ],
+)
+def test_fields_of_a_completion(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert parse({"prompt": "a", **given}, chat=False).request.sampling_params == SamplingParams(**expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": 1}, "prompt"),
+        ({"prompt": [True]}, "prompt[0]"),
+        ({"suffix": "x"}, "suffix"),
+        ({"n": 2, "best_of": 1}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"logprobs": 21}, "logprobs"),
+    ],
+)
+def test_invalid_fields_of_a_completion(given: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse({"prompt": "a", **given}, chat=False)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_sagemakers_streaming_api_streams(chat: bool) -> None:
+    body: dict[str, Any] = {"messages": [USER], "prompt": "a"}
+    for given, api, expected in ((None, True, True), (None, False, False), (False, True, False), (True, False, True)):
+        parsed = parse(body | {"stream": given}, chat=chat, stream=api)
+        assert parsed.request.stream is expected
+        assert parsed.formatter(parsed.request, rendered()).streams is expected
+
+
+def test_null_fields_are_absent() -> None:
+    given = {"messages": [USER], "chat_template": None, "unheard_of": None, "top_logprobs": 0, "logprobs": False}
+    assert parse(given).request.ignored_parameters == ()
+
+
+def test_priority_out_of_range() -> None:
+    with pytest.raises(InvalidRequest, match="priority: must be from"):
+        parse({"messages": [USER], "priority": 2**70})
+
+
+def test_refusal_in_the_history_is_rendered_as_text() -> None:
+    prompt = prompt_of(parse({"messages": [USER, {"role": "assistant", "content": None, "refusal": "No."}, USER]}))
+    assert prompt.messages[1] == {"role": "assistant", "content": "No."}
+
+
+def test_response_format_is_not_a_tool_call() -> None:
+    """If tools are optional and a response format is set, the answer has that format."""
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+    tool = {"type": "function", "function": {"name": "f"}}
+    parsed = parse({"messages": [USER], "tools": [tool], "response_format": schema})
+    assert parsed.request.sampling_params.structured_outputs is not None
+    formatter = parsed.formatter(parsed.request, rendered())
+    text = '{"name": "f", "arguments": {}}'
+    token = Token(1, text, data=text.encode())
+    answer = json.loads(written(formatter, TextDelta(tokens=(token,), text=text, finish_reason=FinishReason.EOS_TOKEN)))
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": text}
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (InvalidRequest("no", field="n"), 400, "invalid_request_error"),
+        (UnsupportedFeature("no"), 400, "invalid_request_error"),
+        (PayloadTooLarge("no"), 413, "invalid_request_error"),
+        (UnsupportedMediaType("no"), 415, "invalid_request_error"),
+        (ModelNotFound("no"), 404, "invalid_request_error"),
+        (QueueFull("no"), 429, "rate_limit_error"),
+        (EngineNotReady("no"), 503, "server_error"),
+        (DeadlineExceeded("no"), 504, "server_error"),
+        (RequestFailed("no"), 500, "server_error"),
+        (EngineDead("no"), 500, "server_error"),
+    ],
+)
+def test_errors(error: LMIError, status: int, kind: str) -> None:
+    answer = dialect().error(error)
+    assert answer.status == status
+    body = json.loads(answer.body)["error"]
+    code = "model_not_found" if isinstance(error, ModelNotFound) else None
+    assert body == {"message": str(error), "type": kind, "param": getattr(error, "field", None), "code": code}
+
+
+def test_prompt_that_is_too_long() -> None:
+    parsed = parse({"messages": [USER]})
+    with pytest.raises(ContextLengthExceeded, match="maximum context length is 8 tokens") as caught:
+        parsed.check_length(parsed.request, 0, 8, capabilities(max_model_len=8))
+    parsed.check_length(parsed.request, 0, 7, capabilities(max_model_len=8))
+    assert json.loads(dialect().error(caught.value).body)["error"]["code"] == "context_length_exceeded"
