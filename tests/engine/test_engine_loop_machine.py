@@ -197,7 +197,7 @@ class Workers(RuleBasedStateMachine):
 
     @invariant()
     def batch_is_bounded(self) -> None:
-        assert self.backend.most_running <= self.batch
+        assert self.backend.max_running <= self.batch
 
     @invariant()
     def first_come_first_served(self) -> None:
@@ -254,7 +254,7 @@ class Workers(RuleBasedStateMachine):
         [message] = worker.messages
         assert isinstance(message, Outputs)
         assert message.outputs[0].output.token_ids == [97]
-        assert self.backend.most_running <= self.batch
+        assert self.backend.max_running <= self.batch
 
 
 class RollingWorkers(Workers):

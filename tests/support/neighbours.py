@@ -10,8 +10,8 @@ from pathlib import Path
 import requests
 from serving import Server
 
-MOST_SECONDS = 2.0
-"""Maximum delay of a `/ping` or of a stream's next token. Without limits on the work, delays reached a minute."""
+MAX_DELAY = 2.0
+"""Maximum delay in seconds of a `/ping` or of a stream's next token. Without limits on the work, delays reached a minute."""
 
 LATENESS = 5
 """The maximum grows by this multiple of this process's own longest delay, because the whole machine may stall."""
@@ -56,10 +56,10 @@ class Neighbours:
         self._stop()
         if kind is None:
             self.grown_mib = self._peak_mib() - self._memory
-            most = MOST_SECONDS + LATENESS * self._lateness
+            max_delay = MAX_DELAY + LATENESS * self._lateness
             assert not self._broken
-            assert self._slowest_ping < most
-            assert self._longest_pause < most
+            assert self._slowest_ping < max_delay
+            assert self._longest_pause < max_delay
 
     def _peak_mib(self) -> float:
         status = Path(f"/proc/{self._worker}/status").read_text()

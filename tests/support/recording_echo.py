@@ -22,7 +22,7 @@ class RecordingEcho(EchoBackend):
         )
         self.running: dict[str, int] = {}
         self.joined: list[str] = []
-        self.most_running = 0
+        self.max_running = 0
         self.oldest_at_join = 0
         """Maximum age in steps of a running sequence when another one joined it."""
 
@@ -31,7 +31,7 @@ class RecordingEcho(EchoBackend):
         super().add_request(request)
         self.oldest_at_join = max([self.oldest_at_join, *self.running.values()])
         self.running[request.request_id] = 0
-        self.most_running = max(self.most_running, len(self.running))
+        self.max_running = max(self.max_running, len(self.running))
 
     def abort(self, request_id: str) -> None:
         super().abort(request_id)

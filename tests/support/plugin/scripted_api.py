@@ -1,4 +1,4 @@
-"""A third party's API: `POST /say` takes `{"say": "text"}`. Found through its entry point only."""
+"""A third party's API: `POST /say` takes `{"say": "text"}`. It is only found through its entry point."""
 
 from __future__ import annotations
 

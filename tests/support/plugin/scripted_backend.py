@@ -1,4 +1,4 @@
-"""A third party's backend: says the same eight tokens whatever it is asked, as the engine behind the LMI vectors did.
+"""A third party's backend: answers any prompt with the same eight tokens, as the engine behind the LMI vectors did.
 
 It is found through its entry point only; `write_model` makes the model directory that goes with it.
 """
@@ -29,11 +29,11 @@ SCRIPT = [
 ]
 PROMPT_WORDS = ["What", "is", "Deep", "Learning?"]
 OTHER = (7, "zz", -9.5)
-MARK = "\u2060"  # keeps the prompt's words apart from the script's
+MARK = "\u2060"  # distinguishes the prompt's words from the script's
 
 
 def write_model(directory: Path) -> None:
-    """Write a model directory: the tokenizer is real, the weights are of no use to this backend."""
+    """Write a model directory with a real tokenizer. This backend does not use the weights."""
     vocabulary = {"[UNK]": 0, OTHER[1]: OTHER[0]}
     vocabulary |= {MARK + word: 1000 + position for position, word in enumerate(PROMPT_WORDS)}
     vocabulary |= {text: token_id for token_id, text, _ in SCRIPT}
@@ -51,7 +51,7 @@ def write_model(directory: Path) -> None:
 
 
 class ScriptedBackend(Backend):
-    """One token of the script per step; the n-th sequence of a request has other ids and lower probabilities."""
+    """Generates one token of the script per step. Each further sequence of a request has other ids and lower probabilities."""
 
     def __init__(self, vocab_size: int, max_model_len: int, max_words: int | None) -> None:
         self._script = SCRIPT[:max_words]

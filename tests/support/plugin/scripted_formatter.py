@@ -1,4 +1,4 @@
-"""A third party's output format: each token's text and id, as CSV. Found through its entry point only."""
+"""A third party's output format: text and id of each token as CSV. It is only found through its entry point."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lmi_handlers.core.outputs import TextDelta
 
 
 class CsvFormatter(Formatter):
-    """One line a token, such as `"Hello",1`; a last one with the number of tokens of the prompt."""
+    """One line per token, such as `"Hello",1`, and a last line with the number of prompt tokens."""
 
     content_type: ClassVar[str] = "text/csv"
     streams: ClassVar[bool] = True

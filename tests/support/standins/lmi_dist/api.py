@@ -1,4 +1,4 @@
-"""Requests and what they ask for."""
+"""Requests and their sampling parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lmi_dist.arg_utils import check_type
 
 
 class RequestOutputKind(enum.Enum):
-    """As vLLM's: all there is so far, what is new, or nothing before the end."""
+    """Like vLLM's: all tokens so far, only the new ones, or nothing before the end."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -48,13 +48,13 @@ class CumulativeRequestParams(msgspec.Struct, kw_only=True):
 
 
 class RequestParams(CumulativeRequestParams, kw_only=True):
-    """Of the versions whose outputs may be deltas."""
+    """For the versions whose outputs may be deltas."""
 
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
 
 class Request(msgspec.Struct, kw_only=True):
-    """One request; the prompt as vLLM's `TokensPrompt`."""
+    """A request. The prompt is vLLM's `TokensPrompt`."""
 
     id: str
     prompt: dict[str, list[int]]

@@ -1,4 +1,4 @@
-"""The engine's arguments: those that LMI passes."""
+"""The engine arguments that LMI passes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typing
 
 @dataclasses.dataclass(kw_only=True)
 class VllmEngineArgs:
-    """As LMI 0.32 calls it, with the draft model of those versions that have one. Types as LMI's properties have them."""
+    """The arguments of LMI 0.32, and the draft model of the versions that have one. Types are those of LMI's properties."""
 
     model: str
     tensor_parallel_size: int = 1
@@ -50,7 +50,7 @@ class VllmEngineArgs:
 
 
 def check_type(name: str, value: object, annotation: object) -> None:
-    """Raise `TypeError` unless `value` is what a simple annotation says; of containers, only the outside is looked at."""
+    """Raise `TypeError` unless `value` matches a simple annotation. The contents of containers are not checked."""
     choices = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
     plain = tuple(typing.get_origin(choice) or choice for choice in choices)
     if isinstance(value, int) and not isinstance(value, bool) and float in plain:

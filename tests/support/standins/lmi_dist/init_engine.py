@@ -18,7 +18,7 @@ STEPS_OF_A_PROMPT = 8
 
 @dataclasses.dataclass(frozen=True)
 class Logprob:
-    """As vLLM's."""
+    """Like vLLM's."""
 
     logprob: float
     rank: int | None = None
@@ -27,7 +27,7 @@ class Logprob:
 
 @dataclasses.dataclass
 class CompletionOutput:
-    """As vLLM's, without text."""
+    """Like vLLM's, without text."""
 
     index: int
     token_ids: list[int]
@@ -38,7 +38,7 @@ class CompletionOutput:
 
 @dataclasses.dataclass
 class RequestOutput:
-    """As vLLM's."""
+    """Like vLLM's."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -49,7 +49,7 @@ class RequestOutput:
 
 @dataclasses.dataclass
 class ModelConfig:
-    """As vLLM's: its length is the option, or the checkpoint's own."""
+    """Like vLLM's. The maximum length is the option's, or else the checkpoint's."""
 
     hf_config: dict[str, Any]
     max_model_len: int
@@ -57,7 +57,7 @@ class ModelConfig:
 
 @dataclasses.dataclass
 class Preprocessor:
-    """LMI takes the tokenizer and the model's configuration from here."""
+    """Holds the tokenizer and the model's configuration, which LMI reads here."""
 
     model_config: ModelConfig
 
@@ -81,7 +81,7 @@ class _Job:
 
 
 class Engine:
-    """Steps every request that it has. `fail_next_step` is for tests."""
+    """Steps all requests. `fail_next_step` is for tests."""
 
     def __init__(self, args: VllmEngineArgs, preprocessor: Preprocessor) -> None:
         self.args = args
@@ -93,7 +93,7 @@ class Engine:
         self._jobs: dict[str, _Job] = {}
 
     def add_requests(self, requests: list[Request]) -> None:
-        """Take requests that fit; LMI's ids are never used twice at a time."""
+        """Add requests. LMI never uses an id twice at the same time."""
         check_type("requests", requests, list)
         for request in requests:
             check_type("request", request, Request)
@@ -112,7 +112,7 @@ class Engine:
             self._jobs[request.id] = _Job(request)
 
     def has_unfinished_requests(self) -> bool:
-        """Tell whether `step` has anything to do."""
+        """Whether `step` has anything to do."""
         return bool(self._jobs)
 
     def reset(self, request_ids: Iterable[str]) -> None:

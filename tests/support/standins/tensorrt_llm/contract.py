@@ -27,19 +27,19 @@ TYPES: dict[str, type] = {
     "Path": Path,
     "Tensor": torch.Tensor,
 }
-"""The types that are known by name; a value is none of any other."""
+"""The types that are known by name. No value matches any other type."""
 
 
 class Misuse(AssertionError):
-    """Something that the library's documentation rules out, though the library itself may not notice."""
+    """A use that the library's documentation forbids, even if the library may not detect it."""
 
 
 class ValidationError(ValueError):
-    """As pydantic's: several lines, one for each mistake."""
+    """Like pydantic's: one line per error."""
 
 
 def accepts(annotation: str, value: object) -> bool:
-    """Tell whether `value` is of a type such as "Optional[List[int]] (None -> 2048)"; what is in brackets is a remark."""
+    """Whether `value` has a type such as "Optional[List[int]] (None -> 2048)". The text in round brackets is a remark."""
     tree = _parse(annotation)
     return value is None if tree is None else _accepts(tree, value)
 
@@ -81,7 +81,7 @@ def _accepts(node: ast.expr, value: object) -> bool:
 
 
 def _default(text: object) -> Callable[[], Any]:
-    """Make a function that returns the default that the contract writes as `text`, a new one each time."""
+    """Return a function that returns a new copy of the default that the contract writes as `text`."""
     if isinstance(text, str):
         if text.endswith("()"):
             return TYPES.get(text[:-2], lambda: None)
@@ -111,7 +111,7 @@ def dataclass_of(name: str, *, keywords: bool = True, counters: tuple[str, ...] 
 
 
 def check_types(instance: Any) -> None:
-    """Raise `TypeError` where a field holds what the contract does not let it hold."""
+    """Raise `TypeError` if a field's value does not have the type in the contract."""
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
         if field.init and not accepts(str(field.type), value):
@@ -119,7 +119,7 @@ def check_types(instance: Any) -> None:
 
 
 class StrictModel:
-    """As a pydantic model that forbids extra arguments."""
+    """Like a pydantic model that forbids extra arguments."""
 
     FIELDS: ClassVar[dict[str, dict[str, Any]]]
 
@@ -143,7 +143,7 @@ class StrictModel:
         raise AttributeError(f"{type(self).__name__} has no field {name!r}")
 
     def validate(self) -> None:
-        """Raise `ValueError` for what the types alone do not say."""
+        """Raise `ValueError` for rules besides types."""
 
 
 def model_of(name: str, *parents: str, validate: Callable[[Any], None] | None = None) -> Any:

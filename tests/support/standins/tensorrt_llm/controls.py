@@ -1,4 +1,4 @@
-"""How tests steer the stand-in. The library has no such module."""
+"""Lets tests control the stand-in. The library has no such module."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass
 class Controls:
-    """Settings of every engine made afterwards, but for `faults`, which count at once.
+    """Settings of all engines that are created afterwards. `faults` apply at once.
 
     `faults` maps a prompt's first token to what befalls the request at its third token: "error" (the worker reports
     one), "timeout" or "cancel", "die" (the worker reports its end), "vanish" (it is gone without a word).

@@ -11,7 +11,7 @@ TARGET_MODULES = (
     *("mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate", "mlp_gate_up"),
     *("moe_h_to_4h", "moe_4h_to_h", "moe_gate", "moe_router"),
 )
-"""The layers that an adapter can change, as the library's source near 1.2 has them."""
+"""The layers that an adapter can change, as in the library's source around version 1.2."""
 
 
 def _post_init(self: Any) -> None:

@@ -23,7 +23,7 @@ GuidedDecodingParams = dataclass_of("GuidedDecodingParams", _validate=_validate_
 
 
 def implies_greedy(params: Any) -> bool:
-    """The library's rule: nothing said about randomness, or nothing left of it."""
+    """The library's rule: no parameter of random sampling is set, or they leave only one token."""
     if params.use_beam_search:
         return False
     given = (params.temperature, params.top_p, params.top_k)

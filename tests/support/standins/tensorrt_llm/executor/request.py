@@ -1,4 +1,4 @@
-"""An adapter to answer with."""
+"""The LoRA adapter of a request."""
 
 from __future__ import annotations
 

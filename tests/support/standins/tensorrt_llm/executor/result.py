@@ -1,4 +1,4 @@
-"""Results: one object for each request, changed by whoever reads it."""
+"""Results: one object per request, which is updated when it is read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(slots=True)
 class Logprob:
-    """Of one token at one position; `rank` 1 is the likeliest."""
+    """The logprob of a token at a position. The most likely token has `rank` 1."""
 
     logprob: float
     rank: int | None = None
@@ -26,7 +26,7 @@ class Logprob:
 
 @dataclasses.dataclass
 class Response:
-    """What one step of the worker says of one request: new tokens only."""
+    """The new tokens of a request in one step of the worker."""
 
     token_ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = dataclasses.field(default_factory=list)
@@ -51,7 +51,7 @@ CompletionOutput = dataclass_of(
 
 
 class RequestOutput:
-    """A request's results so far. Every iteration yields this same object, further along."""
+    """The results of a request so far. Each iteration yields this same object, updated."""
 
     request_id: int
     prompt: str | None
@@ -95,7 +95,7 @@ class RequestOutput:
         self._worker.abort(self.request_id)
 
     def aborted(self) -> bool:
-        """Tell whether `abort` was called."""
+        """Whether `abort` was called."""
         return self._aborted
 
     async def aresult(self) -> RequestOutput:
@@ -120,7 +120,7 @@ class RequestOutput:
         return self
 
     def _put(self, response: Response | str | Exception) -> None:
-        """Called by the worker: a response, the text of an error of this request, or what ended the worker."""
+        """Called by the worker with a response, the text of this request's error, or the error that ended the worker."""
         if self._loop is None or self.aqueue is None or self._loop.is_closed():
             return
         self._loop.call_soon_threadsafe(self.aqueue.put_nowait, response)

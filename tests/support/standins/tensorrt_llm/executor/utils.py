@@ -6,11 +6,11 @@ import asyncio
 
 
 class RequestError(RuntimeError):
-    """The request at hand cannot be answered."""
+    """The request cannot be answered."""
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that runs in this thread, if one does."""
+    """Return the running event loop of this thread, or None."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

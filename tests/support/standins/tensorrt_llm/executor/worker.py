@@ -1,4 +1,4 @@
-"""The worker: a thread in place of processes with GPUs, stepping every request it has room for."""
+"""The worker: a thread instead of processes with GPUs. It steps all requests that fit into the batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FAULT_AT = 3
 
 
 def context_logits(prompt: list[int], vocab_size: int) -> torch.Tensor:
-    """Return the model's logits for each position of a prompt, `[prompt, vocabulary]`: some numbers, always the same."""
+    """Return the model's logits for each position of a prompt, `[prompt, vocabulary]`: arbitrary but fixed numbers."""
     positions = torch.arange(1, len(prompt) + 1)[:, None] * torch.tensor(prompt)[:, None]
     return torch.sin(positions * 0.7 + torch.arange(vocab_size)[None, :] * 1.3) * 3
 
@@ -67,13 +67,13 @@ class Worker:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Take a request, which waits for a place if the batch is full."""
+        """Add a request. It waits if the batch is full."""
         with self._changed:
             self._jobs[job.result.request_id] = job
             self._changed.notify()
 
     def abort(self, request_id: int) -> None:
-        """Drop a request, with a last response that says so."""
+        """Cancel a request and send its last response."""
         with self._changed:
             job = self._jobs.pop(request_id, None)
         if job is not None:
@@ -109,7 +109,7 @@ class Worker:
             job.result._put(response)
 
     def _advance(self, job: Job) -> bool:
-        """Make the job's next token. Returns whether it goes on."""
+        """Generate the job's next token and return whether the job continues."""
         if not job.produced and not self._prefill(job):
             return False
         if len(job.produced) + 1 == _FAULT_AT and self._fault(job):

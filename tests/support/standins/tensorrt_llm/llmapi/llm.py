@@ -1,4 +1,4 @@
-"""The engine's front: arguments checked, requests handed to the worker."""
+"""The engine's interface: checks arguments and passes requests to the worker."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LLM:
         self.max_seq_len: int = self.args.max_seq_len or config["max_position_embeddings"]
         self.tokenizer: Any = None if self.args.skip_tokenizer_init else object()
         self.submitted: list[Any] = []
-        """Every `SamplingParams` that came in. The library has no such attribute."""
+        """All `SamplingParams` received so far. The library has no such attribute."""
         self._adapters: dict[int, str] = {}
         self._ids = itertools.count(1)
         self._executor: Worker | None = Worker(self.args, self.vocab_size, self.max_seq_len)
@@ -77,7 +77,7 @@ class LLM:
         scheduling_params: None = None,
         cache_salt: str | None = None,
     ) -> RequestOutput:
-        """Start a request. No coroutine; but only a result made while an event loop runs can be iterated over there."""
+        """Start a request. This is not a coroutine, but its result can only be iterated in the event loop it was made in."""
         if self._executor is None or self._executor.stopped:
             raise RuntimeError("LLM is shutting down")
         params = self._prepare(sampling_params)
