@@ -12,7 +12,7 @@ import msgspec
 
 
 class FinishReason(str, enum.Enum):
-    """Why a sequence ended. Each dialect has its own words for these."""
+    """Why a sequence ended, in the words of LMI and TGI. The other APIs translate them."""
 
     LENGTH = "length"
     EOS_TOKEN = "eos_token"  # noqa: S105  a text token, not an access token
