@@ -23,8 +23,6 @@ from formatters.openai.chat import (
 )
 from formatters.openai.completions import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
 from formatters.openai.errors import error_document
-from lmi_handlers.config.budget import Budget
-from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import (
     QueueFull,
 )
@@ -33,8 +31,6 @@ from lmi_handlers.core.request import GenerationRequest, Prompt, RenderedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.text.output_parsers.message import NamedCallParser
 from lmi_handlers.text.output_parsers.tool_calls import CallListParser
-
-BUDGET = Budget.of(ServingProperties())
 
 HELLO = Token(1, "Hel", -0.25, data=b"Hel")
 LO = Token(2, "lo", -1.5, top=(Token(3, "p", -0.5, data=b"p"), Token(2, "lo", -1.5, data=b"lo")), data=b"lo")
