@@ -67,7 +67,7 @@ def _json_grammar(schema: str) -> str:
     return f"start: %json {json.dumps(strict_schema(json.loads(schema)))}"
 
 
-class Grammar:
+class GrammarMatcher:
     """The position of one sequence in its grammar. Raises `InvalidRequest` if `text` cannot be compiled.
 
     The constructor releases the GIL. It also computes the first mask, which takes longer than later ones.

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from backends.grammar import Grammar, Vocabulary, grammar_text
+from backends.grammar import GrammarMatcher, Vocabulary, grammar_text
 from backends.limited_process import serve
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.sampling_params import StructuredOutputs
@@ -46,7 +46,7 @@ def prepare(setup: bytes) -> Callable[[bytes], bytes]:
         try:
             text = grammar_text(wanted)
             started = time.process_time()
-            grammar = Grammar(tokenizer, text, vocabulary.vocab_size)
+            grammar = GrammarMatcher(tokenizer, text, vocabulary.vocab_size)
             seconds = time.process_time() - started
             _follow(grammar, vocabulary.eos_token_ids)
         except InvalidRequest as error:
@@ -56,7 +56,7 @@ def prepare(setup: bytes) -> Callable[[bytes], bytes]:
     return answer
 
 
-def _follow(grammar: Grammar, eos_token_ids: tuple[int, ...]) -> None:
+def _follow(grammar: GrammarMatcher, eos_token_ids: tuple[int, ...]) -> None:
     """Generate some allowed tokens, the same ones each time. Raises `InvalidRequest` if that takes too much."""
     rng = random.Random(0)  # noqa: S311  nothing secret
     started = time.process_time()

@@ -19,30 +19,30 @@ logger = logging.getLogger(__name__)
 
 _WAIT = 0.02
 
-Grammar = TypeVar("Grammar")
+Compiled = TypeVar("Compiled")
 Images = TypeVar("Images")
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared(Generic[Grammar, Images]):
+class Prepared(Generic[Compiled, Images]):
     """A sequence that can start, with the grammar and images it waited for."""
 
     request: TokenRequest
-    grammar: Grammar | None
+    grammar: Compiled | None
     images: Images | None
 
 
-class Preparing(Generic[Grammar, Images]):
+class Preparing(Generic[Compiled, Images]):
     """The waiting sequences by request id, in order of arrival. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, tuple[TokenRequest, Future[Grammar] | None, Future[Images] | None]] = {}
+        self._entries: dict[str, tuple[TokenRequest, Future[Compiled] | None, Future[Images] | None]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, request: TokenRequest, grammar: Future[Grammar] | None, images: Future[Images] | None) -> None:
+    def add(self, request: TokenRequest, grammar: Future[Compiled] | None, images: Future[Images] | None) -> None:
         """Add a sequence that can start once its grammar and its images are ready."""
         self._entries[request.request_id] = request, grammar, images
 
@@ -56,9 +56,9 @@ class Preparing(Generic[Grammar, Images]):
                 future.cancel()
         return True
 
-    def collect(self) -> tuple[list[Prepared[Grammar, Images]], list[TokenOutput]]:
+    def collect(self) -> tuple[list[Prepared[Compiled, Images]], list[TokenOutput]]:
         """Remove finished entries. Returns the sequences that can start and an error output for each failed one."""
-        ready: list[Prepared[Grammar, Images]] = []
+        ready: list[Prepared[Compiled, Images]] = []
         refused = []
         for request, grammar, images in list(self._entries.values()):
             if not all(future is None or future.done() for future in (grammar, images)):

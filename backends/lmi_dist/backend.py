@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backends.base import Backend, ModelFiles
+from backends.lmi_dist.delta_reader import DeltaReader
 from backends.lmi_dist.engine_args import engine_arguments, max_num_seqs
-from backends.lmi_dist.sequence import Sequence
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest
@@ -38,7 +38,7 @@ class LmiDistBackend(Backend):
     def __init__(self, engine: LmiDistEngine, model: ModelFiles, *, max_num_seqs: int) -> None:
         self._engine = engine
         self._eos_token_ids = model.eos_token_ids
-        self._sequences: dict[str, Sequence] = {}
+        self._sequences: dict[str, DeltaReader] = {}
         self._capabilities = Capabilities(
             backend="lmi_dist",
             max_model_len=engine.max_model_len,
@@ -98,7 +98,7 @@ class LmiDistBackend(Backend):
             )
         except ValueError as error:
             raise InvalidRequest(_one_line(error)) from error
-        self._sequences[request.request_id] = Sequence(request, deltas=self._engine.deltas)
+        self._sequences[request.request_id] = DeltaReader(request, deltas=self._engine.deltas)
 
     def abort(self, request_id: str) -> None:
         if self._sequences.pop(request_id, None) is not None:

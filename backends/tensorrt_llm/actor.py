@@ -11,7 +11,7 @@ from tensorrt_llm import LLM, SamplingParams
 from tensorrt_llm.executor.utils import RequestError
 from tensorrt_llm.llmapi import RequestOutput
 
-from backends.tensorrt_llm.sequence import Sequence
+from backends.tensorrt_llm.delta_reader import DeltaReader
 from lmi_handlers.core.errors import EngineDead, RequestFailed
 from lmi_handlers.core.outputs import TokenOutput
 
@@ -27,27 +27,27 @@ class LLMActor:
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
-        self._results: dict[Sequence, tuple[RequestOutput, asyncio.Task[None]]] = {}
-        self._outputs: queue.SimpleQueue[tuple[Sequence, TokenOutput] | Exception] = queue.SimpleQueue()
+        self._results: dict[DeltaReader, tuple[RequestOutput, asyncio.Task[None]]] = {}
+        self._outputs: queue.SimpleQueue[tuple[DeltaReader, TokenOutput] | Exception] = queue.SimpleQueue()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tensorrt_llm", daemon=True)
         self._thread.start()
 
     def submit(
-        self, sequence: Sequence, prompt_token_ids: list[int], sampling_params: SamplingParams, **options: Any
+        self, sequence: DeltaReader, prompt_token_ids: list[int], sampling_params: SamplingParams, **options: Any
     ) -> None:
         """Start a sequence. `options` are passed to `generate_async`. Raises its immediate errors."""
         asyncio.run_coroutine_threadsafe(
             self._start(sequence, prompt_token_ids, sampling_params, options), self._loop
         ).result()
 
-    def abort(self, sequence: Sequence) -> None:
+    def abort(self, sequence: DeltaReader) -> None:
         """Stop a sequence. Earlier outputs may still be received."""
         self._loop.call_soon_threadsafe(self._abort, sequence)
 
-    def receive(self, timeout: float) -> list[tuple[Sequence, TokenOutput]]:
+    def receive(self, timeout: float) -> list[tuple[DeltaReader, TokenOutput]]:
         """Return all new outputs. Waits at most `timeout` seconds for the first. Raises `EngineDead`."""
-        received: list[tuple[Sequence, TokenOutput]] = []
+        received: list[tuple[DeltaReader, TokenOutput]] = []
         try:
             item = self._outputs.get(timeout=timeout)
             while True:
@@ -70,12 +70,16 @@ class LLMActor:
     # Called in the thread
 
     async def _start(
-        self, sequence: Sequence, prompt_token_ids: list[int], sampling_params: SamplingParams, options: dict[str, Any]
+        self,
+        sequence: DeltaReader,
+        prompt_token_ids: list[int],
+        sampling_params: SamplingParams,
+        options: dict[str, Any],
     ) -> None:
         result = self._llm.generate_async(prompt_token_ids, sampling_params, streaming=True, **options)
         self._results[sequence] = result, asyncio.create_task(self._read(sequence, result))
 
-    async def _read(self, sequence: Sequence, result: RequestOutput) -> None:
+    async def _read(self, sequence: DeltaReader, result: RequestOutput) -> None:
         try:
             async for _ in result:
                 output = sequence.take(result)
@@ -95,7 +99,7 @@ class LLMActor:
         finally:
             del self._results[sequence]
 
-    def _abort(self, sequence: Sequence) -> None:
+    def _abort(self, sequence: DeltaReader) -> None:
         if sequence in self._results:
             result, task = self._results[sequence]
             result.abort()

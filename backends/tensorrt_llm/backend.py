@@ -13,11 +13,11 @@ from tensorrt_llm.executor.utils import RequestError
 from backends.base import Backend, ModelFiles
 from backends.tensorrt_llm import DECLARATION
 from backends.tensorrt_llm.actor import LLMActor
+from backends.tensorrt_llm.delta_reader import DeltaReader
 from backends.tensorrt_llm.llm_args import choose_max_model_len, llm_arguments, max_batch_size
 from backends.tensorrt_llm.lora import lora_requests
 from backends.tensorrt_llm.options import TensorRTLLMOptions
 from backends.tensorrt_llm.sampling import engine_sampling_params
-from backends.tensorrt_llm.sequence import Sequence
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest
@@ -64,7 +64,7 @@ class TensorRTLLMBackend(Backend):
         self._max_output_len = max_output_len
         self._guided_decoding = guided_decoding
         self._adapters = dict(adapters or {})
-        self._sequences: dict[str, Sequence] = {}
+        self._sequences: dict[str, DeltaReader] = {}
 
     @classmethod
     def load(
@@ -119,7 +119,7 @@ class TensorRTLLMBackend(Backend):
 
     def add_request(self, request: TokenRequest) -> None:
         """Start a sequence. Raises `InvalidRequest` if the engine refuses it, and `EngineDead` if it has stopped."""
-        sequence = Sequence(request, self._eos_token_ids)
+        sequence = DeltaReader(request, self._eos_token_ids)
         options: dict[str, Any] = {}
         if request.sampling_params.prompt_logprobs is not None:
             # Cached prompt tokens are not computed again and have no logits. With a new salt nothing is cached.

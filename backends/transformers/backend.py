@@ -12,7 +12,7 @@ import torch
 from transformers import WatermarkLogitsProcessor
 
 from backends.base import Backend, ModelFiles
-from backends.grammar import Grammar, Vocabulary
+from backends.grammar import GrammarMatcher, Vocabulary
 from backends.grammar_compiler import GrammarCompiler
 from backends.preparing import Preparing, refusal
 from backends.transformers import DECLARATION
@@ -83,13 +83,13 @@ class TransformersBackend(Backend):
             from backends.image_preparer import ImagePreparer
 
             self._images = ImagePreparer(ImageProcessor(processor, model.dtype).process)
-        self._grammars: GrammarCompiler[Grammar] | None = None
+        self._grammars: GrammarCompiler[GrammarMatcher] | None = None
         self._bad_words: BadWords | None = None
         self._watermark: WatermarkLogitsProcessor | None = None
         if tokenizer_file is not None:
             self._bad_words = BadWords(tokenizer_file, self._vocab_size)
             self._grammars = self._grammar_compiler(tokenizer_file)
-        self._preparing: Preparing[Grammar, ImageInputs] = Preparing()
+        self._preparing: Preparing[GrammarMatcher, ImageInputs] = Preparing()
         self._progress = 0
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
@@ -287,7 +287,7 @@ class TransformersBackend(Backend):
         self._running.remove(sequence)
         self._runner.release(sequence)
 
-    def _grammar_compiler(self, tokenizer_file: Path) -> GrammarCompiler[Grammar] | None:
+    def _grammar_compiler(self, tokenizer_file: Path) -> GrammarCompiler[GrammarMatcher] | None:
         eos_token_ids = tuple(token for token in self._eos_token_ids if token < self._vocab_size)
         vocabulary = Vocabulary(str(tokenizer_file), self._vocab_size, eos_token_ids)
         try:
@@ -295,7 +295,7 @@ class TransformersBackend(Backend):
         except ValueError as error:
             logger.warning("no structured outputs for this tokenizer", extra={"reason": str(error)})
             return None
-        return GrammarCompiler(vocabulary, lambda text: Grammar(tokenizer, text, self._vocab_size))
+        return GrammarCompiler(vocabulary, lambda text: GrammarMatcher(tokenizer, text, self._vocab_size))
 
     def _watermark_processor(self) -> WatermarkLogitsProcessor:
         """Created by the first request that uses it, because its table takes 8 MB."""

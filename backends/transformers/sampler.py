@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from transformers import WatermarkLogitsProcessor
 
-from backends.grammar import Grammar
+from backends.grammar import GrammarMatcher
 from backends.nucleus import nucleus_threshold, outside_typical_p
 from lmi_handlers.core.sampling_params import SamplingParams
 
@@ -50,7 +50,7 @@ class SamplerState:
     ) -> None:
         self.params = params
         self.greedy = params.temperature < MIN_TEMPERATURE
-        self.grammar: Grammar | None = None
+        self.grammar: GrammarMatcher | None = None
         self._last_token = prompt_token_ids[-1]
         self._generated: list[int] = []
         self._bad_words = bad_words or []

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from json_schemas import examples
 from jsonschema import Draft202012Validator
 
-from backends.grammar import Grammar, Vocabulary, grammar_text
+from backends.grammar import GrammarMatcher, Vocabulary, grammar_text
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.openai.dialect import ChatDialect
 from lmi_handlers.config.budget import Budget
@@ -162,7 +162,7 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
 
 def takes(vocabulary: Vocabulary, wanted: StructuredOutputs, value: Any) -> bool:
     """Whether a model constrained by the schema can generate `value`."""
-    grammar = Grammar(vocabulary.load(), grammar_text(wanted), vocabulary.vocab_size)
+    grammar = GrammarMatcher(vocabulary.load(), grammar_text(wanted), vocabulary.vocab_size)
     for byte in json.dumps(value).encode():
         if not grammar.allowed()[byte]:
             return False

@@ -27,7 +27,7 @@ from serving import Server, StartServer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from backends.base import ModelFiles
-from backends.grammar import Grammar, Vocabulary, grammar_text
+from backends.grammar import GrammarMatcher, Vocabulary, grammar_text
 from backends.grammar_compiler import GrammarCompiler
 from backends.transformers.backend import TransformersBackend
 from lmi_handlers.config.properties import ServingProperties
@@ -132,7 +132,7 @@ def answer(backend: TransformersBackend, wanted: StructuredOutputs, **params: An
 # Allowed tokens
 
 
-def walk(grammar: Grammar, rng: random.Random, most: int = 400) -> Iterator[tuple[str, bool]]:
+def walk(grammar: GrammarMatcher, rng: random.Random, most: int = 400) -> Iterator[tuple[str, bool]]:
     """Choose random allowed tokens. Yields the text so far, and whether it may end there."""
     text = b""
     for _ in range(most):
@@ -150,8 +150,8 @@ def walk(grammar: Grammar, rng: random.Random, most: int = 400) -> Iterator[tupl
         assert grammar.error is None
 
 
-def compiled(vocabulary: Vocabulary, **wanted: Any) -> Grammar:
-    return Grammar(vocabulary.load(), grammar_text(StructuredOutputs(**wanted)), VOCAB_SIZE)
+def compiled(vocabulary: Vocabulary, **wanted: Any) -> GrammarMatcher:
+    return GrammarMatcher(vocabulary.load(), grammar_text(StructuredOutputs(**wanted)), VOCAB_SIZE)
 
 
 @settings(deadline=None, max_examples=60)

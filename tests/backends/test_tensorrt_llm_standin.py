@@ -12,12 +12,12 @@ from tensorrt_llm_adapter import (
     CONTRACT,
     EOS,
     PROMPT,
+    DeltaReader,
     GuidedDecodingParams,
     LLMActor,
     Load,
     LoRARequest,
     Misuse,
-    Sequence,
     accepts,
     adapter,
     adapter_sampling,
@@ -111,7 +111,7 @@ def test_sampling_params_changed_after_submission(load: Load, monkeypatch: pytes
         steps(backend, finished(1))
 
 
-class CumulativeSequence(Sequence):
+class CumulativeSequence(DeltaReader):
     """Mistakes the engine's whole list for its new part."""
 
     def take(self, result: Any) -> TokenOutput | None:
@@ -120,7 +120,7 @@ class CumulativeSequence(Sequence):
 
 
 def test_cumulative_ids_mistaken_for_deltas(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "Sequence", CumulativeSequence)
+    monkeypatch.setattr(adapter, "DeltaReader", CumulativeSequence)
     assert token_ids(run(load(), PROMPT))[:3] == [10, 10, 11]
 
 
@@ -128,12 +128,12 @@ def test_list_that_is_not_copied(load: Load, monkeypatch: pytest.MonkeyPatch) ->
     """The engine appends to a list that it has already returned."""
     kept: list[tuple[list[int], int]] = []
 
-    class KeepingSequence(Sequence):
+    class KeepingSequence(DeltaReader):
         def take(self, result: Any) -> TokenOutput | None:
             kept.append((result.outputs[0].token_ids, len(result.outputs[0].token_ids)))
             return super().take(result)
 
-    monkeypatch.setattr(adapter, "Sequence", KeepingSequence)
+    monkeypatch.setattr(adapter, "DeltaReader", KeepingSequence)
     run(load(), PROMPT)
     assert len({id(token_list) for token_list, _ in kept}) == 1
     assert [length for _, length in kept] == list(range(1, len(PROMPT) + 2))
@@ -155,7 +155,7 @@ def test_stop_id_removed_by_the_engine(load: Load, monkeypatch: pytest.MonkeyPat
 def test_generation_started_outside_the_loop(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """The result then has no queue for the event loop to wait on."""
 
-    def submit(self: LLMActor, sequence: Sequence, prompt: list[int], params: Any) -> None:
+    def submit(self: LLMActor, sequence: DeltaReader, prompt: list[int], params: Any) -> None:
         result = self._llm.generate_async(prompt, params, streaming=True)
 
         async def read() -> None:

@@ -34,9 +34,9 @@ with standin("tensorrt_llm"):
     import backends.tensorrt_llm.sampling as adapter_sampling
     from backends.tensorrt_llm.actor import LLMActor
     from backends.tensorrt_llm.backend import TensorRTLLMBackend
+    from backends.tensorrt_llm.delta_reader import DeltaReader
     from backends.tensorrt_llm.llm_args import llm_arguments
     from backends.tensorrt_llm.sampling import engine_sampling_params
-    from backends.tensorrt_llm.sequence import Sequence
 
 __all__ = [
     "CONTRACT",
@@ -46,12 +46,12 @@ __all__ = [
     "PROMPT",
     "TARGET_MODULES",
     "VOCAB_SIZE",
+    "DeltaReader",
     "GuidedDecodingParams",
     "LLMActor",
     "LoRARequest",
     "Load",
     "Misuse",
-    "Sequence",
     "TensorRTLLMBackend",
     "accepts",
     "adapter",

@@ -12,7 +12,7 @@ from lmi_handlers.core.request import TokenRequest
 _ROWS = 256  # of logits to convert at a time, each as wide as the vocabulary
 
 
-class Sequence:
+class DeltaReader:
     """Tracks which tokens of a result have been returned.
 
     The engine returns the same object for a request every time and appends to its lists. What it reports as new is not

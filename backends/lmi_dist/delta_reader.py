@@ -11,7 +11,7 @@ from lmi_handlers.core.request import TokenRequest
 _FINISH_REASONS = {"length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
 
-class Sequence:
+class DeltaReader:
     """Tracks which tokens of a request have been returned. With `deltas`, outputs contain only new tokens, else all."""
 
     def __init__(self, request: TokenRequest, *, deltas: bool) -> None:
