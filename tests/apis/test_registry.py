@@ -84,6 +84,7 @@ def test_dialect_that_is_not_tgis_conflicts_with_tgi_compat() -> None:
 
 def test_third_partys_api_is_found_without_being_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "say" not in available_apis()
+    monkeypatch.delitem(sys.modules, "scripted_api", raising=False)  # another test may have imported it
     monkeypatch.syspath_prepend(PLUGIN)
     assert available_apis() == APIS | {"say": "scripted_api:SayApi"}
     assert "scripted_api" not in sys.modules
