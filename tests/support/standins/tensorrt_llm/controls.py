@@ -9,8 +9,8 @@ import dataclasses
 class Controls:
     """Settings of all engines that are created afterwards. `faults` apply at once.
 
-    `faults` maps a prompt's first token to what befalls the request at its third token: "error" (the worker reports
-    one), "timeout" or "cancel", "die" (the worker reports its end), "vanish" (it is gone without a word).
+    `faults` maps a prompt's first token to what happens to the request at its third token: "error" (the worker reports
+    one), "timeout" or "cancel", "die" (the worker reports its end), "vanish" (it ends without a report).
     """
 
     step_seconds: float = 0.0

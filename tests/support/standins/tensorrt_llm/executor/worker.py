@@ -22,7 +22,7 @@ def context_logits(prompt: list[int], vocab_size: int) -> torch.Tensor:
 
 
 def logprob(token_id: int) -> float:
-    """Return what the model makes of a token that it generates."""
+    """Return the logprob of a generated token."""
     return -math.log(2 + token_id)
 
 
