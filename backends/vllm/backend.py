@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Callable, Iterator
 from multiprocessing import connection
 from pathlib import Path
@@ -27,7 +26,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # each process would repo
 os.environ["VLLM_LOGGING_LEVEL"] = LOG_LEVEL
 
 from PIL import Image
-from vllm import EngineArgs, LLMEngine
+from vllm import LLMEngine
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import EngineInput
@@ -38,8 +37,9 @@ from backends.grammar import Vocabulary
 from backends.grammar_compiler import GrammarCompiler
 from backends.image_preparer import ImagePreparer
 from backends.preparing import Preparing, refusal
-from backends.vllm.engine_args import GRAMMAR_LIBRARY, TOKENIZER_FILE, engine_arguments, option_of
+from backends.vllm.engine_args import GRAMMAR_LIBRARY, TOKENIZER_FILE, engine_arguments
 from backends.vllm.engine_config import engine_config
+from backends.vllm.errors import load_error, one_line
 from backends.vllm.model_runner import check_buffers, typical_processor
 from backends.vllm.sampling import engine_sampling_params, token_output
 from lmi_handlers.config.properties import ServingProperties
@@ -56,7 +56,6 @@ logger = logging.getLogger(__name__)
 # This module logs at length what it then raises. A level would not last: vLLM resets levels when it sets up logging.
 logging.getLogger("vllm.transformers_utils.repo_utils").addFilter(lambda _record: False)
 
-_LONGEST_REASON = 400
 # vLLM compiles a grammar again when the request starts, which blocks all others for at most a third of this.
 _GRAMMAR_SECONDS = 0.1
 _TRIAL_SECONDS = 2.0  # for compiling and a few tokens
@@ -169,7 +168,7 @@ class VLLMBackend(Backend):
             if not outputs:
                 self._progress = self._computed_tokens()
         except Exception as error:
-            raise EngineDead(f"vLLM: {_one_line(error)}") from error
+            raise EngineDead(f"vLLM: {one_line(error)}") from error
         for output in outputs:
             request = self._requests[output.request_id]
             results.append(token_output(output, request))
@@ -230,7 +229,7 @@ class VLLMBackend(Backend):
                 priority=request.priority if self._by_priority else 0,
             )
         except (VLLMClientError, ValueError) as error:
-            raise InvalidRequest(_one_line(error)) from error
+            raise InvalidRequest(one_line(error)) from error
         self._requests[request.request_id] = request
 
     def _computed_tokens(self) -> int:
@@ -260,7 +259,7 @@ class VLLMBackend(Backend):
         except MemoryError:
             raise
         except Exception as error:  # a model's processor may raise anything for images that do not fit
-            raise InvalidRequest(f"vLLM rejected the images: {_one_line(error)}", field="messages") from error
+            raise InvalidRequest(f"vLLM rejected the images: {one_line(error)}", field="messages") from error
         return rendered
 
     def _grammar_compiler(self, model: ModelFiles) -> GrammarCompiler[str] | None:
@@ -277,7 +276,7 @@ class VLLMBackend(Backend):
         try:
             self._engine.add_lora(adapter)
         except Exception as error:
-            raise ConfigError(f"option.enable_lora: adapter {name!r} cannot be loaded: {_one_line(error)}") from error
+            raise ConfigError(f"option.enable_lora: adapter {name!r} cannot be loaded: {one_line(error)}") from error
 
 
 def _unsupported_by(config: VllmConfig) -> Iterator[str]:
@@ -290,50 +289,3 @@ def _unsupported_by(config: VllmConfig) -> Iterator[str]:
         yield "prompt_logprobs"
     if config.device_config.device_type == "cpu" and config.scheduler_config.enable_chunked_prefill:
         yield "seed"  # see engine_args.py
-
-
-def load_error(error: Exception, arguments: EngineArgs) -> ConfigError:
-    """Return a one-line error that says why vLLM does not start and names the option that its message is about."""
-    reason = _words(error)
-    quantization = arguments.quantization
-    if quantization is not None and re.search(rf"\b{re.escape(str(quantization))}\b", reason):
-        argument = "quantization"
-    else:
-        argument = next((name for name in vars(arguments) if _names(reason, name, arguments)), "model")
-    if argument == "model" and re.search(r"\bmemory\b", reason):
-        argument = "gpu_memory_utilization"
-    return ConfigError(f"{option_of(argument)}: vLLM cannot serve {arguments.model}: {_shortened(reason)}")
-
-
-def _names(text: str, name: str, arguments: EngineArgs) -> bool:
-    """Tell whether vLLM's message is about the argument `name`.
-
-    vLLM writes `load_format` in some messages and "Load format" in others. The spelling with a space only counts if the
-    argument differs from its default. Names of a single word are ignored, except `dtype` and `quantization`, because
-    they are too common.
-    """
-    words = name.split("_")
-    if len(words) == 1 and name not in ("dtype", "quantization"):
-        return False
-    between = "[ _]" if getattr(arguments, name) != getattr(EngineArgs, name, None) else "_"
-    return re.search(rf"\b{between.join(words)}\b", text, re.IGNORECASE) is not None
-
-
-def _one_line(error: Exception) -> str:
-    return _shortened(_words(error))
-
-
-def _words(error: Exception) -> str:
-    """Return vLLM's message on one line, without what pydantic adds to it."""
-    text = str(error) or type(error).__name__
-    if found := re.search(r"Value error, (.*?)(?: \[type=|$)", text, re.DOTALL):
-        text = found[1]
-    return " ".join(re.sub(r"\[type=.*", "", text, flags=re.DOTALL).split())
-
-
-def _shortened(text: str) -> str:
-    """Cut a long message after a whole sentence. vLLM sometimes goes on to list hundreds of names."""
-    if len(text) <= _LONGEST_REASON:
-        return text
-    end = text.rfind(". ", 0, _LONGEST_REASON) + 1
-    return text[:end] if end else f"{text[:_LONGEST_REASON]}..."

@@ -19,7 +19,8 @@ from lmi_handlers.engine.settings import metrics_dir
 from lmi_handlers.media.images import image_loader
 from lmi_handlers.metrics.requests import RequestMetrics
 from lmi_handlers.serving.answer import Answer
-from lmi_handlers.serving.beam_generation import BeamGeneration, check_beam_search
+from lmi_handlers.serving.beam_generation import BeamGeneration
+from lmi_handlers.serving.beam_params import check_beam_search
 from lmi_handlers.serving.parsed import ModelFacts, Parsed
 from lmi_handlers.serving.prompts import LoadedText, encode_prompts, takes_long, tokenize_prompts
 from lmi_handlers.text.bundle import load_text_bundle

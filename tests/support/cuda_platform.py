@@ -53,9 +53,9 @@ def configured(path: Path, options: dict[str, Any]) -> dict[str, Any]:
     """The configuration of an engine, with logits processors loaded as at start."""
     from vllm.v1.engine.input_processor import InputProcessor
 
-    from backends.vllm.backend import load_error
     from backends.vllm.engine_args import engine_arguments
     from backends.vllm.engine_config import engine_config
+    from backends.vllm.errors import load_error
 
     try:
         arguments = engine_arguments(path, serving_properties(**options))
