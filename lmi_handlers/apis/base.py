@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import cached_property
 from typing import ClassVar
 
 import msgspec
 
+from lmi_handlers.apis.decoding import decode_typed
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.serving.parsed import Parsed
 
 
-class Payload(msgspec.Struct, frozen=True, kw_only=True):
+class Payload(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A request as received over HTTP.
 
     `accept` is the `Accept` header. `stream` is true if the client called SageMaker's streaming API. `adapter` comes
@@ -28,6 +30,11 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
     accept: str = ""
     stream: bool = False
     adapter: str | None = None
+
+    @cached_property
+    def fields(self) -> Mapping[str, msgspec.Raw]:
+        """The fields of a JSON body, not decoded yet. Raises `InvalidJson`, or `InvalidBody` if it is not an object."""
+        return decode_typed(self.data, dict[str, msgspec.Raw])
 
 
 class Reply(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
@@ -37,14 +38,8 @@ def decode_typed(data: bytes | msgspec.Raw, kind: type[T], *, prefix: str = "") 
         raise InvalidJson("the body is not valid JSON: it is nested too deeply") from error
 
 
-def unknown_names(data: bytes | msgspec.Raw, kind: type[msgspec.Struct], *, nulls: bool) -> tuple[str, ...]:
-    """Return the names in a JSON object that `kind` has no field for.
-
-    With `nulls`, names whose value is null count too.
-
-    Raises `InvalidJson` for invalid JSON, and `InvalidBody` if `data` is not an object.
-    """
-    fields = decode_typed(data, dict[str, msgspec.Raw])
+def unknown_names(fields: Mapping[str, msgspec.Raw], kind: type[msgspec.Struct], *, nulls: bool) -> tuple[str, ...]:
+    """Return the names in `fields` that `kind` has no field for. With `nulls`, names whose value is null count too."""
     unknown = fields.keys() - set(kind.__struct_fields__)
     return tuple(name for name in fields if name in unknown and (nulls or not _is_null(fields[name])))
 

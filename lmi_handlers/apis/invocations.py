@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -25,7 +24,7 @@ from lmi_handlers.apis.routes import (
     Route,
     Types,
 )
-from lmi_handlers.core.errors import ModelNotFound
+from lmi_handlers.core.errors import InvalidRequest, ModelNotFound
 
 PlainPrompt = Annotated[str, msgspec.Meta(min_length=1)]
 """A `text/plain` body."""
@@ -33,7 +32,7 @@ PlainPrompt = Annotated[str, msgspec.Meta(min_length=1)]
 DOCUMENTATION = Documentation(examples={PlainPrompt: QUESTION})
 
 
-class Invocations(Endpoint, frozen=True, kw_only=True, dict=True):
+class Invocations(Endpoint, frozen=True, kw_only=True):
     """Generates with the dialect that a body is written in: `claims` has the dialects by field, `native` is for the rest.
 
     A body with any of the fields that `native` requires is not another API's, whatever other fields it has. Bodies of
@@ -46,26 +45,15 @@ class Invocations(Endpoint, frozen=True, kw_only=True, dict=True):
 
     def of(self, payload: Payload) -> Dialect:
         """Return the dialect of a body."""
-        data = payload.data
-        if payload.content_type == TEXT or not any(name in data for name in self._quoted):
-            return self.native  # decoded only once, by the dialect
+        if payload.content_type == TEXT or not any(f'"{name}"'.encode() in payload.data for name in self.claims):
+            return self.native  # spares it from decoding the fields
         try:
-            fields = msgspec.json.decode(data, type=self._fields)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            fields = payload.fields
+        except InvalidRequest:
             return self.native
-        if any(getattr(fields, name) is not msgspec.UNSET for name in self.required):
+        if any(name in fields for name in self.required):
             return self.native
-        claimed = (name for name in self.claims if getattr(fields, name) is not msgspec.UNSET)
-        return self.claims.get(next(claimed, ""), self.native)
-
-    @cached_property
-    def _quoted(self) -> tuple[bytes, ...]:
-        return tuple(f'"{name}"'.encode() for name in self.claims)
-
-    @cached_property
-    def _fields(self) -> type[Any]:
-        names = dict.fromkeys((*self.required, *self.claims))
-        return msgspec.defstruct("Fields", [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in names])
+        return next((dialect for name, dialect in self.claims.items() if name in fields), self.native)
 
 
 def invocations(native: Generation, claims: Mapping[str, Generation]) -> Invocations:
@@ -120,12 +108,12 @@ def invoke_routes(endpoint: Invocations, model_name: str) -> Sequence[Route]:
     unknown = Failure(status=404, reason=str(ModelNotFound.__doc__), content=(FrontEndError,))
     return [
         Route(
-            method="POST",
-            path=path,
-            name=name,
-            tag="LMI",
-            summary="Generate text from a prompt, or an answer to a conversation. JSON lines are answered line by line.",
-            endpoint=endpoint,
+            "POST",
+            path,
+            name,
+            "LMI",
+            "Generate text from a prompt, or an answer to a conversation. JSON lines are answered line by line.",
+            endpoint,
             parameters=(*parameters, *adapters),
             failures=(unknown,),
         )
@@ -136,10 +124,10 @@ def invoke_routes(endpoint: Invocations, model_name: str) -> Sequence[Route]:
 def root_route(generation: Generation) -> Route:
     """Return `POST /`, TGI's route for both streams and single answers."""
     return Route(
-        method="POST",
-        path="/",
-        name="compat_generate",
-        tag="Text Generation Inference",
-        summary="Generate text from a prompt. `stream` in the body asks for a stream of tokens.",
-        endpoint=generation,
+        "POST",
+        "/",
+        "compat_generate",
+        "Text Generation Inference",
+        "Generate text from a prompt. `stream` in the body asks for a stream of tokens.",
+        generation,
     )

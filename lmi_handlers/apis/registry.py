@@ -67,7 +67,7 @@ def _chosen(apis: dict[str, Api], properties: ServingProperties) -> Api:
     if properties.tgi_compat and properties.output_formatter is not None:
         raise ConfigError(
             f"option.output_formatter={properties.output_formatter} conflicts with option.tgi_compat=true: "
-            "TGI's requests choose between its two formats with stream"
+            "TGI's requests choose the format with stream"
         )
     if properties.tgi_compat and apis[name].root is None:
         raise ConfigError(

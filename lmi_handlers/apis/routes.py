@@ -107,6 +107,11 @@ class Generation(Endpoint, frozen=True, kw_only=True):
         return self.dialects[0]
 
 
+def generation(dialect: Dialect, body: Any, answers: Contents) -> Generation:
+    """Return the endpoint that answers JSON bodies of type `body`."""
+    return Generation(dialects=(dialect,), bodies={JSON: (body,)}, answers=answers)
+
+
 class Document(Endpoint, frozen=True, kw_only=True):
     """Answers what `find(model, body)` returns, as JSON. The first of `dialects` renders the errors that it raises.
 
@@ -124,7 +129,7 @@ class Status(Endpoint, frozen=True, kw_only=True):
     reply: Callable[[ServedModel], Reply]
 
 
-class Route(msgspec.Struct, frozen=True, kw_only=True):
+class Route(msgspec.Struct, frozen=True):
     """One method of a path, such as `/models/{model}`. Generated clients call it by its `name`, the operation id.
 
     `failures` are error responses that do not come from the endpoint's dialects.

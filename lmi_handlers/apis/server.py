@@ -33,48 +33,13 @@ def server_routes(document: Callable[[], bytes]) -> Sequence[Route]:
     pings = Status(reply=ping, answers={JSON: states})
     openapi = Status(reply=lambda _: Reply(200, document()), answers={JSON: (dict[str, object],)})
     return (
+        Route("GET", "/ping", "ping", SAGEMAKER, health, pings, failures=(unhealthy,)),
+        Route("POST", "/ping", "post_ping", SAGEMAKER, health, pings, failures=(unhealthy,)),
         Route(
-            method="GET",
-            path="/ping",
-            name="ping",
-            tag=SAGEMAKER,
-            summary=health,
-            endpoint=pings,
-            failures=(unhealthy,),
+            "GET", "/metrics", "metrics", TGI, "Get Prometheus metrics.", Status(reply=metrics, answers={TEXT: (str,)})
         ),
-        Route(
-            method="POST",
-            path="/ping",
-            name="post_ping",
-            tag=SAGEMAKER,
-            summary=health,
-            endpoint=pings,
-            failures=(unhealthy,),
-        ),
-        Route(
-            method="GET",
-            path="/metrics",
-            name="metrics",
-            tag=TGI,
-            summary="Get Prometheus metrics.",
-            endpoint=Status(reply=metrics, answers={TEXT: (str,)}),
-        ),
-        Route(
-            method="GET",
-            path="/openapi.json",
-            name="openapi",
-            tag=TGI,
-            summary="Get this document.",
-            endpoint=openapi,
-        ),
-        Route(
-            method="GET",
-            path="/api-doc/openapi.json",
-            name="api_doc",
-            tag=TGI,
-            summary="Get this document, at TGI's path.",
-            endpoint=openapi,
-        ),
+        Route("GET", "/openapi.json", "openapi", TGI, "Get this document.", openapi),
+        Route("GET", "/api-doc/openapi.json", "api_doc", TGI, "Get this document, at TGI's path.", openapi),
     )
 
 

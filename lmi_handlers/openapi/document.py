@@ -122,7 +122,7 @@ class _Writer:
             answers[403] = {"description": "Addressed to a host name that is not allowed."}
         if self._has_api_key and route.method == "POST":
             operation["security"] = [{API_KEY: []}]
-            answers[401] = {"description": "The API key is missing or another one."}
+            answers[401] = {"description": "The API key is missing or wrong."}
         operation["responses"] = {str(status): answers[status] for status in sorted(answers)}
         return operation
 
@@ -152,7 +152,7 @@ class _Writer:
             "content": {"application/json": {"schema": self._schema(failure.content)}},
         }
         if failure.retry:
-            seconds = {"description": "Seconds after which to try again.", "schema": {"type": "integer"}}
+            seconds = {"description": "Seconds to wait before retrying.", "schema": {"type": "integer"}}
             response["headers"] = {"Retry-After": seconds}
         return response
 

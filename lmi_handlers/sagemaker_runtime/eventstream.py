@@ -9,7 +9,8 @@ The layout of a message; integers are big-endian, both checksums are zlib's CRC-
     payload
     4 bytes   checksum of everything before
 
-Source: the encoding "vnd.amazon.eventstream" of the Smithy specification. botocore can read it but not write it.
+Source: the encoding "vnd.amazon.eventstream" of the Smithy specification. It is written by hand because botocore
+can only read the format, and smithy-aws-event-stream is a pre-alpha release that needs Python 3.12.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ def encode_message(headers: Mapping[str, str], payload: bytes) -> bytes:
     """Frame one message. Raises `ValueError` if it exceeds one of the format's limits."""
     head = b"".join([_encode_header(name, value) for name, value in headers.items()])
     if len(head) > MAX_HEADERS_LENGTH:
-        raise ValueError(f"headers of {len(head)} bytes; {MAX_HEADERS_LENGTH} are possible")
+        raise ValueError(f"headers must have at most {MAX_HEADERS_LENGTH} bytes, got {len(head)}")
     if len(payload) > MAX_PAYLOAD_LENGTH:
-        raise ValueError(f"a payload of {len(payload)} bytes; {MAX_PAYLOAD_LENGTH} are possible")
+        raise ValueError(f"the payload must have at most {MAX_PAYLOAD_LENGTH} bytes, got {len(payload)}")
     lengths = _LENGTHS.pack(_FRAME_LENGTH + len(head) + len(payload), len(head))
     message = lengths + _CHECKSUM.pack(zlib.crc32(lengths)) + head + payload
     return message + _CHECKSUM.pack(zlib.crc32(message))
@@ -103,7 +104,7 @@ def _hostile_cut(data: bytes) -> int:
 def _encode_header(name: str, value: str) -> bytes:
     name_bytes, value_bytes = name.encode(), value.encode()
     if not 0 < len(name_bytes) < 1 << 8:
-        raise ValueError(f"a header name of {len(name_bytes)} bytes; 1 to 255 are possible")
+        raise ValueError(f"a header name must have 1 to 255 bytes, got {len(name_bytes)}")
     if len(value_bytes) >= 1 << 15:
-        raise ValueError(f"a header value of {len(value_bytes)} bytes; {(1 << 15) - 1} are possible")
+        raise ValueError(f"a header value must have at most {(1 << 15) - 1} bytes, got {len(value_bytes)}")
     return bytes([len(name_bytes)]) + name_bytes + _VALUE_HEAD.pack(_STRING, len(value_bytes)) + value_bytes

@@ -151,7 +151,7 @@ class LocalRuntime:
         except TimeLimitExceeded:
             yield eventstream.model_stream_error("ModelInvocationTimeExceeded", _TIMED_OUT)
         except Exception:
-            logger.exception("the container broke its stream off")
+            logger.exception("the container did not complete its stream")
             message = "The connection to container primary was closed before its response was complete."
             yield eventstream.model_stream_error("StreamBroken", message)
 
@@ -173,7 +173,7 @@ class ContainerCall:
         try:
             self._response = Response.from_app(current_app.wsgi_app, environ)  # waits for the first chunk
         except Exception as error:
-            logger.exception("the container broke its response off")
+            logger.exception("the container did not complete its response")
             raise ModelError(endpoint, 500, None) from error
         self.headers = self._response.headers
         self.content_type = self.headers.get("Content-Type", "application/octet-stream")
@@ -200,7 +200,7 @@ class ContainerCall:
         except TimeLimitExceeded as error:
             raise self._timed_out() from error
         except Exception as error:
-            logger.exception("the container broke its response off")
+            logger.exception("the container did not complete its response")
             raise ModelError(self._endpoint, self._response.status_code, None) from error
         finally:
             self.close()

@@ -3,6 +3,9 @@
 A browser sends a "simple" POST to any reachable server without a preflight, so any web page could use a model on a
 laptop, even though it cannot read the answer. CORS alone does not prevent that; the request itself must be refused.
 Browsers set `Origin` and `Sec-Fetch-Site`, which pages cannot change. Other clients send neither.
+
+flask-cors is not used: it only adds response headers, from a fixed list of origins. It refuses nothing, and cannot allow
+the origin that equals the request's own host. It would replace only `_mark`.
 """
 
 from __future__ import annotations
@@ -56,8 +59,8 @@ class AccessControl:
             return None
         if self.checks_names and not self._is_local(_host_name(request.host)):
             raise Forbidden(
-                f"this server listens on the loopback interface and does not answer to the host name {request.host[:100]!r}; "
-                f"list an origin of that name in {_OPTION} if it should"
+                f"host name {request.host[:100]!r} is not allowed, because this server listens on the loopback interface; "
+                f"an origin with this name in {_OPTION} allows it"
             )
         if request.method == "OPTIONS":
             allowed = "content-type" if self._key is None else "content-type,authorization"
@@ -71,7 +74,7 @@ class AccessControl:
         if not self._from_allowed_page():
             origin = request.headers.get("Origin")
             page = "another site" if origin is None else f"origin {origin[:200]!r}"
-            raise Forbidden(f"pages of {page} may not call this server; {_OPTION} lists those that may")
+            raise Forbidden(f"requests from {page} are not allowed; {_OPTION} lists the allowed origins")
         if self._key is not None and not self._has_key(self._key):
             return Response(status=401)
         return None

@@ -69,11 +69,11 @@ class BatchBodies:
 
     def _start(self, exchange: Exchange, payload: Payload, usage: Usage, deadline: float) -> Answer:
         if time.monotonic() >= deadline:
-            raise DeadlineExceeded(f"the batch was not done within {self._timeout} s (option.batch_timeout)")
+            raise DeadlineExceeded(f"the batch did not finish within {self._timeout} s (option.batch_timeout)")
         self._budget.check_json(payload.data)
         parsed = self._endpoint.of(payload).parse(payload)
         if parsed.request.stream:
-            raise InvalidRequest("a record of a batch is answered on one line and cannot be streamed", field="stream")
+            raise InvalidRequest("is not supported in a batch: each record is answered on one line", field="stream")
         return self._model.start_generation(parsed, usage, exchange.connected)
 
     def _line(self, exchange: Exchange, record: _Record) -> bytes:
@@ -83,27 +83,24 @@ class BatchBodies:
         self._model.metrics.ended(record.usage, failure)
         if isinstance(failure, ClientDisconnected):
             raise ClientDisconnected(str(failure))
-        return msgspec.json.format(body, indent=0) + b"\n" if b"\n" in body.strip() else body.strip() + b"\n"
+        line = body.strip()
+        return (msgspec.json.format(line, indent=0) if b"\n" in line else line) + b"\n"
 
     def _finish(self, exchange: Exchange, record: _Record) -> tuple[bytes, LMIError | None]:
-        """Wait for a record's answer. If the queue is full, retry, because other records of the batch make room."""
-        body, failure = self._outcome(record)
-        while isinstance(failure, QueueFull):
-            time.sleep(max(min(failure.retry_after, record.deadline - time.monotonic()), 0))
+        """Wait for a record's answer. If the queue is full, start it again: other records of the batch make room."""
+        while True:
+            try:
+                if isinstance(record.answer, LMIError):
+                    raise record.answer
+                return b"".join(record.answer), record.answer.failure
+            except QueueFull as error:
+                time.sleep(max(min(error.retry_after, record.deadline - time.monotonic()), 0))
+            except LMIError as error:
+                return self._endpoint.of(record.payload).error(error).body, error.without_frames()
             if not exchange.connected():
                 return b"", ClientDisconnected("the client closed the connection")
-            record.usage.started = time.monotonic()  # predict_timeout applies per try, batch_timeout overall
+            record.usage.started = time.monotonic()  # predict_timeout applies to each try, batch_timeout to all
             record = self._begin(exchange, record.payload, record.usage, record.deadline)
-            body, failure = self._outcome(record)
-        return body, failure
-
-    def _outcome(self, record: _Record) -> tuple[bytes, LMIError | None]:
-        try:
-            if isinstance(record.answer, LMIError):
-                raise record.answer
-            return b"".join(record.answer), record.answer.failure
-        except LMIError as error:
-            return self._endpoint.of(record.payload).error(error).body, error.without_frames()
 
 
 @dataclass(frozen=True)

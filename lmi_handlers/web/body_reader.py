@@ -38,7 +38,7 @@ class BodyReader:
         except ParseException as error:
             raise MalformedRequest(f"the chunked body is malformed: {error}") from error
         except NoMoreData as error:
-            raise MalformedRequest("the connection ended before the body did") from error
+            raise MalformedRequest("the connection was closed before the whole body had arrived") from error
         except TimeoutError as error:
             raise RequestTimeout("the body did not arrive in time (option.client_timeout)") from error
         except OSError as error:
@@ -47,7 +47,9 @@ class BodyReader:
             self.complete = not data
         else:
             if len(data) < min(size, self._left):
-                raise MalformedRequest(f"the connection ended with {self._left - len(data)} bytes of the body missing")
+                raise MalformedRequest(
+                    f"the connection was closed with {self._left - len(data)} bytes of the body missing"
+                )
             self._left -= len(data)
             self.complete = self._left == 0
         return data

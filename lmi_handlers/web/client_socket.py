@@ -181,7 +181,7 @@ class ClientSocket:
             if isinstance(error, TimeoutError):
                 self.cut()
             if self._closing:
-                raise ConnectionResetError(errno.ECONNRESET, "the client takes no bytes of its answer") from error
+                raise ConnectionResetError(errno.ECONNRESET, "the client does not read its answer") from error
             raise
         finally:
             self._waiting.pop(self, None)

@@ -142,7 +142,10 @@ class Exchange:
 
 
 def records(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield records one by one: SageMaker sends one part per write, and some clients take each part for a record."""
+    """Yield records one by one. A chunk has all records of one step, which are sent with a single write.
+
+    SageMaker sends one part per write, and some clients take each part for a record.
+    """
     for chunk in chunks:
         yield from _RECORD.findall(chunk)
 
@@ -225,7 +228,7 @@ class ArrivingBodies:
     def _check(self, size: int) -> None:
         if self._held > self._limit and size > (2 * self._limit - self._held) / self._bodies:
             raise QueueFull(
-                f"{self._bodies} request bodies of {self._held >> 20} MiB are arriving: no room for a large one"
+                f"no room for a large request body: {self._bodies} bodies with {self._held >> 20} MiB are arriving"
             )
 
 

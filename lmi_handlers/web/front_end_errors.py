@@ -37,7 +37,7 @@ class FrontEndErrors:
         if status == 404:
             message = _missing(request.path)
         elif status == 405:
-            message = f"{request.method} is not allowed on {request.path[:200]}: {' or '.join(methods)} is"
+            message = f"{request.method} is not allowed on {request.path[:200]}; allowed: {', '.join(methods)}"
         response = self._document(request.path, status, kind, message)
         if status == 405:
             response.headers["Allow"] = ", ".join(methods)

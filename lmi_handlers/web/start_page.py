@@ -44,8 +44,8 @@ Chats need a model with a chat template.</p>
 <ul>
 {routes}
 </ul>
-<p>What they take and answer: <a href="/openapi.json">/openapi.json</a>. How busy the server is: <a href="/metrics">/metrics</a>.
-Which limits the model has: <a href="/info">/info</a>.</p>
+<p>Their requests and responses: <a href="/openapi.json">/openapi.json</a>. Metrics: <a href="/metrics">/metrics</a>.
+The model's limits: <a href="/info">/info</a>.</p>
 </html>
 """
 

@@ -400,7 +400,7 @@ ALLOWED = {"mode": "required", "tools": [{"type": "function", "function": {"name
         ({"type": "custom", "custom": {"name": "other"}}, "tool_choice.type", "'custom'"),
         ({"type": "bogus", "function": {"name": "other"}}, "tool_choice.type", "'bogus'"),
         ({"type": "function"}, "tool_choice", "`function`"),
-        ({"type": "function", "function": {"name": "nobody"}}, "tool_choice", "none of the tools"),
+        ({"type": "function", "function": {"name": "nobody"}}, "tool_choice", "not one of the tools"),
     ],
 )
 def test_invalid_tool_choices(choice: Schema, field: str, message: str) -> None:

@@ -68,17 +68,17 @@ def test_payload_of_any_size(size: int, pattern: bytes) -> None:
 def test_largest_payload_is_accepted_and_one_byte_more_is_rejected() -> None:
     [message] = decode(payload_part(bytes(MAX_PAYLOAD_LENGTH)))
     assert len(message.payload) == MAX_PAYLOAD_LENGTH
-    with pytest.raises(ValueError, match="payload of 25165825 bytes"):
+    with pytest.raises(ValueError, match="must have at most 25165824 bytes, got 25165825"):
         payload_part(bytes(MAX_PAYLOAD_LENGTH + 1))
 
 
 @pytest.mark.parametrize(
     ("headers", "message"),
     [
-        ({"": "x"}, "header name of 0 bytes"),
-        ({"n" * 256: "x"}, "header name of 256 bytes"),
-        ({"n": "x" * 32768}, "header value of 32768 bytes"),
-        ({f"n{number}": "x" * 32000 for number in range(5)}, "headers of 160"),
+        ({"": "x"}, "header name must have 1 to 255 bytes, got 0"),
+        ({"n" * 256: "x"}, "header name must have 1 to 255 bytes, got 256"),
+        ({"n": "x" * 32768}, "header value must have at most 32767 bytes, got 32768"),
+        ({f"n{number}": "x" * 32000 for number in range(5)}, "headers must have at most 131072 bytes, got 160"),
     ],
 )
 def test_headers_over_the_limits_are_rejected(headers: dict[str, str], message: str) -> None:

@@ -51,7 +51,7 @@ def test_records_that_do_not_start_in_time_get_an_error(server: Server) -> None:
     late = [line for line in lines if "(option.batch_timeout)" in line.get("error", "")]
     assert answered
     assert len(answered) + len(late) == 40
-    assert late[0] == {"error": "the batch was not done within 2 s (option.batch_timeout)", "code": 504}
+    assert late[0] == {"error": "the batch did not finish within 2 s (option.batch_timeout)", "code": 504}
 
 
 def test_too_many_lines_are_rejected(server: Server) -> None:

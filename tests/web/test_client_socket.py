@@ -112,7 +112,7 @@ def test_bodies_being_received_share_a_limit() -> None:
     outcomes: list[object] = []
 
     def others() -> None:
-        with pytest.raises(QueueFull, match=r"^2 request bodies of 5 MiB are arriving: no room for a large one$"):
+        with pytest.raises(QueueFull, match=r"^no room for a large request body: 2 bodies with 5 MiB are arriving$"):
             arriving.read(io.BytesIO(large))
         outcomes.append(arriving.read(io.BytesIO(small)))
 

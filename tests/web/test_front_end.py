@@ -179,7 +179,7 @@ def test_error_for_the_runtime_api_without_its_option(compat_server: Server, ech
 def test_error_for_a_wrong_method_names_the_right_one(echo_server: Server, path: str, message: Says) -> None:
     answer = get(echo_server, path)
     assert (answer.status_code, answer.headers["Allow"]) == (405, "POST")
-    assert message(answer.json()) == f"GET is not allowed on {path}: POST is"
+    assert message(answer.json()) == f"GET is not allowed on {path}; allowed: POST"
 
 
 def test_long_path_is_truncated(echo_server: Server) -> None:

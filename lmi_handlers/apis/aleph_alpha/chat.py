@@ -102,7 +102,7 @@ def _check_order(roles: list[str]) -> None:
     expected = ["assistant" if place % 2 else "user" for place in range(len(turns))]
     if turns != expected or len(turns) % 2 == 0:
         raise InvalidRequest(
-            "must be a system message or none, then user and assistant in turn, the user first and last; "
+            "must be at most one system message, then user and assistant in turn, beginning and ending with user; "
             f"got {', '.join(roles[:20]) or 'none'}",
             field="messages",
         )

@@ -106,7 +106,9 @@ class AlephAlphaCompletionBody(msgspec.Struct, frozen=True, kw_only=True):
         if self.best_of < self.shown:
             raise InvalidRequest(f"must be at least n ({self.shown}), got {self.best_of}", field="best_of")
         if self.best_of > self.shown and self.stream:
-            raise InvalidRequest("must be n in a stream: the best are known at the end", field="best_of")
+            raise InvalidRequest(
+                "must equal n in a stream, because the best answers are only known at the end", field="best_of"
+            )
         return self.best_of
 
     @property
@@ -120,7 +122,7 @@ class AlephAlphaCompletionBody(msgspec.Struct, frozen=True, kw_only=True):
             return self.prompt
         for place, item in enumerate(self.prompt):
             if item.controls:
-                raise UnsupportedFeature("attention cannot be controlled", field=f"prompt[{place}].controls")
+                raise UnsupportedFeature("is not supported", field=f"prompt[{place}].controls")
         texts = [item.data for item in self.prompt if isinstance(item, TextPromptItem)]
         if len(texts) == len(self.prompt):
             return "".join(texts)
@@ -132,7 +134,7 @@ class AlephAlphaCompletionBody(msgspec.Struct, frozen=True, kw_only=True):
         """Translate. Raises `InvalidRequest` with Aleph Alpha's name for the field."""
         for name, neutral in NEUTRAL.items():
             if getattr(self, name) not in (None, neutral):
-                raise UnsupportedFeature(f"only {msgspec.json.encode(neutral).decode()} can be honoured", field=name)
+                raise UnsupportedFeature(f"only {msgspec.json.encode(neutral).decode()} is supported", field=name)
         count = self.log_probs
         values: dict[str, Any] = {
             "n": self.candidates,

@@ -17,7 +17,7 @@ from lmi_handlers.apis.aleph_alpha.completion import (
 )
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.documentation import CHAT_EXAMPLE, QUESTION, Bounds, Documentation, sampling_bounds
-from lmi_handlers.apis.routes import EVENTS, JSON, Generation, Route
+from lmi_handlers.apis.routes import EVENTS, JSON, Contents, Route, generation
 from lmi_handlers.core.sampling_params import RANGES
 
 TAG = "Aleph Alpha"
@@ -68,38 +68,18 @@ class AlephAlphaApi(Api):
 
     def routes(self) -> Sequence[Route]:
         facts, budget = self._context.facts, self._context.budget
+        answers: Contents = {JSON: (ChatCompletion,), EVENTS: (responses.AlephAlphaChunk,)}
+        chat = generation(AlephAlphaDialect(facts, budget=budget), AlephAlphaBody, answers)
+        events = (
+            responses.AlephAlphaStreamChunk,
+            responses.AlephAlphaStreamSummary,
+            responses.AlephAlphaCompletionSummary,
+        )
+        answers = {JSON: (responses.AlephAlphaCompletions,), EVENTS: events}
+        complete = generation(AlephAlphaCompletionDialect(facts, budget=budget), AlephAlphaCompletionBody, answers)
         return (
-            Route(
-                method="POST",
-                path="/chat/completions",
-                name="aleph_alpha_chat_completions",
-                tag=TAG,
-                summary="Generate an answer to a conversation.",
-                endpoint=Generation(
-                    dialects=(AlephAlphaDialect(facts, budget=budget),),
-                    bodies={JSON: (AlephAlphaBody,)},
-                    answers={JSON: (ChatCompletion,), EVENTS: (responses.AlephAlphaChunk,)},
-                ),
-            ),
-            Route(
-                method="POST",
-                path="/complete",
-                name="aleph_alpha_complete",
-                tag=TAG,
-                summary="Generate text from a prompt.",
-                endpoint=Generation(
-                    dialects=(AlephAlphaCompletionDialect(facts, budget=budget),),
-                    bodies={JSON: (AlephAlphaCompletionBody,)},
-                    answers={
-                        JSON: (responses.AlephAlphaCompletions,),
-                        EVENTS: (
-                            responses.AlephAlphaStreamChunk,
-                            responses.AlephAlphaStreamSummary,
-                            responses.AlephAlphaCompletionSummary,
-                        ),
-                    },
-                ),
-            ),
+            Route("POST", "/chat/completions", "aleph_alpha_chat_completions", TAG, "Continue a conversation.", chat),
+            Route("POST", "/complete", "aleph_alpha_complete", TAG, "Generate text from a prompt.", complete),
         )
 
     def router_error(self, status: int, kind: str, message: str) -> object:

@@ -222,7 +222,7 @@ def parse_body(payload: Payload, budget: Budget) -> LmiBody:
     inputs = _inputs(body.inputs, budget)
     parameters, ignored = _parameters(body.parameters)
     if payload.content_type != "text/plain":
-        ignored = unknown_names(payload.data, _Fields, nulls=False) + ignored
+        ignored = unknown_names(payload.fields, _Fields, nulls=False) + ignored
     budget.check_fields(parameters, prefix="parameters.")
     if not isinstance(body.stream, bool | None):
         raise InvalidRequest(f"must be true or false, got {body.stream!r:.40}", field="stream")
@@ -253,7 +253,7 @@ def _decode(payload: Payload) -> _Fields:
 
 def _inputs(value: object, budget: Budget) -> tuple[str, ...]:
     if value is msgspec.UNSET:
-        raise InvalidRequest("is missing; it must be the prompt, a string", field="inputs")
+        raise InvalidRequest("is required; it must be a string or a list of strings", field="inputs")
     if isinstance(value, str):
         if not value:
             raise InvalidRequest("must not be empty", field="inputs")
@@ -265,7 +265,7 @@ def _inputs(value: object, budget: Budget) -> tuple[str, ...]:
     budget.check_sequences("inputs", len(value), 1)
     for position, prompt in enumerate(value):
         if not isinstance(prompt, str) or not prompt:
-            raise InvalidRequest("must be a string that is not empty", field=f"inputs[{position}]")
+            raise InvalidRequest("must be a non-empty string", field=f"inputs[{position}]")
     return tuple(value)
 
 
@@ -282,7 +282,7 @@ def _adapters(value: object, prompts: int) -> tuple[str | None, ...]:
 
 def _parameters(value: msgspec.Raw) -> tuple[LmiParameters, tuple[str, ...]]:
     try:
-        ignored = [*unknown_names(value, LmiParameters, nulls=True)]
+        ignored = [*unknown_names(decode_typed(value, dict[str, msgspec.Raw]), LmiParameters, nulls=True)]
     except InvalidBody as error:
         kind = type(decode_json(bytes(value))).__name__
         raise InvalidRequest(f"must be an object, got {kind}", field="parameters") from error

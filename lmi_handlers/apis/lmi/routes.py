@@ -22,7 +22,7 @@ from lmi_handlers.apis.documentation import (
 from lmi_handlers.apis.lmi.body import ALIASES, LmiParameters
 from lmi_handlers.apis.lmi.dialect import LmiDialect
 from lmi_handlers.apis.lmi.dynamic import LmiDynamicDialect
-from lmi_handlers.apis.routes import EVENTS, JSON, JSON_LINES, Generation, Route, Types
+from lmi_handlers.apis.routes import EVENTS, JSON, JSON_LINES, Route, Types, generation
 
 
 class LmiRequest(msgspec.Struct):
@@ -85,7 +85,7 @@ class LmiApi(Api):
         else:
             dialect = LmiDynamicDialect(properties, context.sampled_defaults)
             answers = {JSON: (list[responses.DynamicBatchText],), JSON_LINES: (responses.DynamicBatchOutputs,)}
-        self.native = Generation(dialects=(dialect,), bodies={JSON: (LmiRequest,)}, answers=answers)
+        self.native = generation(dialect, LmiRequest, answers)
 
     def routes(self) -> Sequence[Route]:
         return ()

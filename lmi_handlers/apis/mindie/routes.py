@@ -12,7 +12,7 @@ from lmi_handlers.apis.documentation import PROMPT_EXAMPLE, Documentation
 from lmi_handlers.apis.mindie.body import DOCUMENTED, MAX_INPUT_CHARACTERS, MindieBody
 from lmi_handlers.apis.mindie.body import MindieParameters as DecodedParameters
 from lmi_handlers.apis.mindie.dialect import MindieDialect
-from lmi_handlers.apis.routes import EVENTS, JSON, Generation, Route
+from lmi_handlers.apis.routes import EVENTS, JSON, Route, generation
 from lmi_handlers.apis.tgi.bounds import MAX_SEED, parameter_bounds
 
 # For the document only: nulls and parameters that MindIE does not document are dropped before bodies are converted.
@@ -37,11 +37,8 @@ class MindieApi(Api):
 
     def __init__(self, context: Context) -> None:
         properties = context.properties
-        self.root = Generation(
-            dialects=(MindieDialect(properties),),
-            bodies={JSON: (MindieRequest,)},
-            answers={JSON: (responses.MindieResponse,), EVENTS: (responses.MindieStreamResponse,)},
-        )
+        answers = {JSON: (responses.MindieResponse,), EVENTS: (responses.MindieStreamResponse,)}
+        self.root = generation(MindieDialect(properties), MindieRequest, answers)
         self.native = self.root if properties.tgi_compat else None
         self.documentation = Documentation(
             examples={MindieRequest: PROMPT_EXAMPLE},

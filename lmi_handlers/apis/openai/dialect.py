@@ -258,7 +258,7 @@ class CompletionsDialect(OpenAIDialect):
     def parse(self, payload: Payload) -> Parsed:
         body, ignored = decode_body(payload, CompletionBody)
         if body.suffix:
-            raise UnsupportedFeature("no model here fills in text before a suffix", field="suffix")
+            raise UnsupportedFeature("is not supported: text is only generated at the end", field="suffix")
         self._budget.check_fields(body)
         self._budget.check_sequences("prompt", body.num_prompts, 1)
         prompts, count = body.prompts, body.num_logprobs
@@ -268,7 +268,9 @@ class CompletionsDialect(OpenAIDialect):
             raise InvalidRequest(f"must be at least n ({shown}), got {best_of}", field="best_of")
         stream = _streams(payload, body)
         if best_of > shown and stream:
-            raise InvalidRequest("must be n in a stream: the best are known at the end", field="best_of")
+            raise InvalidRequest(
+                "must equal n in a stream, because the best answers are only known at the end", field="best_of"
+            )
         most = self._default_max_tokens if body.max_tokens is None else body.max_tokens
         prompt_only = most == 0 and bool(body.echo)
         values = {
@@ -299,10 +301,10 @@ def decode_body(payload: Payload, kind: type[Body]) -> tuple[Body, tuple[str, ..
 
     Raises `InvalidJson`, `InvalidBody` or `UnsupportedFeature`.
     """
-    ignored = unknown_names(payload.data, kind, nulls=False)
+    ignored = unknown_names(payload.fields, kind, nulls=False)
     body = decode_typed(payload.data, kind)
     if "chat_template" in ignored:
-        raise UnsupportedFeature("is the server's to choose, not a request's", field="chat_template")
+        raise UnsupportedFeature("cannot be set by a request", field="chat_template")
     return body, ignored
 
 
@@ -323,7 +325,7 @@ def check_length(
     most = capabilities.max_input_tokens
     if tokens > most:
         raise ContextLengthExceeded(
-            f"This model's maximum context length is {capabilities.max_model_len} tokens, and its prompts may have {most}; "
+            f"This model's maximum context length is {capabilities.max_model_len} tokens, and prompts may have at most {most}; "
             f"prompt {position + 1} has {tokens}",
             field=field,
         )

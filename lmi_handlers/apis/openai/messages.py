@@ -60,7 +60,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     def text_only(self, field: str) -> dict[str, Any]:
         """Return the message for a chat template. Raises `UnsupportedFeature` if it has an image."""
         if self.images(field):
-            raise UnsupportedFeature("has an image, and this model takes text only", field=f"{field}.content")
+            raise UnsupportedFeature("contains an image, but this model only accepts text", field=f"{field}.content")
         return self._plain(field, _joined)
 
     def with_images(self, field: str) -> dict[str, Any]:

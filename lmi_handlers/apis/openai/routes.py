@@ -30,6 +30,7 @@ from lmi_handlers.apis.routes import (
     Generation,
     Parameter,
     Route,
+    generation,
 )
 from lmi_handlers.core.errors import EngineNotReady, ModelNotFound
 from lmi_handlers.serving.served_model import ServedModel
@@ -86,50 +87,28 @@ class OpenAIApi(Api):
 
     def routes(self) -> Sequence[Route]:
         dialects, not_ready = self._chat.dialects, (EngineNotReady,)
+        models = Document(
+            find=self._models, answers={JSON: (responses.ModelList,)}, dialects=dialects, errors=not_ready
+        )
+        model = Document(find=self._model, answers={JSON: (responses.ModelInfo,)}, dialects=dialects, errors=not_ready)
+        named = Parameter(
+            name="model", place="path", description="The model's or the adapter's name.", has_slashes=True
+        )
         # `FrontEndError` is for names that are not valid in a URL path.
         unknown = Failure(status=404, reason=str(ModelNotFound.__doc__), content=(responses.OpenAIError, FrontEndError))
         return (
+            Route("POST", "/v1/chat/completions", "chat_completions", TAG, "Continue a conversation.", self._chat),
+            Route("POST", "/v1/completions", "completions", TAG, "Generate text from prompts.", self._completion),
+            Route("GET", "/v1/models", "openai_get_model_info", TAG, "List the model and its adapters.", models),
             Route(
-                method="POST",
-                path="/v1/chat/completions",
-                name="chat_completions",
-                tag=TAG,
-                summary="Generate an answer to a conversation.",
-                endpoint=self._chat,
-            ),
-            Route(
-                method="POST",
-                path="/v1/completions",
-                name="completions",
-                tag=TAG,
-                summary="Generate text from one or more prompts.",
-                endpoint=self._completion,
-            ),
-            Route(
-                method="GET",
-                path="/v1/models",
-                name="openai_get_model_info",
-                tag=TAG,
-                summary="List the model and its adapters.",
-                endpoint=Document(
-                    find=self._models, answers={JSON: (responses.ModelList,)}, dialects=dialects, errors=not_ready
-                ),
-            ),
-            Route(
-                method="GET",
-                path="/v1/models/{model}",
-                name="openai_retrieve_model",
-                tag=TAG,
-                summary="Get the model or one of its adapters.",
-                endpoint=Document(
-                    find=self._model, answers={JSON: (responses.ModelInfo,)}, dialects=dialects, errors=not_ready
-                ),
-                parameters=(
-                    Parameter(
-                        name="model", place="path", description="The model's or the adapter's name.", has_slashes=True
-                    ),
-                ),
-                failures=(unknown,),
+                "GET",
+                "/v1/models/{model}",
+                "openai_retrieve_model",
+                TAG,
+                "Get the model or one of its adapters.",
+                model,
+                (named,),
+                (unknown,),
             ),
         )
 
@@ -148,11 +127,8 @@ class OpenAIApi(Api):
             stream_formatter=stream_formatter,
         )
         chunk = (responses.ChatCompletionChunk,)
-        return Generation(
-            dialects=(dialect,),
-            bodies={JSON: (ChatCompletionBody,)},
-            answers={JSON: (responses.ChatCompletion,), stream_formatter.content_type: chunk},
-        )
+        answers = {JSON: (responses.ChatCompletion,), stream_formatter.content_type: chunk}
+        return generation(dialect, ChatCompletionBody, answers)
 
     def _completions(self, stream_formatter: type[CompletionSseFormatter]) -> Generation:
         # TGI, unlike OpenAI, generates as many tokens as fit by default.
@@ -163,11 +139,8 @@ class OpenAIApi(Api):
             default_max_tokens=default_max_tokens,
             stream_formatter=stream_formatter,
         )
-        return Generation(
-            dialects=(dialect,),
-            bodies={JSON: (CompletionBody,)},
-            answers={JSON: (responses.CompletionFinal,), stream_formatter.content_type: (responses.Chunk,)},
-        )
+        answers = {JSON: (responses.CompletionFinal,), stream_formatter.content_type: (responses.Chunk,)}
+        return generation(dialect, CompletionBody, answers)
 
     def _models(self, model: ServedModel, _: object) -> responses.ModelList:
         return responses.ModelList("list", self._infos(model))

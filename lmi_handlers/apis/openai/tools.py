@@ -70,10 +70,10 @@ def chosen_tool(tools: list[Tool], choice: str | ToolChoice | None) -> str:
     name = choice if isinstance(choice, str) else choice.function.name
     if isinstance(choice, str) and name in _CHOICES:
         if name == "required" and not tools:
-            raise InvalidRequest("is required, and there are no tools", field="tool_choice")
+            raise InvalidRequest("requires a tool call, but there are no tools", field="tool_choice")
         return name if tools else "none"
     if all(tool.function.name != name for tool in tools):
-        raise InvalidRequest(f"names {name[:100]!r}, which is none of the tools", field="tool_choice")
+        raise InvalidRequest(f"names {name[:100]!r}, which is not one of the tools", field="tool_choice")
     return name
 
 
@@ -81,7 +81,7 @@ def check_tools(tools: list[Tool]) -> None:
     """Raise `InvalidRequest` if two tools have the same name."""
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
-        raise InvalidRequest("has two functions of one name", field="tools")
+        raise InvalidRequest("contains two functions with the same name", field="tools")
 
 
 def call_of(tools: list[Tool], name: str) -> StructuredOutputs:
@@ -102,7 +102,7 @@ def calls_of(tools: list[Tool], *, parallel: bool) -> StructuredOutputs:
         try:
             definitions[str(position)] = _moved(tool.function.schema, place)
         except RecursionError as error:
-            raise InvalidRequest("its schema is nested too deeply", field=f"tools[{position}].function") from error
+            raise InvalidRequest("the schema is nested too deeply", field=f"tools[{position}].function") from error
         calls.append(
             {
                 "type": "object",

@@ -30,7 +30,7 @@ class ChatBody(msgspec.Struct, frozen=True):
 
 def decode_chat(payload: Payload, budget: Budget) -> tuple[ChatBody, tuple[str, ...]]:
     """Return the body and the names of fields that chat requests do not have. Raises `InvalidRequest`."""
-    ignored = unknown_names(payload.data, ChatCompletionBody, nulls=False)
+    ignored = unknown_names(payload.fields, ChatCompletionBody, nulls=False)
     body = decode_typed(payload.data, ChatBody)
     budget.check_fields(body)
     return body, ignored

@@ -23,7 +23,7 @@ from lmi_handlers.apis.documentation import (
     Bounds,
     Documentation,
 )
-from lmi_handlers.apis.routes import EVENTS, HTML, JSON, READING, Document, Generation, Route, Status
+from lmi_handlers.apis.routes import EVENTS, HTML, JSON, READING, Document, Route, Status, generation
 from lmi_handlers.apis.structured_outputs import Grammar, StructuredOutputsBody
 from lmi_handlers.apis.tgi.body import TgiBody, TgiCompatBody, TgiParameters, TokenizeBody, decode_body
 from lmi_handlers.apis.tgi.bounds import parameter_bounds
@@ -49,11 +49,8 @@ class TgiApi(Api):
         self._budget = context.budget
         self._workers = context.workers
         self._compat = CompatDialect(properties)
-        self.root = Generation(
-            dialects=(self._compat,),
-            bodies={JSON: (TgiCompatBody,)},
-            answers={JSON: (list[responses.GenerateResponse],), EVENTS: (responses.StreamResponse,)},
-        )
+        answers = {JSON: (list[responses.GenerateResponse],), EVENTS: (responses.StreamResponse,)}
+        self.root = generation(self._compat, TgiCompatBody, answers)
         self.native = self.root if properties.tgi_compat else None
         prompt: Bounds = {"inputs": {"minLength": 1}}
         self.documentation = Documentation(
@@ -86,83 +83,51 @@ class TgiApi(Api):
 
     def routes(self) -> Sequence[Route]:
         properties, dialects = self._properties, (self._compat,)
-        body = {JSON: (TgiBody,)}
+        whole, events = {JSON: (responses.GenerateResponse,)}, {EVENTS: (responses.StreamResponse,)}
+        generate = generation(GenerateDialect(properties, TgiJsonFormatter), TgiBody, whole)
+        generate_stream = generation(GenerateDialect(properties, TgiSseFormatter), TgiBody, events)
+        tokens = Document(
+            find=tokenize,
+            read=partial(decode_body, kind=TokenizeBody),
+            bodies={JSON: (TokenizeBody,)},
+            answers={JSON: (list[TokenSpan],)},
+            dialects=dialects,
+            errors=READING,
+        )
+        chat_tokens = Document(
+            find=chat_tokenize,
+            read=partial(decode_chat, budget=self._budget),
+            bodies={JSON: (ChatBody,)},
+            answers={JSON: (responses.ChatTokenizeResponse,)},
+            dialects=dialects,
+            errors=(*READING, InvalidChat),
+        )
         not_ready = (EngineNotReady,)
         health = Status(reply=self._health, dialects=dialects, errors=not_ready)
+        page = msgspec.structs.replace(health, answers={HTML: (str,)})  # for clients that accept HTML
+        info = Status(reply=self._info, answers={JSON: (responses.Info,)}, dialects=dialects, errors=not_ready)
         return (
+            Route("POST", "/generate", "generate", TAG, "Generate text from a prompt.", generate),
             Route(
-                method="POST",
-                path="/generate",
-                name="generate",
-                tag=TAG,
-                summary="Generate text from a prompt.",
-                endpoint=Generation(
-                    dialects=(GenerateDialect(properties, TgiJsonFormatter),),
-                    bodies=body,
-                    answers={JSON: (responses.GenerateResponse,)},
-                ),
+                "POST",
+                "/generate_stream",
+                "generate_stream",
+                TAG,
+                "Generate text, as a stream of tokens.",
+                generate_stream,
             ),
+            Route("POST", "/tokenize", "tokenize", TAG, "Split a prompt into tokens.", tokens),
             Route(
-                method="POST",
-                path="/generate_stream",
-                name="generate_stream",
-                tag=TAG,
-                summary="Generate text from a prompt, as a stream of tokens.",
-                endpoint=Generation(
-                    dialects=(GenerateDialect(properties, TgiSseFormatter),),
-                    bodies=body,
-                    answers={EVENTS: (responses.StreamResponse,)},
-                ),
+                "POST",
+                "/chat_tokenize",
+                "get_chat_tokenize",
+                TAG,
+                "Split a conversation into tokens.",
+                chat_tokens,
             ),
-            Route(
-                method="POST",
-                path="/tokenize",
-                name="tokenize",
-                tag=TAG,
-                summary="Split a prompt into tokens.",
-                endpoint=Document(
-                    find=tokenize,
-                    read=partial(decode_body, kind=TokenizeBody),
-                    bodies={JSON: (TokenizeBody,)},
-                    answers={JSON: (list[TokenSpan],)},
-                    dialects=dialects,
-                    errors=READING,
-                ),
-            ),
-            Route(
-                method="POST",
-                path="/chat_tokenize",
-                name="get_chat_tokenize",
-                tag=TAG,
-                summary="Apply the chat template to a conversation, and split the result into tokens.",
-                endpoint=Document(
-                    find=chat_tokenize,
-                    read=partial(decode_chat, budget=self._budget),
-                    bodies={JSON: (ChatBody,)},
-                    answers={JSON: (responses.ChatTokenizeResponse,)},
-                    dialects=dialects,
-                    errors=(*READING, InvalidChat),
-                ),
-            ),
-            Route(
-                method="GET",
-                path="/",
-                name="root_health",
-                tag=TAG,
-                summary=_HEALTH,
-                endpoint=msgspec.structs.replace(health, answers={HTML: (str,)}),  # for clients that accept HTML
-            ),
-            Route(method="GET", path="/health", name="health", tag=TAG, summary=_HEALTH, endpoint=health),
-            Route(
-                method="GET",
-                path="/info",
-                name="get_model_info",
-                tag=TAG,
-                summary="Get the model's name and limits.",
-                endpoint=Status(
-                    reply=self._info, answers={JSON: (responses.Info,)}, dialects=dialects, errors=not_ready
-                ),
-            ),
+            Route("GET", "/", "root_health", TAG, _HEALTH, page),
+            Route("GET", "/health", "health", TAG, _HEALTH, health),
+            Route("GET", "/info", "get_model_info", TAG, "Get the model's name and limits.", info),
         )
 
     def router_error(self, status: int, kind: str, message: str) -> object:  # noqa: ARG002

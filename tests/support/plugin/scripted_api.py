@@ -11,7 +11,7 @@ from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.base import Dialect, Payload, Reply
 from lmi_handlers.apis.decoding import decode_typed
 from lmi_handlers.apis.documentation import Documentation
-from lmi_handlers.apis.routes import JSON, Generation, Route
+from lmi_handlers.apis.routes import Route, generation
 from lmi_handlers.core.errors import InvalidRequest, LMIError
 from lmi_handlers.core.request import GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
@@ -45,22 +45,11 @@ class SayApi(Api):
     documentation = Documentation(examples={SayBody: {"say": "hello"}}, bounds={"SayBody": {"tokens": {"minimum": 1}}})
 
     def __init__(self, context: Context) -> None:
-        self._say = Generation(
-            dialects=(SayDialect(),), bodies={JSON: (SayBody,)}, answers={CsvFormatter.content_type: (str,)}
-        )
+        self._say = generation(SayDialect(), SayBody, {CsvFormatter.content_type: (str,)})
         self.native = self._say
 
     def routes(self) -> Sequence[Route]:
-        return [
-            Route(
-                method="POST",
-                path="/say",
-                name="say",
-                tag="Say",
-                summary="Answer in CSV.",
-                endpoint=self._say,
-            )
-        ]
+        return [Route("POST", "/say", "say", "Say", "Answer in CSV.", self._say)]
 
     def router_error(self, status: int, kind: str, message: str) -> object:
         return SayError(message)
