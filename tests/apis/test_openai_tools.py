@@ -368,7 +368,7 @@ def test_invalid_function_names(choice: str, name: str) -> None:
 
 @pytest.mark.parametrize("choice", ["none", "auto", "required", "f"])
 def test_function_names_must_be_unique(choice: str) -> None:
-    with pytest.raises(InvalidRequest, match="one name") as caught:
+    with pytest.raises(InvalidRequest, match="same name") as caught:
         parse([function("f"), OTHER, function("f", parameters=TREE)], choice)
     assert caught.value.field == "tools"
 
