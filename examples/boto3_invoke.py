@@ -18,7 +18,7 @@ def main() -> None:
     """Print the answer to one prompt, first all at once and then token by token."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", help="such as http://127.0.0.1:8080")
-    parser.add_argument("--endpoint", default="local", help="name of the endpoint; any will do on this machine")
+    parser.add_argument("--endpoint", default="local", help="name of the endpoint; the local runtime accepts any")
     parser.add_argument("prompt", nargs="?", default="The meaning of life is")
     arguments = parser.parse_args()
 
