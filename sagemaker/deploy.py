@@ -44,7 +44,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--image", required=True, help="image in Amazon ECR, built with sagemaker/Dockerfile")
     add("--role", required=True, help="ARN of the role with which SageMaker reads the image and the model")
     add("--model-data", metavar="S3_URI", help="prefix or .tar.gz with serving.properties at the top level")
-    add("--env", metavar="NAME=VALUE", type=variable, action="append", default=[], help="environment variable, such as HF_MODEL_ID=org/name")
+    add("--env", metavar="NAME=VALUE", type=variable, action="append", default=[], help="such as HF_MODEL_ID=org/name")
     add("--instance-type", default="ml.g5.xlarge")
     add("--instance-count", type=int, default=1)
     add("--inference-ami-version", help="such as al2-ami-sagemaker-inference-gpu-3-1, for a newer GPU driver")
