@@ -70,11 +70,14 @@ def invocations(native: Generation, claims: Mapping[str, Generation]) -> Invocat
         EVENTS: _joined(EVENTS, found),
         JSON_LINES: (*_joined(JSON_LINES, found), *whole, *errors),
     }
-    [body] = native.bodies[JSON]
+    structs = (
+        body for body in native.bodies.get(JSON, ()) if isinstance(body, type) and issubclass(body, msgspec.Struct)
+    )
+    required = [field.encode_name for body in structs for field in msgspec.structs.fields(body) if field.required]
     return Invocations(
         native=native.dialect,
         claims={name: generation.dialect for name, generation in claims.items()},
-        required=tuple(field.encode_name for field in msgspec.structs.fields(body) if field.required),
+        required=tuple(required),
         dialects=dialects,
         errors=GENERATING,
         bodies={JSON: bodies, TEXT: (PlainPrompt,), JSON_LINES: bodies},

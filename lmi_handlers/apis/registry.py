@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.documentation import Documentation
 from lmi_handlers.apis.invocations import DOCUMENTATION, Invocations, invocations, invoke_routes, root_route
 from lmi_handlers.apis.routes import Generation, Route
+from lmi_handlers.apis.server import server_routes
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.core.plugins import load_class, with_entry_points
+from lmi_handlers.core.plugins import load_class, one_line, with_entry_points
 
 APIS: dict[str, str] = {
     "lmi": "lmi_handlers.apis.lmi.routes:LmiApi",
@@ -38,9 +40,8 @@ class ServedApis:
     """All APIs of a server. `invocations` answers the invoke routes, and `root` answers `POST /`."""
 
     def __init__(self, context: Context) -> None:
-        """Raises `ConfigError` if an API cannot be imported, or one of its options is wrong."""
-        self._properties = context.properties
-        self.apis = {name: load_api_class(name)(context) for name in available_apis()}
+        """Raises `ConfigError` if an API cannot be used, or one of its options is wrong, or two APIs collide."""
+        self.apis = {name: _api(name, context) for name in available_apis()}
         chosen = _chosen(self.apis, context.properties)
         by_default = (chosen, self.apis["lmi"], self.apis["tgi"])
         native = next(api.native for api in by_default if api.native is not None)
@@ -48,17 +49,60 @@ class ServedApis:
         claims = {field: generation for api in self.apis.values() for field, generation in api.claims.items()}
         self.invocations: Invocations = invocations(native, claims)
         self.root: Generation = root
+        shared = [*invoke_routes(self.invocations, context.properties.name), root_route(root)]
+        own = {name: _routes(name, api) for name, api in self.apis.items()}
+        _check_collisions(self.apis, {"server": [*shared, *server_routes(bytes)], **own})
+        self._routes = [*shared, *(route for routes in own.values() for route in routes)]
 
     def routes(self) -> Sequence[Route]:
-        own = [route for api in self.apis.values() for route in api.routes()]
-        return [*invoke_routes(self.invocations, self._properties.name), root_route(self.root), *own]
+        return self._routes
 
     def documentation(self) -> Sequence[Documentation]:
         """Return what the OpenAPI document says about the APIs besides their routes."""
         return [DOCUMENTATION, *(api.documentation for api in self.apis.values())]
 
 
-def _chosen(apis: dict[str, Api], properties: ServingProperties) -> Api:
+def _api(name: str, context: Context) -> Api:
+    kind = load_api_class(name)
+    try:
+        return kind(context)
+    except ConfigError:
+        raise
+    except Exception as error:  # third-party code may raise anything
+        raise ConfigError(f"API {name!r} cannot be created: {one_line(error)}") from error
+
+
+def _routes(name: str, api: Api) -> Sequence[Route]:
+    try:
+        routes = list(api.routes())
+    except Exception as error:  # third-party code may raise anything
+        raise ConfigError(f"API {name!r} cannot declare its routes: {one_line(error)}") from error
+    for route in routes:
+        declared = {parameter.name for parameter in route.parameters if parameter.place == "path"}
+        if not route.path.startswith("/") or set(re.findall(r"{(.*?)}", route.path)) != declared:
+            raise ConfigError(
+                f"API {name!r} has the path {route.path!r}: it must begin with a slash, and its parameters must be declared"
+            )
+    return routes
+
+
+def _check_collisions(apis: Mapping[str, Api], routes: Mapping[str, Sequence[Route]]) -> None:
+    """Raise `ConfigError` if two APIs have the same route, operation id, claim or path prefix."""
+    for what, declared in (
+        ("route", {name: [f"{route.method} {route.path}" for route in own] for name, own in routes.items()}),
+        ("operation id", {name: [route.name for route in own] for name, own in routes.items()}),
+        ("claim", {name: api.claims for name, api in apis.items()}),
+        ("path prefix", {name: api.prefixes for name, api in apis.items()}),
+    ):
+        owners: dict[str, str] = {}
+        for name, items in declared.items():
+            for item in items:
+                if item in owners:
+                    raise ConfigError(f"APIs {owners[item]!r} and {name!r} have the same {what}: {item}")
+                owners[item] = name
+
+
+def _chosen(apis: Mapping[str, Api], properties: ServingProperties) -> Api:
     """Return the API that `option.dialect` names. Raises `ConfigError`."""
     name = properties.dialect
     known = sorted(known for known, api in apis.items() if api.native or api.root)

@@ -52,5 +52,9 @@ def _load(kind: str, locations: Mapping[str, str], name: str) -> object:
     try:
         return getattr(importlib.import_module(module_name), attribute)
     except Exception as error:  # third-party modules may raise anything
-        cause = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"{kind} {name!r} cannot be imported: {cause}") from error
+        raise ConfigError(f"{kind} {name!r} cannot be imported: {one_line(error)}") from error
+
+
+def one_line(error: Exception) -> str:
+    """Return the class and the message of an error, on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

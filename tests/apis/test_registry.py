@@ -18,8 +18,10 @@ from serving import Server
 
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.base import Payload
+from lmi_handlers.apis.invocations import invocations
 from lmi_handlers.apis.openai.dialect import ChatDialect, CompletionsDialect
 from lmi_handlers.apis.registry import APIS, ServedApis, available_apis, load_api_class
+from lmi_handlers.apis.routes import generation
 from lmi_handlers.cli import main
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError
@@ -90,14 +92,75 @@ def test_third_partys_api_is_found_without_being_imported(monkeypatch: pytest.Mo
     assert "scripted_api" not in sys.modules
 
 
-def test_broken_plugin_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    distribution = tmp_path / "broken-1.0.dist-info"
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    distribution = tmp_path / "other-1.0.dist-info"
     distribution.mkdir()
-    (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
-    (distribution / "entry_points.txt").write_text("[lmi_handlers.apis]\nbroken = no_such_module:Broken\n")
+    (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (distribution / "entry_points.txt").write_text(f"[lmi_handlers.apis]\nother = {target}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"^API 'broken' cannot be imported: ModuleNotFoundError: "):
+
+
+def test_broken_plugin_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, "no_such_module:Broken")
+    with pytest.raises(ConfigError, match=r"^API 'other' cannot be imported: ModuleNotFoundError: "):
         served()
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ("create = lambda self: 1 / 0", r"API 'other' cannot be created: ZeroDivisionError: division by zero"),
+        ("routes = lambda self: 1 / 0", r"API 'other' cannot declare its routes: ZeroDivisionError: division by zero"),
+        ("path = '/generate'", r"APIs 'tgi' and 'other' have the same route: POST /generate"),
+        ("path = '/ping'", r"APIs 'server' and 'other' have the same route: POST /ping"),
+        ("path = 'other'", r"API 'other' has the path 'other': it must begin with a slash, .*"),
+        (
+            "path = '/other/{name}'",
+            r"API 'other' has the path '/other/{name}': .*, and its parameters must be declared",
+        ),
+        ("name = 'generate'", r"APIs 'tgi' and 'other' have the same operation id: generate"),
+        ("claims = {'prompt': GENERATION}", r"APIs 'openai' and 'other' have the same claim: prompt"),
+        ("prefixes = ('/v1',)", r"APIs 'openai' and 'other' have the same path prefix: /v1"),
+    ],
+)
+def test_plugin_that_cannot_be_served_is_named(
+    members: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other_api.py").write_text(f"""\
+from scripted_api import SayBody, SayDialect
+
+from lmi_handlers.apis.api import Api
+from lmi_handlers.apis.routes import Route, generation
+
+GENERATION = generation(SayDialect(), SayBody, {{}})
+
+class OtherApi(Api):
+    path, name = "/other", "other"
+
+    def __init__(self, context):
+        self.create()
+
+    def create(self):
+        pass
+
+    def routes(self):
+        return [Route("POST", self.path, self.name, "Other", "Answer.", GENERATION)]
+
+    {members}
+""")
+    monkeypatch.syspath_prepend(PLUGIN)
+    install(tmp_path, monkeypatch, "other_api:OtherApi")
+    monkeypatch.delitem(sys.modules, "other_api", raising=False)
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        served()
+
+
+def test_body_of_a_native_dialect_need_not_be_a_struct() -> None:
+    apis = served().apis
+    assert apis["tgi"].root is not None
+    endpoint = invocations(generation(apis["tgi"].root.dialect, dict[str, str], {}), apis["openai"].claims)
+    assert endpoint.of(Payload(data=b'{"prompt": "a"}', request_id="r")) is not endpoint.native
+    assert endpoint.of(Payload(data=b'{"say": "prompt"}', request_id="r")) is endpoint.native
 
 
 @pytest.fixture(scope="module")
