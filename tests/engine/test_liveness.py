@@ -222,13 +222,13 @@ def test_engine_resumes_after_a_short_stop(lasting_server: Server) -> None:
 
 def test_computing_step_is_not_killed_whatever_predict_timeout_is(start_server: StartServer) -> None:
     server = start_server(
-        ECHO + "option.predict_timeout=2\noption.stall_timeout=5\noption.echo_load_seconds=9\noption.web_workers=1\n"
+        ECHO + "option.predict_timeout=2\noption.stall_timeout=8\noption.echo_load_seconds=12\noption.web_workers=1\n"
     )
     engine, started = server.engine(), time.monotonic()
     answer = server.invoke({"inputs": "x WORK@2"})
     assert answer.status_code == 504
     statuses = []
-    while time.monotonic() - started < 8:
+    while time.monotonic() - started < 11:
         statuses.append(server.ping().status_code)
         time.sleep(0.2)
     assert set(statuses) == {200}
