@@ -113,8 +113,11 @@ def line(document: bytes) -> bytes:
 
 
 def python_float(value: float) -> float:
-    """Return what `encode` writes as Python's `json.dumps` writes `value`: msgspec has 0.00001 instead of 1e-05."""
-    return literal(repr(value)) if 0 < abs(value) < 1e-4 else value
+    """Return what `encode` writes as Python's `json.dumps` writes `value`.
+
+    msgspec has 0.00001 instead of 1e-05, and 1e16 instead of 1e+16: the logprob of a masked token may be -3.4e+38.
+    """
+    return literal(repr(value)) if 0 < abs(value) < 1e-4 or 1e16 <= abs(value) < math.inf else value
 
 
 def literal(number: str) -> float:
