@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from backends import BACKENDS, declaration
 from lmi_handlers.core.sampling_params import SamplingParams
 
@@ -41,18 +43,24 @@ def features_page() -> str:
         "## Reasons",
         "",
     ]
-    lines += [f"* {name}, `{field}`: {why}." for name, table in tables.items() for field, why in table.items()]
+    lines += [_item(f"{name}, `{field}`: {why}.") for name, table in tables.items() for field, why in table.items()]
     lines += ["", "## Depending on the configuration", ""]
-    lines += [f"* {item.name}, `{field}`: {when}." for item in backends for field, when in item.conditional.items()]
+    lines += [
+        _item(f"{item.name}, `{field}`: {when}.") for item in backends for field, when in item.conditional.items()
+    ]
     for backend in backends:
         if backend.untested:
             lines += [
                 "",
                 f"## Not tested without a GPU: {backend.name}",
                 "",
-                *(f"* {item}" for item in backend.untested),
+                *(_item(item) for item in backend.untested),
             ]
     return "\n".join([*lines, ""])
+
+
+def _item(text: str) -> str:
+    return textwrap.fill(f"* {text}", 100, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -15,7 +15,8 @@ from lmi_handlers.config.variables import NATIVE, OVERRIDES, TGI
 _PAGE = """\
 # Options
 
-Generated from `lmi_handlers/config/` and `backends/` by `python -m backends.options_page > docs/options.md`.
+Generated from `lmi_handlers/config/` and `backends/` by
+`python -m backends.options_page > docs/options.md`.
 
 Options come from `serving.properties` in the model directory and from environment variables. If an
 option is set in several places, the first of these takes precedence. Empty values are ignored.
@@ -33,13 +34,13 @@ unknown. A port that is in use only causes a warning.
 """
 
 _ENGINES = """\
-Options without a default here have a default of the backend's own. An option that is set, but that
-the backend in use does not read, logs a warning.
+An option without a default here, or in the next table, has the engine's own default. A warning is
+logged for an option that is set but not read by the backend in use.
 """
 
 _BACKENDS = """\
-A backend is chosen by its name, in `option.rolling_batch` or `option.backend`, or by one of the names
-that LMI uses for it.
+A backend is chosen by its name, in `option.rolling_batch` or `option.backend`, or by one of LMI's
+names for it, which are listed here.
 """
 
 _VARIABLES = """\
@@ -48,6 +49,12 @@ _VARIABLES = """\
 `LOG_FORMAT` is `json` (one JSON object per line) or `text`. It defaults to `text` if standard error
 is a terminal, in colour unless `NO_COLOR` is set, and to `json` otherwise. Lines about the
 configuration, which begin with `lmi: `, are always text.
+
+`API_KEY` is the key that clients must send: see [tgi.md](tgi.md#headers-keys-origins).
+`LMI_MODEL_DIR`, `LMI_HOST`, `LMI_PORT` and `LMI_WORKERS` have the same effect as the options
+`--model-dir`, `--host`, `--port` and `--workers` of `lmi serve`. SageMaker's
+`SAGEMAKER_BIND_TO_PORT` sets the port if nothing else does. `GUNICORN_CMD_ARGS` passes arguments to
+gunicorn, and `VLLM_LOGGING_LEVEL` (`ERROR` by default) sets the level of vLLM's own log.
 """
 
 

@@ -47,8 +47,8 @@ DECLARATION = BackendDeclaration(
     unsupported={
         "typical_p": "TensorRT-LLM has no typical sampling",
         "bad_words": "TensorRT-LLM only supports them together with stop strings, which are matched outside the engine here",
-        "allowed_token_ids": "TensorRT-LLM has no such parameter",
-        "watermark": "TensorRT-LLM has no such parameter",
+        "allowed_token_ids": "TensorRT-LLM has no parameter for them",
+        "watermark": "TensorRT-LLM has no parameter for it",
     },
     sampled_defaults={"temperature": 0.8, "top_k": 5, "top_p": 0.85},  # documented by LMI
 )

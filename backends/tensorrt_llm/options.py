@@ -20,11 +20,13 @@ class TensorRTLLMOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_input_len: Annotated[PositiveInt | None, Option("Maximum number of prompt tokens.")] = None
     max_output_len: Annotated[PositiveInt | None, Option("Maximum number of generated tokens.")] = None
     max_num_tokens: Annotated[PositiveInt | None, Option("Maximum number of tokens in one engine step.")] = None
-    max_num_sequences: Annotated[PositiveInt | None, Option("Maximum number of sequences with a KV cache.")] = None
+    max_num_sequences: Annotated[PositiveInt | None, Option("No effect: TensorRT-LLM 1.2 has no setting for it.")] = (
+        None
+    )
     max_beam_width: Annotated[PositiveInt | None, Option("Maximum width of a beam search.")] = None
     tokens_per_block: Annotated[PositiveInt | None, Option("Number of tokens in a block of the KV cache.")] = None
-    batching_type: Annotated[str | None, Option("Static or in-flight batching.")] = None
-    batch_scheduler_policy: Annotated[str | None, Option("How requests join the batch.")] = None
+    batching_type: Annotated[str | None, Option("No effect: TensorRT-LLM 1.2 has no setting for it.")] = None
+    batch_scheduler_policy: Annotated[str | None, Option("Policy by which requests join the batch.")] = None
     kv_cache_free_gpu_mem_fraction: Annotated[
         Fraction | None,
         Option(
@@ -39,9 +41,9 @@ class TensorRTLLMOptions(msgspec.Struct, frozen=True, kw_only=True):
         None
     )
     use_cuda_graph: Annotated[bool | None, Option("Uses CUDA graphs for decoding.")] = None
-    attn_backend: Annotated[str | None, Option("Attention kernels.")] = None
-    normalize_log_probs: Annotated[bool | None, Option("Normalises log probabilities.")] = None
-    gather_generation_logits: Annotated[bool | None, Option("Keeps the logits.")] = None
+    attn_backend: Annotated[str | None, Option("Name of the attention kernels.")] = None
+    normalize_log_probs: Annotated[bool | None, Option("No effect: TensorRT-LLM 1.2 has no setting for it.")] = None
+    gather_generation_logits: Annotated[bool | None, Option("Keeps the logits of generated tokens.")] = None
     context_parallel_size: Annotated[PositiveInt | None, Option("Number of GPUs that a context is split across.")] = (
         None
     )
@@ -52,8 +54,10 @@ class TensorRTLLMOptions(msgspec.Struct, frozen=True, kw_only=True):
         PositiveInt | None, Option("Number of GPUs that the experts are distributed over.")
     ] = None
     enable_attention_dp: Annotated[bool | None, Option("Uses data parallelism for attention.")] = None
-    auto_parallel: Annotated[bool | None, Option("Plans parallelism automatically.")] = None
-    auto_parallel_world_size: Annotated[PositiveInt | None, Option("Number of GPUs to plan for.")] = None
+    auto_parallel: Annotated[bool | None, Option("No effect: TensorRT-LLM 1.2 has no setting for it.")] = None
+    auto_parallel_world_size: Annotated[
+        PositiveInt | None, Option("No effect: TensorRT-LLM 1.2 has no setting for it.")
+    ] = None
     max_tokens: Annotated[PositiveInt | None, Option("Maximum number of tokens in the KV cache.")] = None
     max_attention_window: Annotated[
         str | None, Option("Attention window of each layer, in tokens, separated by commas.")

@@ -24,12 +24,20 @@ class VLLMOptions(msgspec.Struct, frozen=True, kw_only=True):
         NonNegativeFloat | None,
         Option("GiB of weights per GPU to keep in CPU memory.", aliases=("option.cpu_offload_gb",)),
     ] = None
-    lora_dtype: Annotated[str | None, Option("Data type of the adapters' weights.")] = None
-    fully_sharded_loras: Annotated[bool | None, Option("Splits adapters across GPUs completely.")] = None
+    lora_dtype: Annotated[str | None, Option("Data type of the weights of LoRA adapters.")] = None
+    fully_sharded_loras: Annotated[bool | None, Option("Splits LoRA adapters fully across GPUs.")] = None
     lora_extra_vocab_size: Annotated[
-        NonNegativeInt | None, Option("Maximum number of tokens that an adapter may add to the vocabulary.")
+        NonNegativeInt | None,
+        Option(
+            "Maximum number of tokens that a LoRA adapter may add to the vocabulary. No effect on vLLM, which has removed it."
+        ),
     ] = None
-    long_lora_scaling_factors: Annotated[str | None, Option("Scaling factors of long-context adapters.")] = None
-    device: Annotated[str | None, Option("Type of device to run on.")] = None
-    preloaded_model: Annotated[bool | None, Option("The weights are in memory already.")] = None
-    normalize: Annotated[bool | None, Option("Normalises embeddings.")] = None
+    long_lora_scaling_factors: Annotated[
+        str | None,
+        Option(
+            "Scaling factors of long-context LoRA adapters, separated by commas. No effect on vLLM, which has removed it."
+        ),
+    ] = None
+    device: Annotated[str | None, Option("Type of device to run on. No effect: vLLM detects the device itself.")] = None
+    preloaded_model: Annotated[bool | None, Option("No effect: vLLM has removed it.")] = None
+    normalize: Annotated[bool | None, Option("No effect: embeddings are not supported.")] = None

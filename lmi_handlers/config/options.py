@@ -43,7 +43,9 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             aliases=("option.modelName",),
         ),
     ] = None
-    revision: Annotated[str | None, Option("Branch, tag or commit on the Hugging Face hub.", server=True)] = None
+    revision: Annotated[
+        str | None, Option("Branch, tag or commit on the Hugging Face hub. Defaults to the main branch.", server=True)
+    ] = None
     task: Annotated[
         str | None,
         Option("Task of the model, which TGI's `/info` reports. Only text generation is supported.", server=True),
@@ -55,8 +57,7 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     rolling_batch: Annotated[
         str,
         Option(
-            "Continuous batching: `auto`, `disable`, or the backend that does it, by its name or LMI's word for it (see "
-            "Backends).",
+            "Backend for continuous batching: `auto`, or a name (see Backends). `disable` selects dynamic batching.",
             server=True,
         ),
     ] = "auto"
@@ -92,7 +93,7 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     ] = 1
     max_batch_delay: Annotated[
         NonNegativeInt,
-        Option("Dynamic batching: milliseconds to wait for more requests.", server=True, key="max_batch_delay"),
+        Option("Dynamic batching: maximum milliseconds to wait for more requests.", server=True, key="max_batch_delay"),
     ] = 100
     job_queue_size: Annotated[
         PositiveInt,
@@ -124,13 +125,13 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     ] = None
     tgi_compat: Annotated[
         bool,
-        Option("Makes the invoke routes speak TGI too: its request defaults, arrays, SSE and errors.", server=True),
+        Option("Makes the invoke routes use TGI's API: its defaults, arrays, events and errors.", server=True),
     ] = False
     dialect: Annotated[
         str,
         Option(
-            "Name of the API whose dialect `/` and the invoke routes speak. "
-            "TGI's interface and its variants need `tgi_compat` for the invoke routes.",
+            "API that `/` and the invoke routes use: `tgi`, `mindie`, `lmi`, or one that another distribution adds. `tgi` and "
+            "`mindie` also need `tgi_compat` to be used on the invoke routes.",
             server=True,
         ),
     ] = "tgi"
@@ -143,7 +144,8 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         ),
     ] = "false"
     default_accept: Annotated[
-        str | None, Option("Content type of answers to requests without `Accept`.", server=True)
+        str | None,
+        Option("Content type of answers to requests without `Accept`. By default, each API chooses.", server=True),
     ] = None
     max_request_size: Annotated[
         PositiveInt,
@@ -163,7 +165,8 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     web_workers: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=256)] | None,
         Option(
-            "Number of web worker processes. They do not hold copies of the model. `lmi serve --workers` takes precedence.",
+            "Number of web worker processes. Defaults to one per 4 CPU cores, from 1 to 4. They hold no copies of the model. "
+            "`lmi serve --workers` takes precedence.",
             server=True,
         ),
     ] = None
@@ -284,7 +287,9 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             aliases=("retry_threshold",),
         ),
     ] = 3
-    restart_window: Annotated[PositiveInt, Option("Seconds over which restarts are counted.", server=True)] = 600
+    restart_window: Annotated[
+        PositiveInt, Option("Seconds over which `restart_limit` counts restarts.", server=True)
+    ] = 600
 
     # Loading the model
 
@@ -314,18 +319,18 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         Option("Number of stages that the layers are split into.", aliases=("option.pipeline_parallel_size",)),
     ] = 1
     gpu_memory_utilization: Annotated[Fraction | None, Option("Fraction of GPU memory that the engine may use.")] = None
-    load_format: Annotated[str | None, Option("Format of the weight files.")] = None
+    load_format: Annotated[str | None, Option("Format of the weight files, by the engine's name.")] = None
     kv_cache_dtype: Annotated[str | None, Option("Data type of the KV cache.")] = None
-    moe_backend: Annotated[str | None, Option("Kernels for mixture-of-experts layers.")] = None
+    moe_backend: Annotated[str | None, Option("Name of the kernels for mixture-of-experts layers.")] = None
     tokenizer_mode: Annotated[str | None, Option("How the engine loads the tokenizer.")] = None
-    tokenizer_revision: Annotated[str | None, Option("Revision of the tokenizer.")] = None
+    tokenizer_revision: Annotated[str | None, Option("Branch, tag or commit of the tokenizer.")] = None
 
     # Generation
 
     enable_chunked_prefill: Annotated[bool | None, Option("Processes long prompts in several steps.")] = None
     guided_decoding_backend: Annotated[str | None, Option("Library that enforces grammars.")] = None
     chat_template: Annotated[
-        str | None, Option("Chat template that replaces the model's own: a path or Jinja text.", server=True)
+        str | None, Option("Chat template, as a path or Jinja text. Defaults to the model's own.", server=True)
     ] = None
     chat_template_content_format: Annotated[
         Literal["auto", "string", "openai"],
@@ -342,13 +347,15 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     tool_call_parser: Annotated[
         str | None,
         Option(
-            "Format of the model's tool calls, by vLLM's name. Defaults to what the chat template shows.", server=True
+            "Format of the model's tool calls, by vLLM's name. Defaults to the one that the chat template shows.",
+            server=True,
         ),
     ] = None
     enable_reasoning: Annotated[
         bool | None,
         Option(
-            "Separates reasoning from the answer of a chat. With `true`, the format defaults to what the chat template shows.",
+            "Separates reasoning from the answer of a chat. Defaults to `true` if `reasoning_parser` is set. With `true` alone, "
+            "the format is the one that the chat template shows.",
             server=True,
         ),
     ] = None
@@ -370,7 +377,8 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     allowed_media_networks: Annotated[
         str | None,
         Option(
-            "Private networks in which these hosts may be, separated by commas, such as `10.0.0.0/8`. Defaults to none.",
+            "Private networks in which the hosts of `allowed_media_domains` may be, separated by commas, such as `10.0.0.0/8`. "
+            "Defaults to none.",
             server=True,
         ),
     ] = None
@@ -389,9 +397,9 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     # Adapters
 
     enable_lora: Annotated[bool, Option("Serves LoRA adapters.")] = False
-    max_loras: Annotated[PositiveInt | None, Option("Maximum number of adapters in one batch.")] = None
-    max_lora_rank: Annotated[PositiveInt | None, Option("Maximum rank of an adapter.")] = None
-    max_cpu_loras: Annotated[PositiveInt | None, Option("Maximum number of adapters kept in CPU memory.")] = None
+    max_loras: Annotated[PositiveInt | None, Option("Maximum number of LoRA adapters in one batch.")] = None
+    max_lora_rank: Annotated[PositiveInt | None, Option("Maximum rank of a LoRA adapter.")] = None
+    max_cpu_loras: Annotated[PositiveInt | None, Option("Maximum number of LoRA adapters kept in CPU memory.")] = None
 
     # Not options
 

@@ -53,6 +53,12 @@ def test_links_lead_to_existing_files(document: Path) -> None:
             assert (document.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_text_wraps_at_100_characters(document: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert [line for line in text.splitlines() if len(line) > 100 and not line.startswith("|")] == []
+
+
 def test_openai_md_lists_all_parsers() -> None:
     page = (ROOT / "docs" / "openai.md").read_text()
     tools, reasoning = page.split("## Reasoning")
