@@ -141,9 +141,7 @@ class GrammarCompiler(Generic[Compiled]):
             raise RequestFailed("the process that compiles grammars does not start") from error
         verdict = msgspec.json.decode(answer, type=Verdict)
         if verdict.seconds > self._cpu_limit:
-            return Verdict(
-                error=f"takes {verdict.seconds:.2f} s to compile, at most {self._cpu_limit:g} s are possible"
-            )
+            return Verdict(error=f"takes {verdict.seconds:.2f} s to compile; at most {self._cpu_limit:g} s are allowed")
         return verdict
 
 

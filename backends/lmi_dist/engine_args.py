@@ -57,7 +57,7 @@ _NO_COUNTERPART = (
 def engine_arguments(path: Path, properties: ServingProperties) -> dict[str, Any]:
     """Return the keyword arguments for the checkpoint in `path`. Raises `ConfigError` with the name of the option."""
     for name in properties.extra:
-        raise ConfigError(f"option.{name}: neither this server nor lmi_dist is known to have such an option")
+        raise ConfigError(f"option.{name}: neither this server nor lmi_dist has this option")
     given, options = DECLARATION.values(properties), properties.options_of(LmiDistOptions)
     if options.speculative_draft_model is not None and properties.enable_lora:
         raise ConfigError("option.speculative_draft_model and option.enable_lora cannot be used together")

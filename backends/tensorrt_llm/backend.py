@@ -137,7 +137,7 @@ class TensorRTLLMBackend(Backend):
         except (RequestError, ValueError) as error:
             raise InvalidRequest(" ".join(str(error).split())) from error
         except RuntimeError as error:
-            raise EngineDead(f"TensorRT-LLM accepts no requests: {error}") from error
+            raise EngineDead(f"TensorRT-LLM no longer accepts requests: {error}") from error
         self._sequences[request.request_id] = sequence
 
     def abort(self, request_id: str) -> None:

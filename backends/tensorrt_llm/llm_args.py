@@ -83,7 +83,9 @@ def llm_arguments(
             )
     for name in _NO_COUNTERPART:
         if name in given:
-            logger.warning("TensorRT-LLM 1.2 has no such setting", extra={"option": f"option.{name}"})
+            logger.warning(
+                "the option has no effect: TensorRT-LLM 1.2 has no setting for it", extra={"option": f"option.{name}"}
+            )
     arguments = {
         "model": str(path),
         "skip_tokenizer_init": _skip_tokenizer_init(properties, options),
@@ -149,8 +151,8 @@ def _check_quantize(path: Path, properties: ServingProperties) -> None:
         return
     if "quantization_config" not in _read_config(path):
         raise ConfigError(
-            f"option.quantize: TensorRT-LLM 1.2 does not quantise while it loads and {path} is not quantised; "
-            f"serve a checkpoint that is {properties.quantize} already"
+            f"option.quantize: TensorRT-LLM 1.2 does not quantise while it loads, and {path} is not quantised; "
+            f"use a checkpoint that is already quantised with {properties.quantize}"
         )
 
 

@@ -110,7 +110,7 @@ def rolling_attention(
     `query` is `[1, heads, N, dim]`. The result is `[1, N, heads, dim]`.
     """
     if rolling_batch is None or attention_mask is not None or position_bias is not None or is_causal is False:
-        raise AttentionNotSupported("its attention is not plainly causal")
+        raise AttentionNotSupported("its attention is not purely causal")
     layout = rolling_batch
     layer: int = module.layer_idx  # type: ignore[assignment]  # every attention module of the library has one
     layout.windows[layer] = sliding_window

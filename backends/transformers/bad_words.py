@@ -30,7 +30,7 @@ class BadWords:
         As in vLLM, leading spaces of a word are removed first.
         """
         if len(words) > MAX_BAD_WORDS:
-            raise InvalidRequest(f"must be at most {MAX_BAD_WORDS} words, got {len(words)}", field="bad_words")
+            raise InvalidRequest(f"must have at most {MAX_BAD_WORDS} words, got {len(words)}", field="bad_words")
         if (length := sum(map(len, words))) > MAX_CHARACTERS:
             raise InvalidRequest(f"must have at most {MAX_CHARACTERS} characters, got {length}", field="bad_words")
         sequences: list[list[int]] = []

@@ -77,7 +77,9 @@ def load_model(path: Path, properties: ServingProperties) -> Any:
         verdict = ConfigError(f"option.model_id: {path} cannot be loaded by transformers: {reason}")
         raise load_failure(verdict, error) from error
     if model.config.is_encoder_decoder:
-        raise ConfigError(f"option.model_id: {model.config.model_type} is an encoder-decoder; a causal model is needed")
+        raise ConfigError(
+            f"option.model_id: {model.config.model_type} is an encoder-decoder model; only causal models are supported"
+        )
     model.train(False)
     return model
 
@@ -107,7 +109,7 @@ def choose_runner(model: Any, max_model_len: int) -> Runner:
     if can_pack(model):
         originals = pack(model, inputs.siblings)
         if reason := _difference(lambda: _stock_logits(model), expected):
-            logger.warning("weights left as they are", extra={"reason": reason})
+            logger.warning("the weights are not packed, because the results would differ", extra={"reason": reason})
             unpack(model, originals)
     reason = _cannot_flatten(model.config.get_text_config(), max_model_len)
     if not model._supports_attention_backend:  # noqa: SLF001 (the library has no public name for it)

@@ -141,7 +141,7 @@ def engine_arguments(
             raise ConfigError(f"option.{name}: the server sets this argument of vLLM; {OURS[name]}")
         if name not in fields:
             raise ConfigError(
-                f"option.{name}: neither this server nor vLLM has such an option{_nearest(name, fields, backend)}"
+                f"option.{name}: neither this server nor vLLM has this option{_nearest(name, fields, backend)}"
             )
         texts[name] = text
     # By default, unseeded requests would get the same samples after every restart.

@@ -123,7 +123,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         values = tokens * (1 + alternatives)
         if values > self.max_prompt_logprobs:
             raise InvalidRequest(
-                f"would be {values} log probabilities of {tokens} prompt tokens; at most {self.max_prompt_logprobs} are "
+                f"would return {values} log probabilities of {tokens} prompt tokens; at most {self.max_prompt_logprobs} are "
                 "allowed (option.max_prompt_logprobs)",
                 field="prompt_logprobs",
             )

@@ -92,7 +92,7 @@ def _names(backend: BackendDeclaration) -> set[str]:
 
 def _check_unique(backend: BackendDeclaration, kind: str, names: list[str]) -> None:
     if taken := {name for name in names if names.count(name) > 1}:
-        raise ConfigError(f"backend {backend.name!r} uses {kind} that is taken: {', '.join(sorted(taken))}")
+        raise ConfigError(f"backend {backend.name!r} declares {kind} that already exists: {', '.join(sorted(taken))}")
 
 
 def _respelled(options: dict[str, DeclaredOption], backends: list[BackendDeclaration]) -> dict[str, DeclaredOption]:

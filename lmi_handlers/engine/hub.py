@@ -57,7 +57,7 @@ def download(
             RevisionNotFoundError,
         )
     except ImportError as error:
-        raise ConfigError(f"option.model_id: {repo_id} needs huggingface_hub to be downloaded: {error}") from error
+        raise ConfigError(f"option.model_id: huggingface_hub is needed to download {repo_id}: {error}") from error
     hub_cache = Path(constants.HF_HUB_CACHE)
     target = hub_cache if can_write(hub_cache) else cache_dir / "hub"
     report(f"downloading {repo_id}")

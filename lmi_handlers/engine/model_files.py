@@ -158,7 +158,7 @@ def _check_shards(index: Path, name: str) -> None:
     shards = _read_json(index, name).get("weight_map")
     named = {str(shard) for shard in shards.values()} if isinstance(shards, dict) else set()
     if lost := sorted(shard for shard in named if not (index.parent / shard).is_file()):
-        raise ConfigError(f"{name} lacks weights that {index.name} names: {_listed(lost)}")
+        raise ConfigError(f"{name} lacks weight files that {index.name} lists: {_listed(lost)}")
 
 
 def _read_json(file: Path, name: str) -> dict[str, Any]:

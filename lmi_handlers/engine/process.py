@@ -159,7 +159,7 @@ def start_repeating(interval: float, action: Callable[[], None]) -> None:
                 if time.monotonic() - logged >= _LOG_INTERVAL:
                     logged = time.monotonic()
                     logger.exception(
-                        "a thread of the engine process failed; it continues", extra={"failures": failures}
+                        "a thread of the engine process failed; the thread continues", extra={"failures": failures}
                     )
             time.sleep(interval)
 

@@ -207,7 +207,9 @@ def _auto_tokenizer(model_dir: Path, *, trust_remote_code: bool, gguf_file: str 
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
-        raise ConfigError(f"a model's tokenizer needs more packages: pip install transformers ({error})") from error
+        raise ConfigError(
+            f"loading a tokenizer needs more packages: pip install 'lmi-handlers[transformers]' ({error})"
+        ) from error
     arguments = {} if gguf_file is None else {"gguf_file": gguf_file}
     try:
         return AutoTokenizer.from_pretrained(model_dir, trust_remote_code=trust_remote_code, **arguments)

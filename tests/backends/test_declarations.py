@@ -54,11 +54,14 @@ def test_option_that_two_backends_declare() -> None:
         ({"reads": ("max_tokens",)}, "reads 'max_tokens', which is not a shared option"),
         ({"options": OtherType}, "declares option.max_num_tokens, which tensorrt_llm declares differently"),
         ({"options": SharedOption}, "declares option.max_model_len, which is a shared option"),
-        ({"options": TakenAlias}, "uses an option name that is taken: option.max_seq_len"),
-        ({"name": "vllm"}, "uses a name that is taken: vllm"),
-        ({"rolling_batch": ("scheduler",)}, "uses a name that is taken: scheduler"),
-        ({"aliases": ("trtllm",)}, "uses a name that is taken: trtllm"),
-        ({"handlers": {"djl_python.huggingface": Handler()}}, "uses a handler that is taken: djl_python.huggingface"),
+        ({"options": TakenAlias}, "declares an option name that already exists: option.max_seq_len"),
+        ({"name": "vllm"}, "declares a name that already exists: vllm"),
+        ({"rolling_batch": ("scheduler",)}, "declares a name that already exists: scheduler"),
+        ({"aliases": ("trtllm",)}, "declares a name that already exists: trtllm"),
+        (
+            {"handlers": {"djl_python.huggingface": Handler()}},
+            "declares a handler that already exists: djl_python.huggingface",
+        ),
     ],
 )
 def test_conflicting_declaration(fields: dict[str, Any], words: str) -> None:

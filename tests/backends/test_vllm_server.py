@@ -109,7 +109,7 @@ def test_adapters_grammars_and_priorities(start_server: StartServer, tmp_path: P
 @pytest.mark.parametrize(
     ("properties", "words"),
     [
-        ("option.max_num_sqs=3\n", "option.max_num_sqs: neither this server nor vLLM has such an option"),
+        ("option.max_num_sqs=3\n", "option.max_num_sqs: neither this server nor vLLM has this option"),
         ("option.quantize=foo\n", "option.quantize: vLLM cannot serve"),
         ("option.enable_lora=true\n", "option.enable_lora: "),
     ],
@@ -143,6 +143,5 @@ def test_check_uses_vllms_own_validation(tmp_path: Path) -> None:
     bad = check("option.blok_size=32\n")
     assert bad.returncode == 1
     assert (
-        "option.blok_size: neither this server nor vLLM has such an option; did you mean option.block_size?"
-        in bad.stderr
+        "option.blok_size: neither this server nor vLLM has this option; did you mean option.block_size?" in bad.stderr
     )

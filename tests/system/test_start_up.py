@@ -135,7 +135,7 @@ def both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
             CONFIG
             | {"x-1.safetensors": "", "tokenizer.json": "{}"}
             | {"model.safetensors.index.json": '{"weight_map": {"a": "x-1.safetensors", "b": "x-2.safetensors"}}'},
-            "model directory {m} lacks weights that model.safetensors.index.json names: x-2.safetensors",
+            "model directory {m} lacks weight files that model.safetensors.index.json lists: x-2.safetensors",
         ),
         (CHECKPOINT | {"config.json": "{"}, "model directory {m} has a config.json that is not JSON: "),
         (CHECKPOINT | {"config.json": "[" * 200_000}, "model directory {m} has a config.json that is not JSON: "),

@@ -84,7 +84,7 @@ def test_rejection_names_the_limit(server: Server) -> None:
     values = server.invoke({"prompt": "a" * 100_001, "echo": True, "logprobs": 1}, path="/v1/completions")
     assert values.status_code == 400
     assert values.json()["error"]["message"] == (
-        "logprobs: would be 200002 log probabilities of 100001 prompt tokens; at most 200000 are allowed "
+        "logprobs: would return 200002 log probabilities of 100001 prompt tokens; at most 200000 are allowed "
         "(option.max_prompt_logprobs)"
     )
 
