@@ -113,7 +113,7 @@ def choose_runner(model: Any, max_model_len: int) -> Runner:
             unpack(model, originals)
     reason = _cannot_flatten(model.config.get_text_config(), max_model_len)
     if not model._supports_attention_backend:  # noqa: SLF001 (the library has no public name for it)
-        reason = f"{type(model).__name__} does not take its attention from outside"
+        reason = f"{type(model).__name__} does not support custom attention functions"
     if reason is None:
         stock = model.config._attn_implementation  # noqa: SLF001 (there is no public way to read it)
         model.set_attn_implementation(ATTENTION_NAME)

@@ -156,8 +156,8 @@ always `0`.
 | `overloaded` | was rejected because the queue was full |
 | `generation` | failed in the engine, or because the engine failed |
 | `dropped` | was abandoned by its client |
-| `timeout` | took longer than `predict_timeout`; TGI has no such cause |
-| `not_ready` | arrived while the engine was loading, restarting or shutting down; TGI has no such cause |
+| `timeout` | took longer than `predict_timeout`; not one of TGI's causes |
+| `not_ready` | arrived while the engine was loading, restarting or shutting down; not one of TGI's causes |
 
 | `finished_reason` | the sequence |
 | --- | --- |

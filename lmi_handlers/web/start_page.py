@@ -44,8 +44,8 @@ Chats need a model with a chat template.</p>
 <ul>
 {routes}
 </ul>
-<p>Their requests and responses: <a href="/openapi.json">/openapi.json</a>. Metrics: <a href="/metrics">/metrics</a>.
-The model's limits: <a href="/info">/info</a>.</p>
+<p>Requests and responses are described in <a href="/openapi.json">/openapi.json</a>. Metrics are at
+<a href="/metrics">/metrics</a>, and the model's limits at <a href="/info">/info</a>.</p>
 </html>
 """
 
