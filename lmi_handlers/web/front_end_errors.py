@@ -8,7 +8,7 @@ DJL Serving's format.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import msgspec
 from flask import Response, current_app, request
@@ -110,7 +110,7 @@ _INSTEAD = {
 
 def _meant(path: str) -> str:
     """The route that differs from the path only by a slash, a `/v1` prefix or a few letters, or ""."""
-    routes = dict(_routes())
+    routes = _routes()
     plain = path.rstrip("/")
     for guess in (plain, f"/v1{plain}", plain.removeprefix("/v1"), plain.removeprefix("/v1/v1")):
         if guess in routes:
@@ -120,17 +120,17 @@ def _meant(path: str) -> str:
 
 
 def _listed(prefix: str) -> str:
-    return ", ".join(shown for path, shown in _routes() if _below(path, prefix))
+    return ", ".join(shown for path, shown in _routes().items() if _below(path, prefix))
 
 
 def shown_routes() -> list[str]:
     """Return all routes of this server, each like `POST /generate`."""
-    return [shown for _, shown in _routes()]
+    return list(_routes().values())
 
 
-def _routes() -> Iterator[tuple[str, str]]:
-    """Yield each path and its display form, like `POST /generate`."""
+def _routes() -> dict[str, str]:
+    """Return the display form of each path, like `GET/POST /ping`."""
+    allowed: dict[str, set[str]] = {}
     for rule in current_app.url_map.iter_rules():
-        path = rule.rule.replace("<path:", "<")
-        methods = sorted(set(rule.methods or ()) - set(_HIDDEN))
-        yield path, f"{'/'.join(methods)} {path}"
+        allowed.setdefault(rule.rule.replace("<path:", "<"), set()).update(rule.methods or ())
+    return {path: f"{'/'.join(sorted(methods.difference(_HIDDEN)))} {path}" for path, methods in allowed.items()}

@@ -144,6 +144,7 @@ BELOW_V1 = "GET /v1/models, GET /v1/models/<model>"
         ("/v1/chat/completion", openai, "did you mean POST /v1/chat/completions?"),
         ("/completions", djl, "did you mean POST /v1/completions?"),
         ("/chat", aleph_alpha, "GET /openapi.json"),
+        ("/pingg", djl, "did you mean GET/POST /ping?"),
         ("/generate/", tgi, "did you mean POST /generate?"),
         ("/api/chat", ollama, "does not support this API; use POST /v1/chat/completions"),
         ("/v2/models/m/infer", djl, "does not support this API; use POST /v1/chat/completions"),
