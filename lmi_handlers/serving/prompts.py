@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -71,6 +72,8 @@ def tokenize_prompts(parsed: Parsed, loaded: LoadedText) -> list[tuple[str, list
         if not ids:
             raise InvalidRequest("has no tokens", field=_prompt_field(parsed, position))
         _check_media_tokens(parsed, position, ids, loaded.bundle)
+        if not _images(prompt):  # the engine replaces the tokens that mark images, which may be outside its vocabulary
+            _check_vocabulary(parsed, position, ids, loaded.capabilities)
         tokenized.append((text, ids))
     return tokenized
 
@@ -82,10 +85,7 @@ def _tokenize(parsed: Parsed, position: int, content: PromptContent, loaded: Loa
     if isinstance(content, tuple):
         if truncate is None:
             parsed.check_length(request, position, len(content), capabilities)
-        if content and not (min(content) >= 0 and max(content) < capabilities.vocab_size):
-            raise InvalidRequest(
-                f"token ids must be from 0 to {capabilities.vocab_size - 1}", field=_prompt_field(parsed, position)
-            )
+        _check_vocabulary(parsed, position, content, capabilities)
         ids = list(content if truncate is None else content[-truncate:])
         text = tokenizer.decode(ids)
     else:
@@ -97,6 +97,14 @@ def _tokenize(parsed: Parsed, position: int, content: PromptContent, loaded: Loa
         # A chat template writes the special tokens itself.
         ids = tokenizer.encode(text, add_special_tokens=isinstance(content, str), truncate=truncate)
     return text, ids
+
+
+def _check_vocabulary(parsed: Parsed, position: int, ids: Sequence[int], capabilities: Capabilities) -> None:
+    """Reject token ids that the model does not have. A tokenizer may know more tokens than its model."""
+    if ids and not (min(ids) >= 0 and max(ids) < capabilities.vocab_size):
+        raise InvalidRequest(
+            f"token ids must be from 0 to {capabilities.vocab_size - 1}", field=_prompt_field(parsed, position)
+        )
 
 
 def _check_media_tokens(parsed: Parsed, position: int, ids: list[int], bundle: TextBundle) -> None:

@@ -13,34 +13,56 @@ from waiting import wait_until
 from formatters.lmi.rolling import JsonFormatter
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
-from lmi_handlers.core.errors import EngineNotReady
+from lmi_handlers.core.errors import EngineNotReady, InvalidRequest
 from lmi_handlers.core.request import GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.engine.client import EngineState
 from lmi_handlers.engine.messages import Ready
-from lmi_handlers.serving.parsed import Parsed
+from lmi_handlers.serving.parsed import LengthCheck, Parsed, check_length
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.text.bundle import build_byte_bundle
 
 
-def test_request_that_was_checked_for_another_engine_is_rejected(tmp_path: Path) -> None:
-    """The engine may be restarted with other adapters while images are fetched."""
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
     build_byte_bundle(tmp_path)
     (tmp_path / "metrics").mkdir()
-    engine = Engine(tmp_path / "engine.sock")
+    return Engine(tmp_path / "engine.sock")
+
+
+def start(engine: Engine, ready: Ready) -> ServedModel:
     model = ServedModel(ServingProperties(), engine.path)
-    first, second = (Ready(str(tmp_path), capabilities(vocab_size=257, adapters=names)) for names in (("a",), ("b",)))
-    engine.server.announce(first)
+    engine.server.announce(ready)
     model.start()
     wait_until(lambda: model.state is EngineState.READY)
+    return model
+
+
+def submit(model: ServedModel, prompt: Prompt, check: LengthCheck) -> None:
+    request = GenerationRequest(request_id="r", prompts=(prompt,), sampling_params=SamplingParams())
+    parsed = Parsed(request, JsonFormatter, str, check)
+    model.start_generation(parsed, Usage(started=time.monotonic()), lambda: True)
+
+
+def test_request_that_was_checked_for_another_engine_is_rejected(engine: Engine, tmp_path: Path) -> None:
+    """The engine may be restarted with other adapters while images are fetched."""
+    first, second = (Ready(str(tmp_path), capabilities(vocab_size=257, adapters=names)) for names in (("a",), ("b",)))
+    model = start(engine, first)
 
     def restart(request: GenerationRequest, position: int, tokens: int, limits: Capabilities) -> None:
         engine.server.announce(second)
         wait_until(lambda: model.loaded.capabilities == second.capabilities)
 
-    request = GenerationRequest(request_id="r", prompts=(Prompt("hi", "a"),), sampling_params=SamplingParams())
     with pytest.raises(EngineNotReady, match="restarted while the request was being prepared"):
-        model.start_generation(
-            Parsed(request, JsonFormatter, str, restart), Usage(started=time.monotonic()), lambda: True
-        )
+        submit(model, Prompt("hi", "a"), restart)
+
+
+@pytest.mark.parametrize("content", ["é", (195, 169), (-1, 5)])
+def test_token_that_the_model_does_not_have_is_rejected(
+    engine: Engine, tmp_path: Path, content: str | tuple[int, ...]
+) -> None:
+    """A tokenizer may know more tokens than its model, which would then fail for all requests."""
+    model = start(engine, Ready(str(tmp_path), capabilities(vocab_size=128)))
+    with pytest.raises(InvalidRequest, match=r"^inputs: token ids must be from 0 to 127$"):
+        submit(model, Prompt(content), check_length)
