@@ -62,6 +62,16 @@ def _with_backend(known: Registry, name: str, locations: dict[str, str]) -> Regi
         found = load_instance("backend", locations, name, BackendDeclaration)
         if found.name != name:
             raise ConfigError(f"backend {name!r} is declared under another name: {found.name!r}")
-        return known.with_backend(found)
+        return _checked(known, found)
     except ConfigError as error:
         return known.without_backend(name, str(error))
+
+
+def _checked(known: Registry, found: BackendDeclaration) -> Registry:
+    try:
+        return known.with_backend(found)
+    except ConfigError:
+        raise
+    except Exception as error:  # nothing checks the types of a third party's declaration
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"backend {found.name!r} has a declaration that cannot be used: {cause}") from error

@@ -8,7 +8,7 @@ import os
 from backends.vllm.options import DEFAULT_BATCH_SIZE, VLLMOptions
 from lmi_handlers.config.declaration import BackendDeclaration, Handler
 
-LOG_LEVEL = os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
+LOG_LEVEL = os.environ.get("VLLM_LOGGING_LEVEL", "ERROR").upper()
 """vLLM's warnings are mostly about its internals, so they are off. `VLLM_LOGGING_LEVEL` brings them back."""
 
 logging.getLogger("vllm").setLevel(LOG_LEVEL)  # must happen before vLLM is imported, because the import already logs

@@ -104,10 +104,10 @@ def _check_collisions(apis: Mapping[str, Api], routes: Mapping[str, Sequence[Rou
 
 def _chosen(apis: Mapping[str, Api], properties: ServingProperties) -> Api:
     """Return the API that `option.dialect` names. Raises `ConfigError`."""
-    name = properties.dialect
-    known = sorted(known for known, api in apis.items() if api.native or api.root)
-    if name not in known:
-        raise ConfigError(f"option.dialect has value {name!r}: not one of {', '.join(known)}")
+    known = sorted(name for name, api in apis.items() if api.native or api.root)
+    name = next((name for name in known if name.lower() == properties.dialect.lower()), None)
+    if name is None:
+        raise ConfigError(f"option.dialect has value {properties.dialect!r}: must be one of {', '.join(known)}")
     if properties.tgi_compat and properties.output_formatter is not None:
         raise ConfigError(
             f"option.output_formatter={properties.output_formatter} conflicts with option.tgi_compat=true: "

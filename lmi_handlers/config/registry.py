@@ -15,6 +15,8 @@ from lmi_handlers.core.errors import ConfigError
 
 SERVER = "server"
 
+_RESERVED = ("auto", "disable", SERVER)
+"""Words with a meaning of their own where options name backends."""
 
 SHARED: Mapping[str, DeclaredOption] = MappingProxyType(
     {
@@ -56,7 +58,7 @@ class Registry(msgspec.Struct, frozen=True):
             options[name] = msgspec.structs.replace(known, read_by=(*known.read_by, backend.name))
         _check_unique(backend, "an option name", [key for declared in options.values() for key in declared.keys])
         backends = [*self.backends.values(), backend]
-        _check_unique(backend, "a name", [name for other in backends for name in _names(other)])
+        _check_unique(backend, "a name", [*_RESERVED, *(name for other in backends for name in _names(other))])
         _check_unique(backend, "a handler", [name for other in backends for name in other.handlers])
         return Registry({other.name: other for other in backends}, _respelled(options, backends), self.unusable)
 

@@ -199,7 +199,7 @@ def test_error_names_the_invalid_parameter(model_server: Server, parameters: dic
 def test_prompt_that_is_too_long(model_server: Server, stream: bool) -> None:
     answer = ask(model_server, "word " * 9000, stream=stream)
     assert answer.status_code == 424
-    assert re.match(r"inputs: has \d+ tokens", answer.json()["error"])
+    assert re.match(r"inputs: must have at most \d+ tokens, got \d+", answer.json()["error"])
 
 
 def test_error_names_the_unknown_adapter(model_server: Server) -> None:

@@ -63,9 +63,13 @@ def test_fields_choose_the_dialect_of_a_body(body: object, kind: type | None) ->
     assert found is invocations.native if kind is None else type(found) is kind
 
 
+def test_case_of_a_dialects_name_does_not_matter() -> None:
+    assert type(served(dialect="MindIE").root.dialect) is type(served(dialect="mindie").root.dialect)
+
+
 @pytest.mark.parametrize("name", ["morse", "openai"])
 def test_dialect_that_the_invoke_routes_cannot_speak(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^option.dialect has value '{name}': not one of lmi, mindie, tgi$"):
+    with pytest.raises(ConfigError, match=rf"^option.dialect has value '{name}': must be one of lmi, mindie, tgi$"):
         served(dialect=name)
 
 
@@ -73,7 +77,7 @@ def test_lmi_check_refuses_an_unknown_dialect(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("option.rolling_batch=echo\noption.dialect=morse\n")
     result = CliRunner().invoke(main, ["check", "--model-dir", str(tmp_path)])
     assert result.exit_code == 1
-    assert result.stderr == "lmi: error: option.dialect has value 'morse': not one of lmi, mindie, tgi\n"
+    assert result.stderr == "lmi: error: option.dialect has value 'morse': must be one of lmi, mindie, tgi\n"
 
 
 def test_dialect_that_is_not_tgis_conflicts_with_tgi_compat() -> None:

@@ -58,6 +58,8 @@ def test_option_that_two_backends_declare() -> None:
         ({"name": "vllm"}, "declares a name that already exists: vllm"),
         ({"rolling_batch": ("scheduler",)}, "declares a name that already exists: scheduler"),
         ({"aliases": ("trtllm",)}, "declares a name that already exists: trtllm"),
+        ({"aliases": ("auto",)}, "declares a name that already exists: auto"),
+        ({"name": "server"}, "declares a name that already exists: server"),
         (
             {"handlers": {"djl_python.huggingface": Handler()}},
             "declares a handler that already exists: djl_python.huggingface",

@@ -128,6 +128,22 @@ def test_unused_broken_plugin_is_a_warning(check: Check) -> None:
         assert re.search(f"^  backend '{name}' .*{re.escape(cause)}", result.stdout, re.MULTILINE)
 
 
+def test_declaration_of_the_wrong_types_does_not_affect_other_backends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    declared = "from lmi_handlers.config.declaration import BackendDeclaration\n"
+    declared += "DECLARATION = BackendDeclaration(name='typeless', location='a:B', options=None)\n"
+    (tmp_path / "typeless.py").write_text(declared)
+    distribution = tmp_path / "typeless-1.0.dist-info"
+    distribution.mkdir()
+    (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: typeless\nVersion: 1.0\n")
+    (distribution / "entry_points.txt").write_text("[lmi_handlers.backends]\ntypeless = typeless:DECLARATION\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert list(registry().backends) == list(BACKENDS)
+    with pytest.raises(ConfigError, match=r"^backend 'typeless' has a declaration that cannot be used: TypeError: "):
+        declaration("typeless")
+
+
 def plugin_path(directory: Path) -> str:
     return os.pathsep.join(filter(None, [str(directory), os.environ.get("PYTHONPATH")]))
 

@@ -82,7 +82,7 @@ def test_check_knows_its_options(environment: Environment) -> None:
         ("option.shout_mark=3", "unknown option option.shout_mark; did you mean option.shout_marks?"),
         (
             "option.output_formatter=shout_line",
-            "option.output_formatter has value 'shout_line': not one of json, jsonlines, shout_lines, sse",
+            "option.output_formatter has value 'shout_line': must be one of json, jsonlines, shout_lines, sse",
         ),
     ],
 )

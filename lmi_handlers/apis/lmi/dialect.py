@@ -82,7 +82,7 @@ class LmiDialect(Dialect):
             others = available_formatters().keys() - FORMATTERS.keys()  # the rest of ours belong to other APIs
             if self._formatter not in others:
                 known = ", ".join(sorted({*REQUEST_FORMATTERS, *others}))
-                raise ConfigError(f"option.output_formatter has value {self._formatter!r}: not one of {known}")
+                raise ConfigError(f"option.output_formatter has value {self._formatter!r}: must be one of {known}")
             names.append(self._formatter)
         self._formatters = {name: load_formatter_class(name) for name in names}
 
