@@ -150,10 +150,14 @@ class Heartbeat:
         if cells[_ACTIVITY] == _IDLE or now - cells[_PROGRESS] < _CALL_UNDER_WAY:
             self._cpu = now, math.inf, math.inf  # no baseline for the next call
             return
-        self._cpu = now, self._cpu_seconds(), _group_cpu_seconds()
-        least = _LEAST_USE * (now - before)
-        in_call = now - cells[_SINCE] >= _CALL_UNDER_WAY
-        if (in_call and self._cpu[1] - own > least) or self._cpu[2] - others > least:
+        least, in_call = _LEAST_USE * (now - before), now - cells[_SINCE] >= _CALL_UNDER_WAY
+        own_now, others_now = self._cpu_seconds(), math.inf
+        computing = in_call and own_now - own > least
+        if not computing:  # reading all of /proc takes seconds while the loop's thread computes in Python
+            others_now = _group_cpu_seconds()
+            computing = others_now - others > least
+        self._cpu = now, own_now, others_now
+        if computing:
             cells[_COMPUTING] = now
 
 

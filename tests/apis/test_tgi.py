@@ -106,7 +106,7 @@ def test_batch_of_records(compat_server: Server) -> None:
     first, second, third = answer.text.splitlines()
     assert first == '[{"generated_text":"aa"}]'
     assert json.loads(second)["error"] == "Input validation error: `top_p` must be > 0.0 and < 1.0"
-    assert "cannot be streamed" in json.loads(third)["error"]
+    assert json.loads(third)["error"].startswith("Input validation error: stream: is not supported in a batch")
 
 
 def test_plain_text_is_a_prompt_on_invocations_only(compat_server: Server) -> None:

@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from lmi_handlers.core.errors import ConfigError, LoadFailed
 from lmi_handlers.core.load_failure import load_failure
+from lmi_handlers.engine import heartbeat
 from lmi_handlers.engine.heartbeat import CPU_PATIENCE, Activity, Heartbeat, HeartbeatReader
 
 LIMIT = 60.0
@@ -132,6 +133,28 @@ def test_computing_step_has_more_time_on_a_cpu(
     assert reader.stall(LIMIT, since=0) is None
     run(writer, clock, 2, polls=False)
     assert reader.stall(LIMIT, since=0) is not None
+
+
+def test_other_processes_are_not_read_while_the_loop_computes(
+    pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a busy Python thread, each read of /proc waits for the GIL: for all processes together, that is seconds."""
+    writer, reader = pair
+    reads: list[float] = []
+
+    def read() -> float:
+        reads.append(clock.now)
+        return 0.0
+
+    monkeypatch.setattr(heartbeat, "_group_cpu_seconds", read)
+    monkeypatch.setattr(writer, "_cpu_seconds", lambda: 0.5 * clock.now)
+    writer.enter(Activity.STEP, 1)
+    run(writer, clock, 20, polls=False)
+    assert reader.suspicion(LIMIT) is None
+    assert len(reads) <= 1, "the first pulse has nothing to compare with"
+    monkeypatch.setattr(writer, "_cpu_seconds", lambda: 0.0)
+    run(writer, clock, 20, polls=False)
+    assert len(reads) > 10
 
 
 def test_frequent_polling_does_not_count_as_computing(
