@@ -9,7 +9,10 @@ Sources: the LMI input/output schema document, and responses recorded from the r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from json.encoder import encode_basestring as quote  # what json.dumps uses with ensure_ascii=False
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -97,13 +100,19 @@ class JsonLinesFormatter(LmiFormatter):
             return b""
         output = self.outputs[0]
         output.feed(delta)
-        tokens = delta.tokens if delta.finish_reason is None else delta.tokens or (_NO_TOKEN,)
-        records = [responses.LmiRecord(self.token(token)) for token in tokens]
-        if delta.finish_reason is not None:
-            records[-1].generated_text = self.generated_text(output)
-            if self.request.details:
-                records[-1].details = self._details(output, delta.finish_reason, len(output.tokens))
-        return b"".join([self.frame(dumps(record)) for record in records])
+        if delta.finish_reason is None:
+            return b"".join([self.frame(self._record(token)) for token in delta.tokens])
+        *earlier, last = delta.tokens or (_NO_TOKEN,)
+        details = self._details(output, delta.finish_reason, len(output.tokens)) if self.request.details else UNSET
+        record = responses.LmiRecord(self.token(last), self.generated_text(output), details)
+        return b"".join([*(self.frame(self._record(token)) for token in earlier), self.frame(dumps(record))])
+
+    def _record(self, token: Token) -> bytes:
+        """Return the record of a token that is not the last one."""
+        if token.special or token.logprob is None or not isfinite(token.logprob):
+            return dumps(responses.LmiRecord(self.token(token)))
+        head, before_text, before_log_prob, tail = _PLAIN_RECORD
+        return f"{head}{token.id}{before_text}{quote(token.text)}{before_log_prob}{token.logprob!r}{tail}".encode()
 
     def finish(self) -> bytes:
         return b""  # the last token's line ends the stream
@@ -133,9 +142,12 @@ class SseFormatter(JsonLinesFormatter):
     frame = staticmethod(event)
 
 
-_NO_TOKEN = Token(id=-1, text="")
-
-
 def dumps(value: object) -> bytes:
     """Encode structs with a space after each comma and colon, as Python's `json.dumps` does."""
     return msgspec.json.format(encode(value), indent=0)
+
+
+_NO_TOKEN = Token(id=-1, text="")
+
+_PLAIN_RECORD = re.split(r'1|"t"|2\.0', dumps(responses.LmiRecord(responses.LmiToken(1, "t", 2.0))).decode())
+"""What `dumps` writes around the values of most tokens. Filling it in takes half as long as `dumps`."""

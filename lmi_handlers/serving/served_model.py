@@ -102,7 +102,8 @@ class ServedModel:
         prompts = encode_prompts(request, tokenized, self._images)
         usage.validation_time = time.monotonic() - usage.started
         timeout = deadline - time.monotonic()  # images may have been fetched
-        if self.loaded.capabilities != loaded.capabilities:  # the request was checked for another engine
+        current = self.loaded
+        if current is not loaded and current.capabilities != loaded.capabilities:  # it was checked for another engine
             raise EngineNotReady("the engine was restarted while the request was being prepared")
         generation = self._generate(loaded, request, prompts, timeout, connected)
         formatter = parsed.formatter(request, rendered)
