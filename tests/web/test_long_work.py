@@ -14,7 +14,7 @@ import requests
 from neighbours import Neighbours
 from serving import Server
 
-MOST_MIB = 350
+MOST_MIB = 250
 """Maximum growth of the web worker."""
 
 
