@@ -10,6 +10,7 @@ import msgspec
 
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
+from lmi_handlers.core.engine_counters import EngineCounters
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import TokenRequest
 
@@ -82,6 +83,11 @@ class Backend(ABC):
     def kv_cache_usage(self) -> float:
         """Share of the KV cache in use, from 0 to 1, or 0 if unknown. May be read from any thread."""
         return 0.0
+
+    @property
+    def counters(self) -> EngineCounters:
+        """What the engine has counted since it was loaded. May be read from any thread, even during a step."""
+        return EngineCounters()
 
     @property
     def progress(self) -> int:

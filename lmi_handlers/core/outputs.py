@@ -34,6 +34,9 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
 
     `num_prompt_tokens` is set if the prompt has images: its length in tokens, including those of the images.
 
+    `num_cached_tokens` is sent with the first output: how many prompt tokens were taken from the prefix cache. It is None
+    if the engine does not say.
+
     `error` is the cause if `finish_reason` is ERROR. Only this sequence has failed, not the engine. `invalid_request`
     is set if the client's request is to blame, and `invalid_field` is the field of `SamplingParams` at fault, if known.
     """
@@ -49,6 +52,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     invalid_request: bool = False
     invalid_field: str | None = None
     num_prompt_tokens: int | None = None
+    num_cached_tokens: int | None = None
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):

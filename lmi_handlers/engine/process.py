@@ -182,8 +182,9 @@ def _watch(loop: EngineLoop, backend: Backend, server: WorkerServer, stall_timeo
 
 
 def _publish_load(loop: EngineLoop, backend: Backend, metrics: EngineMetrics) -> None:
-    """Publish the load. Not done in the loop, because its steps may take long."""
+    """Publish the load and the counters. Not done in the loop, because its steps may take long."""
     metrics.set_load(running=loop.running, waiting=loop.waiting, kv_cache_usage=backend.kv_cache_usage)
+    metrics.count(backend.counters)
 
 
 def _end_with_parent() -> None:

@@ -1,5 +1,7 @@
 """All metrics, under TGI's and vLLM's names, so that dashboards for either also work with this server.
 
+Those that are called `lmi_` are this server's own.
+
 `python -m lmi_handlers.metrics.catalogue > docs/metrics.md` writes the reference page.
 
 Sources of names, labels and buckets: TGI 3.3.7, router/src/server.rs and router/src/infer/; vLLM,
@@ -123,6 +125,18 @@ REQUEST_MAX_TOKENS = _histogram(
     "vllm:request_params_max_tokens", "tokens", "Maximum tokens per sequence, as requested.", _TOKENS
 )
 
+ENGINE_COUNTERS = {
+    field: _counter(f"lmi_{field}_total", unit, documentation)
+    for field, unit, documentation in (
+        ("prefix_cache_queries", "tokens", "Prompt tokens that were looked up in the prefix cache."),
+        ("prefix_cache_hits", "tokens", "Prompt tokens that were found in the prefix cache."),
+        ("spec_decode_num_draft_tokens", "tokens", "Tokens that speculative decoding proposed."),
+        ("spec_decode_num_accepted_tokens", "tokens", "Proposed tokens that were accepted."),
+        ("num_preemptions", "sequences", "Running sequences that lost their KV cache to others and started again."),
+    )
+}
+"""By field of `EngineCounters`."""
+
 _PAGE = """\
 # Metrics
 
@@ -147,7 +161,10 @@ when a worker or an engine is replaced. Every series exists from the start.
 
 _DIFFERENCES = """\
 TGI's series have no label except `err`. All of vLLM's have `model_name` and `engine`, which is
-always `0`.
+always `0`. The series called `lmi_` are this server's own and have no label.
+
+The engine counts `lmi_prefix_cache_*`, `lmi_spec_decode_*` and `lmi_num_preemptions_total`. They
+mean the same as vLLM's series of these names, and are zero for engines that do not count.
 
 | `err` | the request |
 | --- | --- |
@@ -169,7 +186,6 @@ always `0`.
 ## Not provided
 
 * TGI's `tgi_batch_*` except the size: engines do not report which part of a step was prefill.
-* vLLM's prefix cache and preemption counters: engines do not report them.
 """
 
 

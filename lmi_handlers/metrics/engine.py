@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lmi_handlers.core.engine_counters import EngineCounters
 from lmi_handlers.metrics import catalogue
 from lmi_handlers.metrics.catalogue import CATALOGUE
 from lmi_handlers.metrics.cells import Cells
@@ -14,6 +15,7 @@ class EngineMetrics:
 
     def __init__(self, directory: Path) -> None:
         self._cells = Cells(directory, CATALOGUE)
+        self._counted = EngineCounters()
 
     def set_load(self, *, running: int, waiting: int, kv_cache_usage: float) -> None:
         """Set the number of running and waiting sequences, and the share of the cache in use."""
@@ -22,3 +24,9 @@ class EngineMetrics:
             self._cells.set(gauge, running)
         for gauge in (catalogue.WAITING, catalogue.QUEUE_SIZE):
             self._cells.set(gauge, waiting)
+
+    def count(self, counters: EngineCounters) -> None:
+        """Add what the engine has counted since the last call."""
+        for field, metric in catalogue.ENGINE_COUNTERS.items():
+            self._cells.add(metric, getattr(counters, field) - getattr(self._counted, field))
+        self._counted = counters

@@ -22,6 +22,7 @@ from paths import ROOT
 from prometheus_client.parser import text_string_to_metric_families
 from serving import Server, StartServer
 
+from lmi_handlers.core.engine_counters import EngineCounters
 from lmi_handlers.core.errors import (
     ClientDisconnected,
     DeadlineExceeded,
@@ -38,6 +39,7 @@ from lmi_handlers.core.errors import (
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.metrics.catalogue import CATALOGUE, metrics_page
 from lmi_handlers.metrics.cells import Cells, totals
+from lmi_handlers.metrics.engine import EngineMetrics
 from lmi_handlers.metrics.requests import RequestMetrics
 from lmi_handlers.metrics.series import Catalogue, exposition
 
@@ -50,14 +52,14 @@ Scrape = dict[str, float]
 
 
 def parse(text: str) -> Scrape:
-    """Parse the text as Prometheus does. The parser appends `_total` to all counters."""
+    """Parse the text as Prometheus does. The parser appends `_total` to all counters, which TGI's do not have."""
     series = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             own = [
                 f'{{{name}="{value}"}}' for name, value in sample.labels.items() if name not in ("model_name", "engine")
             ]
-            name = sample.name if family.name.startswith("vllm:") else sample.name.removesuffix("_total")
+            name = sample.name if family.name.startswith(("vllm:", "lmi_")) else sample.name.removesuffix("_total")
             series["".join([name, *own])] = sample.value
     return series
 
@@ -366,6 +368,32 @@ def test_counters_are_kept_when_a_worker_is_killed(server: Server) -> None:
             time.sleep(0.05)
         seen = difference(before, scrape(server))
         assert outcomes(seen) == dict.fromkeys(("count", "success", "stop"), 10 * round_number)
+
+
+def test_an_engines_counters_go_on_in_the_next_engine(tmp_path: Path) -> None:
+    def seen() -> Scrape:
+        series = parse(exposition(CATALOGUE.metrics, totals(tmp_path / "metrics", CATALOGUE), {}))
+        return {name: value for name, value in series.items() if value}
+
+    for prior in (0, 1):
+        engine = EngineMetrics(tmp_path / "metrics")  # counts from 0 again
+        for times in (1, 1, 2):
+            engine.count(
+                EngineCounters(
+                    prefix_cache_queries=100 * times,
+                    prefix_cache_hits=60 * times,
+                    spec_decode_num_draft_tokens=8 * times,
+                    spec_decode_num_accepted_tokens=5 * times,
+                    num_preemptions=3 * times,
+                )
+            )
+            assert seen() == {
+                "lmi_prefix_cache_queries_total": 100 * (2 * prior + times),
+                "lmi_prefix_cache_hits_total": 60 * (2 * prior + times),
+                "lmi_spec_decode_num_draft_tokens_total": 8 * (2 * prior + times),
+                "lmi_spec_decode_num_accepted_tokens_total": 5 * (2 * prior + times),
+                "lmi_num_preemptions_total": 3 * (2 * prior + times),
+            }
 
 
 # Text
