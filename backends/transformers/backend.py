@@ -15,14 +15,14 @@ from backends.base import Backend, ModelFiles
 from backends.grammar import GrammarMatcher, Vocabulary
 from backends.grammar_compiler import GrammarCompiler
 from backends.preparing import Preparing, refusal
+from backends.sampling.bad_words import BadWords
+from backends.sampling.sampler import Sampled, logprobs_and_best, sample
 from backends.transformers import DECLARATION
-from backends.transformers.bad_words import BadWords
 from backends.transformers.fallback import SequentialRunner
 from backends.transformers.images import ImageInputs, ImageProcessor
 from backends.transformers.loading import choose_max_model_len, choose_runner, load_model
 from backends.transformers.options import DEFAULT_BATCH_SIZE
 from backends.transformers.runner import Runner
-from backends.transformers.sampler import Sampled, logprobs_and_best, sample
 from backends.transformers.sequence import Chunk, Sequence, next_chunk
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities, check_prompt

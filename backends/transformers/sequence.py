@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import WatermarkLogitsProcessor
 
+from backends.sampling.sampler import SamplerState
 from backends.transformers.images import ImageInputs
-from backends.transformers.sampler import SamplerState
 from lmi_handlers.core.outputs import FinishReason
 from lmi_handlers.core.request import TokenRequest
 

@@ -12,7 +12,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor, RequestLogitsProcessor
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcessor, LogitsProcRequestState
 
-from backends.nucleus import outside_typical_p
+from backends.sampling.nucleus import outside_typical_p
 
 TYPICAL_P = "typical_p"
 """The key in `SamplingParams.extra_args`."""

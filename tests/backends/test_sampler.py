@@ -20,7 +20,7 @@ from transformers import (
     WatermarkLogitsProcessor,
 )
 
-from backends.transformers.sampler import Sampled, SamplerState, logprobs_and_best, sample
+from backends.sampling.sampler import Sampled, SamplerState, logprobs_and_best, sample
 from lmi_handlers.core.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")

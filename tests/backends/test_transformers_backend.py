@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from backends.base import ModelFiles
+from backends.sampling.bad_words import BadWords
 from backends.transformers.backend import TransformersBackend
-from backends.transformers.bad_words import BadWords
 from backends.transformers.fallback import SequentialRunner
 from backends.transformers.loading import _window_missing
 from backends.transformers.rolling import RollingRunner, decode_groups

@@ -16,7 +16,7 @@ import torch
 from transformers import WatermarkLogitsProcessor
 
 from backends.grammar import GrammarMatcher
-from backends.nucleus import nucleus_threshold, outside_typical_p
+from backends.sampling.nucleus import nucleus_threshold, outside_typical_p
 from lmi_handlers.core.sampling_params import SamplingParams
 
 # A lower temperature only overflows. The distribution has only its most likely token left.
