@@ -37,7 +37,10 @@ class Backend(ABC):
     @classmethod
     @abstractmethod
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> Backend:
-        """Load the model. Call `report` with a short phase such as "loading weights", which `/ping` shows.
+        """Load the model.
+
+        Call `report` with a `LoadPhase` when that phase begins, and with any other text to describe the current phase in
+        more detail, such as "layer 7 of 32". Both are logged, and `/ping` shows them. WEIGHTS has begun already.
 
         Raises `ConfigError`, or `LoadFailed` if a retry may help (see `lmi_handlers.core.load_failure`).
         """

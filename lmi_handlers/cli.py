@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
 from lmi_handlers import __version__
-from lmi_handlers.config.report import render_settings
-from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.log import tell
-from lmi_handlers.start_up import PortTaken, check_engine, check_port, mistakes, read_configuration, warnings
 
 _model_dir = click.option(
     "--model-dir",
@@ -61,6 +57,7 @@ def serve(
 ) -> None:
     """Start the server. It replaces this process, so signals reach it."""
     environ = _environ(
+        LMI_STARTED=time.monotonic(),
         LMI_MODEL_DIR=model_dir,
         LMI_HOST=host,
         LMI_PORT=port,
@@ -80,12 +77,12 @@ def serve(
     os.execve(sys.executable, command, environ)  # noqa: S606  our own module, no shell
 
 
-@main.command()
+@main.command("check")
 @_model_dir
 @_host
 @_port
 @click.option("--all", "show_all", is_flag=True, help="Also print the options that are not set, with their defaults.")
-def check(*, model_dir: Path | None, host: str | None, port: int | None, show_all: bool) -> None:
+def check_command(*, model_dir: Path | None, host: str | None, port: int | None, show_all: bool) -> None:
     """Check everything that can be checked before the model is loaded, and print the options in effect.
 
     Prints warnings first, then each option that is set, with its value, its source and what reads it. Exits with status 1
@@ -94,43 +91,14 @@ def check(*, model_dir: Path | None, host: str | None, port: int | None, show_al
 
     Example: lmi check --model-dir ./model
     """
-    environ = _environ(LMI_MODEL_DIR=model_dir, LMI_HOST=host, LMI_PORT=port)
-    try:
-        configuration = read_configuration(environ)
-    except ConfigError as error:
-        _fail(str(error))
-    selection, loaded = configuration.selection, configuration.loaded
-    found, causes = [*warnings(configuration)], [*mistakes(configuration, environ)]
-    try:
-        check_port(configuration.settings.host, configuration.settings.port)
-    except PortTaken as error:
-        found.append(f"{error}: `lmi serve` starts once it is free")
-    except ConfigError as error:
-        causes.append(str(error))
-    if found:
-        click.echo("\n".join(["Warnings", *(f"  {warning}" for warning in found), ""]))
-    click.echo(f"Model {configuration.properties.name} on backend {selection.name}: {selection.reason}\n")
-    click.echo(render_settings(loaded, configuration.backend, show_all=show_all), nl=False)
-    try:
-        if not causes:
-            check_engine(configuration)
-    except ConfigError as error:
-        causes.append(str(error))
-    if causes:
-        _fail(*causes)
-    if loaded.unknown_names(configuration.backend):
-        sys.exit(1)
+    from lmi_handlers.check import check  # `lmi serve` needs none of its imports, which take a quarter of a second
+
+    check(_environ(LMI_MODEL_DIR=model_dir, LMI_HOST=host, LMI_PORT=port), show_all=show_all)
 
 
 def _environ(**given: object) -> dict[str, str]:
     """The environment, overridden by the command line."""
     return dict(os.environ) | {name: str(value) for name, value in given.items() if value is not None}
-
-
-def _fail(*causes: str) -> NoReturn:
-    for cause in causes:
-        tell("error", cause)
-    sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ def _raise_file_limit() -> int:
     return soft
 
 
+_started = float(os.environ.pop("LMI_STARTED", time.monotonic()))  # set by `lmi serve`
 _settings, _properties = _start_up()
 
 bind = netloc(_settings.host, _settings.port)
@@ -134,7 +135,7 @@ def on_starting(server: Any) -> None:
     _tell_host(server.cfg.address)
     if SOCKET_VARIABLE in os.environ:
         return
-    _engine = EngineSettings(runtime_dir=tempfile.mkdtemp(prefix="lmi-"), properties=_properties)
+    _engine = EngineSettings(runtime_dir=tempfile.mkdtemp(prefix="lmi-"), properties=_properties, started=_started)
     os.environ[SOCKET_VARIABLE] = str(_engine.socket_path)
     # Ctrl-C reaches every process of a terminal. The supervisor and its engine ignore it: this process handles it.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -105,7 +105,7 @@ class EchoBackend(Backend):
         if fault == "out_of_memory_in_load":
             raise LoadFailed(f"option.echo_fault={fault}: the echo backend is out of memory, as requested")
         if fault == "slow_load":
-            report("pretending to load weights")
+            report("pretending")
             time.sleep(options.echo_load_seconds)
         return cls(
             model,

@@ -19,6 +19,7 @@ from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest
 from lmi_handlers.core.load_failure import load_failure
+from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.plugins import load_class
 from lmi_handlers.core.request import TokenRequest
@@ -60,7 +61,7 @@ class LmiDistBackend(Backend):
             raise ConfigError("option.model_id: the lmi_dist backend needs a model")
         if not model.path.is_dir():
             raise ConfigError(f"option.model_id: lmi_dist needs the directory of a checkpoint, not {model.path.name}")
-        report("loading weights")
+        report(LoadPhase.WEIGHTS)
         try:
             from backends.lmi_dist.engine import LmiDistEngine
 

@@ -22,6 +22,7 @@ from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest
 from lmi_handlers.core.load_failure import load_failure
+from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import TokenRequest
 
@@ -78,7 +79,7 @@ class TensorRTLLMBackend(Backend):
                 f"option.model_id: TensorRT-LLM needs the directory of a checkpoint, not {model.path.name}"
             )
         max_model_len = choose_max_model_len(model.path, properties)
-        report("starting TensorRT-LLM")
+        report(LoadPhase.WEIGHTS)
         try:
             adapters = lora_requests(model.adapters)
             llm = LLM(**llm_arguments(model.path, properties, max_model_len=max_model_len, adapters=model.adapters))

@@ -27,6 +27,7 @@ from backends.transformers.sequence import Chunk, Sequence, next_chunk
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities, check_prompt
 from lmi_handlers.core.errors import ConfigError, InvalidRequest
+from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import TokenRequest
 from lmi_handlers.media.images import max_images
@@ -110,9 +111,9 @@ class TransformersBackend(Backend):
         """Load the weights from `model.path`."""
         if model.path is None:
             raise ConfigError("option.model_id: the transformers backend needs a model")
-        report("loading weights")
+        report(LoadPhase.WEIGHTS)
         loaded = load_model(model.path, properties)
-        report("checking the rolling batch")
+        report(LoadPhase.CHECKING)
         tokenizer_file = model.path / TOKENIZER_FILE
         processor = None
         if max_images(properties.limit_mm_per_prompt) > 0:

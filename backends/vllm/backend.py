@@ -46,6 +46,7 @@ from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest
 from lmi_handlers.core.load_failure import load_failure
+from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import TokenRequest
 
@@ -123,7 +124,7 @@ class VLLMBackend(Backend):
         if not model.path.is_dir():
             raise ConfigError(f"option.model_id: vLLM needs the directory of a checkpoint, not {model.path.name}")
         arguments = engine_arguments(model.path, properties, backend=cls.declaration, adapters=len(model.adapters))
-        report("loading weights")
+        report(LoadPhase.WEIGHTS)
         try:
             engine = LLMEngine.from_vllm_config(engine_config(arguments), disable_log_stats=True)
         except Exception as error:  # the operator must hear of any failure to start

@@ -19,10 +19,11 @@ TGI = "Text Generation Inference"  # TGI has these routes, too
 
 
 class Health(msgspec.Struct):
-    """A model's state. `phase` says what the model is waiting for while it is not healthy."""
+    """A model's state. While it is not healthy, `phase` says why. `seconds` is how long a phase of loading has lasted."""
 
     status: str
     phase: str | UnsetType = UNSET
+    seconds: float | UnsetType = UNSET
 
 
 def server_routes(document: Callable[[], bytes]) -> Sequence[Route]:
@@ -45,9 +46,13 @@ def server_routes(document: Callable[[], bytes]) -> Sequence[Route]:
 
 def ping(model: ServedModel) -> Reply:
     """SageMaker's health check: 200 once the model accepts requests, until then 503 with the phase in the body."""
-    if model.state is EngineState.READY:
+    state = model.state
+    if state is EngineState.READY:
         return Reply(200, front_end_json({model.name: {"status": "Healthy"}}))
-    return Reply(503, front_end_json({model.name: {"status": model.state.value.capitalize(), "phase": model.phase}}))
+    health: dict[str, object] = {"status": state.value.capitalize(), "phase": model.phase}
+    if state is EngineState.STARTING:
+        health["seconds"] = round(model.phase_seconds, 1)
+    return Reply(503, front_end_json({model.name: health}))
 
 
 def metrics(model: ServedModel) -> Reply:

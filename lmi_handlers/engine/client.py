@@ -25,6 +25,7 @@ from lmi_handlers.core.errors import (
     InvalidRequest,
     LMIError,
 )
+from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.core.request import EncodedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.arrivals import Arrivals
@@ -34,6 +35,7 @@ from lmi_handlers.engine.messages import (
     Abort,
     EngineMessage,
     Failed,
+    Loading,
     Outputs,
     Ready,
     SequenceOutput,
@@ -164,7 +166,7 @@ class EngineClient:
         self._state = EngineState.STARTING
         self._ready = threading.Event()
         self._draining = False
-        self._phase = "starting"
+        self._doing = Loading(LoadPhase.STARTING.value, time.monotonic())
 
     def start(self) -> None:
         """Start the threads that read from the engine and watch over the requests."""
@@ -181,7 +183,12 @@ class EngineClient:
     @property
     def phase(self) -> str:
         """What the engine is doing, or what is wrong with it, in a few words."""
-        return self._stall() or self._phase
+        return self._stall() or self._doing.phase
+
+    @property
+    def phase_seconds(self) -> float:
+        """How long the current phase has lasted."""
+        return time.monotonic() - self._doing.since
 
     def _stall(self) -> str | None:
         return self._heartbeat.suspicion(self._stall_timeout) if self._state is EngineState.READY else None
@@ -206,7 +213,7 @@ class EngineClient:
         """
         sender = self._sender
         if sender is None or self._state is not EngineState.READY:
-            raise EngineNotReady(f"the engine is not ready: {self._phase}")
+            raise EngineNotReady(f"the engine is not ready: {self.phase}")
         if (stall := self._stall()) is not None:
             raise EngineNotReady(stall)
         submit = Submit(next(self._numbers), request_id, prompts, sampling_params, priority)
@@ -265,7 +272,7 @@ class EngineClient:
         if handled and (stall := self._stall()) is not None:
             cause = f"{stall}; it was ended"
         self._ready.clear()
-        self._state, self._phase = EngineState.STARTING, phase
+        self._state, self._doing = EngineState.STARTING, Loading(phase, time.monotonic())
         self._sender = None
         sender.close()
         channel.close()
@@ -285,11 +292,11 @@ class EngineClient:
                 failed.put(_error_of(message))
         elif isinstance(message, Ready):
             self._on_ready(message)
-            self._state, self._phase = EngineState.READY, "ready"
+            self._state, self._doing = EngineState.READY, Loading("ready", time.monotonic())
             self._ready.set()
         else:
             self._ready.clear()
-            self._state, self._phase = EngineState.STARTING, message.phase
+            self._state, self._doing = EngineState.STARTING, message
 
     def _fail_all(self, error: LMIError) -> None:
         for generation in list(self._generations.values()):

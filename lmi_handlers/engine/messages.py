@@ -41,9 +41,10 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Loading(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The engine is not ready. `phase` says what it is doing."""
+    """The engine is not ready. `phase` says what it is doing, and since when on the monotonic clock."""
 
     phase: str
+    since: float
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -21,10 +21,12 @@ from backends.selection import select_backend
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import ConfigError, EngineDead, LoadFailed
+from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.engine.adapters import find_adapters
 from lmi_handlers.engine.admission import Admission, DynamicBatch, RollingBatch
 from lmi_handlers.engine.cache_dir import default_cache_dir
 from lmi_handlers.engine.heartbeat import CPU_PATIENCE, PULSE_INTERVAL, Heartbeat
+from lmi_handlers.engine.load_report import LoadReport
 from lmi_handlers.engine.loop import EngineLoop, Inbox
 from lmi_handlers.engine.messages import Loading, Ready
 from lmi_handlers.engine.model_store import resolve_model
@@ -51,33 +53,29 @@ def serve(settings: EngineSettings) -> None:
     heartbeat = Heartbeat.create(settings.heartbeat_path)
     inbox: Inbox = queue.SimpleQueue()
     server = WorkerServer(settings.socket_path, inbox)
-
-    def report(phase: str) -> None:
-        logger.info("engine loading", extra={"phase": phase})
-        server.announce(Loading(phase))
-
-    started = time.monotonic()
+    metrics = EngineMetrics(settings.metrics_dir)
+    report = LoadReport(settings.started, server.announce, metrics)
     backend = _load(settings, report)
     capabilities = _served(backend.capabilities, settings.properties)
     admission = _admission(settings.properties, capabilities.max_num_seqs)
 
     def say_so() -> None:  # so that `/ping` fails before any request does
-        server.announce(Loading("the engine has died and is being restarted"))
+        server.announce(Loading("the engine has died and is being restarted", time.monotonic()))
 
     loop = EngineLoop(backend, admission, settings.properties.job_queue_size, inbox, say_so, heartbeat)
     start_repeating(_WATCH_INTERVAL, lambda: _watch(loop, backend, server, settings.properties.stall_timeout))
     heartbeat.start(patience=CPU_PATIENCE if capabilities.device == "cpu" else 1.0)
     start_repeating(PULSE_INTERVAL, heartbeat.beat)
     start_repeating(PULSE_INTERVAL, lambda: heartbeat.compare(backend.progress))
-    metrics = EngineMetrics(settings.metrics_dir)
     start_repeating(_LOAD_INTERVAL, lambda: _publish_load(loop, backend, metrics))
+    seconds = report.finish()
     server.announce(Ready(str(settings.bundle_dir), capabilities))
     logger.info(
         "engine ready",
         extra={
             "backend": capabilities.backend,
             "model": settings.properties.name,
-            "seconds": round(time.monotonic() - started, 3),
+            "seconds": round(seconds, 3),
         },
     )
     try:
@@ -86,15 +84,15 @@ def serve(settings: EngineSettings) -> None:
         server.flush()
 
 
-def _load(settings: EngineSettings, report: Callable[[str], None]) -> Backend:
+def _load(settings: EngineSettings, report: LoadReport) -> Backend:
     properties = settings.properties
     selection = select_backend(properties)
     logger.info("backend selected", extra={"backend": selection.name, "reason": selection.reason})
-    report("importing the engine")
+    report(LoadPhase.IMPORTING)
     backend_class = load_backend_class(selection.name)
     model_path: Path | None = None
     if declaration(selection.name).needs_model or properties.model_id is not None:
-        report("locating the model")
+        report(LoadPhase.MODEL)
         model_path = resolve_model(
             properties.model_id,
             model_dir=Path(properties.model_dir) if properties.model_dir else None,
@@ -102,7 +100,7 @@ def _load(settings: EngineSettings, report: Callable[[str], None]) -> Backend:
             cache_dir=default_cache_dir(os.environ),
             report=report,
         )
-    report("preparing the tokenizer")
+    report(LoadPhase.TOKENIZER)
     template = None
     if properties.chat_template is not None:
         template = read_chat_template(
@@ -120,7 +118,7 @@ def _load(settings: EngineSettings, report: Callable[[str], None]) -> Backend:
         )
     # Only the template tells whether option.enable_reasoning alone is enough. Check it before loading the weights.
     choose_reasoning_format(bundle.tool_template, properties.reasoning_parser, enabled=properties.enable_reasoning)
-    report("loading the model")
+    report(LoadPhase.WEIGHTS)
     files = ModelFiles(
         path=model_path,
         eos_token_ids=bundle.eos_token_ids,

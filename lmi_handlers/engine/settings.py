@@ -20,10 +20,14 @@ EXIT_LOAD_FAILED = 75
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line on the engine process's standard input, as JSON. Each server has its own `runtime_dir`."""
+    """The first line on the engine process's standard input, as JSON. Each server has its own `runtime_dir`.
+
+    `started` is when this load began, on the monotonic clock: when the server or, later, this engine was started.
+    """
 
     runtime_dir: str
     properties: ServingProperties
+    started: float
 
     @property
     def socket_path(self) -> Path:

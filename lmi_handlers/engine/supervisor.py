@@ -96,6 +96,7 @@ class Supervisor:
                 )
                 return 1
             time.sleep(delay)
+            self._settings = msgspec.structs.replace(self._settings, started=time.monotonic())
 
     def end_engine(self) -> None:
         """Kill the running engine, which may not be able to notice that its parent is gone. Starts no engine again."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.engine.channel import MessageTooLong, engine_end
 from lmi_handlers.engine.loop import Disconnected, Inbox
 from lmi_handlers.engine.messages import Abort, EngineMessage, Failed, Loading, Outputs, Ready
@@ -99,7 +100,7 @@ class WorkerServer:
 
     def __init__(self, path: Path, inbox: Inbox) -> None:
         self._inbox = inbox
-        self._state: EngineMessage = Loading("starting")
+        self._state: EngineMessage = Loading(LoadPhase.STARTING.value, time.monotonic())
         self._connections: list[WorkerConnection] = []
         self._lock = threading.Lock()
         path.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ vllm/v1/metrics/loggers.py and buckets.py.
 
 from __future__ import annotations
 
+from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.metrics.series import Catalogue
 
 FAILURES = ("validation", "template", "overloaded", "generation", "dropped", "timeout", "not_ready")
@@ -137,6 +138,14 @@ ENGINE_COUNTERS = {
 }
 """By field of `EngineCounters`."""
 
+LOAD_SECONDS = _gauge(
+    "lmi_load_seconds",
+    "seconds",
+    "How long each phase of the last load took.",
+    "phase",
+    [phase.value for phase in LoadPhase],
+)
+
 _PAGE = """\
 # Metrics
 
@@ -157,11 +166,13 @@ when a worker or an engine is replaced. Every series exists from the start.
   has received a token.
 * Gauges are reported by the engine and are at most a tenth of a second old. They are zero while no
   engine is loaded. Only `transformers` and `vllm` report the use of their KV cache.
+* `lmi_load_seconds` describes the last load, whether the server or only its engine was started.
+  Each series is set when its phase ends. All phases add up to the time until the engine was ready.
 """
 
 _DIFFERENCES = """\
 TGI's series have no label except `err`. All of vLLM's have `model_name` and `engine`, which is
-always `0`. The series called `lmi_` are this server's own and have no label.
+always `0`. The series called `lmi_` are this server's own, and only `lmi_load_seconds` has a label.
 
 The engine counts `lmi_prefix_cache_*`, `lmi_spec_decode_*` and `lmi_num_preemptions_total`. They
 mean the same as vLLM's series of these names, and are zero for engines that do not count.
@@ -182,6 +193,17 @@ mean the same as vLLM's series of these names, and are zero for engines that do 
 | `length` | reached its maximum number of tokens |
 | `abort` | was aborted, because its client disconnected or its time was up |
 | `error` | failed, alone or with its request |
+
+| `phase` | the time |
+| --- | --- |
+| `starting` | until the engine process runs: since `lmi serve` was called, or since the engine was restarted |
+| `importing the engine` | to import its libraries |
+| `preparing the model` | to find it, and to download or convert it if necessary |
+| `preparing the tokenizer` | to load it and to write what the web workers need |
+| `loading weights` | to load them, and whatever else the backend does not report as a phase of its own |
+| `compiling the model` | to compile it for the device |
+| `checking the model` | to compare its results with those of a reference |
+| `warming up` | for first runs, before any request |
 
 ## Not provided
 

@@ -32,15 +32,15 @@ class Cells:
         self._descriptor = _claim(directory, size)
         self._cells = memoryview(mmap.mmap(self._descriptor, size)).cast("d")
         for metric in catalogue.metrics:
-            if metric.kind == "gauge":
-                self.set(metric, 0.0)
+            for cell in metric.cells if metric.kind == "gauge" else ():
+                self._cells[cell] = 0.0
 
     def add(self, counter: Metric, amount: float = 1.0, label_value: str = "") -> None:
         """Increase the counter's series for `label_value`."""
         self._cells[counter.first + counter.label_values.index(label_value)] += amount
 
-    def set(self, gauge: Metric, value: float) -> None:
-        self._cells[gauge.first] = value
+    def set(self, gauge: Metric, value: float, label_value: str = "") -> None:
+        self._cells[gauge.first + gauge.label_values.index(label_value)] = value
 
     def observe(self, histogram: Metric, value: float, times: int = 1) -> None:
         """Count a value, `times` times."""
@@ -52,7 +52,7 @@ class Cells:
 def totals(directory: Path, catalogue: Catalogue) -> list[float]:
     """Add up the cells of all processes. Gauges of dead processes are left out."""
     size = catalogue.size * _CELL
-    gauges = [metric.first for metric in catalogue.metrics if metric.kind == "gauge"]
+    gauges = [cell for metric in catalogue.metrics if metric.kind == "gauge" for cell in metric.cells]
     sums = [0.0] * catalogue.size
     for path in directory.iterdir():
         with path.open("rb") as file:
@@ -62,8 +62,8 @@ def totals(directory: Path, catalogue: Catalogue) -> list[float]:
             continue  # just created, not yet filled
         values = array.array("d", content)
         if orphaned:
-            for position in gauges:
-                values[position] = 0.0
+            for cell in gauges:
+                values[cell] = 0.0
         sums = [total + value for total, value in zip(sums, values, strict=True)]
     return sums
 

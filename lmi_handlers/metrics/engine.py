@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lmi_handlers.core.engine_counters import EngineCounters
+from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.metrics import catalogue
 from lmi_handlers.metrics.catalogue import CATALOGUE
 from lmi_handlers.metrics.cells import Cells
@@ -30,3 +31,7 @@ class EngineMetrics:
         for field, metric in catalogue.ENGINE_COUNTERS.items():
             self._cells.add(metric, getattr(counters, field) - getattr(self._counted, field))
         self._counted = counters
+
+    def set_load_seconds(self, phase: LoadPhase, seconds: float) -> None:
+        """Set how long a phase of the load has taken."""
+        self._cells.set(catalogue.LOAD_SECONDS, seconds, phase.value)

@@ -41,6 +41,11 @@ class Metric(msgspec.Struct, frozen=True):
         """Cells of all series."""
         return self.width * len(self.label_values)
 
+    @property
+    def cells(self) -> range:
+        """Positions of the cells of all series."""
+        return range(self.first, self.first + self.size)
+
 
 class Catalogue:
     """Metrics in the order of their cells. `size` is the number of cells."""
@@ -57,9 +62,9 @@ class Catalogue:
             Metric(name, "counter", unit, documentation, self.size, label=label, label_values=tuple(values))
         )
 
-    def gauge(self, name: str, unit: str, documentation: str) -> Metric:
-        """Declare a gauge."""
-        return self._add(Metric(name, "gauge", unit, documentation, self.size))
+    def gauge(self, name: str, unit: str, documentation: str, label: str = "", values: Sequence[str] = ("",)) -> Metric:
+        """Declare a gauge, with one series per label value."""
+        return self._add(Metric(name, "gauge", unit, documentation, self.size, label=label, label_values=tuple(values)))
 
     def histogram(self, name: str, unit: str, documentation: str, buckets: Sequence[float]) -> Metric:
         """Declare a histogram. `buckets` are the upper bounds, ascending."""

@@ -60,6 +60,11 @@ class ServedModel:
         return self._client.phase
 
     @property
+    def phase_seconds(self) -> float:
+        """How long the engine has been doing that."""
+        return self._client.phase_seconds
+
+    @property
     def loaded(self) -> LoadedText:
         """The model's tokenizer and limits. Raises `EngineNotReady` unless it is loaded or loads within a second."""
         if self._loaded is None:

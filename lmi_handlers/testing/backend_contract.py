@@ -98,7 +98,7 @@ class BackendContract:
         files = ModelFiles(path=path, eos_token_ids=bundle.eos_token_ids, vocab_size=bundle.vocab_size)
         phases: list[str] = []
         backend = cls.backend_class().load(files, options.properties, phases.append)
-        assert all(phases), "load must call report with a few words about the current phase, not with an empty string"
+        assert all(phases), "load must call report with a LoadPhase or a few words, not with an empty string"
         yield Driver(backend, bundle.eos_token_ids, cls.patience)
         backend.close()
 

@@ -82,7 +82,7 @@ capabilities = st.builds(
     max_input_len=st.none() | ints,
 )
 engine_messages = (
-    st.builds(Loading, texts)
+    st.builds(Loading, texts, st.floats(0, 1e9))
     | st.builds(Ready, texts, capabilities)
     | st.builds(Outputs, st.lists(sequence_outputs, max_size=3))
     | st.builds(Failed, ints, texts, texts)

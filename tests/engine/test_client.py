@@ -42,8 +42,9 @@ def test_client_reports_what_a_starting_engine_does(tmp_path: Path) -> None:
     with pytest.raises(EngineNotReady, match="starting"):
         submit(client, b"hello")
     engine = Engine(path)
-    engine.server.announce(Loading("loading weights"))
+    engine.server.announce(Loading("loading weights", time.monotonic() - 60))
     wait_until(lambda: client.phase == "loading weights")
+    assert client.phase_seconds >= 60
     with pytest.raises(EngineNotReady, match="loading weights"):
         submit(client, b"hello")
     engine.start()

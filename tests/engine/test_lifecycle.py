@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import json
+import re
 import signal
 import statistics
 import time
@@ -145,14 +146,52 @@ def test_request_at_its_deadline_frees_its_place(start_server: StartServer) -> N
 
 def test_loading_engine_is_reported(start_server: StartServer) -> None:
     server = start_server(ECHO + "option.echo_fault=slow_load\noption.echo_load_seconds=4\n", ready=False)
-    expected = {"m0": {"status": "Starting", "phase": "pretending to load weights"}}
-    wait_until(lambda: can_connect(server) and server.ping().json() == expected)
-    assert server.ping().status_code == 503
+    wait_until(lambda: can_connect(server) and server.ping().json()["m0"]["phase"] == "loading weights: pretending")
+    first = server.ping()
+    assert first.status_code == 503
     answer = server.invoke({"inputs": "hello"})
     assert answer.status_code == 503
-    assert "pretending to load weights" in answer.json()["error"]
+    assert "loading weights: pretending" in answer.json()["error"]
     assert int(answer.headers["Retry-After"]) > 0
+    later = server.ping().json()["m0"]
+    assert later["status"] == "Starting"
+    assert first.json()["m0"]["seconds"] <= later["seconds"] <= 4.5
     server.wait_ready()
+
+
+def test_every_load_reports_how_long_its_phases_take(start_server: StartServer) -> None:
+    """In the log, in `/ping` and in `/metrics`. Words of a backend's own are details, not phases."""
+    server = start_server(ECHO + "option.echo_fault=slow_load\noption.echo_load_seconds=1\n")
+    phases = ["starting", "importing the engine", "preparing the tokenizer", "loading weights"]
+    times = load_times(server)
+    assert sorted(times) == sorted(phases)
+    assert server.invoke({"inputs": "hello DIE@1"}).status_code == 500
+    seen: list[dict[str, Any]] = []
+    while not seen or seen[-1]["status"] != "Healthy":
+        seen.append(server.ping().json()["m0"])
+    assert "seconds" not in seen[-1]
+    assert all(document["seconds"] < 20 for document in seen[:-1])
+    assert {document["phase"] for document in seen[:-1]} >= {
+        "the engine process has ended and is being restarted",
+        "loading weights: pretending",
+    }
+    assert load_times(server).keys() == times.keys()
+    for load in (times, load_times(server)):
+        assert load["loading weights"] >= 1
+    entries = [json.loads(line) for line in server.log.splitlines()]
+    logged = [entry for entry in entries if entry["message"] == "load phase ended"]
+    assert [entry["phase"] for entry in logged] == phases * 2
+    totals = [entry["seconds"] for entry in entries if entry["message"] == "engine ready"]
+    assert totals == pytest.approx(
+        [sum(entry["seconds"] for entry in half) for half in (logged[:4], logged[4:])], abs=0.01
+    )
+
+
+def load_times(server: Server) -> dict[str, float]:
+    """Seconds by phase, from `/metrics`. Leaves out phases that took no time."""
+    page = requests.get(f"{server.url}/metrics", timeout=30).text
+    times = re.findall(r'^lmi_load_seconds\{phase="(.*)"\} (.*)$', page, re.M)
+    return {phase: float(seconds) for phase, seconds in times if float(seconds)}
 
 
 def can_connect(server: Server) -> bool:

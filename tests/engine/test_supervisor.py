@@ -97,7 +97,9 @@ def test_processes_of_the_engine_end_with_a_killed_supervisor(tmp_path: Path, st
     """Even if they never check their parent, like a vLLM worker in a tight loop, and the engine is stopped."""
     (tmp_path / "serving.properties").write_text(ECHO)
     settings = EngineSettings(
-        runtime_dir=str(tmp_path), properties=load_properties(tmp_path, {}, registry()).properties
+        runtime_dir=str(tmp_path),
+        properties=load_properties(tmp_path, {}, registry()).properties,
+        started=time.monotonic(),
     )
     parent = psutil.Popen([sys.executable, "-c", PARENT, ENGINE_WITH_CHILD, msgspec.json.encode(settings).decode()])
     family = []

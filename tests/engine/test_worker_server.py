@@ -62,7 +62,7 @@ def test_flush_waits_for_all_slow_workers_together(tmp_path: Path) -> None:
         for _ in range(12):
             stack.enter_context(socket.socket(socket.AF_UNIX)).connect(str(tmp_path / "engine.sock"))
         wait_until(lambda: len(server._connections) == 12)
-        server.announce(Loading("x" * 10_000_000))
+        server.announce(Loading("x" * 10_000_000, 0.0))
         wait_until(lambda: all(connection.sending_since for connection in server._connections))
         started = time.monotonic()
         server.flush()
@@ -111,10 +111,12 @@ def test_disconnected_workers_leave_no_threads_or_file_descriptors_behind(tmp_pa
     before = 0, 0
     for number in range(20):
         with worker_connection(tmp_path / "engine.sock") as (_, channel):
-            assert next(channel.receive()) == Loading("starting")
+            state = next(channel.receive())
+            assert isinstance(state, Loading)
+            assert state.phase == "starting"
         assert isinstance(inbox.get(timeout=10)[1], Disconnected)
         if number == 0:
             before = process.num_fds() + 1, threading.active_count() + 1  # the first connection may still be closing
     wait_until(lambda: threading.active_count() <= before[1])
     wait_until(lambda: process.num_fds() <= before[0])
-    server.announce(Loading("still here"))
+    server.announce(Loading("still here", 0.0))

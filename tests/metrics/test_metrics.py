@@ -103,7 +103,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with two workers and short limits, for tests that compare counters before and after."""
     properties = ECHO + "max_request_size=10000\noption.predict_timeout=2\n"
     server = Server(tmp_path_factory.mktemp("metrics") / "m", properties, "--workers", "2")
-    assert not any(scrape(server.wait_ready()).values()), "all values are zero before the first request"
+    seen = scrape(server.wait_ready())
+    assert not any(value for name, value in seen.items() if not name.startswith("lmi_load_seconds")), (
+        "all values are zero before the first request"
+    )
     yield server
     server.stop()
 
@@ -466,10 +469,11 @@ PROCESS = """
 import sys, time
 from pathlib import Path
 from lmi_handlers.metrics.cells import Cells
-from lmi_handlers.metrics.catalogue import CATALOGUE, REQUESTS, RUNNING
+from lmi_handlers.metrics.catalogue import CATALOGUE, LOAD_SECONDS, REQUESTS, RUNNING
 
 cells = Cells(Path(sys.argv[1]), CATALOGUE)
 cells.set(RUNNING, 5)
+cells.set(LOAD_SECONDS, 5, "loading weights")
 for _ in range(1000):
     cells.add(REQUESTS)
 print("done", flush=True)
@@ -480,9 +484,10 @@ time.sleep(60)
 def test_counters_of_a_dead_process_are_kept_but_its_gauges_are_not(tmp_path: Path) -> None:
     directory = tmp_path / "metrics"
 
-    def seen() -> tuple[float, float]:
+    def seen() -> tuple[float, ...]:
         series = parse(exposition(CATALOGUE.metrics, totals(directory, CATALOGUE), {}))
-        return series["tgi_request_count"], series["vllm:num_requests_running"]
+        gauges = ("vllm:num_requests_running", 'lmi_load_seconds{phase="loading weights"}')
+        return series["tgi_request_count"], *(series[name] for name in gauges)
 
     for generation in range(3):
         processes = [
@@ -493,8 +498,8 @@ def test_counters_of_a_dead_process_are_kept_but_its_gauges_are_not(tmp_path: Pa
                 assert process.stdout is not None
                 assert process.stdout.readline() == b"done\n"
             for process, running in zip(processes, (10, 5), strict=True):
-                assert seen() == (2000 * generation + 2000, running)
+                assert seen() == (2000 * generation + 2000, running, running)
                 process.kill()
                 process.wait()
-        assert seen() == (2000 * generation + 2000, 0)
+        assert seen() == (2000 * generation + 2000, 0, 0)
     assert len(list(directory.iterdir())) == 2

@@ -1,0 +1,53 @@
+"""Times the phases of a load, and tells the log, the web workers and `/metrics` about them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from lmi_handlers.core.load_phase import LoadPhase
+from lmi_handlers.engine.messages import Loading
+from lmi_handlers.metrics.engine import EngineMetrics
+
+logger = logging.getLogger(__name__)
+
+
+class LoadReport:
+    """The `report` that `Backend.load` is called with.
+
+    A call with a `LoadPhase` ends the current phase and begins that one. Any other text describes the current phase.
+    `started` is when the load began, on the monotonic clock, which all processes of a machine share.
+    """
+
+    def __init__(self, started: float, announce: Callable[[Loading], None], metrics: EngineMetrics) -> None:
+        self._started = self._since = started
+        self._announce = announce
+        self._metrics = metrics
+        self._phase = LoadPhase.STARTING
+        self._seconds = dict.fromkeys(LoadPhase, 0.0)
+        announce(Loading(self._phase.value, started))
+
+    def __call__(self, text: str) -> None:
+        try:
+            phase = LoadPhase(text)
+        except ValueError:
+            logger.info("engine loading", extra={"phase": self._phase.value, "detail": text})
+            self._announce(Loading(f"{self._phase.value}: {text}", self._since))
+            return
+        if phase is not self._phase:
+            self._end_phase()
+            self._phase = phase
+        self._announce(Loading(phase.value, self._since))
+
+    def finish(self) -> float:
+        """End the last phase, and return how many seconds the whole load has taken."""
+        self._end_phase()
+        return self._since - self._started
+
+    def _end_phase(self) -> None:
+        now = time.monotonic()
+        seconds, self._since = now - self._since, now
+        self._seconds[self._phase] += seconds
+        self._metrics.set_load_seconds(self._phase, self._seconds[self._phase])
+        logger.info("load phase ended", extra={"phase": self._phase.value, "seconds": round(seconds, 3)})
