@@ -39,6 +39,8 @@ class Formatter(ABC):
         self.request = request
         self.prompts = prompts
         self.prompt_tokens = tuple(prompt.num_tokens for prompt in prompts)
+        self.cached_tokens: int | None = None
+        """How many of them came from the engine's prefix cache. Set as the sequences begin, if the engine says."""
 
     @abstractmethod
     def feed(self, delta: TextDelta) -> bytes:

@@ -3,7 +3,7 @@ r"""Aleph Alpha's chat completions: like OpenAI's, but a stream has the fingerpr
     document   {"id":"chatcmpl-1","object":"chat.completion",...}
     stream     data: {"id":"chatcmpl-1",...,"system_fingerprint":null,"choices":[{"index":0,"delta":{...},...}],"usage":null}\n\n
 
-Source: Aleph Alpha's API reference, "Chat".
+The usage has no details. Source: Aleph Alpha's API reference, "Chat".
 """
 
 from __future__ import annotations
@@ -11,13 +11,23 @@ from __future__ import annotations
 from formatters.aleph_alpha.errors import error_document
 from formatters.aleph_alpha.responses import AlephAlphaChunk
 from formatters.openai.base import SYSTEM_FINGERPRINT
-from formatters.openai.chat import ChatSseFormatter
+from formatters.openai.chat import ChatJsonFormatter, ChatSseFormatter
 from formatters.openai.responses import ChatCompletionChoice, Usage
 from lmi_handlers.core.errors import LMIError
 
 
+class AlephAlphaJsonFormatter(ChatJsonFormatter):
+    """One document at the end."""
+
+    def usage(self, cached_tokens: int | None = None) -> Usage:  # noqa: ARG002  not in Aleph Alpha's format
+        return super().usage()
+
+
 class AlephAlphaSseFormatter(ChatSseFormatter):
     """One event for each update to a choice, then `[DONE]`."""
+
+    def usage(self, cached_tokens: int | None = None) -> Usage:  # noqa: ARG002  not in Aleph Alpha's format
+        return super().usage()
 
     def chunk(self, choices: list[ChatCompletionChoice], usage: Usage | None) -> AlephAlphaChunk:
         """Return one object of the stream. The fingerprint is in each choice's last one and in the usage."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from msgspec import UNSET
+
 from formatters.base import python_float
-from formatters.openai.responses import Usage
+from formatters.openai.responses import PromptTokensDetails, Usage
 from lmi_handlers import __version__
 from lmi_handlers.core.outputs import FinishReason
 
@@ -33,6 +35,7 @@ def finite(logprob: float | None) -> float:
     return python_float(logprob) if logprob is not None and math.isfinite(logprob) else NO_PROBABILITY
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> Usage:
-    """Return the usage object."""
-    return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None) -> Usage:
+    """Return the usage object. It has no details if `cached_tokens` is None."""
+    details = UNSET if cached_tokens is None else PromptTokensDetails(cached_tokens)
+    return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, details)

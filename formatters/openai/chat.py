@@ -106,8 +106,9 @@ class ChatFormatter(Formatter):
             return parser
         return ReasoningParser(options.reasoning, self.prompts[0].text, parser)
 
-    def usage(self) -> responses.Usage:
-        return usage(sum(self.prompt_tokens), sum(choice.num_tokens for choice in self.choices))
+    def usage(self, cached_tokens: int | None = None) -> responses.Usage:
+        """Return the tokens used so far. As in vLLM, only the final usage tells `cached_tokens`."""
+        return usage(sum(self.prompt_tokens), sum(choice.num_tokens for choice in self.choices), cached_tokens)
 
     def logprobs(self, tokens: list[Token]) -> responses.ChatCompletionLogprobs | None:
         """Return the tokens' logprobs, if the request asked for them."""
@@ -139,7 +140,13 @@ class ChatJsonFormatter(ChatFormatter):
             logprobs = self.logprobs(choice.new_tokens)
             choices.append(responses.ChatCompletionComplete(index, whole, logprobs, choice.reason))
         document = responses.ChatCompletion(
-            self.id, "chat.completion", options.created, options.model, SYSTEM_FINGERPRINT, choices, self.usage()
+            self.id,
+            "chat.completion",
+            options.created,
+            options.model,
+            SYSTEM_FINGERPRINT,
+            choices,
+            self.usage(self.cached_tokens),
         )
         return encode(document)
 
@@ -207,8 +214,9 @@ class ChatSseFormatter(ChatFormatter):
         return b"".join(records)
 
     def finish(self) -> bytes:
-        last = self.frame(encode(self.chunk([], self.usage()))) if self.options.include_usage else b""
-        return last + self.end
+        if not self.options.include_usage:
+            return self.end
+        return self.frame(encode(self.chunk([], self.usage(self.cached_tokens)))) + self.end
 
     def error(self, error: LMIError) -> bytes:
         return self.frame(error_document(error)) + self.end

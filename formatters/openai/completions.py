@@ -59,8 +59,9 @@ class CompletionFormatter(CollectingFormatter):
         """Return the prompt to put in front of the text, "" without `echo`."""
         return output.prompt if self.options.echo else ""
 
-    def usage(self) -> responses.Usage:
-        return usage(sum(self.prompt_tokens), self.num_tokens)
+    def usage(self, cached_tokens: int | None = None) -> responses.Usage:
+        """Return the tokens used so far. As in vLLM, only the final usage tells `cached_tokens`."""
+        return usage(sum(self.prompt_tokens), self.num_tokens, cached_tokens)
 
     def count(self, delta: TextDelta) -> None:
         """Add the new tokens to the usage."""
@@ -99,7 +100,7 @@ class CompletionJsonFormatter(CompletionFormatter):
                 outputs = sorted(outputs, key=lambda output: output.mean_logprob, reverse=True)
             shown += outputs[: self.options.n]
         choices = [self._choice(index, output) for index, output in enumerate(shown)]
-        return encode(responses.CompletionFinal(*self.head, choices, self.usage()))
+        return encode(responses.CompletionFinal(*self.head, choices, self.usage(self.cached_tokens)))
 
     def _choice(self, index: int, output: CompletionOutput) -> responses.CompletionComplete:
         text, tokens = self.prompt(output), [*output.prompt_tokens]
@@ -138,7 +139,7 @@ class CompletionSseFormatter(CompletionFormatter):
         return self._chunk([choice], self.usage() if self.options.continuous_usage else None)
 
     def finish(self) -> bytes:
-        return (self._chunk([], self.usage()) if self.options.include_usage else b"") + self.end
+        return (self._chunk([], self.usage(self.cached_tokens)) if self.options.include_usage else b"") + self.end
 
     def error(self, error: LMIError) -> bytes:
         return self.frame(error_document(error)) + self.end

@@ -16,12 +16,19 @@ TextFinishReason = Literal["stop", "length", "content_filter"]
 ChatFinishReason = Literal["stop", "length", "content_filter", "tool_calls"]
 
 
+class PromptTokensDetails(Response):
+    """How many of the prompt tokens were found in the engine's prefix cache."""
+
+    cached_tokens: Count
+
+
 class Usage(Response):
-    """The number of tokens that the request used."""
+    """The number of tokens that the request used. The details are omitted unless the engine reports them."""
 
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
 
 
 class OpenAIErrorDetails(Response):

@@ -10,12 +10,14 @@ class Usage(msgspec.Struct):
 
     `started` is the monotonic time at which the body had arrived. `validation_time` is how long parsing and tokenising
     took. `queue_time` is how long the request waited in the engine's queue. `first_token_time` is the time from
-    `started` to the first token. The request was sent to the engine as `sequences` sequences of at most `max_tokens`
-    tokens each. `finish_reasons` has one entry per finished sequence. `device` is what the engine says it runs on.
+    `started` to the first token. `cached_tokens` is how many of the `prompt_tokens` came from the engine's prefix
+    cache, 0 if the engine does not say. The request was sent to the engine as `sequences` sequences of at most
+    `max_tokens` tokens each. `finish_reasons` has one entry per finished sequence. `device` is what the engine says it runs on.
     """
 
     started: float
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     generated_tokens: int = 0
     sequences: int = 0
     max_tokens: int = 0

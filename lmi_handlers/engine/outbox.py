@@ -73,6 +73,7 @@ def _join(parts: list[SequenceOutput]) -> SequenceOutput:
         invalid_request=outputs[-1].invalid_request,
         invalid_field=outputs[-1].invalid_field,
         num_prompt_tokens=outputs[0].num_prompt_tokens,
+        num_cached_tokens=outputs[0].num_cached_tokens,
     )
     return SequenceOutput(parts[0].number, parts[0].index, joined, parts[0].queue_time)
 

@@ -44,6 +44,7 @@ class Answer:
         self._formatter = formatter
         self._generation = generation
         self._texts = texts
+        self._samples = formatter.request.sampling_params.n
         self.usage = usage
         self._metrics = metrics
         self._alias = alias
@@ -90,6 +91,10 @@ class Answer:
         if output.num_prompt_tokens is not None:
             usage.prompt_tokens = output.num_prompt_tokens
             self._formatter.prompt_tokens = (output.num_prompt_tokens,)
+        if output.num_cached_tokens is not None and item.index % self._samples == 0:
+            # A prompt's other samples also find what the first one has computed, but the prompt is counted once.
+            usage.cached_tokens += output.num_cached_tokens
+            self._formatter.cached_tokens = usage.cached_tokens
         if tokens := len(output.token_ids):
             usage.generated_tokens += tokens
             previous, self._token_times[item.index] = self._token_times[item.index], now

@@ -172,6 +172,7 @@ class BeamGeneration:
                     prompt_logprobs=self._first[position].prompt_logprobs,
                     prompt_top_logprobs=self._first[position].prompt_top_logprobs,
                     finish_reason=beam.finish_reason,
+                    num_cached_tokens=self._first[position].num_cached_tokens,
                 )
                 yield SequenceOutput(0, position * params.n + rank, output, self._queue_time)
 

@@ -17,6 +17,7 @@ def log_request(*, request_id: str, path: str, status: int, usage: Usage, error:
         "path": path,
         "status": status,
         "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
         "generated_tokens": usage.generated_tokens,
         "finish_reasons": usage.finish_reasons,
         "queue_ms": _milliseconds(usage.queue_time),

@@ -80,6 +80,7 @@ class BatchBodies:
         body, failure = self._finish(exchange, record)
         exchange.usage.generated_tokens += record.usage.generated_tokens
         exchange.usage.prompt_tokens += record.usage.prompt_tokens
+        exchange.usage.cached_tokens += record.usage.cached_tokens
         self._model.metrics.ended(record.usage, failure)
         if isinstance(failure, ClientDisconnected):
             raise ClientDisconnected(str(failure))

@@ -85,10 +85,11 @@ def test_joining_outputs_loses_nothing(messages: list[EngineMessage]) -> None:
             assert len({(item.number, item.index) for item in message.outputs}) == len(message.outputs)
 
 
-def test_joined_outputs_keep_the_number_of_prompt_tokens() -> None:
-    steps = [
-        Outputs([SequenceOutput(1, 0, TokenOutput(request_id="r", token_ids=[token], num_prompt_tokens=39), 0.0)])
-        for token in (5, 6)
+def test_joined_outputs_keep_the_numbers_of_prompt_tokens() -> None:
+    outputs = [
+        TokenOutput(request_id="r", token_ids=[5], num_prompt_tokens=39, num_cached_tokens=16),
+        TokenOutput(request_id="r", token_ids=[6], num_prompt_tokens=39),
     ]
-    (joined,) = join_outputs(steps).outputs
-    assert (joined.output.token_ids, joined.output.num_prompt_tokens) == ([5, 6], 39)
+    (joined,) = join_outputs([Outputs([SequenceOutput(1, 0, output, 0.0)]) for output in outputs]).outputs
+    seen = (joined.output.token_ids, joined.output.num_prompt_tokens, joined.output.num_cached_tokens)
+    assert seen == ([5, 6], 39, 16)

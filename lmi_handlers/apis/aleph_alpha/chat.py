@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from formatters.aleph_alpha.chat import AlephAlphaSseFormatter
+from formatters.aleph_alpha.chat import AlephAlphaJsonFormatter, AlephAlphaSseFormatter
 from formatters.aleph_alpha.errors import error_document
 from formatters.aleph_alpha.responses import AlephAlphaError
 from lmi_handlers.apis.base import Payload, Reply
@@ -75,7 +75,12 @@ class AlephAlphaDialect(ChatDialect):
     error_type = AlephAlphaError
 
     def __init__(self, facts: Callable[[], ModelFacts], *, budget: Budget) -> None:
-        super().__init__(facts, budget=budget, stream_formatter=AlephAlphaSseFormatter)
+        super().__init__(
+            facts,
+            budget=budget,
+            stream_formatter=AlephAlphaSseFormatter,
+            document_formatter=AlephAlphaJsonFormatter,
+        )
 
     def parse(self, payload: Payload) -> Parsed:
         body, ignored = decode_body(payload, AlephAlphaBody)

@@ -139,17 +139,19 @@ class ChatDialect(OpenAIDialect):
         reasoning_parser: str | None = None,
         enable_reasoning: bool | None = None,
         stream_formatter: type[ChatSseFormatter] = ChatSseFormatter,
+        document_formatter: type[ChatJsonFormatter] = ChatJsonFormatter,
     ) -> None:
         """`tool_call_parser` names a model family; None detects it from the chat template.
 
         `reasoning_parser` and `enable_reasoning` are the values of these options, passed on to `choose_reasoning_format`.
-        `stream_formatter` formats streams.
+        `stream_formatter` formats streams, `document_formatter` other answers.
         """
         super().__init__(facts, budget=budget)
         self._tool_call_parser = tool_call_parser
         self._reasoning_parser = reasoning_parser
         self._enable_reasoning = enable_reasoning
         self._stream_formatter = stream_formatter
+        self._document_formatter = document_formatter
 
     def parse(self, payload: Payload) -> Parsed:
         return self.parsed(payload, *decode_body(payload, ChatCompletionBody))
@@ -183,7 +185,8 @@ class ChatDialect(OpenAIDialect):
             include_usage=body.include_usage,
             continuous_usage=body.continuous_usage,
         )
-        formatter = partial(self._stream_formatter if _streams(payload, body) else ChatJsonFormatter, options=options)
+        kind = self._stream_formatter if _streams(payload, body) else self._document_formatter
+        formatter = partial(kind, options=options)
         return Parsed(request, formatter, body.alias, partial(check_length, "messages"), "messages")
 
     def _tool_calls(
