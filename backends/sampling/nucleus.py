@@ -2,49 +2,42 @@
 
 from __future__ import annotations
 
-import torch
+from array_api_compat import array_namespace
+
+from backends.sampling.arrays import Array, cumsum, logsumexp, topk
 
 
-def outside_typical_p(scores: torch.Tensor, masses: torch.Tensor, sizes: tuple[int, ...] = ()) -> torch.Tensor:
+def outside_typical_p(scores: Array, masses: Array, sizes: tuple[int, ...] = ()) -> Array:
     """Mark the tokens that typical sampling excludes.
 
     It keeps the smallest set of tokens that holds the mass, starting with those whose information is closest to the
     entropy. See `nucleus_threshold` for `masses` and `sizes`.
     """
-    logprobs = scores.log_softmax(dim=-1)
-    probs = logprobs.exp()
-    entropy = -(logprobs * probs).nansum(dim=-1, keepdim=True)
-    typicality = -(-logprobs - entropy).abs()
+    xp = array_namespace(scores)
+    logprobs = scores - logsumexp(scores)
+    probs = xp.exp(logprobs)
+    # A token that is already excluded contributes nothing, where -inf * 0 would be NaN.
+    negative_entropy = xp.sum(xp.where(probs > 0, logprobs * probs, 0.0), axis=-1, keepdims=True)
+    typicality = -xp.abs(logprobs - negative_entropy)
     return typicality < nucleus_threshold(typicality, probs, masses, sizes)
 
 
-def nucleus_threshold(
-    keys: torch.Tensor, probs: torch.Tensor, masses: torch.Tensor, sizes: tuple[int, ...] = ()
-) -> torch.Tensor:
+def nucleus_threshold(keys: Array, probs: Array, masses: Array, sizes: tuple[int, ...] = ()) -> Array:
     """Return each row's lowest key among the tokens to keep, `[rows, 1]` like `masses`.
 
     The tokens to keep are those with the highest keys, as few as hold the row's mass. The search looks at the best
     `sizes[0]` tokens first, then at `sizes[1]`, and finally at the whole vocabulary. Passing `sizes` is faster, but
     makes a GPU wait for the CPU.
     """
+    xp = array_namespace(keys)
     vocab_size = keys.shape[-1]
-    threshold = torch.empty_like(masses)
-    rows = torch.arange(len(keys), device=keys.device)
-    for size in sizes:
-        size = min(size, vocab_size)
-        found, inside = _search(keys[rows], probs[rows], masses[rows], size)
-        threshold[rows] = found
-        rows = rows[inside.squeeze(1) >= size]  # these rows need more tokens
-        if size == vocab_size or rows.numel() == 0:
-            return threshold
-    threshold[rows], _ = _search(keys[rows], probs[rows], masses[rows], vocab_size)
+    size = min(vocab_size, sizes[0] if sizes else vocab_size)
+    best, ids = topk(keys, size)
+    cumulative = cumsum(xp.take_along_axis(probs, ids, axis=-1))
+    inside = xp.count_nonzero(cumulative < masses, axis=-1, keepdims=True)
+    threshold = xp.take_along_axis(best, xp.clip(inside, max=size - 1), axis=-1)
+    if size < vocab_size:
+        rows = xp.nonzero(inside[:, 0] == size)[0]  # these need more tokens
+        if rows.shape[0] > 0:
+            threshold[rows] = nucleus_threshold(keys[rows], probs[rows], masses[rows], sizes[1:])
     return threshold
-
-
-def _search(
-    keys: torch.Tensor, probs: torch.Tensor, masses: torch.Tensor, size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row's threshold among its `size` best tokens, and how many precede it: `size` if too few."""
-    best, ids = keys.topk(size, dim=-1)
-    inside = (probs.gather(1, ids).cumsum(dim=-1) < masses).sum(dim=-1, keepdim=True)
-    return best.gather(1, inside.clamp(max=size - 1)), inside

@@ -1,21 +1,22 @@
 """Chooses the next token of many sequences at once, in a few passes over `[rows, vocabulary]`.
 
-Two slow torch functions are avoided. Instead of `multinomial`, which draws one exponential per token of the vocabulary,
-the cumulative distribution is inverted. Instead of a full sort, `topk` is used with a growing k until it holds the
-nucleus.
+Logits are NumPy arrays or torch tensors on any device. Full sorts are avoided: `topk` is used with a growing k until it
+holds the nucleus. Draws invert the cumulative distribution, first over blocks of the vocabulary and then within one
+block, because a cumulative sum of everything takes as long as the rest of the draw.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
-import torch
-from transformers import WatermarkLogitsProcessor
+import numpy as np
+from array_api_compat import array_namespace, device
 
 from backends.grammar import GrammarMatcher
+from backends.sampling.arrays import Array, column, logsumexp, softmax, topk
 from backends.sampling.nucleus import nucleus_threshold, outside_typical_p
 from lmi_handlers.core.sampling_params import SamplingParams
 
@@ -24,8 +25,26 @@ MIN_TEMPERATURE = 1e-5
 
 _BELOW_ONE = 1.0 - 2.0**-24  # the largest float32 below 1
 _NUCLEUS_SIZES = (64, 1024)
+_BLOCK_SIZE = 256
 
 Value = TypeVar("Value", int, float)
+
+
+class Watermark(Protocol):
+    """Marks a text by preferring some tokens, like transformers' `WatermarkLogitsProcessor`."""
+
+    def __call__(self, input_ids: Array, scores: Array, /) -> Array:
+        """Return changed scores, `[1, vocabulary]`. `input_ids` contains the preceding token, `[1, 1]`."""
+
+
+class _Tables(NamedTuple):
+    """What a request's parameters say about each token of the vocabulary, where the logits are. None changes nothing."""
+
+    seen: Array | None
+    counts: Array | None
+    bias: tuple[Array, Array] | None
+    forbidden: Array | None
+    held_back: Array | None
 
 
 class SamplerState:
@@ -40,73 +59,93 @@ class SamplerState:
     def __init__(
         self,
         params: SamplingParams,
-        prompt_token_ids: list[int],
+        prompt_token_ids: Sequence[int],
         stop_ids: frozenset[int],
-        vocab_size: int,
-        device: torch.device,
         *,
         bad_words: list[list[int]] | None = None,
-        watermark: WatermarkLogitsProcessor | None = None,
+        watermark: Watermark | None = None,
     ) -> None:
         self.params = params
         self.greedy = params.temperature < MIN_TEMPERATURE
         self.grammar: GrammarMatcher | None = None
         self._last_token = prompt_token_ids[-1]
+        self._repeats = params.repetition_penalty != 1.0
+        self._prompt = frozenset(prompt_token_ids) if self._repeats else frozenset()
         self._generated: list[int] = []
+        self._counts = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+        self._held_back = stop_ids if params.min_tokens > 0 else frozenset()
         self._bad_words = bad_words or []
         self._watermark = watermark
         self._random = random.Random(params.seed)  # noqa: S311 (nothing secret; None means the system's entropy)
-        self._seen: torch.Tensor | None = None
-        if params.repetition_penalty != 1.0:
-            self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-            self._seen[torch.tensor(prompt_token_ids, device=device)] = True
-        self._counts: torch.Tensor | None = None
-        if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
-            self._counts = torch.zeros(vocab_size, device=device)
-        self._bias: tuple[torch.Tensor, torch.Tensor] | None = None
-        if params.logit_bias:
-            ids = torch.tensor(list(params.logit_bias), device=device)
-            self._bias = ids, torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=device)
-        self._forbidden: torch.Tensor | None = None
-        if params.allowed_token_ids is not None:
-            self._forbidden = torch.ones(vocab_size, dtype=torch.bool, device=device)
-            self._forbidden[torch.tensor(params.allowed_token_ids, device=device)] = False
-        self._held_back: torch.Tensor | None = None
-        if params.min_tokens > 0 and (known := [token for token in stop_ids if token < vocab_size]):
-            self._held_back = torch.tensor(known, device=device)
+        self._tables: _Tables | None = None  # made for the first logits
 
     @property
     def edits_logits(self) -> bool:
         """True if `edit_logits` may change anything."""
-        edits = (self._watermark, self._seen, self._counts, self._bias, self._forbidden, self._held_back, self.grammar)
-        return bool(self._bad_words) or any(edit is not None for edit in edits)
+        return bool(
+            self._watermark is not None
+            or self._repeats
+            or self._counts
+            or self.params.logit_bias
+            or self.params.allowed_token_ids is not None
+            or self._held_back
+            or self._bad_words
+            or self.grammar is not None
+        )
 
-    def edit_logits(self, logits: torch.Tensor) -> None:
+    def edit_logits(self, logits: Array) -> None:
         """Apply everything that comes before the temperature to one row of logits, `[vocabulary]`, in place."""
+        xp = array_namespace(logits)
         params = self.params
+        if self._tables is None:
+            self._tables = self._make_tables(logits)
+        tables = self._tables
         if self._watermark is not None:
-            last = torch.tensor([[self._last_token]], device=logits.device)
-            logits.copy_(self._watermark(last, logits[None])[0])
-        if self._forbidden is not None:
-            logits.masked_fill_(self._forbidden, -math.inf)
-        if self._bias is not None:
-            logits.index_add_(0, *self._bias)
-        if self._seen is not None:
+            last = xp.asarray([[self._last_token]], device=device(logits))
+            logits[...] = self._watermark(last, logits[None, :])[0, :]
+        if tables.forbidden is not None:
+            logits[...] = xp.where(tables.forbidden, -math.inf, logits)
+        if tables.bias is not None:
+            ids, values = tables.bias
+            logits[ids] += values
+        if tables.seen is not None:
             penalty = params.repetition_penalty
-            penalised = torch.where(logits < 0, logits * penalty, logits / penalty)
-            logits.copy_(torch.where(self._seen, penalised, logits))
-        if self._counts is not None:
-            logits.sub_(self._counts, alpha=params.frequency_penalty)
-            logits.sub_((self._counts > 0).to(logits.dtype), alpha=params.presence_penalty)
+            penalised = xp.where(logits < 0, logits * penalty, logits / penalty)
+            logits[...] = xp.where(tables.seen, penalised, logits)
+        if tables.counts is not None:
+            logits -= tables.counts * params.frequency_penalty
+            logits -= xp.astype(tables.counts > 0, logits.dtype) * params.presence_penalty
         if banned := self._ends_of_bad_words():
             logits[banned] = -math.inf
         if self.grammar is not None:
-            allowed = torch.from_numpy(self.grammar.allowed()).to(logits.device)
-            logits.masked_fill_(~allowed, -math.inf)
-        if self._held_back is not None and len(self._generated) < params.min_tokens:
-            held_back = logits.index_fill(0, self._held_back, -math.inf)
-            if self.grammar is None or bool(held_back.max() > -math.inf):  # otherwise the grammar allows only the end
-                logits.copy_(held_back)
+            allowed = xp.asarray(self.grammar.allowed(), device=device(logits))
+            logits[...] = xp.where(allowed, logits, -math.inf)
+        if tables.held_back is not None and len(self._generated) < params.min_tokens:
+            held_back = xp.asarray(logits, copy=True)
+            held_back[tables.held_back] = -math.inf
+            if self.grammar is None or bool(xp.max(held_back) > -math.inf):  # otherwise the grammar allows only the end
+                logits[...] = held_back
+
+    def _make_tables(self, logits: Array) -> _Tables:
+        xp, where, vocab_size = array_namespace(logits), device(logits), logits.shape[0]
+        seen = counts = bias = forbidden = held_back = None
+        if self._repeats:
+            seen = xp.zeros(vocab_size, dtype=xp.bool, device=where)
+            seen[[*self._prompt, *self._generated]] = True
+        if self._counts:
+            counts = xp.zeros(vocab_size, dtype=logits.dtype, device=where)
+            for token in self._generated:
+                counts[token] += 1
+        if self.params.logit_bias:
+            ids = xp.asarray(list(self.params.logit_bias), device=where)
+            values = list(self.params.logit_bias.values())
+            bias = ids, xp.asarray(values, dtype=logits.dtype, device=where)
+        if self.params.allowed_token_ids is not None:
+            forbidden = xp.ones(vocab_size, dtype=xp.bool, device=where)
+            forbidden[list(self.params.allowed_token_ids)] = False
+        if known := [token for token in self._held_back if token < vocab_size]:
+            held_back = xp.asarray(known, device=where)
+        return _Tables(seen, counts, bias, forbidden, held_back)
 
     def error(self, best: float) -> str | None:
         """Return why a row has no next token, or None if it has one. `best` is its greatest logit after the edits."""
@@ -115,6 +154,11 @@ class SamplerState:
         if best == -math.inf and self.edits_logits:
             return "no token is left that the request's parameters allow"
         return None if math.isfinite(best) else "the model gave logits that are not finite numbers"
+
+    @property
+    def ended(self) -> bool:
+        """True if the grammar allows nothing more."""
+        return self.grammar is not None and self.grammar.ended
 
     def _ends_of_bad_words(self) -> list[int]:
         """Return the last id of each bad word whose other ids have just been generated."""
@@ -125,14 +169,15 @@ class SamplerState:
         """Return the next random number of this sequence, at least 0 and below 1."""
         return min(self._random.random(), _BELOW_ONE)
 
-    def append(self, token_id: int) -> None:
-        """Record a generated token."""
+    def record(self, token_id: int) -> None:
+        """Record a generated token. `sample` and `sample_draft` do this for the tokens that they return."""
         self._last_token = token_id
         self._generated.append(token_id)
-        if self._seen is not None:
-            self._seen[token_id] = True
-        if self._counts is not None:
-            self._counts[token_id] += 1
+        if self._tables is not None:
+            if self._tables.seen is not None:
+                self._tables.seen[token_id] = True
+            if self._tables.counts is not None:
+                self._tables.counts[token_id] += 1
         if self.grammar is not None:
             self.grammar.advance(token_id)
 
@@ -146,21 +191,52 @@ class Sampled(NamedTuple):
     error: str | None = None
 
 
-@torch.inference_mode()
-def sample(logits: torch.Tensor, states: list[SamplerState]) -> list[Sampled]:
+def sample(logits: Array, states: list[SamplerState]) -> list[Sampled]:
     """Choose a token for each row of `logits`, `[rows, vocabulary]` of any float type, which may be overwritten.
 
     The order is watermark, allowed tokens, bias, penalties, `bad_words`, grammar, `min_tokens`, temperature, `top_k`,
     `top_p`, `min_p`, `typical_p`. Logprobs are those of the model's own distribution, before any of these. A row without
-    a usable logit fails alone.
+    a usable logit fails alone. The tokens are recorded in `states`.
     """
-    logits = logits.float()
+    sampled = _choose(logits, states)
+    for state, choice in zip(states, sampled, strict=True):
+        if choice.error is None:
+            state.record(choice.token_id)
+    return sampled
+
+
+def sample_draft(logits: Array, state: SamplerState, draft: Sequence[int]) -> list[Sampled]:
+    """Choose the next tokens of one sequence: those that `draft` predicts correctly, and one more.
+
+    Row i of `logits`, `[len(draft) + 1, vocabulary]`, follows the first i tokens of the draft, none of which may end the
+    sequence. The result and the state are those of `sample` called for one row after the other, up to the first token
+    that differs from the draft, the first error or the end of the grammar.
+    """
+    if state.greedy and not state.edits_logits:
+        choices = iter(_choose(logits, [state] * len(logits)))
+    else:  # each row is edited after the preceding token is recorded
+        choices = (_choose(logits[row : row + 1], [state])[0] for row in range(len(logits)))
+    sampled = []
+    for choice, drafted in zip(choices, [*draft, None], strict=True):
+        sampled.append(choice)
+        if choice.error is None:
+            state.record(choice.token_id)
+        if choice.token_id != drafted or state.ended:
+            break
+    return sampled
+
+
+@np.errstate(all="ignore")  # infinities are usual here, and rows of NaN are reported as errors
+def _choose(logits: Array, states: list[SamplerState]) -> list[Sampled]:
+    xp = array_namespace(logits)
+    logits = xp.astype(logits, xp.float32, copy=False)
     wanted = [row for row, state in enumerate(states) if state.params.logprobs is not None]
     raw = logits[wanted] if wanted else None
     for row, state in enumerate(states):
         if state.edits_logits:
             state.edit_logits(logits[row])
-    best, tokens = logits.max(dim=-1)
+    tokens = xp.argmax(logits, axis=-1)
+    best = xp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
     stochastic = [row for row, state in enumerate(states) if not state.greedy]
     if len(stochastic) == len(states):
         tokens = _draw(logits, states)
@@ -179,17 +255,18 @@ def sample(logits: torch.Tensor, states: list[SamplerState]) -> list[Sampled]:
 
 
 def logprobs_and_best(
-    raw: torch.Tensor, tokens: torch.Tensor, counts: list[int]
+    raw: Array, tokens: Array, counts: list[int]
 ) -> tuple[list[float], list[list[tuple[int, float]] | None]]:
     """Return the logprob of `tokens[i]` in row i, and the `counts[i]` most likely tokens of that row.
 
     `raw` contains float32 logits. The most likely tokens are pairs (id, logprob), best first, or None if the count is 0.
     """
-    total = raw.logsumexp(dim=-1, keepdim=True)
-    logprobs = (raw.gather(1, tokens[:, None]) - total).squeeze(1).tolist()
+    xp = array_namespace(raw)
+    total = logsumexp(raw)
+    logprobs = (xp.take_along_axis(raw, tokens[:, None], axis=-1) - total)[:, 0].tolist()
     if not any(counts):
         return logprobs, [None] * len(counts)
-    values, ids = raw.topk(min(max(counts), raw.shape[-1]), dim=-1)
+    values, ids = topk(raw, min(max(counts), raw.shape[-1]))
     pairs = zip(ids.tolist(), (values - total).tolist(), strict=True)
     tops = [list(zip(*pair, strict=True))[:count] if count else None for pair, count in zip(pairs, counts, strict=True)]
     return logprobs, tops
@@ -198,61 +275,79 @@ def logprobs_and_best(
 # Random choice
 
 
-def _draw(logits: torch.Tensor, states: list[SamplerState]) -> torch.Tensor:
-    """Draw a token id for each row, `[rows]`."""
+def _draw(scores: Array, states: list[SamplerState]) -> Array:
+    """Draw a token id for each row, `[rows]`. Overwrites `scores`."""
     params = [state.params for state in states]
-    scores = logits
     if any(p.temperature != 1.0 for p in params):
-        scores = scores / _column([p.temperature for p in params], scores)
+        scores /= column([p.temperature for p in params], scores)
     vocab_size = scores.shape[-1]
     scores = _filter(scores, [p.top_k if 0 < p.top_k < vocab_size else None for p in params], _outside_top_k)
     scores = _filter(scores, [p.top_p if p.top_p < 1.0 else None for p in params], _outside_top_p)
     scores = _filter(scores, [p.min_p if p.min_p > 0.0 else None for p in params], _outside_min_p)
     scores = _filter(scores, [p.typical_p if p.typical_p < 1.0 else None for p in params], _outside_typical_p)
-    cumulative = scores.softmax(dim=-1).cumsum(dim=-1)
-    drawn = _column([state.draw() for state in states], scores) * cumulative[:, -1:]
-    tokens = torch.searchsorted(cumulative, drawn, right=True).squeeze(1)
-    return tokens.clamp_(max=vocab_size - 1)  # only rows of NaN get past the last token
+    return _invert(softmax(scores), column([state.draw() for state in states], scores))
 
 
-def _filter(
-    scores: torch.Tensor,
-    values: list[Value | None],
-    outside: Callable[[torch.Tensor, list[Value]], torch.Tensor],
-) -> torch.Tensor:
+def _invert(probs: Array, drawn: Array) -> Array:
+    """Return the token at the fraction `drawn`, `[rows, 1]`, of each row's cumulative probability, `[rows]`."""
+    xp = array_namespace(probs)
+    rows, vocab_size = probs.shape
+    whole = vocab_size // _BLOCK_SIZE
+    end = whole * _BLOCK_SIZE
+    blocks = xp.sum(xp.reshape(probs[:, :end], (rows, whole, _BLOCK_SIZE)), axis=-1)
+    if end < vocab_size:
+        blocks = xp.concat([blocks, xp.sum(probs[:, end:], axis=-1, keepdims=True)], axis=-1)
+    block, rest = _find(blocks, drawn * xp.sum(blocks, axis=-1, keepdims=True))
+    ids = block * _BLOCK_SIZE + xp.arange(_BLOCK_SIZE, device=device(probs))[None, :]
+    inside = xp.take_along_axis(probs, xp.clip(ids, max=vocab_size - 1), axis=-1)
+    place, _ = _find(xp.where(ids < vocab_size, inside, 0.0), rest)
+    return (block * _BLOCK_SIZE + place)[:, 0]
+
+
+def _find(weights: Array, position: Array) -> tuple[Array, Array]:
+    """Return where `position` lies in the cumulative weights, and how far behind its start, `[rows, 1]` each.
+
+    The weight found is never 0, unless all of them are.
+    """
+    xp = array_namespace(weights)
+    cumulative = xp.cumulative_sum(weights, axis=-1, include_initial=True)
+    position = xp.minimum(position, cumulative[:, -1:] * _BELOW_ONE)  # a block's sums differ by rounding
+    index = xp.count_nonzero(cumulative[:, 1:] <= position, axis=-1, keepdims=True)
+    return index, position - xp.take_along_axis(cumulative, index, axis=-1)
+
+
+def _filter(scores: Array, values: list[Value | None], outside: Callable[[Array, list[Value]], Array]) -> Array:
     """Set scores that `outside` marks to minus infinity. Rows without a value are skipped and cost nothing."""
     rows = [row for row, value in enumerate(values) if value is not None]
     if not rows:
         return scores
+    xp = array_namespace(scores)
     chosen = [value for value in values if value is not None]
     if len(rows) == len(values):
-        return scores.masked_fill(outside(scores, chosen), -math.inf)
-    scores = scores.clone()
+        return xp.where(outside(scores, chosen), -math.inf, scores)
     some = scores[rows]
-    scores[rows] = some.masked_fill_(outside(some, chosen), -math.inf)
+    scores[rows] = xp.where(outside(some, chosen), -math.inf, some)
     return scores
 
 
-def _outside_top_k(scores: torch.Tensor, top_k: list[int]) -> torch.Tensor:
+def _outside_top_k(scores: Array, top_k: list[int]) -> Array:
     """Mark scores below the k-th best. Ties with it are kept."""
-    best = scores.topk(max(top_k), dim=-1).values
-    kth = torch.tensor(top_k, device=scores.device)[:, None] - 1
-    return scores < best.gather(1, kth)
+    xp = array_namespace(scores)
+    best, _ = topk(scores, max(top_k))
+    kth = xp.asarray(top_k, device=device(scores))[:, None] - 1
+    return scores < xp.take_along_axis(best, kth, axis=-1)
 
 
-def _outside_top_p(scores: torch.Tensor, top_p: list[float]) -> torch.Tensor:
+def _outside_top_p(scores: Array, top_p: list[float]) -> Array:
     """Mark all but the smallest set of most likely tokens with probability `top_p`."""
-    return scores < nucleus_threshold(scores, scores.softmax(dim=-1), _column(top_p, scores), _NUCLEUS_SIZES)
+    return scores < nucleus_threshold(scores, softmax(scores), column(top_p, scores), _NUCLEUS_SIZES)
 
 
-def _outside_min_p(scores: torch.Tensor, min_p: list[float]) -> torch.Tensor:
+def _outside_min_p(scores: Array, min_p: list[float]) -> Array:
     """Mark tokens with less than `min_p` times the probability of the best token."""
-    return scores < scores.amax(dim=-1, keepdim=True) + _column([math.log(p) for p in min_p], scores)
+    best = array_namespace(scores).max(scores, axis=-1, keepdims=True)
+    return scores < best + column([math.log(p) for p in min_p], scores)
 
 
-def _outside_typical_p(scores: torch.Tensor, typical_p: list[float]) -> torch.Tensor:
-    return outside_typical_p(scores, _column(typical_p, scores), _NUCLEUS_SIZES)
-
-
-def _column(values: list[float], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+def _outside_typical_p(scores: Array, typical_p: list[float]) -> Array:
+    return outside_typical_p(scores, column(typical_p, scores), _NUCLEUS_SIZES)

@@ -163,8 +163,6 @@ class TransformersBackend(Backend):
             request,
             max_model_len=self._max_model_len,
             eos_token_ids=self._eos_token_ids,
-            vocab_size=self._vocab_size,
-            device=self._device,
             bad_words=self._bad_words.token_ids(params.bad_words) if self._bad_words else None,
             watermark=self._watermark_processor() if params.watermark else None,
             images=images,
@@ -202,7 +200,8 @@ class TransformersBackend(Backend):
         rows = _last_rows(chunks)
         if len(rows) < logits.shape[0]:
             logits = logits[rows]
-        sampled = sample(logits, [chunk.sequence.sampler for chunk in ready])
+        with torch.inference_mode():
+            sampled = sample(logits, [chunk.sequence.sampler for chunk in ready])
         return refused + [self._advance(chunk.sequence, choice) for chunk, choice in zip(ready, sampled, strict=True)]
 
     @property
@@ -267,7 +266,6 @@ class TransformersBackend(Backend):
                 request_id=sequence.request_id, token_ids=[], finish_reason=FinishReason.ERROR, error=sampled.error
             )
         sequence.token_ids.append(sampled.token_id)
-        sequence.sampler.append(sampled.token_id)
         finish_reason = sequence.finish_reason
         if finish_reason is not None:
             self._finish(sequence)

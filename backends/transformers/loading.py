@@ -185,8 +185,6 @@ def _rolling_logits(runner: RollingRunner, vocab_size: int) -> torch.Tensor:
         Sequence(
             TokenRequest(request_id="probe", prompt=EncodedPrompt(token_ids), sampling_params=SamplingParams()),
             max_model_len=len(token_ids),
-            vocab_size=vocab_size,
-            device=torch.device("cpu"),
         )
         for token_ids in _probe_tokens(vocab_size)
     ]

@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from transformers import WatermarkLogitsProcessor
-
-from backends.sampling.sampler import SamplerState
+from backends.sampling.sampler import SamplerState, Watermark
 from backends.transformers.images import ImageInputs
 from lmi_handlers.core.outputs import FinishReason
 from lmi_handlers.core.request import TokenRequest
@@ -30,10 +27,8 @@ class Sequence:
         *,
         max_model_len: int,
         eos_token_ids: frozenset[int] = frozenset(),
-        vocab_size: int,
-        device: torch.device,
         bad_words: list[list[int]] | None = None,
-        watermark: WatermarkLogitsProcessor | None = None,
+        watermark: Watermark | None = None,
         images: ImageInputs | None = None,
     ) -> None:
         params = request.sampling_params
@@ -51,13 +46,7 @@ class Sequence:
         self.stop_token_ids = frozenset(params.stop_token_ids)
         self.eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
         self.sampler = SamplerState(
-            params,
-            self.token_ids,
-            eos_token_ids | self.stop_token_ids,
-            vocab_size,
-            device,
-            bad_words=bad_words,
-            watermark=watermark,
+            params, self.token_ids, eos_token_ids | self.stop_token_ids, bad_words=bad_words, watermark=watermark
         )
         self.prompt_logprobs: list[float | None] | None = None if params.prompt_logprobs is None else [None]
         self.prompt_top_logprobs: list[list[tuple[int, float]] | None] | None = (
@@ -72,8 +61,8 @@ class Sequence:
             return FinishReason.EOS_TOKEN
         if last in self.stop_token_ids:
             return FinishReason.STOP_SEQUENCE
-        if self.sampler.grammar is not None and self.sampler.grammar.ended:
-            return FinishReason.EOS_TOKEN  # the grammar allows nothing more
+        if self.sampler.ended:
+            return FinishReason.EOS_TOKEN
         return FinishReason.LENGTH if len(self.token_ids) >= self.max_len else None
 
 

@@ -1,11 +1,15 @@
-"""The sampler matches transformers' logits processors, and a row does not depend on the rest of its batch."""
+"""The sampler, on NumPy arrays and torch tensors: it matches transformers, and rows do not depend on their batch."""
 
 from __future__ import annotations
 
 import math
 import random
-from typing import Any
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,19 +24,28 @@ from transformers import (
     WatermarkLogitsProcessor,
 )
 
-from backends.sampling.sampler import Sampled, SamplerState, logprobs_and_best, sample
-from lmi_handlers.core.sampling_params import SamplingParams
+from backends.grammar import GrammarMatcher, Vocabulary, grammar_text
+from backends.sampling.sampler import Sampled, SamplerState, Watermark, logprobs_and_best, sample, sample_draft
+from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
+from lmi_handlers.text.bundle import TOKENIZER_FILE, build_byte_bundle
 
-CPU = torch.device("cpu")
 VOCAB_SIZE = 1500  # more than the middle size that the nucleus search tries
+
+Convert: TypeAlias = Callable[[torch.Tensor], Any]
+
+
+@pytest.fixture(scope="module", params=["numpy", "torch"])
+def convert(request: pytest.FixtureRequest) -> Convert:
+    """Copies a tensor to an array of the tested library."""
+    return torch.Tensor.clone if request.param == "torch" else lambda tensor: tensor.numpy().copy()
 
 
 def make_state(
-    params: SamplingParams, prompt: list[int] | None = None, output: list[int] | None = None
+    params: SamplingParams, prompt: list[int] | None = None, output: list[int] | None = None, **kwargs: Any
 ) -> SamplerState:
-    state = SamplerState(params, prompt or [1], frozenset({2, *params.stop_token_ids}), VOCAB_SIZE, CPU)
+    state = SamplerState(params, prompt or [1], frozenset({2, *params.stop_token_ids}), **kwargs)
     for token in output or []:
-        state.append(token)
+        state.record(token)
     return state
 
 
@@ -65,13 +78,17 @@ def reference_scores(
 
 
 def assert_drawn_from(token: int, scores: torch.Tensor, seed: int, draws_before: int = 0) -> None:
-    """Check that the seed's random number selects `token` from the distribution of `scores`, apart from rounding."""
+    """Check that the seed's random number selects `token` from the distribution of `scores`, apart from rounding.
+
+    Where all tokens are about equally likely, rounding decides which token is the last one inside a nucleus.
+    """
     source = random.Random(seed)
     number = [source.random() for _ in range(draws_before + 1)][-1]
     probs = scores.double().softmax(dim=-1)
     assert probs[token] > 0
     below = float(probs[:token].sum())
-    assert below - 1e-5 <= number <= below + float(probs[token]) + 1e-5
+    rounding = 1e-5 + 2 * float(probs[probs > 0].min())
+    assert below - rounding <= number <= below + float(probs[token]) + rounding
 
 
 sampling_params = st.builds(
@@ -99,14 +116,14 @@ sampling_params = st.builds(
     spread=st.sampled_from([0.01, 1.0, 5.0]),
 )
 def test_rows_match_transformers(
-    params: list[SamplingParams], history: list[int], logits_seed: int, spread: float
+    convert: Convert, params: list[SamplingParams], history: list[int], logits_seed: int, spread: float
 ) -> None:
     """The parameters of other rows do not matter. Half of the history is the prompt, the other half the output."""
     half = len(history) // 2 + 1
     prompt, output = history[:half], history[half:]
     logits = make_logits(logits_seed, rows=len(params), spread=spread)
     expected = [reference_scores(row, p, prompt, output) for row, p in zip(logits, params, strict=True)]
-    sampled = sample(logits.clone(), [make_state(p, prompt, output) for p in params])
+    sampled = sample(convert(logits), [make_state(p, prompt, output) for p in params])
     for choice, scores, p in zip(sampled, expected, params, strict=True):
         assert choice.error is None
         assert p.seed is not None
@@ -114,56 +131,57 @@ def test_rows_match_transformers(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_greedy_chooses_the_best_token_after_penalties(seed: int) -> None:
+def test_greedy_chooses_the_best_token_after_penalties(convert: Convert, seed: int) -> None:
     logits = make_logits(seed)
     best = int(logits.argmax())
-    assert sample(logits.clone(), [make_state(SamplingParams(temperature=0))])[0] == Sampled(best)
+    assert sample(convert(logits), [make_state(SamplingParams(temperature=0))])[0] == Sampled(best)
     params = SamplingParams(temperature=0, logit_bias={best: -100.0})
-    assert sample(logits.clone(), [make_state(params)])[0].token_id == int(logits[0].topk(2).indices[1])
+    assert sample(convert(logits), [make_state(params)])[0].token_id == int(logits[0].topk(2).indices[1])
 
 
-def test_tiny_temperature_is_greedy() -> None:
+def test_tiny_temperature_is_greedy(convert: Convert) -> None:
     logits = make_logits(0)
-    assert sample(logits.clone(), [make_state(SamplingParams(temperature=1e-40))])[0].token_id == int(logits.argmax())
+    assert sample(convert(logits), [make_state(SamplingParams(temperature=1e-40))])[0].token_id == int(logits.argmax())
 
 
-def test_top_k_keeps_ties() -> None:
+def test_top_k_keeps_ties(convert: Convert) -> None:
     """As in transformers. With half precision, ties are common, and their order after sorting is arbitrary."""
     logits = torch.full((1, VOCAB_SIZE), -30.0)
     logits[0, [10, 20, 30]] = 5.0
-    drawn = {sample(logits.clone(), [make_state(SamplingParams(top_k=2, seed=seed))])[0].token_id for seed in range(60)}
+    drawn = {
+        sample(convert(logits), [make_state(SamplingParams(top_k=2, seed=seed))])[0].token_id for seed in range(60)
+    }
     assert drawn == {10, 20, 30}
 
 
-def test_frequencies_follow_the_distribution() -> None:
+def test_frequencies_follow_the_distribution(convert: Convert) -> None:
     """4000 draws from a distribution of three tokens, without a seed."""
     logits = torch.full((4000, VOCAB_SIZE), -math.inf)
     logits[:, [3, 700, 1499]] = torch.tensor([0.2, 0.3, 0.5]).log()
-    drawn = [choice.token_id for choice in sample(logits, [make_state(SamplingParams()) for _ in range(4000)])]
+    drawn = [choice.token_id for choice in sample(convert(logits), [make_state(SamplingParams()) for _ in range(4000)])]
     for token, probability in ((3, 0.2), (700, 0.3), (1499, 0.5)):
         # Six standard deviations.
         assert abs(drawn.count(token) / 4000 - probability) < 6 * math.sqrt(probability * (1 - probability) / 4000)
 
 
-def test_seed_gives_the_same_tokens_in_any_batch() -> None:
+def test_seed_gives_the_same_tokens_in_any_batch(convert: Convert) -> None:
     mixed = [SamplingParams(temperature=0), SamplingParams(top_p=0.3), SamplingParams(top_k=3, logprobs=2)]
     for seed in range(20):
         logits = make_logits(seed, rows=4)
         params = SamplingParams(temperature=0.9, top_p=0.95, seed=seed)
-        alone = sample(logits[3:].clone(), [make_state(params)])[0]
-        assert sample(logits.clone(), [make_state(p) for p in (*mixed, params)])[3] == alone
+        alone = sample(convert(logits[3:]), [make_state(params)])[0]
+        assert sample(convert(logits), [make_state(p) for p in (*mixed, params)])[3] == alone
 
 
-def test_each_token_uses_the_next_random_number() -> None:
+def test_each_token_uses_the_next_random_number(convert: Convert) -> None:
     state = make_state(SamplingParams(seed=11))
     for step in range(5):
         logits = make_logits(step, spread=1.0)
-        token = sample(logits.clone(), [state])[0].token_id
-        state.append(token)
+        token = sample(convert(logits), [state])[0].token_id
         assert_drawn_from(token, logits[0], seed=11, draws_before=step)
 
 
-def test_logprobs_are_those_of_the_model() -> None:
+def test_logprobs_are_those_of_the_model(convert: Convert) -> None:
     """They are taken before bias, penalties and temperature, best first. 0 returns only the sampled token."""
     logits = make_logits(4, rows=4)
     asked = [
@@ -173,7 +191,7 @@ def test_logprobs_are_those_of_the_model() -> None:
         SamplingParams(temperature=0, repetition_penalty=1.8, logprobs=20),
     ]
     expected = logits.log_softmax(dim=-1)
-    sampled = sample(logits.clone(), [make_state(params) for params in asked])
+    sampled = sample(convert(logits), [make_state(params) for params in asked])
     for row, (choice, params) in enumerate(zip(sampled, asked, strict=True)):
         if params.logprobs is None:
             assert choice.logprob is None
@@ -191,10 +209,10 @@ def test_logprobs_are_those_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("counts", [[0, 0, 0], [2, 0, 1]])
-def test_logprobs_with_alternatives(counts: list[int]) -> None:
+def test_logprobs_with_alternatives(convert: Convert, counts: list[int]) -> None:
     logits = make_logits(5, rows=3)
     expected = logits.log_softmax(dim=-1)
-    logprobs, best = logprobs_and_best(logits, torch.tensor([4, 0, 1499]), counts)
+    logprobs, best = logprobs_and_best(convert(logits), convert(torch.tensor([4, 0, 1499])), counts)
     assert logprobs == pytest.approx([float(expected[0, 4]), float(expected[1, 0]), float(expected[2, 1499])], abs=1e-5)
     for row, count, pairs in zip(expected, counts, best, strict=True):
         assert (pairs is None) == (count == 0)
@@ -203,19 +221,20 @@ def test_logprobs_with_alternatives(counts: list[int]) -> None:
         assert [value for _, value in pairs or ()] == pytest.approx(values.tolist(), abs=1e-5)
 
 
-def test_logprobs_of_no_rows() -> None:
-    assert logprobs_and_best(make_logits(5, rows=0), torch.tensor([], dtype=torch.long), []) == ([], [])
+def test_logprobs_of_no_rows(convert: Convert) -> None:
+    nothing = convert(torch.tensor([], dtype=torch.long))
+    assert logprobs_and_best(convert(make_logits(5, rows=0)), nothing, []) == ([], [])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize(
     "params", [SamplingParams(temperature=0), SamplingParams(top_p=0.5, typical_p=0.5, logprobs=2)]
 )
-def test_invalid_row_fails_alone(bad: float, params: SamplingParams) -> None:
+def test_invalid_row_fails_alone(convert: Convert, bad: float, params: SamplingParams) -> None:
     logits = make_logits(6, rows=3)
     logits[1, 77] = bad
     good = SamplingParams(temperature=0, logprobs=1)
-    sampled = sample(logits.clone(), [make_state(good), make_state(params), make_state(good)])
+    sampled = sample(convert(logits), [make_state(good), make_state(params), make_state(good)])
     assert sampled[1].error is not None
     assert sampled[1].logprob is None
     for row in (0, 2):
@@ -223,28 +242,22 @@ def test_invalid_row_fails_alone(bad: float, params: SamplingParams) -> None:
         assert sampled[row].token_id == int(logits[row].argmax())
 
 
-def test_min_tokens_blocks_all_end_ids() -> None:
+def test_min_tokens_blocks_all_end_ids(convert: Convert) -> None:
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, 2], logits[0, 5], logits[0, 8] = 9.0, 8.0, 7.0
     state = make_state(SamplingParams(temperature=0, min_tokens=2, stop_token_ids=(5,)))
-    tokens = []
-    for _ in range(3):
-        tokens.append(sample(logits.clone(), [state])[0].token_id)
-        state.append(tokens[-1])
-    assert tokens == [8, 8, 2]
+    assert [sample(convert(logits), [state])[0].token_id for _ in range(3)] == [8, 8, 2]
 
 
-def test_bad_words_are_never_completed() -> None:
+def test_bad_words_are_never_completed(convert: Convert) -> None:
     """A one-token word is never generated. The last token of a longer word is not generated after its others."""
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, 5], logits[0, 6], logits[0, 7], logits[0, 8] = 9.0, 8.0, 7.0, 6.0
 
     def best(output: list[int]) -> int:
         params = SamplingParams(temperature=0)
-        state = SamplerState(params, [3, 4], frozenset(), VOCAB_SIZE, CPU, bad_words=[[5], [3, 4, 6], [9, 7]])
-        for token in output:
-            state.append(token)
-        return sample(logits.clone(), [state])[0].token_id
+        state = make_state(params, [3, 4], output, bad_words=[[5], [3, 4, 6], [9, 7]])
+        return sample(convert(logits), [state])[0].token_id
 
     assert best([]) == 6, "the prompt is not part of a word"
     assert best([4]) == 6
@@ -253,6 +266,16 @@ def test_bad_words_are_never_completed() -> None:
     assert best([3, 4, 9]) == 6
     logits[0, 6] = 0.0
     assert best([9]) == 8
+
+
+WATERMARK = WatermarkLogitsProcessor(VOCAB_SIZE, device="cpu", greenlist_ratio=0.5)
+
+
+def make_watermark(convert: Convert) -> Watermark:
+    def watermark(input_ids: Any, scores: Any, /) -> Any:
+        return convert(WATERMARK(torch.as_tensor(input_ids), torch.as_tensor(scores)))
+
+    return watermark
 
 
 def z_score(token_ids: list[int], before: int, ratio: float) -> float:
@@ -268,29 +291,133 @@ def z_score(token_ids: list[int], before: int, ratio: float) -> float:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_watermark_is_detected_in_the_marked_row_only(temperature: float) -> None:
+def test_watermark_is_detected_in_the_marked_row_only(convert: Convert, temperature: float) -> None:
     """Two rows of one batch have nearly flat logits. Only one of them is watermarked."""
-    watermark = WatermarkLogitsProcessor(VOCAB_SIZE, device="cpu", greenlist_ratio=0.5)
-    marked, plain = (
-        SamplerState(SamplingParams(temperature=temperature, seed=4), [1], frozenset(), VOCAB_SIZE, CPU, watermark=mark)
-        for mark in (watermark, None)
-    )
+    params = SamplingParams(temperature=temperature, seed=4)
+    marked, plain = make_state(params, watermark=make_watermark(convert)), make_state(params)
     texts: list[list[int]] = [[], []]
     for step in range(120):
         row = make_logits(step, spread=1.0)
-        for state, text, choice in zip((marked, plain), texts, sample(row.repeat(2, 1), [marked, plain]), strict=True):
+        for text, choice in zip(texts, sample(convert(row.repeat(2, 1)), [marked, plain]), strict=True):
             assert choice.error is None
-            state.append(choice.token_id)
             text.append(choice.token_id)
     assert z_score(texts[0], 1, 0.5) > 4
     assert abs(z_score(texts[1], 1, 0.5)) < 3
 
 
-def test_watermark_starts_after_the_prompts_last_token() -> None:
-    watermark = WatermarkLogitsProcessor(VOCAB_SIZE, device="cpu", greenlist_ratio=0.5)
+def test_watermark_starts_after_the_prompts_last_token(convert: Convert) -> None:
     logits = torch.zeros(1, VOCAB_SIZE)
     for last in (1, 7, 1499):
-        params = SamplingParams(temperature=0)
-        state = SamplerState(params, [5, last], frozenset(), VOCAB_SIZE, CPU, watermark=watermark)
-        expected = watermark(torch.tensor([[last]]), logits.clone())
-        assert sample(logits.clone(), [state])[0].token_id == int(expected.argmax())
+        state = make_state(SamplingParams(temperature=0), [5, last], watermark=make_watermark(convert))
+        expected = WATERMARK(torch.tensor([[last]]), logits.clone())
+        assert sample(convert(logits), [state])[0].token_id == int(expected.argmax())
+
+
+# Several tokens of one sequence
+
+
+def sample_one_by_one(convert: Convert, logits: torch.Tensor, state: SamplerState, draft: list[int]) -> list[Sampled]:
+    sampled: list[Sampled] = []
+    for row, drafted in zip(logits, [*draft, None], strict=True):
+        sampled += sample(convert(row[None]), [state])
+        if sampled[-1].token_id != drafted or state.ended:
+            break
+    return sampled
+
+
+def assert_same_as_one_by_one(
+    convert: Convert, logits: torch.Tensor, make: Callable[[], SamplerState], wrong_at: int
+) -> list[Sampled]:
+    """Compare with a draft that is right up to `wrong_at`, and then the following token. Returns what was sampled."""
+    right = [
+        sampled.token_id for state in [make()] for row in logits for sampled in sample(convert(row[None]), [state])
+    ]
+    draft = right[:-1]
+    draft[wrong_at:] = [(token + 1) % logits.shape[1] for token in draft[wrong_at:]]
+    single, drafted = make(), make()
+    expected = sample_one_by_one(convert, logits, single, draft)
+    assert sample_draft(convert(logits), drafted, draft) == expected
+    following = make_logits(9, spread=1.0)[:, : logits.shape[1]]
+    assert sample(convert(following), [drafted]) == sample(convert(following), [single])
+    return expected
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    params=sampling_params,
+    temperature=st.sampled_from([0.0, 0.3, 1.0]),
+    logprobs=st.sampled_from([None, 0, 2]),
+    bad_words=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3), max_size=3),
+    watermarked=st.booleans(),
+    plain=st.booleans(),
+    logits_seed=st.integers(0, 10**6),
+    num_drafted=st.integers(0, 6),
+    wrong_at=st.integers(0, 7),
+)
+def test_draft_gives_the_same_as_one_token_at_a_time(
+    convert: Convert,
+    params: SamplingParams,
+    temperature: float,
+    logprobs: int | None,
+    bad_words: list[list[int]],
+    watermarked: bool,
+    plain: bool,
+    logits_seed: int,
+    num_drafted: int,
+    wrong_at: int,
+) -> None:
+    """Penalties, bad words, the watermark and `min_tokens` see the accepted tokens. Each takes one random number.
+
+    A few tokens are much better than the others, so that they are repeated.
+    """
+    params = msgspec.structs.replace(params, temperature=temperature, logprobs=logprobs)
+    if plain:
+        params = SamplingParams(temperature=temperature, logprobs=logprobs, seed=params.seed)
+    logits = make_logits(logits_seed, rows=num_drafted + 1, spread=1.0)
+    logits[:, :10] += 6.0
+
+    def make() -> SamplerState:
+        if plain:
+            return make_state(params)
+        watermark = make_watermark(convert) if watermarked else None
+        return make_state(params, [1, 4], [3], bad_words=bad_words, watermark=watermark)
+
+    expected = assert_same_as_one_by_one(convert, logits, make, wrong_at)
+    assert len(expected) == min(wrong_at, num_drafted) + 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("wrong_at", [0, 2, 9])
+def test_draft_follows_the_grammar_to_its_end(
+    convert: Convert, tmp_path: Path, temperature: float, wrong_at: int
+) -> None:
+    """After the text is complete, rows that were drafted further are ignored."""
+    build_byte_bundle(tmp_path)
+    vocabulary = Vocabulary(str(tmp_path / TOKENIZER_FILE), 257, (256,))
+
+    def make() -> SamplerState:
+        state = make_state(SamplingParams(temperature=temperature, seed=3))
+        state.grammar = GrammarMatcher(vocabulary.load(), grammar_text(StructuredOutputs(regex="a[bc]d[ef]")), 257)
+        return state
+
+    logits = make_logits(2, rows=7)[:, :257]
+    single, drafted = make(), make()
+    right: list[int] = []
+    while not single.ended:
+        right.append(sample(convert(logits[len(right)][None]), [single])[0].token_id)
+    assert re.fullmatch("a[bc]d[ef]", bytes(right).decode())
+    draft = [*right, 0, 0]
+    draft[wrong_at:] = [0] * len(draft[wrong_at:])
+    sampled = sample_draft(convert(logits), drafted, draft)
+    assert [choice.token_id for choice in sampled] == right[: wrong_at + 1]
+    assert drafted.ended == (wrong_at > 2)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0), SamplingParams(seed=1), SamplingParams(min_p=0.1)])
+def test_draft_ends_at_the_first_unusable_row(convert: Convert, params: SamplingParams) -> None:
+    logits = torch.zeros(4, VOCAB_SIZE)
+    logits[:, 7] = 99.0
+    logits[2, 7] = math.inf
+    sampled = sample_draft(convert(logits), make_state(params), [7, 7, 7])
+    assert [choice.token_id for choice in sampled] == [7, 7, -1]
+    assert sampled[-1].error == "the model gave logits that are not finite numbers"
