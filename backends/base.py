@@ -101,6 +101,9 @@ class Backend(ABC):
         """
         return 0
 
+    def on_idle(self) -> None:
+        """Called several times a second while there are no sequences, for what can wait, such as giving memory back."""
+
     def check_health(self) -> None:
         """Raise `EngineDead` if one of the engine's processes has died.
 

@@ -134,7 +134,8 @@ class EngineLoop:
                 timeout = 0.0
                 self._handle(worker, message)
         except queue.Empty:
-            pass
+            if not self._sequences:
+                self._backend.on_idle()
 
     def _handle(self, worker: Worker, message: WorkerMessage | Disconnected) -> None:
         if isinstance(message, Submit):

@@ -1,0 +1,359 @@
+"""The adapter for runners of ours: schedules sequences, computes logits and chooses tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from backends.base import Backend
+from backends.grammar import GrammarMatcher, Vocabulary
+from backends.grammar_compiler import GrammarCompiler
+from backends.paged.block_pool import BlockPool
+from backends.paged.generation import Generation
+from backends.paged.options import DEFAULT_PREFILL_TOKENS
+from backends.paged.prefill_budget import PrefillBudget
+from backends.paged.prompt_lookup import PromptLookup
+from backends.paged.runner import Runner
+from backends.paged.scheduler import Scheduler
+from backends.paged.sequence import Chunk, Sequence
+from backends.preparing import Prepared, Preparing, refusal
+from backends.sampling.bad_words import BadWords
+from backends.sampling.sampler import Sampled, SamplerState, sample, sample_draft
+from lmi_handlers.core.capabilities import Capabilities, check_prompt
+from lmi_handlers.core.engine_counters import EngineCounters
+from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.request import TokenRequest
+
+if TYPE_CHECKING:
+    from backends.image_preparer import ImagePreparer
+
+logger = logging.getLogger(__name__)
+
+MAX_LOGPROBS = 20
+IDLE_SECONDS = 1.0
+"""Time without sequences after which the memory of unused blocks is given back."""
+UNUSED_SECONDS = 60.0
+"""Time after which a cached prefix that nobody has used no longer keeps its memory, if the engine is idle."""
+
+
+class PreparedImages(Protocol):
+    """A prompt with images: its tokens including those of the images, and arguments for its first forward pass."""
+
+    @property
+    def token_ids(self) -> list[int]: ...
+    @property
+    def model_kwargs(self) -> Mapping[str, Any]: ...
+
+
+class PagedBackend(Backend):
+    """Continuous batching over a `Runner`.
+
+    Each step computes the next token of every running sequence and a part of the waiting prompts. Sequences wait
+    separately until their grammar is compiled and their images are prepared.
+
+    `capabilities` are those of the model. The size of the KV cache may lower `max_model_len`. `tokenizer_file` is a
+    tokenizer.json; without one, grammars and bad words are not supported. `images` prepares prompts with images, and
+    `watermark` makes a processor for the first request that asks for one.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        capabilities: Capabilities,
+        *,
+        eos_token_ids: tuple[int, ...] = (),
+        tokenizer_file: Path | None = None,
+        max_prefill_tokens: int = DEFAULT_PREFILL_TOKENS,
+        enable_prefix_caching: bool = True,
+        prompt_lookup_num_tokens: int = 0,
+        images: ImagePreparer[Any] | None = None,
+        watermark: Callable[[], Any] | None = None,
+    ) -> None:
+        self._runner = runner
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._prompt_lookup_num_tokens = prompt_lookup_num_tokens
+        self._images = images
+        self._make_watermark = watermark
+        self._watermark: Any | None = None
+        self._pool = BlockPool(runner.num_blocks)
+        self._scheduler = Scheduler(
+            self._pool,
+            runner.block_size,
+            max_num_seqs=capabilities.max_num_seqs,
+            enable_prefix_caching=enable_prefix_caching and runner.shares_blocks,
+            takes_partial_prompts=runner.takes_partial_prompts,
+        )
+        self._budget = PrefillBudget(max_prefill_tokens, runner.block_size)
+        self._generations: dict[str, Generation] = {}
+        self._preparing: Preparing[GrammarMatcher, PreparedImages] = Preparing()
+        self._progress = 0
+        self._num_draft_tokens = 0
+        self._num_accepted_tokens = 0
+        self._last_step = time.monotonic()
+        self._bad_words: BadWords | None = None
+        self._grammars: GrammarCompiler[GrammarMatcher] | None = None
+        if tokenizer_file is not None:
+            self._bad_words = BadWords(tokenizer_file, runner.vocab_size)
+            self._grammars = self._grammar_compiler(tokenizer_file)
+        needs = {"bad_words": self._bad_words, "structured_outputs": self._grammars, "watermark": watermark}
+        self._capabilities = msgspec.structs.replace(
+            capabilities,
+            max_model_len=min(capabilities.max_model_len, runner.num_blocks * runner.block_size),
+            unsupported=tuple(
+                dict.fromkeys((*capabilities.unsupported, *(name for name, needed in needs.items() if needed is None)))
+            ),
+        )
+        logger.info(
+            "model loaded",
+            extra={
+                "runner": type(runner).__name__,
+                "dtype": capabilities.dtype,
+                "device": capabilities.device,
+                "max_model_len": self._capabilities.max_model_len,
+                "kv_cache_tokens": runner.num_blocks * runner.block_size,
+            },
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    def add_request(self, request: TokenRequest) -> None:
+        """Queue a sequence. Errors in its grammar or images are returned by a later `step`."""
+        wanted = request.sampling_params.structured_outputs
+        grammar = None if wanted is None or self._grammars is None else self._grammars.submit(wanted)
+        images = None
+        if self._images is not None and request.prompt.image_prompt is not None:
+            images = self._images.submit(request)
+        if grammar is None and images is None:
+            self._start(request)
+        else:
+            self._preparing.add(request, grammar, images)
+
+    def abort(self, request_id: str) -> None:
+        if not self._preparing.discard(request_id) and request_id in self._generations:
+            self._end(self._generations[request_id])
+
+    def step(self) -> list[TokenOutput]:
+        """Run one forward pass over the chunks that the scheduler picks."""
+        outputs = self._take_prepared()
+        if not self._generations:
+            if not outputs:
+                self._preparing.wait()
+                self._progress += 1  # preparing has its own time limits
+            return outputs
+        num_generating = self._scheduler.num_generating
+        chunks, preempted = self._scheduler.schedule(self._budget.tokens(num_generating))
+        for sequence in preempted:
+            self._runner.release(sequence)
+        began = time.monotonic()
+        try:
+            logits = self._runner.forward(chunks)
+        except MemoryError as error:
+            return [*outputs, self._fail_largest(chunks, error)]
+        finally:
+            self._progress += 1
+            self._last_step = time.monotonic()
+        self._budget.observe(
+            self._last_step - began,
+            num_generating=num_generating,
+            num_prefill_tokens=sum(len(chunk.token_ids) - chunk.num_draft - 1 for chunk in chunks),
+        )
+        return outputs + self._choose_tokens(chunks, logits)
+
+    @property
+    def num_preparing(self) -> int:
+        """Number of sequences whose grammar or images are being prepared, at most `max_num_seqs`."""
+        return min(len(self._preparing), self._capabilities.max_num_seqs)
+
+    @property
+    def progress(self) -> int:
+        """Grows with every forward pass, and with every layer computed during one."""
+        return self._progress + self._runner.layers_computed
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Share of the blocks that sequences are using."""
+        return 1 - self._pool.num_free / self._pool.num_blocks
+
+    @property
+    def counters(self) -> EngineCounters:
+        return EngineCounters(
+            prefix_cache_queries=self._scheduler.num_queried_tokens,
+            prefix_cache_hits=self._scheduler.num_hit_tokens,
+            spec_decode_num_draft_tokens=self._num_draft_tokens,
+            spec_decode_num_accepted_tokens=self._num_accepted_tokens,
+            num_preemptions=self._scheduler.num_preemptions,
+        )
+
+    def on_idle(self) -> None:
+        """Give the memory of unused blocks back."""
+        if time.monotonic() - self._last_step >= IDLE_SECONDS and (blocks := self._pool.reclaimable(UNUSED_SECONDS)):
+            self._runner.reclaim(blocks)
+
+    def close(self) -> None:
+        """Stop the processes that compile grammars and prepare images."""
+        if self._grammars is not None:
+            self._grammars.close()
+        if self._images is not None:
+            self._images.close()
+
+    # Sequences
+
+    def _take_prepared(self) -> list[TokenOutput]:
+        """Start the sequences that are ready, and return an error output for each one that failed."""
+        prepared, refused = self._preparing.collect()
+        return refused + [output for item in prepared if (output := self._start_or_refuse(item)) is not None]
+
+    def _start_or_refuse(self, item: Prepared[GrammarMatcher, PreparedImages]) -> TokenOutput | None:
+        try:
+            self._start(item.request, item.grammar, item.images)
+        except InvalidRequest as error:
+            return refusal(item.request.request_id, error)
+        return None
+
+    def _start(
+        self, request: TokenRequest, grammar: GrammarMatcher | None = None, images: PreparedImages | None = None
+    ) -> None:
+        """Raises `InvalidRequest` if the prompt with its images is too long."""
+        params = request.sampling_params
+        token_ids = list(request.prompt.token_ids if images is None else images.token_ids)
+        if images is not None:
+            check_prompt(token_ids, self._capabilities)
+        max_len = self._capabilities.max_model_len
+        sequence = Sequence(
+            request.request_id,
+            token_ids,
+            max_len if params.max_tokens is None else min(max_len, len(token_ids) + params.max_tokens),
+            first_logit=-1 if params.prompt_logprobs is None else 0,
+            cache_key=_cache_key(request),
+            model_kwargs={} if images is None else images.model_kwargs,
+        )
+        state = SamplerState(
+            params,
+            token_ids,
+            self._eos_token_ids | frozenset(params.stop_token_ids),
+            bad_words=self._bad_words.token_ids(params.bad_words) if self._bad_words else None,
+            watermark=self._watermark_processor() if params.watermark else None,
+        )
+        state.grammar = grammar
+        self._generations[request.request_id] = Generation(
+            sequence,
+            params,
+            state,
+            eos_token_ids=self._eos_token_ids,
+            has_images=images is not None,
+            lookup=PromptLookup(self._prompt_lookup_num_tokens) if self._prompt_lookup_num_tokens else None,
+        )
+        self._scheduler.add(sequence)
+
+    def _end(self, generation: Generation) -> None:
+        sequence = generation.sequence
+        del self._generations[sequence.request_id]
+        self._runner.release(sequence)
+        self._scheduler.remove(sequence)
+
+    def _fail(self, generation: Generation, error: str) -> TokenOutput:
+        generation.sequence.failed = True
+        self._end(generation)
+        return generation.failure(error)
+
+    def _fail_largest(self, chunks: list[Chunk], error: MemoryError) -> TokenOutput:
+        """Fail the sequence that needs most of this step's memory. The others are computed in the next step."""
+        largest = max(reversed(chunks), key=lambda chunk: len(chunk.token_ids)).sequence
+        logger.error(
+            "out of memory; one sequence fails", extra={"tokens": len(largest.token_ids), "reason": str(error)}
+        )
+        return self._fail(
+            self._generations[largest.request_id],
+            f"out of memory while computing {len(largest.token_ids)} tokens beside {len(chunks) - 1} other sequences",
+        )
+
+    # Tokens
+
+    def _choose_tokens(self, chunks: list[Chunk], logits: Any) -> list[TokenOutput]:
+        """Choose the next tokens from the step's logits, `[sum of num_logits, vocabulary]`."""
+        single: list[tuple[Chunk, int]] = []
+        drafted: list[tuple[Chunk, int]] = []
+        end = 0
+        for chunk in chunks:
+            start, end = end, end + chunk.num_logits
+            generation = self._generations[chunk.sequence.request_id]
+            if generation.wants_prompt_logprobs:
+                generation.collect_prompt_logprobs(chunk, logits[start:end])
+            if not chunk.samples:
+                self._scheduler.computed(chunk)
+            elif chunk.num_draft:
+                drafted.append((chunk, end))
+            else:
+                single.append((chunk, end - 1))
+        outputs = []
+        for chunk, end in drafted:
+            state = self._generations[chunk.sequence.request_id].state
+            rows = logits[end - 1 - chunk.num_draft : end]
+            outputs.append(self._advance(chunk, sample_draft(rows, state, chunk.token_ids[-chunk.num_draft :])))
+        if single:
+            rows = [row for _, row in single]
+            wanted = logits if len(rows) == logits.shape[0] else logits[rows]
+            states = [self._generations[chunk.sequence.request_id].state for chunk, _ in single]
+            for (chunk, _), choice in zip(single, sample(wanted, states), strict=True):
+                outputs.append(self._advance(chunk, [choice]))
+        return outputs
+
+    def _advance(self, chunk: Chunk, choices: list[Sampled]) -> TokenOutput:
+        """Append the chosen tokens, all but the last of which are in the draft. Drop the sequence if it ends."""
+        generation = self._generations[chunk.sequence.request_id]
+        finish_reason: FinishReason | None = None
+        appended: list[Sampled] = []
+        for choice in choices:
+            if choice.error is not None:
+                return self._fail(generation, choice.error)
+            generation.sequence.append(choice.token_id)
+            appended.append(choice)
+            finish_reason = generation.finish_reason
+            if finish_reason is not None:
+                break
+        self._scheduler.computed(chunk, len(appended) - 1)
+        if chunk.num_draft and generation.lookup is not None:
+            self._num_draft_tokens += chunk.num_draft
+            self._num_accepted_tokens += len(choices) - 1
+            generation.lookup.accepted(len(choices) - 1, length=len(generation.sequence.token_ids))
+        if finish_reason is not None:
+            self._end(generation)
+        else:
+            generation.sequence.draft = generation.draft()
+        return generation.output(appended, finish_reason)
+
+    def _grammar_compiler(self, tokenizer_file: Path) -> GrammarCompiler[GrammarMatcher] | None:
+        vocab_size = self._runner.vocab_size
+        eos_token_ids = tuple(token for token in self._eos_token_ids if token < vocab_size)
+        vocabulary = Vocabulary(str(tokenizer_file), vocab_size, eos_token_ids)
+        try:
+            tokenizer = vocabulary.load()
+        except ValueError as error:
+            logger.warning("no structured outputs for this tokenizer", extra={"reason": str(error)})
+            return None
+        return GrammarCompiler(vocabulary, lambda text: GrammarMatcher(tokenizer, text, vocab_size))
+
+    def _watermark_processor(self) -> Any:
+        if self._watermark is None and self._make_watermark is not None:
+            self._watermark = self._make_watermark()
+        return self._watermark
+
+
+def _cache_key(request: TokenRequest) -> bytes:
+    """Return what the keys and values of a prompt depend on besides its tokens: the adapter and the images."""
+    adapter, images = request.prompt.adapter, request.prompt.image_prompt
+    if adapter is None and images is None:
+        return b""
+    digest = hashlib.blake2b((adapter or "").encode())
+    for image in [] if images is None else images.images:
+        digest.update(hashlib.blake2b(image.data).digest())
+    return digest.digest()

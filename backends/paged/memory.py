@@ -1,0 +1,95 @@
+"""How much memory the KV cache may take."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+from lmi_handlers.core.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_SHARE = 0.5
+"""Of the free memory. The rest is for activations, the web workers and whatever else runs on the machine."""
+
+
+def choose_num_blocks(
+    asked: str | None,
+    *,
+    bytes_per_block: int,
+    block_size: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    free_bytes: int | None,
+) -> int:
+    """Return the number of blocks of the KV cache.
+
+    `asked` is `option.kv_cache_memory_bytes`. Without it, the cache gets half of `free_bytes`, but at most what
+    `max_num_seqs` sequences of `max_model_len` tokens need. Raises `ConfigError` if `asked` is not a size, or if not
+    even one block fits. A cache that cannot hold the longest sequence is logged: the server then refuses longer ones.
+    """
+    longest = -(-max_model_len // block_size)
+    if asked is not None:
+        num_blocks = parse_bytes(asked, "option.kv_cache_memory_bytes") // bytes_per_block
+    else:
+        num_blocks = max_num_seqs * longest
+        if free_bytes is not None:
+            num_blocks = min(num_blocks, int(free_bytes * _SHARE) // bytes_per_block)
+    if num_blocks < 1:
+        given = f"got {asked}" if asked is not None else f"and only {free_bytes} bytes of memory are free"
+        raise ConfigError(f"option.kv_cache_memory_bytes: must be at least {bytes_per_block} for this model, {given}")
+    if num_blocks < longest:
+        logger.warning(
+            "the KV cache is smaller than the longest sequence; longer requests are refused",
+            extra={"kv_cache_bytes": num_blocks * bytes_per_block, "needed_bytes": longest * bytes_per_block},
+        )
+    return num_blocks
+
+
+def parse_bytes(text: str, name: str) -> int:
+    """Return the number of bytes that `text` stands for, such as "256M". Raises `ConfigError` that starts with `name`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if match is None:
+        raise ConfigError(f"{name}: must be a number of bytes such as 268435456, 256M or 2G, got {text}")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def free_memory(root: Path = Path("/")) -> int | None:
+    """Return the bytes of memory that this process may still use, or None if the system does not say.
+
+    It is what Linux counts as available, or less if the container has a limit (cgroup versions 2 and 1). `root` is the
+    directory that stands for `/`.
+    """
+    limits = [available for line in _lines(root / "proc/meminfo") if (available := _available(line)) is not None]
+    for limit, used, statistics in (
+        ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current", "sys/fs/cgroup/memory.stat"),
+        (
+            "sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes",
+            "sys/fs/cgroup/memory/memory.stat",
+        ),
+    ):
+        most, now = _number(root / limit), _number(root / used)
+        if most is not None and now is not None:
+            # The page cache counts as used, but is given up when memory is needed.
+            cached = [int(line.split()[1]) for line in _lines(root / statistics) if line.startswith("inactive_file ")]
+            limits.append(max(0, most - now + sum(cached)))
+    return min(limits, default=None)
+
+
+def _available(line: str) -> int | None:
+    return int(line.split()[1]) * 1024 if line.startswith("MemAvailable:") else None
+
+
+def _number(file: Path) -> int | None:
+    text = "".join(_lines(file))
+    return int(text) if text.isdigit() else None
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,34 @@
+"""The options of every engine with a paged KV cache of ours, under vLLM's names."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from lmi_handlers.config.option import NonNegativeInt, Option
+
+DEFAULT_BATCH_SIZE = 32
+DEFAULT_PREFILL_TOKENS = 512
+
+
+class PagedOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How the KV cache is used. An engine's own options inherit these."""
+
+    enable_prefix_caching: Annotated[
+        bool | None, Option("Reuses the KV cache of prompts that begin in the same way.")
+    ] = None
+    kv_cache_memory_bytes: Annotated[
+        str | None,
+        Option(
+            "Memory for the KV cache in bytes, or with a suffix such as `256M` or `2G` (powers of 1024). Defaults to half of "
+            "the memory that is free when the model is loaded, but no more than the full batch can use."
+        ),
+    ] = None
+    prompt_lookup_num_tokens: Annotated[
+        NonNegativeInt | None,
+        Option(
+            "Maximum number of tokens to draft per step for each sequence, by looking for the last tokens in its prompt and "
+            "answer. Drafts change no result, only how fast it is found. 0, the default, turns them off."
+        ),
+    ] = None

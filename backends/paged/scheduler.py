@@ -1,0 +1,252 @@
+"""Decides which tokens of which sequences are computed in a step, and which blocks they use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from backends.paged.block_pool import BlockPool, block_digests
+from backends.paged.sequence import Chunk, Sequence
+
+
+class Scheduler:
+    """Continuous batching with chunked prefill over the blocks of a pool.
+
+    A sequence starts once there are blocks for all of its known tokens; the beginning that the prefix cache holds is
+    not computed again. Sequences that generate are in every step. If one of them needs a block and none is free, the
+    sequence that came last gives up its blocks and starts again later (preemption), so the one that came first always
+    gets on. A sequence must fit into the pool alone: `max_len` is at most `num_blocks * block_size`.
+
+    Prompts share the step's remaining tokens: half of them are for the prompt that came first, the other half for the
+    others, those with the least to compute first. So a long prompt neither delays short ones nor is it starved by them.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        *,
+        max_num_seqs: int,
+        enable_prefix_caching: bool = True,
+        takes_partial_prompts: bool = True,
+    ) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._max_num_seqs = max_num_seqs
+        self._caches_prefixes = enable_prefix_caching
+        self._takes_partial_prompts = takes_partial_prompts
+        self._waiting: list[Sequence] = []
+        self._started: list[Sequence] = []  # both in order of arrival
+        self._arrivals: dict[str, int] = {}
+        self.num_preemptions = 0
+        self.num_queried_tokens = 0
+        """Prompt tokens that were looked up in the prefix cache, and in `num_hit_tokens` those that were found."""
+        self.num_hit_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._started)
+
+    @property
+    def num_generating(self) -> int:
+        """Number of sequences that get their next token in the next step."""
+        return sum(map(_generates, self._started))
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence behind all others."""
+        self._arrivals[sequence.request_id] = max(self._arrivals.values(), default=0) + 1
+        self._waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Drop a sequence that has ended, and free its blocks. If it has failed, they are not cached."""
+        del self._arrivals[sequence.request_id]
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+            return
+        self._started.remove(sequence)
+        if sequence.failed:
+            self._pool.forget(sequence.blocks)
+        self._free(sequence)
+
+    def schedule(self, prefill_tokens: int) -> tuple[list[Chunk], list[Sequence]]:
+        """Return the step's chunks, and the sequences that were preempted to make room for them.
+
+        At most `prefill_tokens` tokens of prompts are computed, or one whole prompt if they cannot be split. There is
+        at least one chunk unless there are no sequences.
+        """
+        preempted = self._make_room()
+        chunks = [self._next_token(sequence) for sequence in self._started if _generates(sequence)]
+        chunks += self._prefill(prefill_tokens)
+        return chunks, preempted
+
+    def computed(self, chunk: Chunk, num_accepted: int = 0) -> None:
+        """Record that a chunk has been computed, and that its first `num_accepted` draft tokens are right.
+
+        These tokens are in `token_ids` by now. Full blocks become available to other sequences.
+        """
+        sequence = chunk.sequence
+        sequence.num_computed = chunk.stop - chunk.num_draft + num_accepted
+        sequence.draft = []
+        full = sequence.num_computed // self._block_size
+        if self._caches_prefixes and full > chunk.start // self._block_size:
+            if full > len(sequence.digests):
+                sequence.digests = self._digests(sequence, sequence.token_ids[: full * self._block_size])
+            for index in range(chunk.start // self._block_size, full):
+                self._pool.register(sequence.blocks[index], sequence.digests[index])
+
+    # Blocks
+
+    def _make_room(self) -> list[Sequence]:
+        """Give every generating sequence a block for its next token. Returns the sequences preempted for that."""
+        preempted = []
+        for sequence in list(self._started):
+            length = len(sequence.token_ids)
+            while _generates(sequence) and self._missing(sequence, length) > self._pool.num_free:
+                preempted.append(self._started[-1])
+                self._preempt(self._started[-1])
+            if _generates(sequence):
+                self._grow(sequence, length)
+        return preempted
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.num_preemptions += 1
+        self._started.remove(sequence)
+        self._free(sequence)
+        sequence.num_computed = 0
+        sequence.draft = []
+        self._waiting.append(sequence)
+        self._waiting.sort(key=self._arrival)
+
+    def _start(self, sequence: Sequence, found: list[int]) -> bool:
+        """Give a waiting sequence blocks for its known tokens, first those `found` in the prefix cache.
+
+        Returns False if there are too few free ones. A block for each sequence that has started is left, because
+        otherwise they would soon preempt this one.
+        """
+        needed = self._missing(sequence, len(sequence.token_ids)) - len(found)
+        available = self._pool.num_free - sum(self._pool.is_unused(block) for block in found)
+        if needed + len(self._started) > available:
+            return False
+        for block in found:
+            self._pool.share(block)
+        sequence.blocks = found + self._pool.allocate(needed)
+        sequence.num_computed = len(found) * self._block_size
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = sequence.num_computed
+            if self._caches_prefixes:
+                self.num_queried_tokens += sequence.prompt_len
+                self.num_hit_tokens += sequence.num_computed
+        self._waiting.remove(sequence)
+        self._started.append(sequence)
+        self._started.sort(key=self._arrival)
+        return True
+
+    def _cached_blocks(self, sequence: Sequence) -> list[int]:
+        """Return the blocks that hold the sequence's beginning. The first position with needed logits is not in them."""
+        blocks: list[int] = []
+        if self._caches_prefixes:
+            sequence.digests = self._digests(sequence, sequence.token_ids)
+            for digest in sequence.digests[: sequence.first_logit // self._block_size]:
+                block = self._pool.find(digest)
+                if block is None:
+                    break
+                blocks.append(block)
+        return blocks
+
+    def _is_being_computed(self, sequence: Sequence, index: int) -> bool:
+        """Tell whether a started sequence is about to compute block `index` of this one, which could then share it."""
+        if index >= min(len(sequence.digests), sequence.first_logit // self._block_size):
+            return False
+        wanted = sequence.digests[index]
+        return any(
+            other.num_computed <= index * self._block_size and other.digests[index : index + 1] == [wanted]
+            for other in self._started
+        )
+
+    def _digests(self, sequence: Sequence, token_ids: list[int]) -> list[bytes]:
+        return block_digests(token_ids, self._block_size, cache_key=sequence.cache_key, known=sequence.digests)
+
+    def _missing(self, sequence: Sequence, length: int) -> int:
+        """Number of blocks that the sequence needs in addition for `length` tokens."""
+        return max(0, -(-length // self._block_size) - len(sequence.blocks))
+
+    def _grow(self, sequence: Sequence, length: int) -> None:
+        sequence.blocks += self._pool.allocate(self._missing(sequence, length))
+
+    def _free(self, sequence: Sequence) -> None:
+        self._pool.free(sequence.blocks)
+        sequence.blocks = []
+
+    def _arrival(self, sequence: Sequence) -> int:
+        return self._arrivals[sequence.request_id]
+
+    # Chunks
+
+    def _next_token(self, sequence: Sequence) -> Chunk:
+        """Return the chunk for the last known token, with as much of the draft as there is room for."""
+        length = len(sequence.token_ids)
+        draft = sequence.draft[: max(0, sequence.max_len - length - 1)]
+        while draft and self._missing(sequence, length + len(draft)) > self._pool.num_free:
+            draft.pop()
+        self._grow(sequence, length + len(draft))
+        return Chunk(sequence, length - 1, [sequence.token_ids[-1], *draft], 1 + len(draft), num_draft=len(draft))
+
+    def _prefill(self, budget: int) -> list[Chunk]:
+        """Return chunks of prompts with at most `budget` tokens in all."""
+        candidates = self._candidates()
+        if not self._takes_partial_prompts:
+            return self._whole_prompts(candidates, budget)
+        first = next(candidates, None)
+        if first is None:
+            return []
+        shares = {first: min(first.num_left, max(1, budget // 2))}
+        left = budget - shares[first]
+        while left > 0 and (sequence := next(candidates, None)) is not None:
+            shares[sequence] = min(sequence.num_left, left)
+            left -= shares[sequence]
+        shares[first] += max(0, min(left, first.num_left - shares[first]))
+        return [_prompt_chunk(sequence, count) for sequence, count in shares.items()]
+
+    @staticmethod
+    def _whole_prompts(sequences: Iterator[Sequence], budget: int) -> list[Chunk]:
+        """Return whole prompts until the budget is spent. One that exceeds it is computed if no other prompt is."""
+        chunks: list[Chunk] = []
+        while budget > 0 and (sequence := next(sequences, None)) is not None:
+            if chunks and sequence.num_left > budget:
+                break
+            chunks.append(_prompt_chunk(sequence, sequence.num_left))
+            budget -= sequence.num_left
+        return chunks
+
+    def _candidates(self) -> Iterator[Sequence]:
+        """Yield the sequences with prompts to compute: the one that came first, then those with the least left.
+
+        A waiting sequence is started when it is yielded. If the one that came first has to wait for free blocks, no
+        other is started, so that it gets them.
+        """
+        unfinished = [sequence for sequence in self._started if not _generates(sequence)]
+        order = sorted([*unfinished, *self._waiting], key=self._arrival)
+        order[1:] = sorted(order[1:], key=lambda sequence: sequence.num_left)
+        for position, sequence in enumerate(order):
+            if sequence.blocks:
+                yield sequence
+                continue
+            if len(self._started) >= self._max_num_seqs:
+                continue
+            found = self._cached_blocks(sequence)
+            if self._is_being_computed(sequence, len(found)):
+                continue
+            if self._start(sequence, found):
+                yield sequence
+            elif position == 0:
+                yield from (other for other in order[1:] if other.blocks)
+                return
+
+
+def _generates(sequence: Sequence) -> bool:
+    """Tell whether everything but the last known token has been computed."""
+    return sequence.num_left == 1 and sequence.num_computed > 0
+
+
+def _prompt_chunk(sequence: Sequence, count: int) -> Chunk:
+    start = sequence.num_computed
+    stop = start + count
+    return Chunk(sequence, start, sequence.token_ids[start:stop], max(0, stop - max(start, sequence.first_logit)))

@@ -1,0 +1,165 @@
+"""PagedBackend: results depend on nothing but the request, whatever the memory, the batch, and the drafts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paged_runner import StoredTokensBackend, StoredTokensRunner
+
+from backends.paged import backend as paged_backend
+from backends.paged.backend import PagedBackend
+from lmi_handlers.core.capabilities import Capabilities
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.request import EncodedPrompt, TokenRequest
+from lmi_handlers.core.sampling_params import SamplingParams
+
+EOS = 2
+
+
+def make_backend(runner: StoredTokensRunner, **options: object) -> PagedBackend:
+    capabilities = Capabilities(backend="paged", max_model_len=100, vocab_size=runner.vocab_size, max_num_seqs=6)
+    return StoredTokensBackend(runner, capabilities, eos_token_ids=(EOS,), max_prefill_tokens=16, **options)  # type: ignore[arg-type]
+
+
+def request(name: str, prompt: list[int], **params: object) -> TokenRequest:
+    return TokenRequest(
+        request_id=name,
+        prompt=EncodedPrompt(prompt),
+        sampling_params=SamplingParams(**params),  # type: ignore[arg-type]
+    )
+
+
+def run(backend: PagedBackend, requests: list[TokenRequest]) -> dict[str, list[TokenOutput]]:
+    for item in requests:
+        backend.add_request(item)
+    outputs: dict[str, list[TokenOutput]] = {item.request_id: [] for item in requests}
+    for _ in range(5000):
+        if all(out and out[-1].finish_reason for out in outputs.values()):
+            return outputs
+        for output in backend.step():
+            outputs[output.request_id].append(output)
+    pytest.fail("sequences do not end")
+
+
+def tokens(outputs: list[TokenOutput]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
+prompts = st.lists(st.integers(3, 5), min_size=1, max_size=30)
+sampling = st.fixed_dictionaries(
+    {
+        "max_tokens": st.integers(1, 25),
+        "temperature": st.sampled_from([0.0, 1.0]),
+        "seed": st.integers(0, 3),
+        "repetition_penalty": st.sampled_from([1.0, 1.3]),
+        "logprobs": st.sampled_from([None, 2]),
+        "prompt_logprobs": st.sampled_from([None, None, 1]),
+    }
+)
+
+
+@given(
+    st.lists(st.tuples(prompts, sampling), min_size=1, max_size=8),
+    st.integers(14, 40),
+    st.booleans(),
+    st.sampled_from([0, 4]),
+)
+@settings(max_examples=60, deadline=None)
+def test_small_cache_shared_prefixes_and_drafts_change_no_result(
+    wanted: list[tuple[list[int], dict[str, object]]], num_blocks: int, caching: bool, lookup: int
+) -> None:
+    requests = [request(f"r{n}", prompt, **params) for n, (prompt, params) in enumerate(wanted)]
+    together = run(
+        make_backend(StoredTokensRunner(num_blocks), enable_prefix_caching=caching, prompt_lookup_num_tokens=lookup),
+        requests,
+    )
+    for item in requests:
+        alone = run(make_backend(StoredTokensRunner(100), enable_prefix_caching=False), [item])[item.request_id]
+        outputs = together[item.request_id]
+        assert tokens(outputs) == tokens(alone)
+        assert outputs[-1].finish_reason is alone[-1].finish_reason
+        assert [p for o in outputs for p in o.logprobs or ()] == [p for o in alone for p in o.logprobs or ()]
+        assert outputs[0].prompt_logprobs == alone[0].prompt_logprobs
+        assert outputs[0].prompt_top_logprobs == alone[0].prompt_top_logprobs
+
+
+def test_cache_that_is_too_small_for_all_preempts() -> None:
+    runner = StoredTokensRunner(14)
+    backend = make_backend(runner)
+    run(backend, [request(f"r{n}", [n + 3] * 9, max_tokens=40, ignore_eos=True) for n in range(6)])
+    assert backend.counters.num_preemptions > 0
+    assert backend.kv_cache_usage == 0
+
+
+def test_samples_of_one_prompt_are_one_prefill() -> None:
+    runner = StoredTokensRunner(100)
+    run(make_backend(runner), [request(f"r{n}", list(range(3, 36)), max_tokens=1, seed=n) for n in range(6)])
+    assert sum(len(chunk.token_ids) for chunks in runner.forwards for chunk in chunks) == 33 + 5
+
+
+def test_drafts_save_steps() -> None:
+    steps = {}
+    for lookup in (0, 4):
+        runner = StoredTokensRunner(100)
+        backend = make_backend(runner, prompt_lookup_num_tokens=lookup)
+        run(backend, [request("r", list(range(3, 13)), max_tokens=80, temperature=0.0, ignore_eos=True)])
+        steps[lookup] = len(runner.forwards)
+    counters = backend.counters
+    assert steps[4] == steps[0] - counters.spec_decode_num_accepted_tokens
+    assert counters.spec_decode_num_draft_tokens >= counters.spec_decode_num_accepted_tokens > 10
+
+
+def test_cached_tokens_are_told_once() -> None:
+    backend = make_backend(StoredTokensRunner(100))
+    first = run(backend, [request("first", list(range(3, 36)), max_tokens=3, ignore_eos=True)])["first"]
+    assert [output.num_cached_tokens for output in first] == [0, None, None]
+    second = run(backend, [request("second", list(range(3, 36)), max_tokens=2, ignore_eos=True)])["second"]
+    assert [output.num_cached_tokens for output in second] == [32, None]
+    assert backend.counters.prefix_cache_queries == 66
+    assert backend.counters.prefix_cache_hits == 32
+
+
+def test_adapters_do_not_share_a_prefix() -> None:
+    backend = make_backend(StoredTokensRunner(100))
+    for name, adapter in (("first", None), ("second", "a"), ("third", "b"), ("fourth", "a")):
+        item = TokenRequest(
+            request_id=name,
+            prompt=EncodedPrompt(list(range(3, 36)), adapter),
+            sampling_params=SamplingParams(max_tokens=1),
+        )
+        cached = run(backend, [item])[name][0].num_cached_tokens
+        assert cached == (32 if name == "fourth" else 0)
+
+
+def test_out_of_memory_fails_one_sequence() -> None:
+    backend = make_backend(StoredTokensRunner(100, memory=13))
+    requests = [
+        request("long", list(range(3, 60)), max_tokens=3),
+        request("short", [3, 4], max_tokens=3, ignore_eos=True),
+    ]
+    outputs = run(backend, requests)
+    assert outputs["long"][-1].finish_reason is FinishReason.ERROR
+    assert "out of memory" in (outputs["long"][-1].error or "")
+    assert len(tokens(outputs["short"])) == 3
+    assert backend.kv_cache_usage == 0
+
+
+def test_requests_longer_than_the_cache_are_refused() -> None:
+    assert make_backend(StoredTokensRunner(10)).capabilities.max_model_len == 40
+    assert make_backend(StoredTokensRunner(1000)).capabilities.max_model_len == 100
+
+
+def test_idle_engine_gives_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = StoredTokensRunner(100)
+    backend = make_backend(runner)
+    run(backend, [request("first", list(range(3, 36)), max_tokens=1)])
+    backend.on_idle()
+    assert runner.reclaimed == []  # not at once: the next request may come soon
+    monkeypatch.setattr(paged_backend, "IDLE_SECONDS", 0.0)
+    backend.on_idle()
+    assert len(runner.reclaimed) == 1  # the block that is not full
+    monkeypatch.setattr(paged_backend, "UNUSED_SECONDS", 0.0)
+    backend.on_idle()
+    assert len(runner.reclaimed) == 9
+    assert run(backend, [request("again", list(range(3, 36)), max_tokens=1)])["again"][0].num_cached_tokens == 0

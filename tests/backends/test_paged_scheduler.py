@@ -1,0 +1,311 @@
+"""Block pool and scheduler: blocks are never lost or shared wrongly, everybody gets on, prefixes are computed once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from backends.paged.block_pool import BlockPool, block_digests
+from backends.paged.prefill_budget import PrefillBudget
+from backends.paged.scheduler import Scheduler
+from backends.paged.sequence import Chunk, Sequence
+
+BLOCK = 4
+
+
+class Memory:
+    """The KV cache of a runner that stores token ids. Reading a chunk shows whether its past is right."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._tokens = [[-1] * BLOCK for _ in range(num_blocks)]
+
+    def forward(self, chunk: Chunk) -> None:
+        blocks = chunk.sequence.blocks
+        assert len(blocks) * BLOCK >= chunk.stop
+        for position, token in enumerate(chunk.token_ids, chunk.start):
+            self._tokens[blocks[position // BLOCK]][position % BLOCK] = token
+        known = chunk.sequence.token_ids[: chunk.stop]
+        stored = [self._tokens[blocks[position // BLOCK]][position % BLOCK] for position in range(len(known))]
+        assert stored == known
+
+
+class Engine:
+    """Scheduler, pool and memory, stepped as a backend does."""
+
+    def __init__(self, num_blocks: int, max_num_seqs: int = 4, *, partial: bool = True, caching: bool = True) -> None:
+        self.now = 0.0
+        self.pool = BlockPool(num_blocks, clock=lambda: self.now)
+        self.scheduler = Scheduler(
+            self.pool,
+            BLOCK,
+            max_num_seqs=max_num_seqs,
+            takes_partial_prompts=partial,
+            enable_prefix_caching=caching,
+        )
+        self.memory = Memory(num_blocks)
+        self.sequences: dict[str, Sequence] = {}
+        self.computed_tokens = 0
+
+    def add(self, name: str, prompt: Iterable[int], new: int, first_logit: int = -1) -> Sequence:
+        prompt = list(prompt)
+        sequence = self.sequences[name] = Sequence(name, prompt, len(prompt) + new, first_logit)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self, budget: int = 8, accepted: int = 0, drafts: Iterable[int] = ()) -> list[Chunk]:
+        for sequence in self.sequences.values():
+            sequence.draft = list(drafts)
+        chunks, preempted = self.scheduler.schedule(budget)
+        assert len({id(chunk.sequence) for chunk in chunks}) == len(chunks)
+        assert not {id(chunk.sequence) for chunk in chunks}.intersection(map(id, preempted))
+        for chunk in chunks:
+            self.memory.forward(chunk)
+        for chunk in chunks:
+            sequence = chunk.sequence
+            self.computed_tokens += len(chunk.token_ids)
+            right = min(accepted, chunk.num_draft)
+            if chunk.samples:
+                for token in [
+                    *chunk.token_ids[len(chunk.token_ids) - chunk.num_draft :][:right],
+                    len(sequence.token_ids) % 7,
+                ]:
+                    sequence.append(token)
+            self.scheduler.computed(chunk, right)
+            if len(sequence.token_ids) >= sequence.max_len:
+                self.remove(sequence.request_id)
+        return chunks
+
+    def remove(self, name: str) -> None:
+        self.scheduler.remove(self.sequences.pop(name))
+
+    def run(self, budget: int = 8) -> None:
+        for _ in range(1000):
+            if not self.sequences:
+                return
+            assert self.step(budget)
+        pytest.fail("sequences do not end")
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Joins, leaves, steps with any budget and drafts, in a pool that is too small for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = Engine(num_blocks=12)
+        self.count = 0
+
+    # Two tokens only, so that many prompts begin in the same way.
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=30),
+        new=st.integers(1, 18),
+        logits=st.sampled_from([-1, 0]),
+    )
+    def join(self, prompt: list[int], new: int, logits: int) -> None:
+        self.count += 1
+        self.engine.add(f"r{self.count}", prompt, new, first_logit=logits)
+
+    @precondition(lambda self: self.engine.sequences)
+    @rule(data=st.data(), failed=st.booleans())
+    def leave(self, data: st.DataObject, failed: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.engine.sequences)))
+        self.engine.sequences[name].failed = failed
+        self.engine.remove(name)
+
+    @rule(budget=st.integers(1, 40), drafts=st.lists(st.integers(0, 9), max_size=6), accepted=st.integers(0, 6))
+    def step(self, budget: int, drafts: list[int], accepted: int) -> None:
+        chunks = self.engine.step(budget, accepted, drafts)
+        assert bool(chunks) == bool(len(self.engine.scheduler) or chunks)
+
+    @rule(seconds=st.floats(0, 100))
+    def wait(self, seconds: float) -> None:
+        self.engine.now += seconds
+        reclaimed = self.engine.pool.reclaimable(60)
+        assert not set(reclaimed) & {block for s in self.engine.sequences.values() for block in s.blocks}
+
+    @invariant()
+    def every_block_is_used_or_free(self) -> None:
+        users = Counter(block for sequence in self.engine.sequences.values() for block in sequence.blocks)
+        assert self.engine.pool.num_free == self.engine.pool.num_blocks - len(users)
+        assert all(self.engine.pool._users[block] == users[block] for block in range(self.engine.pool.num_blocks))
+
+    def teardown(self) -> None:
+        self.engine.run()
+        assert self.engine.pool.num_free == self.engine.pool.num_blocks
+
+
+AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+test_any_order = AnyOrder.TestCase
+
+
+def test_same_prompt_is_computed_once() -> None:
+    engine = Engine(num_blocks=100, max_num_seqs=8)
+    for number in range(8):
+        engine.add(f"r{number}", range(41), new=3)
+    engine.run(budget=16)
+    # 41 tokens once, then for each other sequence the one token behind its last full block; then 2 more tokens for each.
+    assert engine.computed_tokens == 41 + 7 * 1 + 8 * 2
+
+
+def test_next_turn_of_a_conversation_computes_only_what_is_new() -> None:
+    engine = Engine(num_blocks=100)
+    first = engine.add("first", range(40), new=8)
+    engine.run()
+    second = engine.add("second", [*first.token_ids, 7, 8, 9], new=1)
+    engine.run()
+    assert second.num_cached_tokens == 44  # the last generated token was never computed
+    assert engine.scheduler.num_hit_tokens == 44
+
+
+def test_last_token_is_computed_even_if_all_blocks_are_cached() -> None:
+    engine = Engine(num_blocks=100)
+    for name in ("first", "second"):
+        sequence = engine.add(name, range(8), new=2)
+        engine.run()
+    assert sequence.num_cached_tokens == 4
+
+
+@pytest.mark.parametrize("difference", ["cache_key", "token"])
+def test_different_beginnings_share_nothing(difference: str) -> None:
+    engine = Engine(num_blocks=100)
+    engine.add("first", range(40), new=1)
+    engine.run()
+    second = engine.add("second", [*range(39), 1] if difference == "cache_key" else [9, *range(1, 40)], new=1)
+    second.cache_key = b"adapter" if difference == "cache_key" else b""
+    engine.run()
+    assert second.num_cached_tokens == 0
+
+
+def test_without_prefix_caching_everything_is_computed() -> None:
+    engine = Engine(num_blocks=100, caching=False)
+    for name in ("first", "second"):
+        engine.add(name, range(40), new=1)
+        engine.run()
+    assert engine.computed_tokens == 80
+    assert engine.scheduler.num_queried_tokens == 0
+
+
+def test_blocks_of_a_failed_sequence_are_not_found() -> None:
+    engine = Engine(num_blocks=100)
+    failed = engine.add("failed", range(40), new=2)
+    engine.step(budget=40)
+    failed.failed = True
+    engine.remove("failed")
+    second = engine.add("second", range(40), new=1)
+    engine.run()
+    assert second.num_cached_tokens == 0
+
+
+def test_prompt_logits_need_all_positions() -> None:
+    engine = Engine(num_blocks=100)
+    engine.add("first", range(40), new=1)
+    engine.run()
+    engine.add("second", range(40), new=3, first_logit=0)
+    chunks = [*engine.step(budget=30), *engine.step(budget=30), *engine.step(budget=30)]
+    assert [chunk.num_logits for chunk in chunks] == [30, 10, 1]
+
+
+def test_long_prompt_takes_at_most_half_of_the_budget() -> None:
+    engine = Engine(num_blocks=100)
+    engine.add("long", range(300), new=1)
+    engine.step(budget=16)
+    short = [engine.add(f"short{n}", range(1000 * n, 1000 * n + 6), new=1) for n in (1, 2)]
+    shares = {chunk.sequence.request_id: len(chunk.token_ids) for chunk in engine.step(budget=16)}
+    assert shares == {"long": 8, "short1": 6, "short2": 2}
+    del short
+
+
+def test_short_prompts_do_not_starve_a_long_one() -> None:
+    engine = Engine(num_blocks=100)
+    engine.add("long", range(100), new=1)
+    for number in range(100):
+        if "long" not in engine.sequences:
+            break
+        engine.add(f"short{number}", [number] * 16, new=1)
+        engine.step(budget=16)
+    assert "long" not in engine.sequences
+    assert number < 20
+
+
+def test_sequence_that_waits_for_blocks_is_not_overtaken_for_ever() -> None:
+    engine = Engine(num_blocks=10, max_num_seqs=10)
+    for number in range(3):
+        engine.add(f"small{number}", [number] * 8, new=2)
+    engine.step(budget=100)
+    engine.add("large", range(36), new=4)
+    for number in range(100):
+        if "large" not in engine.sequences:
+            break
+        engine.add(f"more{number}", [number] * 6, new=2)
+        engine.step(budget=100)
+    assert "large" not in engine.sequences
+
+
+def test_first_sequence_gets_on_however_few_blocks_there_are() -> None:
+    engine = Engine(num_blocks=6, max_num_seqs=8)
+    for number in range(8):
+        engine.add(f"r{number}", [number] * 6, new=18)
+    first = engine.sequences["r0"]
+    engine.step(budget=16)
+    for _ in range(20):
+        if "r0" in engine.sequences:
+            length = len(first.token_ids)
+            engine.step(budget=8)
+            assert len(first.token_ids) == length + 1
+    engine.run()
+    assert engine.scheduler.num_preemptions > 0
+
+
+def test_prompts_that_cannot_be_split_are_computed_whole_beside_generating_ones() -> None:
+    engine = Engine(num_blocks=100, partial=False)
+    engine.add("first", range(4), new=50)
+    engine.step()
+    engine.add("second", range(100, 130), new=2)
+    engine.add("third", range(200, 230), new=2)
+    assert [len(chunk.token_ids) for chunk in engine.step(budget=8)] == [1, 30]
+    assert [len(chunk.token_ids) for chunk in engine.step(budget=8)] == [1, 1, 30]
+
+
+def test_memory_is_given_back_after_a_time_without_use() -> None:
+    engine = Engine(num_blocks=10)
+    engine.add("first", range(9), new=2)
+    engine.run()
+    assert len(engine.pool.reclaimable(60)) == 1  # the one that was never full
+    engine.now = 59
+    assert engine.pool.reclaimable(60) == []
+    engine.now = 60
+    assert len(engine.pool.reclaimable(60)) == 2
+    assert engine.pool.reclaimable(0) == []
+
+
+def test_least_recently_used_blocks_go_first() -> None:
+    pool = BlockPool(3)
+    blocks = pool.allocate(3)
+    digests = block_digests(list(range(12)), BLOCK)
+    for block, digest in zip(blocks, digests, strict=True):
+        pool.register(block, digest)
+    pool.free(blocks)
+    pool.allocate(1)
+    assert [pool.find(digest) for digest in digests] == [*blocks[:2], None]
+
+
+def test_digests_depend_on_everything_before() -> None:
+    assert block_digests([1, 2, 3, 4, 5, 6, 7, 8], BLOCK)[1] != block_digests([0, 2, 3, 4, 5, 6, 7, 8], BLOCK)[1]
+    assert block_digests([1, 2, 3, 4], BLOCK) != block_digests([1, 2, 3, 4], BLOCK, cache_key=b"adapter")
+    known = block_digests([1, 2, 3, 4], BLOCK)
+    assert block_digests([1, 2, 3, 4, 5, 6, 7, 8], BLOCK, known=known) == block_digests([1, 2, 3, 4, 5, 6, 7, 8], BLOCK)
+
+
+def test_prefill_takes_as_long_as_the_rest_of_the_step() -> None:
+    budget = PrefillBudget(most=512, least=32)
+    assert budget.tokens(0) == 512
+    assert budget.tokens(3) == 32
+    for _ in range(100):
+        budget.observe(0.1, num_generating=3, num_prefill_tokens=0)
+        budget.observe(0.1 + 0.001 * 64, num_generating=3, num_prefill_tokens=64)
+    assert 95 <= budget.tokens(3) <= 105
+    assert budget.tokens(0) == 512

@@ -1,0 +1,73 @@
+"""A runner whose logits depend on every token it has stored for a sequence, so that a wrong block changes the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as AbstractSequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.base import ModelFiles
+from backends.paged.backend import PagedBackend
+from backends.paged.runner import Runner
+from backends.paged.sequence import Chunk, Sequence
+from lmi_handlers.config.properties import ServingProperties
+
+
+class StoredTokensRunner(Runner):
+    """The "keys and values" are the token ids. Logits are drawn at random, from seeds made of all tokens so far.
+
+    A step of more than `memory` tokens raises `MemoryError`.
+    """
+
+    block_size = 4
+
+    def __init__(self, num_blocks: int, *, vocab_size: int = 64, memory: int = 10**9, partial: bool = True) -> None:
+        self.num_blocks = num_blocks
+        self.vocab_size = vocab_size
+        self.takes_partial_prompts = partial
+        self.memory = memory
+        self.forwards: list[list[Chunk]] = []
+        self.released: list[str] = []
+        self.reclaimed: list[int] = []
+        self._stored = np.zeros((num_blocks, self.block_size), np.int64)
+
+    def forward(self, chunks: list[Chunk]) -> Any:
+        if sum(len(chunk.token_ids) for chunk in chunks) > self.memory:
+            raise MemoryError
+        self.forwards.append(chunks)
+        for chunk in chunks:
+            positions = np.arange(chunk.start, chunk.stop)
+            blocks = np.asarray(chunk.sequence.blocks)
+            self._stored[blocks[positions // self.block_size], positions % self.block_size] = chunk.token_ids
+        rows = [
+            self._logits(chunk, length)
+            for chunk in chunks
+            for length in range(chunk.stop - chunk.num_logits + 1, chunk.stop + 1)
+        ]
+        return np.array(rows, np.float32).reshape(-1, self.vocab_size)
+
+    def release(self, sequence: Sequence) -> None:
+        self.released.append(sequence.request_id)
+
+    def reclaim(self, blocks: AbstractSequence[int]) -> None:
+        self.reclaimed += blocks
+        self._stored[list(blocks)] = -1
+
+    def _logits(self, chunk: Chunk, length: int) -> npt.NDArray[np.float64]:
+        past = self._stored[chunk.sequence.blocks].reshape(-1)[:length]
+        # The last two tokens decide most, so texts repeat themselves; all others change the logits a little.
+        recent, all_ = (np.random.default_rng(past[-size:].tolist()) for size in (2, length))
+        return recent.normal(scale=3.0, size=self.vocab_size) + all_.normal(scale=0.1, size=self.vocab_size)
+
+
+class StoredTokensBackend(PagedBackend):
+    """The adapter for that runner."""
+
+    @classmethod
+    def load(
+        cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]
+    ) -> StoredTokensBackend:
+        raise NotImplementedError
