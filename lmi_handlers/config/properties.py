@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import javaproperties
 import msgspec
 
 from lmi_handlers.config.declaration import BackendDeclaration
@@ -103,6 +102,8 @@ def read_properties(path: Path) -> dict[str, str]:
 
     If a name occurs twice, the last one takes precedence. Raises `ConfigError` that names the file.
     """
+    import javaproperties  # only here: most processes never read the file, and this also imports XML and HTTP clients
+
     try:
         properties: dict[str, str] = javaproperties.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:

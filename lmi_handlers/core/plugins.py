@@ -16,14 +16,19 @@ T = TypeVar("T")
 
 def with_entry_points(table: Mapping[str, str], group: str) -> dict[str, str]:
     """Return `table` (name to "module:name") plus what other distributions register under the entry point `group`."""
-    return dict(table) | {point.name: point.value for point in _entry_points(tuple(sys.path)) if point.group == group}
+    return dict(table) | {point.name: point.value for point in installed(group)}
+
+
+def installed(group: str) -> list[EntryPoint]:
+    """Return the entry points of a group. They are read once per process, and not again by processes forked from it."""
+    return [point for point in _entry_points(tuple(sys.path)) if point.group == group]
 
 
 @functools.lru_cache(maxsize=1)
 def _entry_points(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:  # noqa: ARG001  the cache depends on it
     """Return all entry points. This reads a file of each installed distribution, which takes 50 ms or more in total."""
-    installed = entry_points()
-    return tuple(point for group in installed.groups for point in installed.select(group=group))
+    found = entry_points()
+    return tuple(point for group in found.groups for point in found.select(group=group))
 
 
 def load_class(kind: str, locations: Mapping[str, str], name: str, base: type[T]) -> type[T]:

@@ -7,6 +7,7 @@ are only loaded if there is something to convert.
 from __future__ import annotations
 
 import fcntl
+import functools
 import importlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -86,12 +87,12 @@ def _convert(gguf_file: Path, folder: Path, report: Callable[[str], None]) -> No
     """Convert `gguf_file` into `folder`: bfloat16 safetensors, tokenizer, chat template and generation defaults."""
     report(f"converting {gguf_file.name}")
     try:
-        import gguf  # noqa: F401 (without it, transformers' own error names no option)
+        import gguf  # without it, transformers' own error names no option
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     except ImportError as error:
         raise ConfigError(no_conversion(str(error))) from error
-    with _progress_reported(gguf_file.name, report):
+    with _progress_reported(gguf_file.name, report), _read_once(gguf):
         try:
             tokenizer = AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name)
             model = AutoModelForCausalLM.from_pretrained(
@@ -105,6 +106,22 @@ def _convert(gguf_file: Path, folder: Path, report: Callable[[str], None]) -> No
             raise ConfigError(f"option.model_id: {gguf_file} cannot be converted: {reason}") from error
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def _read_once(gguf: Any) -> Iterator[None]:
+    """Let transformers parse the file once instead of three times, and build the map of tensor names once.
+
+    It builds the map for each of the model's modules. Converting a model of 135M parameters takes half as long.
+    """
+    originals = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
+    for name, function in originals.items():
+        setattr(gguf, name, functools.lru_cache(maxsize=1)(function))
+    try:
+        yield
+    finally:
+        for name, function in originals.items():
+            setattr(gguf, name, function)
 
 
 @contextmanager

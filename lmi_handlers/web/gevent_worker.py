@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import time
 from typing import Any
 
@@ -13,6 +14,7 @@ from gunicorn import util
 from gunicorn.workers.ggevent import GeventWorker
 
 from lmi_handlers.core.errors import LMIError
+from lmi_handlers.core.plugins import installed
 from lmi_handlers.web.client_socket import ClientSocket, HeadTimeout, Limits, Waiting
 
 _MARGIN = 512
@@ -34,6 +36,15 @@ class ClientLimitingWorker(GeventWorker):  # type: ignore[misc]  # gunicorn has 
         self._waiting: Waiting = {}
         self._open = 0
         self.worker_connections = self.cfg.worker_connections + _MARGIN
+
+    def patch(self) -> None:
+        """Patch the standard library. gevent looks for plug-ins 25 times and would read all packages' metadata each time."""
+        read_again = importlib.metadata.entry_points
+        importlib.metadata.entry_points = installed  # type: ignore[assignment]  # gevent only passes a group
+        try:
+            super().patch()
+        finally:
+            importlib.metadata.entry_points = read_again
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         limits = Limits(self.client_timeout, self.cfg.keepalive)
