@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,12 +32,14 @@ from vllm.config import VllmConfig
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import EngineInput
 from vllm.lora.request import LoRARequest
+from vllm.v1.request import Request
 
 from backends.base import Backend, ModelFiles
 from backends.grammar import Vocabulary
 from backends.grammar_compiler import GrammarCompiler
 from backends.image_preparer import ImagePreparer
 from backends.preparing import Preparing, refusal
+from backends.vllm.counting import of_lookup, of_run
 from backends.vllm.engine_args import GRAMMAR_LIBRARY, TOKENIZER_FILE, engine_arguments
 from backends.vllm.engine_config import engine_config
 from backends.vllm.errors import load_error, one_line
@@ -44,6 +47,7 @@ from backends.vllm.model_runner import check_buffers, typical_processor
 from backends.vllm.sampling import engine_sampling_params, token_output
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
+from lmi_handlers.core.engine_counters import EngineCounters
 from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest
 from lmi_handlers.core.load_failure import load_failure
 from lmi_handlers.core.load_phase import LoadPhase
@@ -74,7 +78,9 @@ class VLLMBackend(Backend):
         config = engine.vllm_config
         self._by_priority = config.scheduler_config.policy == "priority"
         self._has_buffers = config.use_v2_model_runner
-        self._requests: dict[str, TokenRequest] = {}
+        self._scheduler = engine.engine_core.engine_core.scheduler
+        self._running: dict[str, _Running] = {}
+        self._counters = EngineCounters()
         self._progress = 0
         self._preparing: Preparing[str, EngineInput] = Preparing()
         self._grammars: GrammarCompiler[str] | None = None
@@ -153,13 +159,14 @@ class VLLMBackend(Backend):
 
     def abort(self, request_id: str) -> None:
         """Drop a sequence. vLLM returns no further output for it."""
-        if not self._preparing.discard(request_id) and self._requests.pop(request_id, None) is not None:
+        if not self._preparing.discard(request_id) and request_id in self._running:
             self._engine.abort_request([request_id])
+            self._end(request_id)
 
     def step(self) -> list[TokenOutput]:
         """Run one step of the engine. Any error in it raises `EngineDead`."""
         results = self._start_prepared()
-        if not self._requests:
+        if not self._running:
             if not results:
                 self._preparing.wait()
                 self._progress -= 1  # preparing has its own time limits
@@ -171,10 +178,14 @@ class VLLMBackend(Backend):
         except Exception as error:
             raise EngineDead(f"vLLM: {one_line(error)}") from error
         for output in outputs:
-            request = self._requests[output.request_id]
-            results.append(token_output(output, request))
+            running = self._running[output.request_id]
+            results.append(token_output(output, running.request, first=not running.begun))
+            if not running.begun:
+                running.begun = True
+                if self._scheduler.kv_cache_manager.prefix_cache_lookup_enabled(running.record):
+                    self._counters += of_lookup(running.record, output.num_cached_tokens or 0)
             if output.finished:
-                del self._requests[output.request_id]
+                self._end(output.request_id)
         return results
 
     @property
@@ -190,8 +201,13 @@ class VLLMBackend(Backend):
     @property
     def kv_cache_usage(self) -> float:
         """Share of vLLM's KV cache blocks in use."""
-        usage: float = self._engine.engine_core.engine_core.scheduler.get_kv_cache_usage()
+        usage: float = self._scheduler.get_kv_cache_usage()
         return usage
+
+    @property
+    def counters(self) -> EngineCounters:
+        """Speculation and preemptions are counted when a sequence ends."""
+        return self._counters
 
     def check_health(self) -> None:
         """Check the worker processes, if there are any. Raises `EngineDead` with the name of a dead one."""
@@ -222,7 +238,7 @@ class VLLMBackend(Backend):
                 fields = self._engine.input_processor.generation_config_fields
                 params.update_from_generation_config(fields, self._engine.renderer.get_eos_token_id())
                 check_buffers(params)
-            self._engine.add_request(
+            engine_id = self._engine.add_request(
                 request.request_id,
                 prompt or {"type": "token", "prompt_token_ids": request.prompt.token_ids},
                 params,
@@ -231,12 +247,14 @@ class VLLMBackend(Backend):
             )
         except (VLLMClientError, ValueError) as error:
             raise InvalidRequest(one_line(error)) from error
-        self._requests[request.request_id] = request
+        self._running[request.request_id] = _Running(request, self._scheduler.requests[engine_id])
+
+    def _end(self, request_id: str) -> None:
+        self._counters += of_run(self._running.pop(request_id).record)
 
     def _computed_tokens(self) -> int:
         """Return the total number of computed tokens of all running requests."""
-        running = self._engine.engine_core.engine_core.scheduler.running
-        return sum(request.num_computed_tokens for request in running)
+        return sum(request.num_computed_tokens for request in self._scheduler.running)
 
     def _start_prepared(self) -> list[TokenOutput]:
         """Start the sequences that are ready, and return an error output for each one that failed."""
@@ -278,6 +296,15 @@ class VLLMBackend(Backend):
             self._engine.add_lora(adapter)
         except Exception as error:
             raise ConfigError(f"option.enable_lora: adapter {name!r} cannot be loaded: {one_line(error)}") from error
+
+
+@dataclass(slots=True)
+class _Running:
+    """A sequence, vLLM's record of it, and whether it has had an output."""
+
+    request: TokenRequest
+    record: Request
+    begun: bool = False
 
 
 def _unsupported_by(config: VllmConfig) -> Iterator[str]:

@@ -17,13 +17,15 @@ AUTO = "auto"
 
 
 def engine_config(arguments: EngineArgs) -> VllmConfig:
-    """Return the engine's configuration for the model, with our dtype and logits processor. May raise anything."""
+    """Return the engine's configuration for the model, with our dtype, logits processor and counters. May raise anything."""
     config = _create(arguments)
     if current_platform.is_cpu() and config.model_config.quantization is None:  # quantized models support few dtypes
         own: torch.dtype = config.model_config.dtype
         chosen = choose_cpu_dtype(None if arguments.dtype == AUTO else own, own)
         if chosen != own:
             config = _create(dataclasses.replace(arguments, dtype=str(chosen).removeprefix("torch.")))
+    if config.speculative_config is not None and config.observability_config.per_request_spec_decode_metrics == "none":
+        config.observability_config.per_request_spec_decode_metrics = "summary"  # for the engine's counters
     processor = typical_processor(config)
     config.model_config.logits_processors = None if processor is None else [processor]
     return config

@@ -72,8 +72,8 @@ def _structured_outputs(wanted: StructuredOutputs | None, grammar: str | None) -
     )
 
 
-def token_output(output: RequestOutput, request: TokenRequest) -> TokenOutput:
-    """Convert vLLM's output for one sequence, which contains only the new tokens."""
+def token_output(output: RequestOutput, request: TokenRequest, *, first: bool) -> TokenOutput:
+    """Convert vLLM's output for one sequence, which contains only the new tokens. `first` says whether it is the first."""
     params, prompt = request.sampling_params, output.prompt_token_ids or []
     completion = output.outputs[0]
     token_ids = list(completion.token_ids)
@@ -109,6 +109,7 @@ def token_output(output: RequestOutput, request: TokenRequest) -> TokenOutput:
         finish_reason=finish_reason,
         error=error,
         num_prompt_tokens=None if request.prompt.image_prompt is None else len(prompt),
+        num_cached_tokens=output.num_cached_tokens if first else None,
     )
 
 

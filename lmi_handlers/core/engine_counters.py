@@ -19,3 +19,8 @@ class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
     spec_decode_num_draft_tokens: int = 0
     spec_decode_num_accepted_tokens: int = 0
     num_preemptions: int = 0
+
+    def __add__(self, other: EngineCounters) -> EngineCounters:
+        return EngineCounters(
+            **{field: getattr(self, field) + getattr(other, field) for field in self.__struct_fields__}
+        )

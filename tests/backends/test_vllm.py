@@ -19,6 +19,7 @@ from lora import write_adapter
 from serving_properties import serving_properties
 
 from backends.base import Backend, ModelFiles
+from lmi_handlers.core.engine_counters import EngineCounters
 from lmi_handlers.core.errors import ConfigError, InvalidRequest
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt, TokenRequest
@@ -368,6 +369,20 @@ def test_cache_usage(smol: Smol, engine: Backend) -> None:
     assert engine.kv_cache_usage == 0.0
 
 
+def test_prefix_cache_is_counted(smol: Smol, engine: Backend) -> None:
+    """vLLM's blocks have 128 tokens on a CPU. It does not look up prompts whose logprobs are requested."""
+    prompt, before = "A thing of beauty is a joy for ever. " * 40, engine.counters
+    length = len(smol.tokenizer.encode(prompt))
+    cached = []
+    for prompt_logprobs in (None, None, 0):
+        request_id = smol.add(engine, prompt, max_tokens=3, ignore_eos=True, prompt_logprobs=prompt_logprobs)
+        first, *others = smol.outputs(engine, request_id)[request_id]
+        assert {output.num_cached_tokens for output in others} == {None}
+        cached.append(first.num_cached_tokens or 0)
+    assert cached == [0, (length - 1) // 128 * 128, 0]
+    assert engine.counters == before + EngineCounters(prefix_cache_queries=2 * length, prefix_cache_hits=sum(cached))
+
+
 @pytest.mark.parametrize(
     "params", [{"temperature": 2.5}, {"logprobs": 21}, {"stop_token_ids": (10**6,), "logit_bias": {10**6: 1.0}}]
 )
@@ -516,3 +531,22 @@ def test_prompt_logprobs_with_adapters_need_a_gpu(engine: Backend) -> None:
     import torch
 
     assert ("prompt_logprobs" in engine.capabilities.unsupported) == (not torch.cuda.is_available())
+
+
+def test_speculation_and_preemptions_are_counted(smol: Smol) -> None:
+    """The cache has room for a few prompts, but not for their answers too, which repeat the prompt."""
+    ngrams = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+    extra = {"num_gpu_blocks_override": "8", "speculative_config": json.dumps(ngrams)}
+    backend = smol.load("vllm", **EXACT | {"extra": SMALL | extra})
+    ids = [smol.add(backend, f"{number} {PROMPTS[7] * 12}", max_tokens=120, ignore_eos=True) for number in range(6)]
+    for _ in range(20):
+        backend.step()
+    backend.abort(ids[0])
+    of_one = backend.counters
+    smol.outputs(backend, *ids[1:])
+    counters = backend.counters
+    assert 0 < of_one.spec_decode_num_accepted_tokens <= of_one.spec_decode_num_draft_tokens <= 20 * 3
+    assert of_one.spec_decode_num_draft_tokens < counters.spec_decode_num_draft_tokens
+    assert 60 < counters.spec_decode_num_accepted_tokens < 6 * 120
+    assert counters.num_preemptions > 0
+    backend.close()
