@@ -341,6 +341,23 @@ class BackendContract:
         driver.abort(twice)
         driver.abort(twice)
 
+    def test_cached_prompt_tokens(self, driver: Driver) -> None:
+        """A prompt that is already cached has the same answer, and the counters only ever increase.
+
+        Every check also looks at `num_cached_tokens`: only the first output may have it, and at least the prompt's last
+        token is computed.
+        """
+        prompt, before = LONGEST_PROMPT[:-8], driver.backend.counters
+        first, second = [tokens(driver.generate(prompt)) for _ in range(2)]
+        assert first == second, "a cached prompt must have the same answer"
+        after = driver.backend.counters
+        decreased = [name for name in after.__struct_fields__ if getattr(after, name) < getattr(before, name)]
+        assert not decreased, f"counters must not decrease: {', '.join(decreased)}"
+        assert after.prefix_cache_hits <= after.prefix_cache_queries, "no more tokens can be found than are looked up"
+        assert after.spec_decode_num_accepted_tokens <= after.spec_decode_num_draft_tokens, (
+            "no more tokens can be accepted than are proposed"
+        )
+
     def test_more_sequences_than_the_batch_holds(self, driver: Driver) -> None:
         """Sequences beyond `max_num_seqs` are not lost. The engine loop starts no more than that at a time."""
         numbers = [number % len(PROMPTS) for number in range(MAX_NUM_SEQS + 4)]

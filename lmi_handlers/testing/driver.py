@@ -35,6 +35,7 @@ class Driver:
         self.running: set[str] = set()
         self._patience = patience
         self._forgotten: set[str] = set()
+        self._prompt_lengths: dict[str, int] = {}
         self._numbers = itertools.count()
         self._greedy: dict[int, list[int]] = {}
 
@@ -61,6 +62,7 @@ class Driver:
         )
         self.running.add(request_id)
         self.outputs[request_id] = []
+        self._prompt_lengths[request_id] = len(prompt)
         return request_id
 
     def abort(self, request_id: str) -> None:
@@ -107,6 +109,12 @@ class Driver:
         assert output.error is None, f"the sequence failed: {output.error}"
         assert not earlier or (output.prompt_logprobs, output.prompt_top_logprobs) == (None, None), (
             "only the first output of a sequence may have prompt_logprobs and prompt_top_logprobs"
+        )
+        cached = output.num_cached_tokens
+        assert not earlier or cached is None, "only the first output of a sequence may have num_cached_tokens"
+        assert cached is None or 0 <= cached < self._prompt_lengths[request_id], (
+            f"num_cached_tokens is {cached} of {self._prompt_lengths[request_id]} prompt tokens; the last one is always "
+            "computed"
         )
         earlier.append(output)
         assert sum(len(each.token_ids) for each in earlier) < MAX_MODEL_LEN, (

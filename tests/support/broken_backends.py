@@ -8,6 +8,7 @@ import msgspec
 
 from backends.echo.backend import EchoBackend, _Sequence
 from lmi_handlers.core.capabilities import Capabilities
+from lmi_handlers.core.engine_counters import EngineCounters
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt, TokenRequest
@@ -264,6 +265,40 @@ class UnknownIdRaises(Broken):
 
     def abort(self, request_id: str) -> None:
         del self._sequences[request_id]
+
+
+class CachedTokensWithEachOutput(Broken):
+    found_by = "test_cached_prompt_tokens"
+    message = "only the first output of a sequence may have num_cached_tokens"
+    also = None
+
+    def _advance(self, sequence: _Sequence, now: float) -> TokenOutput | None:
+        output = super()._advance(sequence, now)
+        return None if output is None else msgspec.structs.replace(output, num_cached_tokens=0)
+
+
+class WholePromptCached(Broken):
+    found_by = "test_cached_prompt_tokens"
+    message = "the last one is always computed"
+    also = None
+
+    def _advance(self, sequence: _Sequence, now: float) -> TokenOutput | None:
+        output, prompt = super()._advance(sequence, now), sequence.request.prompt.token_ids
+        return output and msgspec.structs.replace(output, num_cached_tokens=len(prompt))
+
+
+class CountersDecrease(Broken):
+    found_by = "test_cached_prompt_tokens"
+    message = "counters must not decrease: prefix_cache_queries"
+    looked_up: ClassVar[int] = 10000
+
+    def add_request(self, request: TokenRequest) -> None:
+        super().add_request(request)
+        CountersDecrease.looked_up -= 1
+
+    @property
+    def counters(self) -> EngineCounters:
+        return EngineCounters(prefix_cache_queries=self.looked_up)
 
 
 class FullBatchLosesSequences(Broken):
