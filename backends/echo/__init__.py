@@ -16,6 +16,7 @@ DECLARATION = BackendDeclaration(
         "bad_words": "the answer repeats the prompt, whatever it contains",
         "allowed_token_ids": "the answer repeats the prompt, whatever it contains",
         "structured_outputs": "the answer repeats the prompt, whatever its format",
+        "prompt_lookup_num_tokens": "the answer takes no computing",
         "watermark": "the answer repeats the prompt and cannot be watermarked",
         "adapters": "there is no model to adapt",
     },

@@ -244,13 +244,16 @@ class PagedBackend(Backend):
             watermark=self._watermark_processor() if params.watermark else None,
         )
         state.grammar = grammar
+        num_draft = params.prompt_lookup_num_tokens
+        if num_draft is None:
+            num_draft = self._prompt_lookup_num_tokens
         self._generations[request.request_id] = Generation(
             sequence,
             params,
             state,
             eos_token_ids=self._eos_token_ids,
             has_images=images is not None,
-            lookup=PromptLookup(self._prompt_lookup_num_tokens) if self._prompt_lookup_num_tokens else None,
+            lookup=PromptLookup(num_draft) if num_draft else None,
         )
         self._scheduler.add(sequence)
 

@@ -49,6 +49,7 @@ DECLARATION = BackendDeclaration(
         "bad_words": "TensorRT-LLM only supports them together with stop strings, which are matched outside the engine here",
         "allowed_token_ids": "TensorRT-LLM has no parameter for them",
         "watermark": "TensorRT-LLM has no parameter for it",
+        "prompt_lookup_num_tokens": "TensorRT-LLM has it for the whole engine only: option.speculative_config",
     },
     sampled_defaults={"temperature": 0.8, "top_k": 5, "top_p": 0.85},  # documented by LMI
 )

@@ -49,7 +49,10 @@ DECLARATION = BackendDeclaration(
     priority=20,
     gpus=("NVIDIA", "AMD"),
     handlers={"djl_python.lmi_vllm.vllm_async_service": Handler(rolling_batch="vllm", asynchronous=True)},
-    unsupported={"watermark": "vLLM only supports a different watermark, which is chosen for the whole engine"},
+    unsupported={
+        "watermark": "vLLM only supports a different watermark, which is chosen for the whole engine",
+        "prompt_lookup_num_tokens": "vLLM has it for the whole engine only: the method `ngram` in `option.speculative_config`",
+    },
     # vLLM uses its second model runner on GPUs and the first on CPUs.
     conditional={
         "typical_p": "not supported with speculative decoding, nor with `option.async_scheduling` on the first model runner",

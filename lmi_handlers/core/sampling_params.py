@@ -42,6 +42,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     `prompt_logprobs` does the same for the prompt. `stop` is matched by the text layer and never sent to a backend.
     `bad_words` must not appear in the text. If `allowed_token_ids` is set, only these tokens are generated. `watermark`
     marks the text by a slight preference for tokens that depend on the preceding ones (Kirchenbauer et al., left hash).
+    `prompt_lookup_num_tokens`, a name of transformers', is the maximum number of tokens to draft per step by looking for
+    repetitions. It changes no result. None means the engine's own setting.
     """
 
     n: int = 1
@@ -68,6 +70,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     allowed_token_ids: tuple[int, ...] | None = None
     structured_outputs: StructuredOutputs | None = None
     watermark: bool = False
+    prompt_lookup_num_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name in _FLOATS:
@@ -123,6 +126,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "seed": (0, 2**64 - 1),
     "logprobs": (0, 128),
     "prompt_logprobs": (0, 128),
+    "prompt_lookup_num_tokens": (0, 64),
 }
 """Minimum and maximum of a field, both inclusive."""
 

@@ -30,6 +30,7 @@ _SUPPORTED = frozenset(
         "top_p",
         "min_p",
         "typical_p",
+        "prompt_lookup_num_tokens",
     }
 )
 """Fields of `SamplingParams` that beam search supports. The others edit logits depending on the generated tokens, or

@@ -163,3 +163,11 @@ def test_idle_engine_gives_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
     backend.on_idle()
     assert len(runner.reclaimed) == 9
     assert run(backend, [request("again", list(range(3, 36)), max_tokens=1)])["again"][0].num_cached_tokens == 0
+
+
+@pytest.mark.parametrize(("option", "asked", "drafts"), [(0, 4, True), (4, 0, False), (4, None, True)])
+def test_request_may_turn_drafts_on_and_off(option: int, asked: int | None, drafts: bool) -> None:
+    backend = make_backend(StoredTokensRunner(100), prompt_lookup_num_tokens=option)
+    params = {"max_tokens": 80, "temperature": 0.0, "ignore_eos": True, "prompt_lookup_num_tokens": asked}
+    run(backend, [request("r", list(range(3, 13)), **params)])
+    assert bool(backend.counters.spec_decode_num_draft_tokens) is drafts

@@ -41,6 +41,7 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
     runtime_top_p: float | None = None
     min_p: float | None = None
     typical_p: float | None = None
+    prompt_lookup_num_tokens: int | None = None
     logit_bias: dict[int, float] | None = None
     bad_words: list[str] | str | None = None
     bad_sequences: list[str] | str | None = None
@@ -178,6 +179,7 @@ _SAME_NAME = (
     "frequency_penalty",
     "min_p",
     "typical_p",
+    "prompt_lookup_num_tokens",
     "logit_bias",
     "include_stop_str_in_output",
     "skip_special_tokens",

@@ -112,6 +112,7 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int | None = None
     min_p: float | None = None
     typical_p: float | None = None
+    prompt_lookup_num_tokens: int | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
@@ -258,6 +259,7 @@ _SAME_NAME = (
     "top_k",
     "min_p",
     "typical_p",
+    "prompt_lookup_num_tokens",
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
