@@ -17,6 +17,7 @@ from backends import declaration, registry
 from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.gguf import read_gguf_header
 
 _GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Endings of the architecture names that LMI serves with its faster engines."""
@@ -35,10 +36,11 @@ class Selection(msgspec.Struct, frozen=True):
     reason: str
 
 
-def select_backend(properties: ServingProperties) -> Selection:
+def select_backend(properties: ServingProperties, gguf_file: Path | None = None) -> Selection:
     """Use `option.rolling_batch` or `option.backend`. With `auto`, choose by what is installed on this machine.
 
-    Raises `ConfigError` if the backend does not exist. Imports no engine, so any process may call it.
+    `gguf_file` is the model, if it is a GGUF file. Raises `ConfigError` if the backend does not exist. Imports no
+    engine, so any process may call it.
     """
     known = registry()
     name = known.requested(properties)
@@ -47,9 +49,10 @@ def select_backend(properties: ServingProperties) -> Selection:
     candidates = sorted((item for item in known.backends.values() if item.priority), key=lambda item: -item.priority)
     return choose_backend(
         candidates,
-        builds={candidate.name: installed_build(candidate) for candidate in candidates},
+        builds={item.name: installed_build(item) for item in (*candidates, declaration(_FALLBACK))},
         gpu=find_gpu(os.environ, Path("/dev")),
         architectures=_architectures(properties),
+        gguf=_gguf_architecture(gguf_file),
     )
 
 
@@ -59,28 +62,50 @@ def choose_backend(
     builds: Mapping[str, Build | None],
     gpu: str | None,
     architectures: tuple[str, ...],
+    gguf: str | None = None,
 ) -> Selection:
     """Resolve `auto`: the first candidate that is installed, has its GPU and can serve the model; else transformers.
 
     `builds` has None for an engine that is not installed. `gpu` is the vendor, or None without a GPU. `architectures`
-    come from the model's config.json. They are empty if not known yet.
+    come from the model's config.json. They are empty if not known yet. `gguf` is the architecture of a GGUF file, or
+    None for other models.
     """
     if architectures and not any(name.endswith(_GENERATING) for name in architectures):
         return Selection(_FALLBACK, f"the faster engines do not generate text with a {architectures[0]}")
     reasons = []
     for candidate in candidates:
         build = builds[candidate.name]
-        if build is not None and not candidate.gpus:
-            return Selection(candidate.name, f"{candidate.name} is installed")
-        if build == "gpu" and gpu in candidate.gpus:
+        if build is None:
+            reasons.append(f"{candidate.name} is not installed")
+        elif candidate.reads_gguf and gguf not in candidate.reads_gguf:
+            reasons.append(f"{candidate.name} {_only_gguf(candidate)}")
+        elif candidate.cpu_only and gpu is not None and builds.get(_FALLBACK) == "gpu":
+            reasons.append(f"{candidate.name} does not use the {gpu} GPU")
+        elif not candidate.gpus:
+            return Selection(candidate.name, f"{candidate.name} is installed{_and_reads(candidate, gguf)}")
+        elif build == "gpu" and gpu in candidate.gpus:
             return Selection(candidate.name, f"{candidate.name} is installed and there is an {gpu} GPU")
-        reasons.append(f"{candidate.name} {_why_not(candidate, build, gpu)}")
+        else:
+            reasons.append(f"{candidate.name} {_why_not(candidate, build, gpu)}")
     return Selection(_FALLBACK, "; ".join(reasons))
 
 
-def _why_not(candidate: BackendDeclaration, build: Build | None, gpu: str | None) -> str:
-    if build is None:
-        return "is not installed"
+def check_format(backend: BackendDeclaration, gguf_file: Path | None) -> None:
+    """Raise `ConfigError` if the backend only reads GGUF files and the model is not one that it supports."""
+    if backend.reads_gguf and _gguf_architecture(gguf_file) not in backend.reads_gguf:
+        model = "the model" if gguf_file is None else str(gguf_file)
+        raise ConfigError(f"option.model_id: {model} cannot be served: {backend.name} {_only_gguf(backend)}")
+
+
+def _and_reads(candidate: BackendDeclaration, gguf: str | None) -> str:
+    return f" and reads GGUF files of the architecture {gguf}" if candidate.reads_gguf else ""
+
+
+def _only_gguf(candidate: BackendDeclaration) -> str:
+    return f"only serves GGUF files of these architectures: {', '.join(candidate.reads_gguf)}"
+
+
+def _why_not(candidate: BackendDeclaration, build: Build, gpu: str | None) -> str:
     if build == "cpu":
         word = (*candidate.rolling_batch, candidate.name)[0]
         return f"is installed as a CPU build, which is only used with option.rolling_batch={word}"
@@ -143,6 +168,13 @@ def installed_build(backend: BackendDeclaration) -> Build | None:
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 return "cpu" if "cpu" in distribution + importlib.metadata.version(distribution) else "gpu"
         return "gpu"
+    return None
+
+
+def _gguf_architecture(gguf_file: Path | None) -> str | None:
+    """Return the architecture of the file, or None if it cannot be read; loading reports why."""
+    with contextlib.suppress(ConfigError):
+        return None if gguf_file is None else read_gguf_header(gguf_file).architecture
     return None
 
 

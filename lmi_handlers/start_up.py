@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from backends import declaration, load_backend_class, registry
-from backends.selection import Selection, check_gpus, check_installed, count_gpus, select_backend
+from backends.selection import Selection, check_format, check_gpus, check_installed, count_gpus, select_backend
 from lmi_handlers.apis.api import Context
 from lmi_handlers.apis.registry import ServedApis
 from lmi_handlers.config.declaration import BackendDeclaration
@@ -22,7 +22,13 @@ from lmi_handlers.config.server_settings import ServerSettings, netloc, parse_or
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.engine.adapters import find_adapters
 from lmi_handlers.engine.cache_dir import default_cache_dir
-from lmi_handlers.engine.model_files import DEFAULT_MODEL_NAME, has_model_files, locate_model
+from lmi_handlers.engine.model_files import (
+    DEFAULT_MODEL_NAME,
+    check_conversion,
+    find_gguf,
+    has_model_files,
+    locate_model,
+)
 from lmi_handlers.log import log_format
 from lmi_handlers.media.images import image_loader
 from lmi_handlers.text.bundle import read_chat_template
@@ -62,7 +68,7 @@ def read_configuration(environ: Mapping[str, str]) -> Configuration:
         log_format(environ, sys.stderr)
         settings = ServerSettings.from_environ(environ)
         loaded = load_properties(settings.model_dir, environ, registry())
-        selection = select_backend(loaded.properties)
+        selection = select_backend(loaded.properties, find_gguf(loaded.properties.model_id, settings.model_dir))
         is_default_model = (
             declaration(selection.name).needs_model
             and loaded.properties.model_id is None
@@ -159,6 +165,10 @@ def _check_model(configuration: Configuration, environ: Mapping[str, str]) -> No
             revision=properties.revision,
             cache_dir=default_cache_dir(environ),
         )
+        gguf_file = path if path is not None and path.is_file() else None
+        check_format(configuration.backend, gguf_file)
+        if gguf_file is not None and not configuration.backend.reads_gguf:
+            check_conversion(gguf_file, default_cache_dir(environ))
     find_adapters(properties, path)
 
 

@@ -45,10 +45,13 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
         `defaults`         its defaults for shared options that have none, for the documentation
         `passes_options`   undeclared options are passed to the engine, which checks them (`Backend.check_options`)
         `needs_model`      false if it generates without weights; it then gets a byte-level tokenizer
+        `reads_gguf`       llama.cpp's names of the architectures that it reads from GGUF files. If there are any, it
+                           serves nothing else. Other backends get GGUF files converted to safetensors
 
     Choice
         `priority`         `auto` tries backends in this order, highest first; it never chooses one with 0
         `gpus`             "NVIDIA", "AMD": GPUs that `auto` must find before it chooses this backend
+        `cpu_only`         computes on the CPU, so `auto` prefers transformers if that can use a GPU
         `rolling_batch`    LMI's words for it in `option.rolling_batch`, the usual one first
         `aliases`          more names for it in `option.backend`
         `handlers`         LMI's handlers that choose it
@@ -69,8 +72,10 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     defaults: Mapping[str, Any] = NOTHING
     passes_options: bool = False
     needs_model: bool = True
+    reads_gguf: tuple[str, ...] = ()
     priority: int = 0
     gpus: tuple[str, ...] = ()
+    cpu_only: bool = False
     rolling_batch: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     handlers: Mapping[str, Handler] = NOTHING

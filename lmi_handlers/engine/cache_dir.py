@@ -39,6 +39,11 @@ def converted_dir(gguf_file: Path, cache_dir: Path) -> Path:
     return cache_dir / f"{gguf_file.stem}-{_fingerprint(gguf_file)}"
 
 
+def prepared_dir(gguf_file: Path, cache_dir: Path) -> Path:
+    """Return the folder for what an engine needs that reads `gguf_file` itself."""
+    return cache_dir / f"{gguf_file.stem}-{_fingerprint(gguf_file)}-gguf"
+
+
 def _fingerprint(file: Path) -> str:
     # Not a hash of the content: a start must not read many gigabytes just to find the file in the cache.
     status = file.stat()

@@ -5,6 +5,7 @@ Nothing is loaded, converted or downloaded, so any process can ask, and so can `
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 from collections.abc import Sequence
@@ -46,24 +47,33 @@ def locate_model(model_id: str | None, *, model_dir: Path | None, revision: str 
     the default model if nothing in that directory looks like part of a model. Raises `ConfigError` that says what is
     missing, and where.
     """
+    path = _local_model(model_id, model_dir)
+    if path is None:
+        repo_id = str(model_id)
+        check_hub_id(repo_id, looked_in(repo_id, model_dir), revision=revision, cache_dir=cache_dir)
+    return path
+
+
+def find_gguf(model_id: str | None, model_dir: Path | None) -> Path | None:
+    """Return the GGUF file to serve, or None if the model is of another kind or not there; loading reports that."""
+    with contextlib.suppress(ConfigError, OSError):
+        path = _local_model(model_id, model_dir)
+        return path if path is not None and path.is_file() else None
+    return None
+
+
+def _local_model(model_id: str | None, model_dir: Path | None) -> Path | None:
     if model_id is None:
         if model_dir is None or not has_model_files(model_dir):
-            path = _default_model()
-        else:
-            path = find_model(model_dir, f"model directory {model_dir}")
-    elif "://" in model_id:
+            return _default_model()
+        return find_model(model_dir, f"model directory {model_dir}")
+    if "://" in model_id:
         raise ConfigError(
             f"option.model_id: {redacted(model_id)} is a URL; download it first, or let SageMaker do so "
             "(ModelDataSource), and name the directory"
         )
-    elif (local := _local_path(model_id, model_dir)) is not None:
-        path = find_model(local, f"option.model_id: {local}")
-    else:
-        check_hub_id(model_id, looked_in(model_id, model_dir), revision=revision, cache_dir=cache_dir)
-        return None
-    if path.is_file() and not converted_dir(path, cache_dir).is_dir():
-        _check_conversion()
-    return path
+    local = _local_path(model_id, model_dir)
+    return None if local is None else find_model(local, f"option.model_id: {local}")
 
 
 def has_model_files(model_dir: Path) -> bool:
@@ -228,8 +238,10 @@ def _default_model() -> Path:
     )
 
 
-def _check_conversion() -> None:
-    """Raise `ConfigError` if a library that reads GGUF files is not installed."""
+def check_conversion(gguf_file: Path, cache_dir: Path) -> None:
+    """Raise `ConfigError` if `gguf_file` has yet to be converted to safetensors and a library for that is missing."""
+    if converted_dir(gguf_file, cache_dir).is_dir():
+        return
     for library in ("gguf", "torch", "transformers"):
         if importlib.util.find_spec(library) is None:
             raise ConfigError(no_conversion(f"no module named {library!r}"))

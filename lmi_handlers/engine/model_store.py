@@ -6,18 +6,16 @@ are only loaded if there is something to convert.
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import importlib
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lmi_handlers.core.convert_once import convert_once
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.core.load_failure import load_failure
-from lmi_handlers.engine.cache_dir import converted_dir
+from lmi_handlers.engine.cache_dir import converted_dir, prepared_dir
 from lmi_handlers.engine.hub import download
 from lmi_handlers.engine.model_files import find_model, locate_model, looked_in, no_conversion
 
@@ -41,46 +39,27 @@ def resolve_model(
         where = looked_in(repo_id, model_dir)
         path = download(repo_id, where, revision=revision, cache_dir=cache_dir, report=report)
         return find_model(path, f"option.model_id: {repo_id}, as downloaded to {path},")
-    return path if path.is_dir() else _convert_once(path, cache_dir, report)
+    return path if path.is_dir() else _convert_weights(path, cache_dir, report)
 
 
 # GGUF
 
 
-def _convert_once(gguf_file: Path, cache_dir: Path, report: Callable[[str], None]) -> Path:
-    """Return the converted form of `gguf_file`. Only one process converts it; the others wait."""
-    folder = converted_dir(gguf_file, cache_dir)
-    if folder.is_dir():
-        return folder
-    try:
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.with_name(f"{folder.name}.lock"), report):
-            if folder.is_dir():
-                return folder
-            partial = folder.with_name(f"{folder.name}.partial")
-            shutil.rmtree(partial, ignore_errors=True)  # left over from a killed process
-            partial.mkdir()
-            try:
-                _convert(gguf_file, partial, report)
-                partial.rename(folder)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
-    except OSError as error:
-        verdict = ConfigError(f"{gguf_file.name} cannot be converted into {cache_dir} (LMI_CACHE_DIR): {error}")
-        raise load_failure(verdict, error) from error
-    return folder
+def prepare_gguf(gguf_file: Path, cache_dir: Path, report: Callable[[str], None]) -> Path:
+    """Return a folder with the text bundle of `gguf_file`, for an engine that reads the weights from the file itself.
+
+    Needs neither torch nor transformers. Raises `ConfigError`, or `LoadFailed` if another try may help.
+    """
+    from lmi_handlers.text.bundle import build_gguf_bundle
+
+    return convert_once(prepared_dir(gguf_file, cache_dir), functools.partial(build_gguf_bundle, gguf_file), report)
 
 
-@contextmanager
-def _locked(lock_file: Path, report: Callable[[str], None]) -> Iterator[None]:
-    """Hold an exclusive lock on `lock_file`. The system releases it however the process ends."""
-    with lock_file.open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            report("waiting for another process to convert the model")
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+def _convert_weights(gguf_file: Path, cache_dir: Path, report: Callable[[str], None]) -> Path:
+    def convert(folder: Path) -> None:
+        _convert(gguf_file, folder, report)
+
+    return convert_once(converted_dir(gguf_file, cache_dir), convert, report)
 
 
 def _convert(gguf_file: Path, folder: Path, report: Callable[[str], None]) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from backends import declaration, load_backend_class
 from backends.base import Backend, ModelFiles
-from backends.selection import select_backend
+from backends.selection import check_format, select_backend
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import ConfigError, EngineDead, LoadFailed
@@ -29,12 +29,13 @@ from lmi_handlers.engine.heartbeat import CPU_PATIENCE, PULSE_INTERVAL, Heartbea
 from lmi_handlers.engine.load_report import LoadReport
 from lmi_handlers.engine.loop import EngineLoop, Inbox
 from lmi_handlers.engine.messages import Loading, Ready
-from lmi_handlers.engine.model_store import resolve_model
+from lmi_handlers.engine.model_files import find_gguf
+from lmi_handlers.engine.model_store import prepare_gguf, resolve_model
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings, read_line
 from lmi_handlers.engine.worker_server import WorkerServer
 from lmi_handlers.log import configure_logging, tell
 from lmi_handlers.metrics.engine import EngineMetrics
-from lmi_handlers.text.bundle import build_byte_bundle, build_text_bundle, read_chat_template
+from lmi_handlers.text.bundle import build_byte_bundle, build_text_bundle, copy_text_bundle, read_chat_template
 from lmi_handlers.text.output_parsers.reasoning import choose_reasoning_format
 
 EXIT_STUCK = 70
@@ -86,28 +87,43 @@ def serve(settings: EngineSettings) -> None:
 
 def _load(settings: EngineSettings, report: LoadReport) -> Backend:
     properties = settings.properties
-    selection = select_backend(properties)
+    model_dir = Path(properties.model_dir) if properties.model_dir else None
+    gguf_file = find_gguf(properties.model_id, model_dir)
+    selection = select_backend(properties, gguf_file)
     logger.info("backend selected", extra={"backend": selection.name, "reason": selection.reason})
     report(LoadPhase.IMPORTING)
     backend_class = load_backend_class(selection.name)
+    backend = declaration(selection.name)
+    cache_dir = default_cache_dir(os.environ)
     model_path: Path | None = None
-    if declaration(selection.name).needs_model or properties.model_id is not None:
+    if not backend.reads_gguf:
+        gguf_file = None
+    check_format(backend, gguf_file)
+    if gguf_file is not None:
+        report(LoadPhase.MODEL)
+        model_path = prepare_gguf(gguf_file, cache_dir, report)
+    elif backend.needs_model or properties.model_id is not None:
         report(LoadPhase.MODEL)
         model_path = resolve_model(
             properties.model_id,
-            model_dir=Path(properties.model_dir) if properties.model_dir else None,
+            model_dir=model_dir,
             revision=properties.revision,
-            cache_dir=default_cache_dir(os.environ),
+            cache_dir=cache_dir,
             report=report,
         )
     report(LoadPhase.TOKENIZER)
     template = None
     if properties.chat_template is not None:
-        template = read_chat_template(
-            properties.chat_template, Path(properties.model_dir) if properties.model_dir else None
-        )
+        template = read_chat_template(properties.chat_template, model_dir)
     if model_path is None:
         bundle = build_byte_bundle(settings.bundle_dir, chat_template=template)
+    elif gguf_file is not None:
+        bundle = copy_text_bundle(
+            model_path,
+            settings.bundle_dir,
+            chat_template=template,
+            content_format=properties.chat_template_content_format,
+        )
     else:
         bundle = build_text_bundle(
             model_path,
@@ -121,6 +137,7 @@ def _load(settings: EngineSettings, report: LoadReport) -> Backend:
     report(LoadPhase.WEIGHTS)
     files = ModelFiles(
         path=model_path,
+        gguf_file=gguf_file,
         eos_token_ids=bundle.eos_token_ids,
         vocab_size=bundle.vocab_size,
         adapters=find_adapters(properties, model_path),

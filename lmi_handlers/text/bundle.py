@@ -2,7 +2,8 @@
 
 The engine process writes it while it loads: a directory with tokenizer.json and bundle.json. Only `AutoTokenizer` can
 read every model's tokenizer, but it imports torch, which costs each worker 473 MB and 4 s. So it runs once, in the
-engine process, which imports torch anyway.
+engine process, which imports torch anyway. For an engine that reads GGUF files itself, the bundle is made from the
+file's header, without torch and transformers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.gguf import read_gguf_header
 from lmi_handlers.core.load_failure import load_failure
+from lmi_handlers.text.byte_level import byte_characters
+from lmi_handlers.text.gguf_tokenizer import build_tokenizer, special_tokens
 
 ContentFormat = Literal["auto", "string", "openai"]
 
@@ -114,6 +118,45 @@ def build_text_bundle(
     return bundle
 
 
+def build_gguf_bundle(gguf_file: Path, directory: Path) -> TextBundle:
+    """Write the bundle of the model in `gguf_file` to `directory` and return it. Needs neither torch nor transformers.
+
+    Raises `ConfigError` if the file cannot be read, or its tokenizer is not supported.
+    """
+    header = read_gguf_header(gguf_file)
+    try:
+        backend = build_tokenizer(header.metadata)
+        named = special_tokens(header.metadata)
+    except Exception as error:  # tokenizers raises nothing more specific
+        reason = f"the metadata lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise ConfigError(f"option.model_id: the tokenizer in {gguf_file} cannot be read: {reason}") from error
+    template = header.metadata.get("tokenizer.chat_template")
+    bundle = TextBundle(
+        vocab_size=len(header.metadata["tokenizer.ggml.tokens"]),
+        eos_token_ids=_eos_token_ids(header.metadata.get("tokenizer.ggml.eos_token_id")),
+        special_token_ids=_special_token_ids(backend, ()),
+        special_tokens=named,
+        chat_templates=_chat_templates(template),
+        model_max_length=header.context_length,
+    )
+    _write(bundle, backend, directory)
+    return bundle
+
+
+def copy_text_bundle(
+    source: Path, directory: Path, *, chat_template: str | None = None, content_format: ContentFormat = "auto"
+) -> TextBundle:
+    """Copy the bundle in `source` to `directory` and return it, with `chat_template` instead of its own if given."""
+    bundle = load_text_bundle(source)
+    bundle = msgspec.structs.replace(
+        bundle,
+        chat_templates=_chat_templates(chat_template) or bundle.chat_templates,
+        content_format=content_format,
+    )
+    _write(bundle, Tokenizer.from_file(str(source / TOKENIZER_FILE)), directory)
+    return bundle
+
+
 def read_chat_template(option: str, model_dir: Path | None) -> str:
     """Return the template that `option.chat_template` specifies, either as a file or as the template text itself.
 
@@ -165,16 +208,6 @@ def load_processor(model_dir: Path, *, trust_remote_code: bool) -> Any | None:
         )
         return None
     return processor if getattr(processor, "image_processor", None) is not None else None
-
-
-def byte_characters() -> list[str]:
-    """Return the character for each byte in the vocabulary of a byte-level BPE, as defined by GPT-2.
-
-    Bytes that are printable in Latin-1 map to that character. The other bytes map, in order, to U+0100 and up.
-    """
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
 _BYTE_CHAT_TEMPLATE = (

@@ -11,7 +11,8 @@ from typing import Any
 import tokenizers
 
 from lmi_handlers.core.errors import ConfigError, InvalidRequest
-from lmi_handlers.text.bundle import TOKENIZER_FILE, TextBundle, byte_characters
+from lmi_handlers.text.bundle import TOKENIZER_FILE, TextBundle
+from lmi_handlers.text.byte_level import byte_characters
 
 _SHORT = 1024
 """Up to this length (characters for encoding, ids for decoding), the library's single call is faster than a batch."""

@@ -10,13 +10,13 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import gguf
-import numpy as np
 import pytest
+from gguf_files import make_gguf
 
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.engine.cache_dir import default_cache_dir
-from lmi_handlers.engine.model_store import resolve_model
+from lmi_handlers.engine.model_store import prepare_gguf, resolve_model
+from lmi_handlers.text.bundle import TOKENIZER_FILE, load_text_bundle
 
 
 def resolve(
@@ -33,52 +33,6 @@ def make_folder(folder: Path) -> Path:
     (folder / "model.safetensors").write_bytes(b"")
     (folder / "tokenizer.json").write_text("{}")
     return folder
-
-
-def make_gguf(file: Path, architecture: str = "llama") -> Path:
-    """Write a complete tiny Llama with a byte-level tokenizer to `file`."""
-    size, feed_forward = 32, 64
-    tokens = ["<unk>", "<s>", "</s>", *"abcdefgh", "ab"]
-    writer = gguf.GGUFWriter(file, architecture)
-    writer.add_context_length(64)
-    writer.add_embedding_length(size)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(feed_forward)
-    writer.add_head_count(2)
-    writer.add_head_count_kv(1)
-    writer.add_rope_dimension_count(size // 2)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_chat_template("{{ messages[0].content }}")
-    random = np.random.default_rng(0)
-    shapes = {
-        "token_embd": (len(tokens), size),
-        "output_norm": (size,),
-        "output": (len(tokens), size),
-        "blk.0.attn_norm": (size,),
-        "blk.0.attn_q": (size, size),
-        "blk.0.attn_k": (size // 2, size),
-        "blk.0.attn_v": (size // 2, size),
-        "blk.0.attn_output": (size, size),
-        "blk.0.ffn_norm": (size,),
-        "blk.0.ffn_gate": (feed_forward, size),
-        "blk.0.ffn_up": (feed_forward, size),
-        "blk.0.ffn_down": (size, feed_forward),
-    }
-    for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", random.standard_normal(shape).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return file
 
 
 def test_folder_is_used_as_it_is(tmp_path: Path) -> None:
@@ -154,6 +108,26 @@ def test_gguf_file_is_converted_once(tmp_path: Path) -> None:
     file.touch()
     changed = resolve(str(file), tmp_path)
     assert changed != folder
+
+
+def test_gguf_file_is_prepared_without_torch(tmp_path: Path) -> None:
+    file = make_gguf(tmp_path / "tiny.gguf")
+    code = """
+import sys
+from pathlib import Path
+for library in ("torch", "transformers", "gguf", "numpy"):
+    sys.modules[library] = None  # makes the import fail
+from lmi_handlers.engine.model_store import prepare_gguf
+print(prepare_gguf(Path(sys.argv[1]), Path(sys.argv[2]), print))
+"""
+    command = [sys.executable, "-c", code, str(file), str(tmp_path / "cache")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    folder = Path(done.stdout.strip())
+    assert sorted(path.name for path in folder.iterdir()) == ["bundle.json", TOKENIZER_FILE]
+    bundle = load_text_bundle(folder)
+    assert (bundle.vocab_size, bundle.eos_token_ids, bundle.model_max_length) == (12, (2,), 64)
+    assert prepare_gguf(file, tmp_path / "cache", print) == folder
+    assert resolve(str(file), tmp_path) != folder, "engines that load safetensors need another folder"
 
 
 def test_gguf_file_of_an_unknown_architecture(tmp_path: Path) -> None:

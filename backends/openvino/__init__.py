@@ -1,0 +1,21 @@
+"""Serves GGUF files on a CPU with OpenVINO, with a rolling batch over a paged KV cache. Needs no torch."""
+
+from __future__ import annotations
+
+from backends.openvino.options import OpenVinoOptions
+from backends.paged.options import DEFAULT_BATCH_SIZE
+from lmi_handlers.config.declaration import BackendDeclaration
+
+DECLARATION = BackendDeclaration(
+    name="openvino",
+    location="backends.openvino.backend:OpenVinoBackend",
+    requires=("openvino", "openvino_genai", "gguf", "llguidance"),
+    install="lmi-handlers[openvino]",
+    options=OpenVinoOptions,
+    reads=("model_id", "max_rolling_batch_size", "max_rolling_batch_prefill_tokens", "max_model_len"),
+    defaults={"max_rolling_batch_size": DEFAULT_BATCH_SIZE},
+    reads_gguf=("llama", "qwen2", "qwen3"),
+    cpu_only=True,
+    rolling_batch=("openvino",),
+    unsupported={"adapters": "the weights are served as they are"},
+)

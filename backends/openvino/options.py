@@ -1,0 +1,9 @@
+"""The options that only the OpenVINO backend has."""
+
+from __future__ import annotations
+
+from backends.paged.options import PagedOptions
+
+
+class OpenVinoOptions(PagedOptions, frozen=True, kw_only=True):
+    """How OpenVINO uses its KV cache."""

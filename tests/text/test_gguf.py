@@ -1,0 +1,150 @@
+"""GGUF files: our reader and tokenizer against transformers' conversion."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tokenizers
+from gguf_files import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, make_gguf
+from paths import ROOT
+
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.gguf import read_gguf_header
+from lmi_handlers.engine.model_files import find_gguf
+from lmi_handlers.engine.model_store import resolve_model
+from lmi_handlers.text.bundle import TOKENIZER_FILE, build_gguf_bundle, build_text_bundle
+
+METASPACE = "\u2581"
+
+
+def texts() -> list[str]:
+    """Prose, Markdown and code, rare whitespace, several scripts, special tokens, and random characters."""
+    chosen = random.Random(0)
+    ranges = (range(32, 127), range(0xA0, 0x500), range(0x4E00, 0x4F00), range(0x1F600, 0x1F640), (0x20, 0x0A, 0x0D))
+    return [
+        *(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))),
+        "  two, then\t\n\r\n   123 4567 12345.67 ..!! \u00a0 \u200b",
+        "\u00e9 e\u0301 \u6f22\u5b57 \U0001f389 don't DON'T we'LL",
+        "<|im_start|>user\n<issue_start>x<|im_end|> <s></s> <think>abab</think>",
+        *("".join(chr(chosen.choice(chosen.choice(ranges))) for _ in range(60)) for _ in range(300)),
+    ]
+
+
+def assert_same_as_converted(gguf_file: Path, tmp_path: Path) -> None:
+    folder = resolve_model(
+        str(gguf_file), model_dir=None, revision=None, cache_dir=tmp_path / "cache", report=lambda phase: None
+    )
+    expected = build_text_bundle(folder, tmp_path / "converted")
+    assert build_gguf_bundle(gguf_file, tmp_path / "read") == expected
+    theirs, ours = (
+        tokenizers.Tokenizer.from_file(str(tmp_path / way / TOKENIZER_FILE)) for way in ("converted", "read")
+    )
+    assert ours.get_vocab() == theirs.get_vocab()
+    for text in texts():
+        encoding = ours.encode(text)
+        assert (encoding.ids, encoding.offsets) == (theirs.encode(text).ids, theirs.encode(text).offsets), text
+        for skip in (False, True):
+            assert ours.decode(encoding.ids, skip_special_tokens=skip) == theirs.decode(
+                encoding.ids, skip_special_tokens=skip
+            )
+
+
+@pytest.mark.model
+def test_default_model(tmp_path: Path) -> None:
+    file = find_gguf(None, None)
+    assert file is not None
+    assert_same_as_converted(file, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "pre", "bos"),
+    [
+        ("llama", "llama-bpe", 1),
+        ("llama", "tekken", 1),
+        ("qwen2", "qwen2", None),
+        ("qwen2", "deepseek-r1-qwen", 1),
+        ("qwen3", "qwen2", 1),
+        ("llama", "unheard-of", 1),
+    ],
+)
+@pytest.mark.model
+def test_byte_level_tokenizers(architecture: str, pre: str, bos: int | None, tmp_path: Path) -> None:
+    """The default model's vocabulary under other rules for splitting text, with two tokens that are not special."""
+    source = find_gguf(None, None)
+    assert source is not None
+    metadata = read_gguf_header(source).metadata
+    types = list(metadata["tokenizer.ggml.token_type"])
+    types[8] = types[30] = USER_DEFINED
+    file = make_gguf(
+        tmp_path / "tiny.gguf",
+        architecture,
+        pre=pre,
+        tokens=metadata["tokenizer.ggml.tokens"],
+        types=types,
+        merges=metadata["tokenizer.ggml.merges"],
+        bos=bos,
+    )
+    assert_same_as_converted(file, tmp_path)
+
+
+def test_sentencepiece_tokenizer(tmp_path: Path) -> None:
+    words = ["t", "he", "the", "in", "a", "er", "on", "re", "nd", "s", "at", "en", "and", "ing"]
+    pieces = [METASPACE, 2 * METASPACE, *map(chr, range(33, 127)), *words[1:], *(METASPACE + word for word in words)]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *dict.fromkeys(pieces)]
+    file = make_gguf(
+        tmp_path / "tiny.gguf",
+        kind="llama",
+        tokens=tokens,
+        types=[UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * (len(tokens) - 259)],
+        scores=[0.0] * 259 + [-float(i) for i in range(len(tokens) - 259)],
+    )
+    assert_same_as_converted(file, tmp_path)
+
+
+def test_special_tokens_outside_the_alphabet_keep_their_ids(tmp_path: Path) -> None:
+    """As in DeepSeek's distilled models. transformers cuts them into pieces."""
+    tokens = ["<unk>", "<s>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "a", "b", "ab", "<\uff5cUser\uff5c>"]
+    types = [CONTROL] * 3 + [NORMAL] * 3 + [USER_DEFINED]
+    file = make_gguf(tmp_path / "tiny.gguf", tokens=tokens, types=types)
+    bundle = build_gguf_bundle(file, tmp_path)
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / TOKENIZER_FILE))
+    assert tokenizer.encode(f"{tokens[6]}ab{tokens[2]}").ids == [6, 5, 2]
+    assert tokenizer.get_vocab_size() == bundle.vocab_size == 7
+    assert bundle.special_token_ids == (0, 1, 2)
+
+
+def test_header(tmp_path: Path) -> None:
+    header = read_gguf_header(make_gguf(tmp_path / "tiny.gguf", "qwen3"))
+    assert (header.architecture, header.context_length, header.tensor_types) == ("qwen3", 64, frozenset({0}))
+    assert header.metadata["tokenizer.ggml.token_type"][:4] == (3, 3, 3, 1)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: b"PK" + data[2:],
+        lambda data: data[:4] + struct.pack("<I", 9) + data[8:],
+        lambda data: data[:100],
+        lambda data: data[:24] + struct.pack("<Q", 2**60) + data[32:],
+        lambda data: data[:24] + struct.pack("<Q", 1) + b"a" + struct.pack("<I", 77),
+        lambda data: data[:16] + struct.pack("<QQ", 1, 1) + b"a" + struct.pack("<IIQ", 9, 4, 2**61),
+        lambda data: (
+            data[:16] + struct.pack("<QQ", 1, 1) + b"a" + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000
+        ),
+    ],
+)
+def test_damaged_file(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    file = make_gguf(tmp_path / "tiny.gguf")
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(ConfigError, match=r"option\.model_id: .*tiny\.gguf cannot be read as a GGUF file: "):
+        read_gguf_header(file)
+
+
+def test_tokenizer_of_an_unknown_kind(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="tokenizers of the kind 'bert' are not supported, only gpt2 and llama"):
+        build_gguf_bundle(make_gguf(tmp_path / "tiny.gguf", kind="bert"), tmp_path)
