@@ -181,6 +181,24 @@ def test_each_token_uses_the_next_random_number(convert: Convert) -> None:
         assert_drawn_from(token, logits[0], seed=11, draws_before=step)
 
 
+@pytest.mark.parametrize("number", [0.0, 1.0 - 2.0**-53])
+@pytest.mark.parametrize("vocab_size", [3, 256, 1500])
+def test_extreme_random_numbers_choose_possible_tokens(convert: Convert, number: float, vocab_size: int) -> None:
+    """The first and the last possible token, although the sums that the draw searches are rounded."""
+
+    class Extreme(random.Random):
+        def random(self) -> float:
+            return number
+
+    logits = make_logits(3, rows=200, spread=1.0)[:, :vocab_size]
+    states = [make_state(SamplingParams(top_k=2 + row % 500)) for row in range(200)]
+    for state in states:
+        state._random = Extreme()
+    for choice, row, state in zip(sample(convert(logits), states), logits, states, strict=True):
+        possible = (row >= row.topk(min(state.params.top_k, vocab_size)).values[-1]).nonzero()
+        assert choice.token_id == int(possible[0 if number == 0 else -1])
+
+
 def test_logprobs_are_those_of_the_model(convert: Convert) -> None:
     """They are taken before bias, penalties and temperature, best first. 0 returns only the sampled token."""
     logits = make_logits(4, rows=4)
