@@ -20,6 +20,7 @@ from backends.tensorrt_llm.options import TensorRTLLMOptions
 from backends.tensorrt_llm.sampling import engine_sampling_params
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
+from lmi_handlers.core.engine_counters import EngineCounters
 from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest
 from lmi_handlers.core.load_failure import load_failure
 from lmi_handlers.core.load_phase import LoadPhase
@@ -39,8 +40,9 @@ class TensorRTLLMBackend(Backend):
     """Submits requests to TensorRT-LLM, which batches them itself, and collects the outputs.
 
     `max_input_len` and `max_output_len` are the limits for prompt and answer, None if unlimited. `guided_decoding` is
-    true if the engine was started with a grammar library. Without one it silently ignores grammars. `adapters` are the
-    LoRA adapters that the engine was started with, by name.
+    true if the engine was started with a grammar library. Without one it silently ignores grammars. `prefix_caching` is
+    true if prompts are looked up in the prefix cache. `adapters` are the LoRA adapters that the engine was started
+    with, by name.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class TensorRTLLMBackend(Backend):
         max_input_len: int | None = None,
         max_output_len: int | None = None,
         guided_decoding: bool = False,
+        prefix_caching: bool = True,
         adapters: Mapping[str, LoRARequest] | None = None,
     ) -> None:
         self._llm = llm
@@ -65,7 +68,9 @@ class TensorRTLLMBackend(Backend):
         self._max_output_len = max_output_len
         self._guided_decoding = guided_decoding
         self._adapters = dict(adapters or {})
+        self._prefix_caching = prefix_caching
         self._sequences: dict[str, DeltaReader] = {}
+        self._counters = EngineCounters()
 
     @classmethod
     def load(
@@ -98,6 +103,7 @@ class TensorRTLLMBackend(Backend):
             max_input_len=options.max_input_len,
             max_output_len=options.max_output_len,
             guided_decoding=properties.guided_decoding_backend is not None,
+            prefix_caching=options.enable_kv_cache_reuse is not False,
             adapters=adapters,
         )
 
@@ -155,8 +161,17 @@ class TensorRTLLMBackend(Backend):
                 continue
             if output.finish_reason is not None:
                 del self._sequences[sequence.request_id]
+            if output.num_cached_tokens is not None and self._prefix_caching:
+                self._counters += EngineCounters(
+                    prefix_cache_queries=sequence.num_prompt_tokens, prefix_cache_hits=output.num_cached_tokens
+                )
             outputs.append(output)
         return outputs
+
+    @property
+    def counters(self) -> EngineCounters:
+        """Only the prefix cache is counted."""
+        return self._counters
 
     def check_health(self) -> None:
         """Raise `EngineDead` if a worker is gone. The engine may just stop answering instead of failing requests."""

@@ -22,6 +22,7 @@ class DeltaReader:
     def __init__(self, request: TokenRequest, eos_token_ids: tuple[int, ...]) -> None:
         params = request.sampling_params
         self.request_id = request.request_id
+        self.num_prompt_tokens = len(request.prompt.token_ids)
         self.finished = False
         self._prompt_token_ids = request.prompt.token_ids
         self._eos_token_ids = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
@@ -47,6 +48,7 @@ class DeltaReader:
                 result.context_logits, self._prompt_token_ids, self._prompt_logprobs
             )
             self._prompt_logprobs = None
+        num_cached_tokens = None if self._taken else result.cached_tokens
         self._taken += len(token_ids)
         self.finished = finish_reason is not None
         return TokenOutput(
@@ -56,6 +58,7 @@ class DeltaReader:
             prompt_logprobs=prompt_logprobs,
             prompt_top_logprobs=prompt_top_logprobs,
             finish_reason=finish_reason,
+            num_cached_tokens=num_cached_tokens,
         )
 
     def fail(self, error: str) -> TokenOutput:

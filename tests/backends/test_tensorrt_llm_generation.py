@@ -33,6 +33,7 @@ from tensorrt_llm_adapter import (
 )
 
 from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.engine_counters import EngineCounters
 from lmi_handlers.core.outputs import FinishReason
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 
@@ -233,6 +234,18 @@ def test_prompt_logprobs_of_a_cached_prompt(load: Load) -> None:
     """The engine computes no logits for cached tokens, so the adapter must bypass the cache."""
     backend = load()
     assert [run(backend, PROMPT, prompt_logprobs=0)[0].prompt_logprobs for _ in range(2)][1] is not None
+
+
+@pytest.mark.parametrize("reuse", [None, True, False])
+def test_prefix_cache_is_counted(load: Load, reuse: bool | None) -> None:
+    """The stand-in reuses a prompt's first token."""
+    backend = load(enable_kv_cache_reuse=reuse)
+    answers = [run(backend, prompt) for prompt in (PROMPT, [10, 20], [20, 10])]
+    reused = 0 if reuse is False else 1
+    assert [answer[0].num_cached_tokens for answer in answers] == [0, reused, 0]
+    assert {output.num_cached_tokens for _, *others in answers for output in others} == {None}
+    expected = EngineCounters() if reuse is False else EngineCounters(prefix_cache_queries=10, prefix_cache_hits=1)
+    assert backend.counters == expected
 
 
 def test_missing_logprob_is_an_error(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,10 +42,7 @@ class CachingBackend(EchoBackend):
         cached = min(max(shared, default=0), len(prompt) - 1)
         self._prompts.append(prompt)
         self._cached[request.request_id] = cached
-        self._counters = EngineCounters(
-            prefix_cache_queries=self._counters.prefix_cache_queries + len(prompt),
-            prefix_cache_hits=self._counters.prefix_cache_hits + cached,
-        )
+        self._counters += EngineCounters(prefix_cache_queries=len(prompt), prefix_cache_hits=cached)
 
     def _advance(self, sequence: _Sequence, now: float) -> TokenOutput | None:
         output = super()._advance(sequence, now)

@@ -34,6 +34,7 @@ class Response:
     context_logits: torch.Tensor | None = None
     finish: str | None = None
     stop_word: int | None = None
+    cached_tokens: int = 0
 
 
 def _since(name: str) -> property:
@@ -59,6 +60,7 @@ class RequestOutput:
     outputs: list[Any]
     context_logits: torch.Tensor | None
     finished: bool
+    cached_tokens: int
     sampling_params: Any
 
     def __init__(self) -> None:
@@ -73,6 +75,7 @@ class RequestOutput:
         made.outputs = [CompletionOutput(0)]
         made.context_logits = None
         made.finished = False
+        made.cached_tokens = 0
         made.sampling_params = params
         made._as_submitted = repr(params)
         made._worker = worker
@@ -135,6 +138,7 @@ class RequestOutput:
         output = self.outputs[0]
         output._last_token_ids_len = len(output.token_ids)
         output._last_logprobs_len = len(output.logprobs)
+        self.cached_tokens = response.cached_tokens
         output.token_ids.extend(response.token_ids)
         output.logprobs.extend(response.logprobs)
         if self.sampling_params.logprobs:

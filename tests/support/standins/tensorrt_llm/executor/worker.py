@@ -46,6 +46,7 @@ class Job:
         self.cache_salt = cache_salt
         self.streaming = streaming
         self.produced: list[int] = []
+        self.cached_tokens = 0
         self.response = Response()
         self.stop_token_ids = list(params.stop_token_ids or [])
         self.end_id = -1 if params.ignore_eos else params.end_id
@@ -105,6 +106,7 @@ class Worker:
 
     def _respond(self, job: Job) -> None:
         response, job.response = job.response, Response()
+        response.cached_tokens = job.cached_tokens
         if job.result.request_id in self._jobs or response.finish is not None:
             job.result._put(response)
 
@@ -141,8 +143,10 @@ class Worker:
             del self._jobs[job.result.request_id]
             job.result._put(f"prompt length {len(job.prompt)} exceeds max_seq_len {self._max_seq_len}")
             return False
-        reused = (job.cache_salt, job.prompt[0]) in self._cached and self._args.kv_cache_config.enable_block_reuse
+        reusable = len(job.prompt) > 1 and self._args.kv_cache_config.enable_block_reuse
+        reused = reusable and (job.cache_salt, job.prompt[0]) in self._cached
         self._cached.add((job.cache_salt, job.prompt[0]))
+        job.cached_tokens = int(reused)
         logits = context_logits(job.prompt, self._vocab_size)
         if job.params.return_context_logits:
             job.response.context_logits = logits[1:] if reused else logits
