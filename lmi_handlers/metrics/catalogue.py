@@ -133,7 +133,7 @@ ENGINE_COUNTERS = {
         ("prefix_cache_hits", "tokens", "Prompt tokens that were found in the prefix cache."),
         ("spec_decode_num_draft_tokens", "tokens", "Tokens that speculative decoding proposed."),
         ("spec_decode_num_accepted_tokens", "tokens", "Proposed tokens that were accepted."),
-        ("num_preemptions", "sequences", "Running sequences that lost their KV cache to others and started again."),
+        ("num_preemptions", "preemptions", "Times that a running sequence lost its KV cache to others."),
     )
 }
 """By field of `EngineCounters`."""
@@ -175,7 +175,9 @@ TGI's series have no label except `err`. All of vLLM's have `model_name` and `en
 always `0`. The series called `lmi_` are this server's own, and only `lmi_load_seconds` has a label.
 
 The engine counts `lmi_prefix_cache_*`, `lmi_spec_decode_*` and `lmi_num_preemptions_total`. They
-mean the same as vLLM's series of these names, and are zero for engines that do not count.
+mean the same as vLLM's series of these names. `vllm` counts all of them, the last two when a
+sequence ends. `tensorrt_llm` counts only the prefix cache. What an engine does not count stays
+zero.
 
 | `err` | the request |
 | --- | --- |
