@@ -1,0 +1,44 @@
+"""Compiles a converted model for paged attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import openvino
+from openvino import opset13
+from openvino._offline_transformations import paged_attention_transformation  # public only in C++
+
+from lmi_handlers.core.errors import ConfigError
+
+EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+"""Properties with which the CPU computes in float32, and caches keys and values as such."""
+
+
+def compile_model(ir_file: Path, properties: dict[str, str]) -> openvino.CompiledModel:
+    """Compile an IR file with a state of keys and values for the CPU, to be run by `OpenVinoRunner`.
+
+    Its inputs become those of paged attention, and `logit_indices`: the tokens whose logits are computed. Raises
+    `ConfigError` if the model's attention cannot be converted.
+    """
+    core = openvino.Core()
+    model = core.read_model(ir_file)
+    try:
+        paged_attention_transformation(model)
+    except RuntimeError as error:
+        reason = str(error).strip().rpartition("\n")[2]
+        raise ConfigError(f"option.model_id: OpenVINO has no paged attention for this model: {reason}") from error
+    _select_logits(model)
+    return core.compile_model(model, "CPU", properties)
+
+
+def _select_logits(model: openvino.Model) -> None:
+    """Compute the logits of the tokens `logit_indices` only, because the vocabulary is the largest product of all."""
+    node = model.output("logits").get_node()
+    while node.get_type_name() != "MatMul":
+        node = node.input_value(0).get_node()
+    indices = opset13.parameter([-1], openvino.Type.i64, name="logit_indices")
+    indices.output(0).set_names({"logit_indices"})
+    hidden = opset13.gather(node.input_value(0), indices, opset13.constant(0))  # [tokens, 1, hidden size]
+    node.input(0).replace_source_output(hidden.output(0))
+    model.add_parameters([indices])
+    model.validate_nodes_and_infer_types()

@@ -1,0 +1,101 @@
+"""Runs a model that is compiled for paged attention."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from collections.abc import Iterator
+from collections.abc import Sequence as AbstractSequence
+from itertools import accumulate, chain, pairwise
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+import openvino
+
+from backends.paged.runner import Runner
+from backends.paged.sequence import Chunk
+
+_OUT_OF_MEMORY = ("bad_alloc", "could not create a memory", "allocate", "out of memory")
+
+
+class OpenVinoRunner(Runner):
+    """Runs a model that `compile_model` returned, with a KV cache of at most `kv_cache_memory_bytes`.
+
+    Blocks take up memory from their first use until they are reclaimed. `num_blocks` is 0 if not a single one fits.
+    """
+
+    def __init__(self, model: openvino.CompiledModel, kv_cache_memory_bytes: int) -> None:
+        ports = {port.any_name: port for port in model.inputs if "_cache." in port.any_name}
+        block_shapes = {
+            name: [side.get_length() for side in list(port.partial_shape)[1:]] for name, port in ports.items()
+        }
+        block_bytes = {name: prod(shape) * ports[name].element_type.size for name, shape in block_shapes.items()}
+        self.block_size = block_shapes["value_cache.0"][1]
+        self.num_blocks = kv_cache_memory_bytes // sum(block_bytes.values())
+        self.vocab_size = model.output("logits").partial_shape[-1].get_length()
+        self._request = model.create_infer_request()
+        self._caches = []
+        """The memory of each tensor of keys or values, and the bytes of a block in it."""
+        for name, port in ports.items():
+            memory = _anonymous_memory(self.num_blocks * block_bytes[name])
+            shape = openvino.Shape([self.num_blocks, *block_shapes[name]])
+            array = np.frombuffer(memory, port.element_type.to_dtype())
+            self._request.set_tensor(name, openvino.Tensor(array, shape, port.element_type))
+            self._caches.append((memory, block_bytes[name]))
+
+    def forward(self, chunks: list[Chunk]) -> npt.NDArray[np.float32]:
+        num_logits = sum(chunk.num_logits for chunk in chunks)
+        try:
+            result = self._request.infer(self._inputs(chunks), share_inputs=True, share_outputs=True)
+        except RuntimeError as error:
+            if any(words in str(error).lower() for words in _OUT_OF_MEMORY):
+                raise MemoryError(str(error)) from error
+            raise
+        logits: npt.NDArray[np.float32] = result["logits"].reshape(-1, self.vocab_size)
+        return logits[:num_logits]
+
+    def _inputs(self, chunks: list[Chunk]) -> dict[str, npt.NDArray[np.integer]]:
+        ends = list(accumulate((len(chunk.token_ids) for chunk in chunks), initial=0))
+        tables = [chunk.sequence.blocks[: -(-chunk.stop // self.block_size)] for chunk in chunks]
+        positions = chain.from_iterable(range(chunk.start, chunk.stop) for chunk in chunks)
+        last = chain.from_iterable(
+            range(end - chunk.num_logits, end) for chunk, end in zip(chunks, ends[1:], strict=True)
+        )
+        return {
+            "input_ids": np.fromiter(chain.from_iterable(chunk.token_ids for chunk in chunks), np.int64),
+            "position_ids": np.fromiter(positions, np.int64),
+            "past_lens": np.array([chunk.start for chunk in chunks], np.int32),
+            "subsequence_begins": np.array(ends, np.int32),
+            "block_indices": np.fromiter(chain.from_iterable(tables), np.int32),
+            "block_indices_begins": np.fromiter(accumulate(map(len, tables), initial=0), np.int32),
+            "max_context_len": np.array(max(chunk.stop for chunk in chunks), np.int32),
+            "logit_indices": np.fromiter(last, np.int64),
+        }
+
+    def reclaim(self, blocks: AbstractSequence[int]) -> None:
+        if sys.platform != "linux":
+            return
+        for first, stop in _runs(sorted(blocks)):
+            for memory, block_bytes in self._caches:
+                # Whole pages only. What a page shares with a block in use stays.
+                begin = -(-first * block_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+                end = stop * block_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+                if begin < end:
+                    memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+
+def _anonymous_memory(size: int) -> mmap.mmap:
+    """Return zeroed memory that the operating system commits page by page, on first use."""
+    if sys.platform == "win32":
+        return mmap.mmap(-1, max(size, 1))
+    # Shared memory, the default, would not be freed by MADV_DONTNEED.
+    return mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield the runs of consecutive numbers in a sorted list, each as its first number and the one after its last."""
+    cuts = [0, *(index + 1 for index, (a, b) in enumerate(pairwise(numbers)) if b != a + 1), len(numbers)]
+    for begin, end in pairwise(cuts):
+        if begin < end:
+            yield numbers[begin], numbers[end - 1] + 1

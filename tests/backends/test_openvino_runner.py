@@ -1,0 +1,168 @@
+"""The OpenVINO runner computes what transformers computes in float32, however the scheduler splits and batches it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence as AbstractSequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+import pytest
+
+pytest.importorskip("openvino_genai", reason="needs lmi-handlers[openvino]")
+
+from backends.openvino.gguf import MODEL_NAME, convert_gguf
+from backends.openvino.model import EXACT, compile_model
+from backends.openvino.runner import OpenVinoRunner
+from backends.paged.sequence import Chunk, Sequence
+from lmi_handlers.engine.model_files import locate_model
+
+pytestmark = pytest.mark.model
+
+PROMPTS = [[(seed * 131 + i * 7) % 40_000 + 100 for i in range(20 + 9 * seed)] for seed in range(6)]
+MAX_NEW = 24
+NEAR = 2e-3
+"""Logits that are closer than this may be ordered differently. Those of two libraries differ by about 1e-4."""
+
+
+@pytest.fixture(scope="module")
+def gguf_file() -> Path:
+    """The default model."""
+    path = locate_model(None, model_dir=None, revision=None, cache_dir=Path())
+    assert path is not None
+    return path
+
+
+@pytest.fixture(scope="module")
+def converted(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("converted")
+    convert_gguf(gguf_file, folder, lambda phase: None)
+    assert sorted(file.name for file in folder.iterdir()) == ["openvino_model.bin", "openvino_model.xml"]
+    return folder / MODEL_NAME
+
+
+@pytest.fixture(scope="module")
+def runner(converted: Path) -> OpenVinoRunner:
+    return OpenVinoRunner(compile_model(converted, EXACT), 512 << 20)
+
+
+class Tables:
+    """Gives sequences their blocks."""
+
+    def __init__(self, runner: OpenVinoRunner) -> None:
+        self._runner = runner
+        self._free = list(range(runner.num_blocks))
+
+    def sequence(
+        self, token_ids: AbstractSequence[int], *, shared: Sequence | None = None, blocks: int = 0
+    ) -> Sequence:
+        """A sequence whose first `blocks` are those of `shared`."""
+        sequence = Sequence(str(len(self._free)), list(token_ids), len(token_ids) + MAX_NEW)
+        sequence.blocks = shared.blocks[:blocks] if shared else []
+        sequence.num_computed = blocks * self._runner.block_size
+        while len(sequence.blocks) * self._runner.block_size < sequence.max_len:
+            sequence.blocks.append(self._free.pop())
+        return sequence
+
+
+def chunk(sequence: Sequence, count: int, *, num_logits: int) -> Chunk:
+    """The next `count` tokens of a sequence, which count as computed afterwards."""
+    start = sequence.num_computed
+    sequence.num_computed += count
+    return Chunk(sequence, start, sequence.token_ids[start : start + count], num_logits)
+
+
+def generate(runner: OpenVinoRunner, sequences: list[Sequence]) -> list[list[int]]:
+    """Greedily generate `MAX_NEW` tokens for all sequences in one batch."""
+    for _ in range(MAX_NEW):
+        logits = runner.forward([chunk(sequence, sequence.num_left, num_logits=1) for sequence in sequences])
+        for sequence, row in zip(sequences, logits, strict=True):
+            sequence.append(int(row.argmax()))
+    return [sequence.token_ids[sequence.prompt_len :] for sequence in sequences]
+
+
+def all_logits(runner: OpenVinoRunner, token_ids: list[int]) -> npt.NDArray[np.float32]:
+    sequence = Tables(runner).sequence(token_ids)
+    logits = runner.forward([chunk(sequence, len(token_ids), num_logits=len(token_ids))])
+    return np.array(logits)
+
+
+def test_greedy_tokens_are_those_of_transformers_in_float32(runner: OpenVinoRunner, gguf_file: Path) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        gguf_file.parent,
+        gguf_file=gguf_file.name,
+        quantization_config=transformers.GgufConfig(dequantize=True),
+        dtype=torch.float32,
+    )
+    tables = Tables(runner)
+    generated = generate(runner, [tables.sequence(prompt) for prompt in PROMPTS])
+    ties = 0
+    for prompt, tokens in zip(PROMPTS, generated, strict=True):
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].numpy()
+        lead = logits.max(axis=-1) - logits[range(len(tokens)), tokens]  # 0 if the token is the most likely one
+        assert lead.max() < NEAR, prompt
+        ties += np.count_nonzero(lead)
+        np.testing.assert_allclose(all_logits(runner, prompt + tokens)[len(prompt) - 1 : -1], logits, atol=NEAR)
+    print(f"{ties} ties in {sum(map(len, generated))} tokens")
+
+
+def test_batch_changes_nothing(runner: OpenVinoRunner) -> None:
+    tables = Tables(runner)
+    together = generate(runner, [tables.sequence(prompt) for prompt in PROMPTS])
+    assert together == [generate(runner, [Tables(runner).sequence(prompt)])[0] for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("size", [1, 7, 32, 50])
+def test_prompt_may_be_computed_in_chunks(runner: OpenVinoRunner, size: int) -> None:
+    prompt = PROMPTS[-1]
+    whole = all_logits(runner, prompt)
+    tables = Tables(runner)
+    sequence, other = tables.sequence(prompt), tables.sequence(PROMPTS[0])
+    while sequence.num_left > size:
+        assert runner.forward([chunk(sequence, size, num_logits=0)]).shape == (0, runner.vocab_size)
+    last = [chunk(other, other.num_left, num_logits=2), chunk(sequence, sequence.num_left, num_logits=1)]
+    logits = runner.forward(last)
+    assert logits.shape == (3, runner.vocab_size)
+    np.testing.assert_allclose(logits[2], whole[-1], atol=NEAR)
+
+
+def test_sequences_may_share_blocks(runner: OpenVinoRunner) -> None:
+    prompt = PROMPTS[-1]
+    tables = Tables(runner)
+    first = tables.sequence(prompt)
+    expected = generate(runner, [first])
+    seconds = [tables.sequence(prompt, shared=first, blocks=blocks) for blocks in (1, 2)]
+    assert generate(runner, seconds) == expected * 2
+
+
+def test_blocks_may_hold_anything_before_their_first_use(runner: OpenVinoRunner) -> None:
+    """Also NaN, which a failed sequence leaves, and which a mask would not hide."""
+    expected = generate(runner, [Tables(runner).sequence(PROMPTS[0])])
+    for memory, _ in runner._caches:
+        np.frombuffer(memory, np.float32)[:] = np.nan
+    assert generate(runner, [Tables(runner).sequence(PROMPTS[0])]) == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes the memory back")
+def test_reclaimed_blocks_take_up_no_memory(converted: Path) -> None:
+    runner = OpenVinoRunner(compile_model(converted, EXACT), 300 << 20)
+    process = psutil.Process()
+    tables = Tables(runner)
+    kept, *others = [tables.sequence(PROMPTS[0] * 10) for _ in range(12)]
+    expected = generate(runner, [Tables(runner).sequence(kept.token_ids)])
+    for sequence in (kept, *others):
+        runner.forward([chunk(sequence, sequence.num_left - 1, num_logits=0)])
+    blocks = [block for sequence in others for block in sequence.blocks]
+    full = process.memory_info().rss
+    runner.reclaim(blocks)
+    freed = full - process.memory_info().rss
+    assert freed > 0.9 * len(others) * len(PROMPTS[0]) * 10 / runner.block_size * 1_474_560
+    assert generate(runner, [kept]) == expected
+    again = Sequence("again", PROMPTS[0] * 10, kept.max_len)
+    again.blocks = others[0].blocks
+    assert generate(runner, [again]) == expected
