@@ -49,6 +49,11 @@ def logsumexp(rows: Array) -> Array:
     return greatest + np.log(powers.sum(axis=-1, keepdims=True))
 
 
+def log_softmax(rows: Array) -> Array:
+    """Return the log probabilities of each row."""
+    return rows.log_softmax(dim=-1) if is_torch_array(rows) else rows - logsumexp(rows)
+
+
 def softmax(rows: Array) -> Array:
     """Return the probabilities of each row."""
     if is_torch_array(rows):

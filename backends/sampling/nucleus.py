@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array_api_compat import array_namespace
 
-from backends.sampling.arrays import Array, cumsum, logsumexp, topk
+from backends.sampling.arrays import Array, cumsum, log_softmax, topk
 
 
 def outside_typical_p(scores: Array, masses: Array, sizes: tuple[int, ...] = ()) -> Array:
@@ -14,7 +14,7 @@ def outside_typical_p(scores: Array, masses: Array, sizes: tuple[int, ...] = ())
     entropy. See `nucleus_threshold` for `masses` and `sizes`.
     """
     xp = array_namespace(scores)
-    logprobs = scores - logsumexp(scores)
+    logprobs = log_softmax(scores)
     probs = xp.exp(logprobs)
     # A token that is already excluded contributes nothing, where -inf * 0 would be NaN.
     negative_entropy = xp.sum(xp.where(probs > 0, logprobs * probs, 0.0), axis=-1, keepdims=True)
