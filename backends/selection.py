@@ -17,7 +17,7 @@ from backends import declaration, registry
 from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.core.gguf import read_gguf_header
+from lmi_handlers.core.gguf import GgufHeader, read_gguf_header
 
 _GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Endings of the architecture names that LMI serves with its faster engines."""
@@ -52,7 +52,7 @@ def select_backend(properties: ServingProperties, gguf_file: Path | None = None)
         builds={item.name: installed_build(item) for item in (*candidates, declaration(_FALLBACK))},
         gpu=find_gpu(os.environ, Path("/dev")),
         architectures=_architectures(properties),
-        gguf=_gguf_architecture(gguf_file),
+        gguf=_gguf_header(gguf_file),
     )
 
 
@@ -62,13 +62,12 @@ def choose_backend(
     builds: Mapping[str, Build | None],
     gpu: str | None,
     architectures: tuple[str, ...],
-    gguf: str | None = None,
+    gguf: GgufHeader | None = None,
 ) -> Selection:
     """Resolve `auto`: the first candidate that is installed, has its GPU and can serve the model; else transformers.
 
     `builds` has None for an engine that is not installed. `gpu` is the vendor, or None without a GPU. `architectures`
-    come from the model's config.json. They are empty if not known yet. `gguf` is the architecture of a GGUF file, or
-    None for other models.
+    come from the model's config.json. They are empty if not known yet. `gguf` is None for a model of another format.
     """
     if architectures and not any(name.endswith(_GENERATING) for name in architectures):
         return Selection(_FALLBACK, f"the faster engines do not generate text with a {architectures[0]}")
@@ -77,12 +76,13 @@ def choose_backend(
         build = builds[candidate.name]
         if build is None:
             reasons.append(f"{candidate.name} is not installed")
-        elif candidate.reads_gguf and gguf not in candidate.reads_gguf:
-            reasons.append(f"{candidate.name} {_only_gguf(candidate)}")
+        elif candidate.reads_gguf is not None and (reason := candidate.reads_gguf.why_not(gguf)) is not None:
+            reasons.append(f"{candidate.name} {reason}")
         elif candidate.cpu_only and gpu is not None and builds.get(_FALLBACK) == "gpu":
             reasons.append(f"{candidate.name} does not use the {gpu} GPU")
         elif not candidate.gpus:
-            return Selection(candidate.name, f"{candidate.name} is installed{_and_reads(candidate, gguf)}")
+            reads = "" if candidate.reads_gguf is None else " and reads this GGUF file"
+            return Selection(candidate.name, f"{candidate.name} is installed{reads}")
         elif build == "gpu" and gpu in candidate.gpus:
             return Selection(candidate.name, f"{candidate.name} is installed and there is an {gpu} GPU")
         else:
@@ -92,17 +92,11 @@ def choose_backend(
 
 def check_format(backend: BackendDeclaration, gguf_file: Path | None) -> None:
     """Raise `ConfigError` if the backend only reads GGUF files and the model is not one that it supports."""
-    if backend.reads_gguf and _gguf_architecture(gguf_file) not in backend.reads_gguf:
-        model = "the model" if gguf_file is None else str(gguf_file)
-        raise ConfigError(f"option.model_id: {model} cannot be served: {backend.name} {_only_gguf(backend)}")
-
-
-def _and_reads(candidate: BackendDeclaration, gguf: str | None) -> str:
-    return f" and reads GGUF files of the architecture {gguf}" if candidate.reads_gguf else ""
-
-
-def _only_gguf(candidate: BackendDeclaration) -> str:
-    return f"only serves GGUF files of these architectures: {', '.join(candidate.reads_gguf)}"
+    if backend.reads_gguf is None:
+        return
+    header = None if gguf_file is None else read_gguf_header(gguf_file)
+    if reason := backend.reads_gguf.why_not(header):
+        raise ConfigError(f"option.model_id: {gguf_file or 'the model'} cannot be served: {backend.name} {reason}")
 
 
 def _why_not(candidate: BackendDeclaration, build: Build, gpu: str | None) -> str:
@@ -171,10 +165,10 @@ def installed_build(backend: BackendDeclaration) -> Build | None:
     return None
 
 
-def _gguf_architecture(gguf_file: Path | None) -> str | None:
-    """Return the architecture of the file, or None if it cannot be read; loading reports why."""
+def _gguf_header(gguf_file: Path | None) -> GgufHeader | None:
+    """Return the header of the file, or None if it cannot be read; loading reports why."""
     with contextlib.suppress(ConfigError):
-        return None if gguf_file is None else read_gguf_header(gguf_file).architecture
+        return None if gguf_file is None else read_gguf_header(gguf_file)
     return None
 
 

@@ -167,7 +167,7 @@ def _check_model(configuration: Configuration, environ: Mapping[str, str]) -> No
         )
         gguf_file = path if path is not None and path.is_file() else None
         check_format(configuration.backend, gguf_file)
-        if gguf_file is not None and not configuration.backend.reads_gguf:
+        if gguf_file is not None and configuration.backend.reads_gguf is None:
             check_conversion(gguf_file, default_cache_dir(environ))
     find_adapters(properties, path)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backends.openvino.options import OpenVinoOptions
 from backends.paged.options import DEFAULT_BATCH_SIZE
-from lmi_handlers.config.declaration import BackendDeclaration
+from lmi_handlers.config.declaration import BackendDeclaration, GgufFormats
 
 DECLARATION = BackendDeclaration(
     name="openvino",
@@ -14,7 +14,7 @@ DECLARATION = BackendDeclaration(
     options=OpenVinoOptions,
     reads=("model_id", "max_rolling_batch_size", "max_rolling_batch_prefill_tokens", "max_model_len"),
     defaults={"max_rolling_batch_size": DEFAULT_BATCH_SIZE},
-    reads_gguf=("llama", "qwen2", "qwen3"),
+    reads_gguf=GgufFormats(("llama", "qwen2", "qwen3"), ("F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")),
     cpu_only=True,
     rolling_batch=("openvino",),
     unsupported={"adapters": "the weights are served as they are"},

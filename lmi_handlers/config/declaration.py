@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from lmi_handlers.config.options import ServingProperties
+from lmi_handlers.core.gguf import GgufHeader
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -25,6 +26,27 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
 
     rolling_batch: str = "auto"
     asynchronous: bool = False
+
+
+class GgufFormats(msgspec.Struct, frozen=True):
+    """GGUF files: llama.cpp's names of `architectures`, and of `types` of weights such as "Q4_0"."""
+
+    architectures: tuple[str, ...]
+    types: tuple[str, ...]
+
+    def why_not(self, header: GgufHeader | None) -> str | None:
+        """Return why a model with this `header` is not one of these, or None if it is. Other models have no header."""
+        if header is None:
+            return "only reads GGUF files"
+        if header.architecture not in self.architectures:
+            return f"only reads GGUF files of {_listed(self.architectures)}, not {header.architecture}"
+        if others := sorted(header.weight_types.difference(self.types)):
+            return f"only reads GGUF files with weights in {_listed(self.types)}, not {others[0]}"
+        return None
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else "".join(names)
 
 
 class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,8 +67,8 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
         `defaults`         its defaults for shared options that have none, for the documentation
         `passes_options`   undeclared options are passed to the engine, which checks them (`Backend.check_options`)
         `needs_model`      false if it generates without weights; it then gets a byte-level tokenizer
-        `reads_gguf`       llama.cpp's names of the architectures that it reads from GGUF files. If there are any, it
-                           serves nothing else. Other backends get GGUF files converted to safetensors
+        `reads_gguf`       the GGUF files that it reads itself. It then serves nothing else. Other backends get GGUF
+                           files converted to safetensors
 
     Choice
         `priority`         `auto` tries backends in this order, highest first; it never chooses one with 0
@@ -72,7 +94,7 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     defaults: Mapping[str, Any] = NOTHING
     passes_options: bool = False
     needs_model: bool = True
-    reads_gguf: tuple[str, ...] = ()
+    reads_gguf: GgufFormats | None = None
     priority: int = 0
     gpus: tuple[str, ...] = ()
     cpu_only: bool = False

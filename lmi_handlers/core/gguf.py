@@ -1,4 +1,4 @@
-"""Reads the header of a GGUF file: its metadata and the types of its tensors.
+"""Reads the header of a GGUF file: its metadata and the types of its weights.
 
 Hand-written, because the `gguf` library takes 6 s to open the default model, and transformers' reader needs torch.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
@@ -19,17 +19,33 @@ from lmi_handlers.core.errors import ConfigError
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Type of a value -> its `struct` format."""
 _STRING, _ARRAY = 8, 9
+_WEIGHT_TYPES = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    6: "Q5_0",
+    7: "Q5_1",
+    8: "Q8_0",
+    10: "Q2_K",
+    11: "Q3_K",
+    12: "Q4_K",
+    13: "Q5_K",
+    14: "Q6_K",
+    30: "BF16",
+}
+"""`ggml_type` -> its name. Others are known by their numbers only."""
 
 
 class GgufHeader(msgspec.Struct, frozen=True):
     """What a GGUF file says about its model.
 
-    `metadata` has llama.cpp's keys, such as "llama.context_length". `tensor_types` has the numbers of the `ggml_type`s
-    in the file, such as 2 for Q4_0.
+    `metadata` has llama.cpp's keys, such as "llama.context_length". `weight_types` has the names of the types of all
+    matrices, such as "Q4_0".
     """
 
     metadata: Mapping[str, Any]
-    tensor_types: frozenset[int]
+    weight_types: frozenset[str]
 
     @property
     def architecture(self) -> str:
@@ -64,13 +80,15 @@ class _Reader:
         if magic != b"GGUF" or version not in (2, 3):
             raise ValueError("it does not start with GGUF and version 2 or 3")
         metadata = {self._string(): self._value(self._unpack("I")[0]) for _ in range(num_values)}
-        return GgufHeader(metadata, frozenset(self._tensor_type() for _ in range(num_tensors)))
+        types = {self._weight_type() for _ in range(num_tensors)}
+        return GgufHeader(metadata, frozenset(_WEIGHT_TYPES.get(kind, str(kind)) for kind in types if kind is not None))
 
-    def _tensor_type(self) -> int:
+    def _weight_type(self) -> int | None:
+        """Return the type of the next tensor, or None if it is a vector."""
         self._string()  # its name
         (num_dimensions,) = self._unpack("I")
         *_, tensor_type, _ = self._unpack(f"{num_dimensions}QIQ")
-        return int(tensor_type)
+        return tensor_type if num_dimensions > 1 else None
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:

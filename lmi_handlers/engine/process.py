@@ -96,7 +96,7 @@ def _load(settings: EngineSettings, report: LoadReport) -> Backend:
     backend = declaration(selection.name)
     cache_dir = default_cache_dir(os.environ)
     model_path: Path | None = None
-    if not backend.reads_gguf:
+    if backend.reads_gguf is None:
         gguf_file = None
     check_format(backend, gguf_file)
     if gguf_file is not None:

@@ -7,20 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf_files import make_gguf
 
 from backends import declaration
 from backends.selection import (
     Build,
     Selection,
+    check_format,
     check_gpus,
     choose_backend,
     count_gpus,
     find_gpu,
     select_backend,
 )
-from lmi_handlers.config.declaration import BackendDeclaration
+from lmi_handlers.config.declaration import BackendDeclaration, GgufFormats
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.gguf import GgufHeader
 
 LLAMA = ("LlamaForCausalLM",)
 
@@ -109,6 +112,70 @@ def test_auto_with_a_backend_of_higher_priority(
     builds: dict[str, Build | None] = {"mine": build, "vllm": "gpu"}
     chosen = choose_backend([mine, declaration("vllm")], builds=builds, gpu=gpu, architectures=())
     assert chosen.name == name
+
+
+READS_GGUF = BackendDeclaration(
+    name="mine",
+    location="my_engine:MyBackend",
+    priority=5,
+    cpu_only=True,
+    reads_gguf=GgufFormats(("llama", "qwen2"), ("F16", "Q4_0")),
+)
+
+
+@pytest.mark.parametrize(
+    ("build", "transformers", "gpu", "gguf", "chosen"),
+    [
+        ("gpu", None, None, ("llama", "Q4_0"), Selection("mine", "mine is installed and reads this GGUF file")),
+        ("gpu", "cpu", None, ("llama", "Q4_0"), Selection("mine", "mine is installed and reads this GGUF file")),
+        ("gpu", "gpu", None, ("qwen2", "F16"), Selection("mine", "mine is installed and reads this GGUF file")),
+        ("gpu", "cpu", "NVIDIA", ("llama", "Q4_0"), Selection("mine", "mine is installed and reads this GGUF file")),
+        ("gpu", None, "NVIDIA", ("llama", "Q4_0"), Selection("mine", "mine is installed and reads this GGUF file")),
+        (
+            "gpu",
+            "gpu",
+            "NVIDIA",
+            ("llama", "Q4_0"),
+            Selection("transformers", "mine does not use the NVIDIA GPU"),
+        ),
+        (None, "cpu", None, ("llama", "Q4_0"), Selection("transformers", "mine is not installed")),
+        ("gpu", "cpu", None, None, Selection("transformers", "mine only reads GGUF files")),
+        (
+            "gpu",
+            "cpu",
+            None,
+            ("gemma3", "Q4_0"),
+            Selection("transformers", "mine only reads GGUF files of llama or qwen2, not gemma3"),
+        ),
+        (
+            "gpu",
+            "cpu",
+            None,
+            ("llama", "Q5_K"),
+            Selection("transformers", "mine only reads GGUF files with weights in F16 or Q4_0, not Q5_K"),
+        ),
+    ],
+)
+def test_auto_with_a_backend_that_reads_gguf(
+    build: Build | None,
+    transformers: Build | None,
+    gpu: str | None,
+    gguf: tuple[str, str] | None,
+    chosen: Selection,
+) -> None:
+    header = None if gguf is None else GgufHeader({"general.architecture": gguf[0]}, frozenset(gguf[1:]))
+    builds = {"mine": build, "transformers": transformers}
+    assert choose_backend([READS_GGUF], builds=builds, gpu=gpu, architectures=(), gguf=header) == chosen
+
+
+def test_a_backend_that_reads_gguf_gets_nothing_else(tmp_path: Path) -> None:
+    file = make_gguf(tmp_path / "tiny.gguf")
+    with pytest.raises(ConfigError, match=r"option\.model_id: the model cannot be served: mine only reads GGUF files$"):
+        check_format(READS_GGUF, None)
+    with pytest.raises(ConfigError, match=r"tiny\.gguf cannot be served: mine only reads .* in F16 or Q4_0, not F32$"):
+        check_format(READS_GGUF, file)
+    check_format(declaration("transformers"), file)
+    check_format(declaration("transformers"), None)
 
 
 @pytest.mark.parametrize(

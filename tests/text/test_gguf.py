@@ -119,7 +119,7 @@ def test_special_tokens_outside_the_alphabet_keep_their_ids(tmp_path: Path) -> N
 
 def test_header(tmp_path: Path) -> None:
     header = read_gguf_header(make_gguf(tmp_path / "tiny.gguf", "qwen3"))
-    assert (header.architecture, header.context_length, header.tensor_types) == ("qwen3", 64, frozenset({0}))
+    assert (header.architecture, header.context_length, header.weight_types) == ("qwen3", 64, frozenset({"F32"}))
     assert header.metadata["tokenizer.ggml.token_type"][:4] == (3, 3, 3, 1)
 
 
