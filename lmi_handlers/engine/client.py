@@ -151,13 +151,15 @@ class Generation:
 class EngineClient:
     """Connects to the engine, reconnects when needed, and multiplexes this worker's requests over the connection.
 
-    Each time an engine has loaded, `on_ready` is called with its `Ready` before the state becomes READY. Nothing
-    here waits for the engine: if it hangs, only its own requests are delayed.
+    `on_announcement` is called with each `Loading` and `Ready`. The state becomes READY after it returns. Nothing here
+    waits for the engine: if it hangs, only its own requests are delayed.
     """
 
-    def __init__(self, socket_path: Path, on_ready: Callable[[Ready], None], stall_timeout: float = 60.0) -> None:
+    def __init__(
+        self, socket_path: Path, on_announcement: Callable[[Loading | Ready], None], stall_timeout: float = 60.0
+    ) -> None:
         self._socket_path = socket_path
-        self._on_ready = on_ready
+        self._on_announcement = on_announcement
         self._stall_timeout = stall_timeout
         self._heartbeat = HeartbeatReader(heartbeat_path(socket_path))
         self._sender: Sender | None = None
@@ -291,12 +293,13 @@ class EngineClient:
             if failed is not None:
                 failed.put(_error_of(message))
         elif isinstance(message, Ready):
-            self._on_ready(message)
+            self._on_announcement(message)
             self._state, self._doing = EngineState.READY, Loading("ready", time.monotonic())
             self._ready.set()
         else:
             self._ready.clear()
             self._state, self._doing = EngineState.STARTING, message
+            self._on_announcement(message)
 
     def _fail_all(self, error: LMIError) -> None:
         for generation in list(self._generations.values()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.engine.messages import Loading
@@ -17,7 +18,8 @@ class LoadReport:
     """The `report` that `Backend.load` is called with.
 
     A call with a `LoadPhase` ends the current phase and begins that one. Any other text describes the current phase.
-    `started` is when the load began, on the monotonic clock, which all processes of a machine share.
+    `started` is when the load began, on the monotonic clock, which all processes of a machine share. Web workers are told
+    about the text bundle in `bundle` once it is set.
     """
 
     def __init__(self, started: float, announce: Callable[[Loading], None], metrics: EngineMetrics) -> None:
@@ -26,24 +28,28 @@ class LoadReport:
         self._metrics = metrics
         self._phase = LoadPhase.STARTING
         self._seconds = dict.fromkeys(LoadPhase, 0.0)
-        announce(Loading(self._phase.value, started))
+        self.bundle: Path | None = None
+        self._tell(self._phase.value)
 
     def __call__(self, text: str) -> None:
         try:
             phase = LoadPhase(text)
         except ValueError:
             logger.info("engine loading", extra={"phase": self._phase.value, "detail": text})
-            self._announce(Loading(f"{self._phase.value}: {text}", self._since))
+            self._tell(f"{self._phase.value}: {text}")
             return
         if phase is not self._phase:
             self._end_phase()
             self._phase = phase
-        self._announce(Loading(phase.value, self._since))
+        self._tell(phase.value)
 
     def finish(self) -> float:
         """End the last phase, and return how many seconds the whole load has taken."""
         self._end_phase()
         return self._since - self._started
+
+    def _tell(self, text: str) -> None:
+        self._announce(Loading(text, self._since, None if self.bundle is None else str(self.bundle)))
 
     def _end_phase(self) -> None:
         now = time.monotonic()

@@ -41,10 +41,14 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Loading(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The engine is not ready. `phase` says what it is doing, and since when on the monotonic clock."""
+    """The engine is not ready. `phase` says what it is doing, and since when on the monotonic clock.
+
+    `bundle` is the directory of the text bundle once it has been written, so that workers load it beside the engine.
+    """
 
     phase: str
     since: float
+    bundle: str | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):

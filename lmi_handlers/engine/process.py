@@ -134,6 +134,7 @@ def _load(settings: EngineSettings, report: LoadReport) -> Backend:
         )
     # Only the template tells whether option.enable_reasoning alone is enough. Check it before loading the weights.
     choose_reasoning_format(bundle.tool_template, properties.reasoning_parser, enabled=properties.enable_reasoning)
+    report.bundle = settings.bundle_dir
     report(LoadPhase.WEIGHTS)
     files = ModelFiles(
         path=model_path,

@@ -14,7 +14,7 @@ from lmi_handlers.core.errors import DeadlineExceeded, EngineNotReady, aliased
 from lmi_handlers.core.request import EncodedPrompt, GenerationRequest, RenderedPrompt
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.engine.client import EngineClient, EngineState, Generation
-from lmi_handlers.engine.messages import Ready
+from lmi_handlers.engine.messages import Loading, Ready
 from lmi_handlers.engine.settings import metrics_dir
 from lmi_handlers.media.images import image_loader
 from lmi_handlers.metrics.requests import RequestMetrics
@@ -23,7 +23,7 @@ from lmi_handlers.serving.beam_generation import BeamGeneration
 from lmi_handlers.serving.beam_params import check_beam_search
 from lmi_handlers.serving.parsed import ModelFacts, Parsed
 from lmi_handlers.serving.prompts import LoadedText, encode_prompts, takes_long, tokenize_prompts
-from lmi_handlers.text.bundle import load_text_bundle
+from lmi_handlers.text.bundle import TextBundle, load_text_bundle
 from lmi_handlers.text.sequence import SequenceText, TextRules
 from lmi_handlers.text.tokenizer import Tokenizer
 
@@ -43,7 +43,8 @@ class ServedModel:
         self._images = image_loader(properties)
         self._budget = Budget.of(properties)
         self._loaded: LoadedText | None = None
-        self._client = EngineClient(socket_path, self._on_ready, properties.stall_timeout)
+        self._text: tuple[TextBundle, Tokenizer] | None = None
+        self._client = EngineClient(socket_path, self._on_announcement, properties.stall_timeout)
 
     def start(self) -> None:
         """Connect to the engine in the background."""
@@ -151,12 +152,18 @@ class ServedModel:
             connected=connected,
         )
 
-    def _on_ready(self, ready: Ready) -> None:
-        directory = Path(ready.bundle)
+    def _on_announcement(self, message: Loading | Ready) -> None:
+        """Load the tokenizer as soon as its files exist, while the engine loads. It takes up to a second."""
+        if message.bundle is None:
+            return
+        directory = Path(message.bundle)
         bundle = load_text_bundle(directory)
-        tokenizer = Tokenizer(directory, bundle)
-        tokenizer.encode("warm up")
-        self._loaded = LoadedText(ready.capabilities, bundle, tokenizer)
+        if self._text is None or self._text[0] != bundle:
+            tokenizer = Tokenizer(directory, bundle)
+            tokenizer.encode("warm up")
+            self._text = bundle, tokenizer
+        if isinstance(message, Ready):
+            self._loaded = LoadedText(message.capabilities, *self._text)
 
 
 def _tokenize(

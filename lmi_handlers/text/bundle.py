@@ -8,6 +8,7 @@ file's header, without torch and transformers.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -42,6 +43,7 @@ class TextBundle(msgspec.Struct, frozen=True, kw_only=True):
     `image_token` is the placeholder text for an image in a prompt, or None if the model takes no images.
     `media_tokens` maps the placeholders for images, videos and audio to their ids.
     `content_format` is the value of `option.chat_template_content_format`.
+    `tokenizer_hash` changes with the content of tokenizer.json.
     """
 
     vocab_size: int
@@ -54,6 +56,7 @@ class TextBundle(msgspec.Struct, frozen=True, kw_only=True):
     image_token: str | None = None
     media_tokens: dict[str, int] = {}
     content_format: ContentFormat = "auto"
+    tokenizer_hash: str = ""
 
     @property
     def chat_template(self) -> str | None:
@@ -114,8 +117,7 @@ def build_text_bundle(
             name: generation_config[name] for name in _SAMPLING_NAMES if generation_config.get(name) is not None
         },
     )
-    _write(bundle, backend, directory)
-    return bundle
+    return _write(bundle, backend, directory)
 
 
 def build_gguf_bundle(gguf_file: Path, directory: Path) -> TextBundle:
@@ -187,8 +189,7 @@ def build_byte_bundle(directory: Path, *, chat_template: str | None = None) -> T
         special_tokens={"eos_token": "<|endoftext|>"},
         chat_templates={"default": chat_template or _BYTE_CHAT_TEMPLATE},
     )
-    _write(bundle, backend, directory)
-    return bundle
+    return _write(bundle, backend, directory)
 
 
 def load_processor(model_dir: Path, *, trust_remote_code: bool) -> Any | None:
@@ -310,14 +311,17 @@ def _model_max_length(config: Mapping[str, Any], tokenizer_limit: int) -> int | 
     return int(tokenizer_limit) if tokenizer_limit < _NO_MAX_LENGTH else None
 
 
-def _write(bundle: TextBundle, backend: Tokenizer, directory: Path) -> None:
+def _write(bundle: TextBundle, backend: Tokenizer, directory: Path) -> TextBundle:
     # A tokenizer.json may have padding and truncation settings from training. They must not pad or cut prompts.
     backend.no_padding()
     backend.no_truncation()
+    tokenizer = backend.to_str().encode()
+    bundle = msgspec.structs.replace(bundle, tokenizer_hash=hashlib.sha256(tokenizer).hexdigest())
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / TOKENIZER_FILE).write_text(backend.to_str(), encoding="utf-8")
+        (directory / TOKENIZER_FILE).write_bytes(tokenizer)
         (directory / BUNDLE_FILE).write_bytes(msgspec.json.encode(bundle))
     except OSError as error:
         verdict = ConfigError(f"the text bundle cannot be written to {directory}: {error}")
         raise load_failure(verdict, error) from error
+    return bundle

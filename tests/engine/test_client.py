@@ -35,7 +35,7 @@ from lmi_handlers.engine.messages import (
 
 def test_client_reports_what_a_starting_engine_does(tmp_path: Path) -> None:
     path = tmp_path / "engine.sock"
-    announced: list[Ready] = []
+    announced: list[Loading | Ready] = []
     client = EngineClient(path, announced.append)
     client.start()
     assert client.state is EngineState.STARTING
@@ -49,7 +49,8 @@ def test_client_reports_what_a_starting_engine_does(tmp_path: Path) -> None:
         submit(client, b"hello")
     engine.start()
     wait_until(lambda: client.state is EngineState.READY)
-    assert announced == [Engine.ready]
+    assert {message.phase for message in announced[:-1] if isinstance(message, Loading)} >= {"loading weights"}
+    assert announced[-1] == Engine.ready
     engine.stop()
 
 
@@ -169,12 +170,12 @@ def test_worker_that_cannot_load_the_model_files_reports_it_and_retries(
     failures = [FileNotFoundError("no bundle"), ValueError("not yet"), None]
     seen: list[str] = []
 
-    def on_ready(ready: Ready) -> None:
+    def on_announcement(message: Loading | Ready) -> None:
         seen.append(client.phase)
         if failures and (failure := failures.pop(0)) is not None:
             raise failure
 
-    client = EngineClient(engine.path, on_ready)
+    client = EngineClient(engine.path, on_announcement)
     client.start()
     wait_until(lambda: client.state is EngineState.READY)
     assert len(seen) == 3

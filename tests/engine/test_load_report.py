@@ -34,7 +34,6 @@ def test_phases_are_announced_and_timed(tmp_path: Path) -> None:
         LoadPhase.WEIGHTS,
     ):
         report(text)
-    total = report.finish()
     assert [state.phase for state in announced] == [
         "starting",
         "loading weights",
@@ -44,8 +43,12 @@ def test_phases_are_announced_and_timed(tmp_path: Path) -> None:
         "loading weights",
         "loading weights",
     ]
+    report.bundle = tmp_path
+    report("with a tokenizer")
+    assert [state.bundle for state in announced] == [None] * 7 + [str(tmp_path)]
     begun = [state.since for state in announced]
     assert begun[1] == begun[2] < begun[3] == begun[4] < begun[5] == begun[6], "details do not begin a phase"
+    total = report.finish()
     seconds = load_seconds(tmp_path / "metrics")
     assert list(seconds) == [phase.value for phase in LoadPhase]
     assert {phase for phase, value in seconds.items() if value} == {

@@ -18,10 +18,10 @@ from lmi_handlers.core.request import GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.engine.client import EngineState
-from lmi_handlers.engine.messages import Ready
+from lmi_handlers.engine.messages import Loading, Ready
 from lmi_handlers.serving.parsed import LengthCheck, Parsed, check_length
 from lmi_handlers.serving.served_model import ServedModel
-from lmi_handlers.text.bundle import build_byte_bundle
+from lmi_handlers.text.bundle import TOKENIZER_FILE, build_byte_bundle
 
 
 @pytest.fixture
@@ -43,6 +43,30 @@ def submit(model: ServedModel, prompt: Prompt, check: LengthCheck) -> None:
     request = GenerationRequest(request_id="r", prompts=(prompt,), sampling_params=SamplingParams())
     parsed = Parsed(request, JsonFormatter, str, check)
     model.start_generation(parsed, Usage(started=time.monotonic()), lambda: True)
+
+
+def test_tokenizer_is_loaded_while_the_engine_loads_and_once_while_it_stays_the_same(
+    engine: Engine, tmp_path: Path
+) -> None:
+    model = ServedModel(ServingProperties(), engine.path)
+    for phase in ("loading weights", "checking the model"):
+        engine.server.announce(Loading(phase, 0.0, str(tmp_path)))
+    model.start()
+    wait_until(lambda: model.phase == "checking the model")
+    engine.server.announce(Loading("warming up", 0.0, str(tmp_path)))
+    wait_until(lambda: model.phase == "warming up")  # so the announcement before has been handled
+    (tmp_path / TOKENIZER_FILE).unlink()
+    engine.server.announce(Ready(str(tmp_path), capabilities(vocab_size=257)))
+    wait_until(lambda: model.state is EngineState.READY)
+    first = model.loaded
+    build_byte_bundle(tmp_path)
+    engine.server.announce(Ready(str(tmp_path), capabilities(vocab_size=257, adapters=("a",))))
+    wait_until(lambda: model.loaded is not first)
+    assert model.loaded.tokenizer is first.tokenizer
+    build_byte_bundle(tmp_path, chat_template="another")
+    engine.server.announce(Ready(str(tmp_path), capabilities(vocab_size=257)))
+    wait_until(lambda: model.loaded.bundle.chat_template == "another")
+    assert model.loaded.tokenizer is not first.tokenizer
 
 
 def test_request_that_was_checked_for_another_engine_is_rejected(engine: Engine, tmp_path: Path) -> None:
