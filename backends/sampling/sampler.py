@@ -297,7 +297,7 @@ def _invert(probs: Array, drawn: Array) -> Array:
     blocks = xp.sum(xp.reshape(probs[:, :end], (rows, whole, _BLOCK_SIZE)), axis=-1)
     if end < vocab_size:
         blocks = xp.concat([blocks, xp.sum(probs[:, end:], axis=-1, keepdims=True)], axis=-1)
-    block, rest = _find(blocks, drawn)
+    block, rest = _find(blocks, drawn * xp.sum(blocks, axis=-1, keepdims=True))
     ids = block * _BLOCK_SIZE + xp.arange(_BLOCK_SIZE, device=device(probs))[None, :]
     inside = xp.take_along_axis(probs, xp.clip(ids, max=vocab_size - 1), axis=-1)
     place, _ = _find(xp.where(ids < vocab_size, inside, 0.0), rest)
