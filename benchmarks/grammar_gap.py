@@ -5,26 +5,29 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
-import os
 import statistics
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from machine import fastest_dtype
+from model_prompts import default_model
 from report import PAIRED_HEADER, Paired, Target, print_table
 from servers import Server, lmi_server
-
-from lmi_handlers.engine.cache_dir import default_cache_dir
-from lmi_handlers.engine.model_store import resolve_model
 
 ROUNDS = 3
 NEW_TOKENS = 150
 GAP = Target(2.0, at_most=True)
 
 SERVED: dict[str, dict[str, object]] = {
-    "scheduler": {"option.dtype": "bf16"},
-    "vllm": {"option.enforce_eager": "true", "option.kv_cache_memory_bytes": 1 << 30, "option.max_model_len": 2048},
+    "scheduler": {},
+    "vllm": {
+        "option.dtype": fastest_dtype(),
+        "option.enforce_eager": "true",
+        "option.kv_cache_memory_bytes": 1 << 30,
+        "option.max_model_len": 2048,
+    },
 }
 
 
@@ -47,9 +50,7 @@ def pathological() -> list[dict[str, Any]]:
 
 def bench_grammar_gap(directory: Path) -> None:
     """Print the median and 99th percentile of the gaps with and without bad grammars, for each engine with grammars."""
-    model = resolve_model(
-        None, model_dir=None, revision=None, cache_dir=default_cache_dir(os.environ), report=lambda _: None
-    )
+    model = default_model()
     rows = []
     for engine, options in SERVED.items():
         properties: dict[str, object] = {"option.rolling_batch": engine, "option.model_id": model, **options}

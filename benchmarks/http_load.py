@@ -25,13 +25,15 @@ class Answer:
     """One response. `chunks` is the number of HTTP chunks in the body.
 
     `first_byte` is the time from sending the request to the first byte of the body, in seconds. The head does not
-    count, because some servers send it before they have any output.
+    count, because some servers send it before they have any output. `arrivals` has the `time.perf_counter()` at which
+    each record of a stream had arrived in full.
     """
 
     status: int
     body: bytes
     chunks: int
     first_byte: float
+    arrivals: list[float]
 
     @property
     def records(self) -> int:
@@ -41,7 +43,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Load:
-    """The result of a load. `seconds` is the time from the first request to the end of the last answer."""
+    """The result of a load, with the answers in the order of the requests.
+
+    `seconds` is the time from the first request to the end of the last answer.
+    """
 
     answers: list[Answer]
     seconds: float
@@ -67,11 +72,11 @@ def invocation(prompt: str, *, stream: bool = True, **parameters: object) -> byt
     return post({"inputs": prompt, "stream": stream, "parameters": parameters})
 
 
-def post(document: object) -> bytes:
-    """Return a request to `/invocations`."""
+def post(document: object, path: str = "/invocations") -> bytes:
+    """Return a request with a body of JSON."""
     body = json.dumps(document).encode()
     head = (
-        "POST /invocations HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         f"Accept: */*\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
@@ -84,7 +89,7 @@ def run_load(port: int, requests: Iterable[bytes], concurrency: int, timeout: fl
     in time, and `RuntimeError` if an answer is not a 200.
     """
     waiting = iter(requests)
-    done: list[_Exchange] = []
+    sent: list[_Exchange] = []
     with ExitStack() as stack:
         poller = stack.enter_context(select.epoll())
         sockets = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(concurrency)]
@@ -92,6 +97,7 @@ def run_load(port: int, requests: Iterable[bytes], concurrency: int, timeout: fl
             poller.register(sock, select.EPOLLIN)
         started = time.perf_counter()
         exchanges = {sock.fileno(): _Exchange(sock, request) for sock, request in zip(sockets, waiting, strict=False)}
+        sent += exchanges.values()
         while exchanges:
             if time.perf_counter() - started > timeout:
                 raise TimeoutError(f"{len(exchanges)} requests are not answered after {timeout:g} s")
@@ -99,11 +105,14 @@ def run_load(port: int, requests: Iterable[bytes], concurrency: int, timeout: fl
                 exchange = exchanges[descriptor]
                 if exchange.receive():
                     continue
-                done.append(exchanges.pop(descriptor))
+                del exchanges[descriptor]
                 if (request := next(waiting, None)) is not None:
                     exchanges[descriptor] = _Exchange(exchange.socket, request)
+                    sent.append(exchanges[descriptor])
+                else:
+                    poller.unregister(descriptor)  # the server may close it
         seconds = time.perf_counter() - started
-    return Load([exchange.answer() for exchange in done], seconds)
+    return Load([exchange.answer() for exchange in sent], seconds)
 
 
 class _Exchange:
@@ -112,6 +121,7 @@ class _Exchange:
     def __init__(self, sock: socket.socket, request: bytes) -> None:
         self.socket = sock
         self._received: list[bytes] = []
+        self._received_at: list[float] = []
         self._tail = b""
         self._first_byte = 0.0
         self._missing: int | None = None  # bytes still to come, if there is a Content-Length
@@ -121,10 +131,11 @@ class _Exchange:
     def receive(self) -> bool:
         """Receive what has arrived. Return false at the end of the response or if the connection was closed."""
         data = self.socket.recv(_READ_SIZE)
+        self._received_at.append(time.perf_counter())
         if not self._received and (match := _CONTENT_LENGTH.match(data)):
             self._missing = match.end() + int(match[1])
         if not self._first_byte and (self._received or not data.endswith(b"\r\n\r\n")):
-            self._first_byte = time.perf_counter() - self._sent_at
+            self._first_byte = self._received_at[-1] - self._sent_at
         self._received.append(data)
         if self._missing is not None:
             self._missing -= len(data)
@@ -139,10 +150,19 @@ class _Exchange:
         chunks = [rest]
         if "transfer-encoding: chunked" in fields:
             chunks = list(_chunks(rest))
-        answer = Answer(int((status_line.split() or ["", "0"])[1]), b"".join(chunks), len(chunks), self._first_byte)
+        status = int((status_line.split() or ["", "0"])[1])
+        answer = Answer(status, b"".join(chunks), len(chunks), self._first_byte, list(self._arrivals()))
         if answer.status != 200:
             raise RuntimeError(f"status {answer.status}: {answer.body[:300]!r}")
         return answer
+
+    def _arrivals(self) -> Iterator[float]:
+        """Yield when each record had arrived. A record ends with a newline, and only HTTP's own lines end with CRLF."""
+        last = b""
+        for data, received_at in zip(self._received, self._received_at, strict=True):
+            records = data.count(b"\n") - (last[-1:] + data).count(b"\r\n")
+            yield from [received_at] * records
+            last = data
 
 
 def _chunks(data: bytes) -> Iterator[bytes]:

@@ -1,14 +1,10 @@
-"""The peers of the rolling-batch benchmark: both generation methods of transformers, with the same weights and prompts.
+"""Peers: both generation methods of transformers, in the faster of float32 and bfloat16.
 
-`peer_transformers.py MODEL_FOLDER DRIVER NEW_TOKENS` loads the model in bfloat16 and then prints one line of JSON.
-After that, each line on standard input is a list of prompts, each a list of token ids. The answer to each line is
-`{"seconds": .., "tokens": ..}`.
+`peer_transformers.py MODEL_FOLDER METHOD`, where METHOD is `generate` or `generate_batch`.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +12,7 @@ from typing import Any
 
 import torch
 import transformers
+from peer import Answers
 
 NO_TOKEN = -1
 """Used as the end-of-sequence id. No token has this id, so all sequences have the same length."""
@@ -52,24 +49,31 @@ def generation_config(new_tokens: int) -> Any:
     return config(max_new_tokens=new_tokens, do_sample=False, eos_token_id=NO_TOKEN, pad_token_id=0)
 
 
-DRIVERS: dict[str, Callable[[Any, list[list[int]], int], int]] = {
+METHODS: dict[str, Callable[[Any, list[list[int]], int], int]] = {
     "generate": generate,
     "generate_batch": generate_batch,
 }
 
 
-def main(model_folder: str, driver: str, new_tokens: str) -> None:
-    """Answer requests until standard input ends."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # transformers also prints to standard output
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.bfloat16)
-    model.eval()
-    print(json.dumps({"threads": torch.get_num_threads(), "torch": torch.__version__}), file=answers, flush=True)
-    for line in sys.stdin:
-        prompts = json.loads(line)
+def in_fastest_dtype(model: Any) -> Any:
+    """Return the model in the dtype that is faster here: some processors only emulate bfloat16."""
+    seconds: dict[torch.dtype, float] = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        model = model.to(dtype)
+        generate(model, [[1] * 64] * 4, 1)  # warm up
         started = time.perf_counter()
-        tokens = DRIVERS[driver](model, prompts, int(new_tokens))
-        print(json.dumps({"seconds": time.perf_counter() - started, "tokens": tokens}), file=answers, flush=True)
+        generate(model, [[1] * 64] * 4, 8)
+        seconds[dtype] = time.perf_counter() - started
+    return model.to(min(seconds, key=lambda dtype: seconds[dtype]))
+
+
+def main(model_folder: str, method: str) -> None:
+    """Answer questions until standard input ends."""
+    answers = Answers.on_standard_output()
+    load: Any = transformers.AutoModelForCausalLM
+    model = in_fastest_dtype(load.from_pretrained(model_folder, dtype=torch.bfloat16).eval())
+    hello = f"{str(model.dtype).removeprefix('torch.')}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+    answers.run(hello, lambda prompts, new_tokens: METHODS[method](model, prompts, new_tokens))
 
 
 if __name__ == "__main__":

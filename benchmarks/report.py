@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,7 @@ class Paired:
         """Return a table row under `PAIRED_HEADER`. The raw figures are medians multiplied by `scale`."""
         ours, peer = (statistics.median(values) * scale for values in (self.ours, self.peer))
         verdict = "" if target is None else target.verdict(ours, self.ratio)
-        return [name, _number(ours), _number(peer), unit, f"{self.ratio:.2f}", verdict]
+        return [name, number(ours), number(peer), unit, f"{self.ratio:.2f}", verdict]
 
 
 PAIRED_HEADER = ["", "ours", "peer", "unit", "ours / peer", "target"]
@@ -58,7 +55,7 @@ def row_without_peer(
 ) -> list[str]:
     """Return a table row for a figure without a peer: the median of `values`, multiplied by `scale`."""
     value = statistics.median(values) * scale
-    return [name, _number(value), "", unit, "", "" if target is None else target.verdict(value)]
+    return [name, number(value), "", unit, "", "" if target is None else target.verdict(value)]
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *notes: str) -> None:
@@ -72,16 +69,6 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     print(flush=True)
 
 
-def machine() -> str:
-    """Return one line about the hardware and its current load."""
-    cpu = next(
-        (line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), ": ?"
-    )
-    return (
-        f"{os.cpu_count()} cores of {cpu.partition(': ')[2]}, {platform.system()} {platform.release()}, "
-        f"Python {platform.python_version()}; load average before the start {os.getloadavg()[0]:.2f}"
-    )
-
-
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Return three significant digits, or all digits before the decimal point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

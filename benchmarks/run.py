@@ -7,19 +7,26 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
+from conversation import bench_conversation
+from engines import bench_engines
 from faults import bench_faults
 from front_end import bench_front_end
 from grammar_gap import bench_grammar_gap
-from report import machine
-from rolling_batch import bench_rolling_batch
+from load import bench_load
+from machine import describe_machine
+from neighbour_cost import bench_neighbours
 from start_up import bench_start_up
 from vllm_serve import bench_vllm
 
 PARTS = {
     "front-end": bench_front_end,
-    "rolling-batch": bench_rolling_batch,
+    "engines": bench_engines,
+    "conversation": bench_conversation,
+    "neighbours": bench_neighbours,
+    "load": bench_load,
     "vllm": bench_vllm,
     "grammar": bench_grammar_gap,
     "start-up": bench_start_up,
@@ -28,7 +35,7 @@ PARTS = {
 
 
 def main() -> None:
-    """Run the selected parts."""
+    """Run the selected parts. Exits with 1 if one of them failed, after the others have run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"one of {', '.join(PARTS)}; all of them by default")
     names = parser.parse_args().parts or list(PARTS)
@@ -36,12 +43,23 @@ def main() -> None:
         if name not in PARTS:
             parser.error(f"{name!r} is no part; the parts are {', '.join(PARTS)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # exit through the context managers that stop the servers
+    print(describe_machine(), flush=True)
+    failed = [name for name in names if not _runs(name)]
+    if failed:
+        sys.exit(f"Failed: {', '.join(failed)}.")
+
+
+def _runs(name: str) -> bool:
     started = time.perf_counter()
-    print(machine())
     with tempfile.TemporaryDirectory(prefix="lmi-bench-") as directory:
-        for name in names:
+        try:
             PARTS[name](Path(directory))
-    print(f"Took {time.perf_counter() - started:.0f} s.")
+        except Exception:  # noqa: BLE001  the other parts can still be measured
+            traceback.print_exc()
+            return False
+        finally:
+            print(f"{name}: took {time.perf_counter() - started:.0f} s.", flush=True)
+    return True
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
+import select
 import signal
 import socket
 import subprocess
@@ -15,8 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+_PHASE = re.compile(rb'"phase": "(.*?)"')  # as our `/ping` has it
 HERE = Path(__file__).parent
 READY_TIMEOUT = 180.0
+ANSWER_TIMEOUT = 300.0
 _STOP_TIMEOUT = 35.0
 _PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -40,6 +44,16 @@ class Process:
         return int((self._directory / "statm").read_text().split()[1]) * _PAGE_SIZE
 
     @property
+    def peak_resident_bytes(self) -> int:
+        """The highest `resident_bytes` since the process started or `reset_peak` was called."""
+        status = (self._directory / "status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+    def reset_peak(self) -> None:
+        """Set `peak_resident_bytes` to the present value."""
+        (self._directory / "clear_refs").write_text("5")  # proc_pid_clear_refs(5)
+
+    @property
     def cpu_seconds(self) -> float:
         """CPU time of all threads, in user and kernel mode."""
         fields = (self._directory / "stat").read_text().rpartition(")")[2].split()
@@ -56,17 +70,44 @@ class Process:
 
 
 class Server:
-    """An HTTP server on 127.0.0.1. `seconds_to_ready` is the time from its start to the first 200 from `/ping`."""
+    """An HTTP server on 127.0.0.1 that has been started, and is ready once `ready_path` answers 200."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-        started = time.perf_counter()
+    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path, ready_path: str = "/ping") -> None:
         self.port = port
+        self.seconds_to_ready = 0.0
+        self._started = time.perf_counter()
+        self._process = process
         self._root = Process(process.pid)
-        while not self._is_ready():
-            if process.poll() is not None or time.perf_counter() - started > READY_TIMEOUT:
-                raise RuntimeError(f"the server on port {port} is not ready:\n{log.read_text()[-2000:]}")
+        self._log = log
+        self._ready_path = ready_path
+
+    def wait(self) -> None:
+        """Return when the server is ready, and set `seconds_to_ready`. Raises `RuntimeError` if that never happens."""
+        while self.loading() is not None:
             time.sleep(0.01)
-        self.seconds_to_ready = time.perf_counter() - started
+
+    def loading(self) -> str | None:
+        """Return the phase of loading, or None if the server is ready. Raises `RuntimeError` if it has ended."""
+        status, body = self._get(self._ready_path)
+        if status == 200:
+            self.seconds_to_ready = time.perf_counter() - self._started
+            return None
+        if self._process.poll() is not None or time.perf_counter() - self._started > READY_TIMEOUT:
+            raise RuntimeError(f"the server on port {self.port} is not ready:\n{self._log.read_text()[-2000:]}")
+        phase = _PHASE.search(body)
+        return phase[1].decode() if phase else ""
+
+    def metrics(self) -> dict[str, float]:
+        """Return the values of `/metrics` by series: name and labels, as they are written."""
+        lines = self._get("/metrics")[1].decode().splitlines()
+        series = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
+        return {name: float(value) for name, _, value in series}
+
+    @property
+    def backend(self) -> str:
+        """The backend that our server has loaded."""
+        lines = (json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{"))
+        return next(str(line["backend"]) for line in lines if line["message"] == "engine ready")
 
     @property
     def web_worker(self) -> Process:
@@ -76,19 +117,20 @@ class Server:
 
     @property
     def engine(self) -> Process | None:
-        """The engine process, or None if the server has none."""
+        """The engine process, or None if the server has none, or none yet."""
         for child in self._root.children():
             if "lmi_handlers.engine.supervisor" in child.command:
-                return child.children()[0]
+                return next(iter(child.children()), None)
         return None
 
-    def _is_ready(self) -> bool:
+    def _get(self, path: str) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
         try:
-            connection.request("GET", "/ping")
-            return connection.getresponse().status == 200
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
         except OSError:
-            return False
+            return 0, b""
         finally:
             connection.close()
 
@@ -96,6 +138,14 @@ class Server:
 @contextmanager
 def lmi_server(directory: Path, properties: dict[str, object]) -> Iterator[Server]:
     """Run `lmi serve` with one web worker and these serving.properties."""
+    with loading_lmi_server(directory, properties) as server:
+        server.wait()
+        yield server
+
+
+@contextmanager
+def loading_lmi_server(directory: Path, properties: dict[str, object]) -> Iterator[Server]:
+    """Start `lmi serve` like `lmi_server`, but do not wait until it is ready."""
     directory.mkdir(exist_ok=True)
     lines = [f"{name}={value}\n" for name, value in properties.items()]
     (directory / "serving.properties").write_text("".join(lines))
@@ -129,7 +179,9 @@ def fastapi_server(directory: Path, records: bytes) -> Iterator[Server]:
     ]
     environ = {"BENCH_RECORDS": str(directory / "records")}
     with _running(command, directory / "server.log", environ) as process:
-        yield Server(process, port, directory / "server.log")
+        server = Server(process, port, directory / "server.log")
+        server.wait()
+        yield server
 
 
 @contextmanager
@@ -153,7 +205,21 @@ def vllm_server(directory: Path, model: Path, options: dict[str, object]) -> Ite
         command += [flag] if value is True else [flag, str(value)]
     environ = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
     with _running(command, directory / "server.log", environ) as process:
-        yield Server(process, port, directory / "server.log")
+        server = Server(process, port, directory / "server.log")
+        server.wait()
+        yield server
+
+
+@contextmanager
+def llama_cpp_server(directory: Path, gguf_file: Path, slots: int, slot_tokens: int) -> Iterator[Server]:
+    """Run llama.cpp's server on a GGUF file, for `slots` requests at a time of at most `slot_tokens` each."""
+    directory.mkdir(exist_ok=True)
+    port = _free_port()
+    command = [sys.executable, str(HERE / "peer_llama_cpp.py"), str(gguf_file), str(port), str(slots), str(slot_tokens)]
+    with _running(command, directory / "server.log", {}) as process:
+        server = Server(process, port, directory / "server.log", ready_path="/health")
+        server.wait()
+        yield server
 
 
 class Responder:
@@ -176,6 +242,8 @@ class Responder:
 
     def _receive(self) -> Any:
         assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], ANSWER_TIMEOUT)[0]:
+            raise TimeoutError(f"the peer has not answered for {ANSWER_TIMEOUT:g} s")
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"the peer has ended:\n{self._log.read_text()[-2000:]}")
@@ -185,7 +253,7 @@ class Responder:
 @contextmanager
 def responder(directory: Path, script: str, *arguments: str) -> Iterator[Responder]:
     """Run a script of this folder with these arguments."""
-    directory.mkdir(exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     log = directory / "stderr.log"
     with _running([sys.executable, str(HERE / script), *arguments], log, {}, pipes=True) as process:
         yield Responder(process, log)

@@ -7,7 +7,6 @@ from pathlib import Path
 from front_end import ECHO, REQUEST, TOKENS
 from http_load import invocation, run_load
 from report import PAIRED_HEADER, Paired, Target, print_table, row_without_peer
-from rolling_batch import SERVED
 from servers import fastapi_server, lmi_server
 
 ROUNDS = 3
@@ -35,7 +34,7 @@ def bench_start_up(directory: Path) -> None:
     model_memory: list[float] = []
     engine_memory: list[float] = []
     for number in range(ROUNDS):
-        with lmi_server(directory / "model", SERVED) as server:
+        with lmi_server(directory / "model", {}) as server:
             run_load(server.port, [invocation("Once upon a time", max_new_tokens=4)], 1)
             engine = server.engine
             assert engine is not None

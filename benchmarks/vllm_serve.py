@@ -5,17 +5,15 @@ Both have the same engine, model and options, and are called on `/invocations`.
 
 from __future__ import annotations
 
-import os
 import statistics
 from pathlib import Path
 
+from engines import CONCURRENCY, NEW_TOKENS, PROMPT_TOKENS
 from http_load import Load, invocation, post, run_load
+from machine import fastest_dtype
+from model_prompts import Prompt, default_model, make_prompts
 from report import PAIRED_HEADER, Paired, Target, print_table
-from rolling_batch import CONCURRENCY, NEW_TOKENS, PROMPT_TOKENS, Prompt, make_prompts
 from servers import Server, lmi_server, vllm_server
-
-from lmi_handlers.engine.cache_dir import default_cache_dir
-from lmi_handlers.engine.model_store import resolve_model
 
 ROUNDS = 3
 
@@ -24,7 +22,7 @@ FIRST_TOKEN = Target(0.9, at_most=True)
 READY = Target(0.6, at_most=True)
 
 OPTIONS: dict[str, object] = {
-    "dtype": "bfloat16",
+    "dtype": fastest_dtype(),
     "max_model_len": 2048,
     "max_num_seqs": 256,
     "enforce_eager": True,
@@ -35,12 +33,10 @@ OPTIONS: dict[str, object] = {
 
 def bench_vllm(directory: Path) -> None:
     """Print tokens per second, time to first token and seconds to ready, next to those of `vllm serve`."""
-    model = resolve_model(
-        None, model_dir=None, revision=None, cache_dir=default_cache_dir(os.environ), report=lambda _: None
-    )
+    model = default_model()
     properties = {"option.rolling_batch": "vllm", "option.model_id": model}
     properties |= {f"option.{name}": str(value).lower() for name, value in OPTIONS.items()}
-    prompts = make_prompts(model)
+    prompts = make_prompts(model, max(CONCURRENCY), PROMPT_TOKENS)
     ready = Paired()
     measured = {n: (Paired(), Paired()) for n in CONCURRENCY}
     for _ in range(ROUNDS):
@@ -64,7 +60,7 @@ def bench_vllm(directory: Path) -> None:
         rows.append(first_token.row(f"{n} concurrent, median first token", "ms", scale=1e3, target=FIRST_TOKEN))
     rows.append(ready.row("start to ready", "s", target=READY))
     print_table(
-        f"vLLM: SmolLM2-135M in bfloat16, eager, {PROMPT_TOKENS} prompt and {NEW_TOKENS} new tokens, streamed",
+        f"vLLM: SmolLM2-135M in {OPTIONS['dtype']}, eager, {PROMPT_TOKENS} prompt and {NEW_TOKENS} new tokens, streamed",
         PAIRED_HEADER,
         rows,
         "The peer is `vllm serve`. Both are asked on /invocations, ours in LMI's schema and with the log probability of each "

@@ -1,0 +1,205 @@
+"""Tokens per second of our engines through HTTP, against the engines that others would take for the same model.
+
+Only one engine runs at a time: two that share the cores slow each other down many times over.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from http_load import invocation, post, run_load
+from machine import fastest_dtype
+from model_prompts import Prompt, default_gguf, default_model, make_prompts
+from report import Target, number, print_table
+from servers import Server, llama_cpp_server, lmi_server, responder, vllm_server
+
+CONCURRENCY = (1, 8, 32)
+PROMPT_TOKENS = 64
+NEW_TOKENS = 64
+WARM_UP_TOKENS = 8
+ROUNDS = 3
+ROUNDS_LIMIT = 20.0
+"""No further round is started after this many seconds at one concurrency. Slow peers get fewer rounds."""
+
+AGAINST_BEST = Target(1.0)
+AGAINST_GENERATE = {1: Target(3.0), 8: Target(3.0)}
+
+Generate = Callable[[list[Prompt], int], float]
+"""Generates that many tokens for each of the prompts, all at once. Returns the seconds. Raises if there are fewer."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """An engine that is ready. `details` are a few words such as its dtype."""
+
+    details: str
+    generate: Generate
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An engine of others. `package` is the import name of what must be installed."""
+
+    name: str
+    package: str
+    start: Callable[[Path], AbstractContextManager[Running]]
+
+
+def bench_engines(directory: Path) -> None:
+    """Print tokens per second at each concurrency. A peer that is missing or fails is reported, and the others run."""
+    ours = {f"ours, rolling_batch={name}": _measure(_ours(directory / name, name)) for name in ("auto", "scheduler")}
+    peers: dict[str, Speeds] = {}
+    failures: list[str] = []
+    for peer in PEERS:
+        if importlib.util.find_spec(peer.package) is None:
+            failures.append(f"{peer.name}: the package {peer.package} is not installed.")
+            continue
+        try:
+            peers[peer.name] = _measure(peer.start(directory / peer.package))
+        except Exception as error:  # noqa: BLE001  whatever is wrong with a peer, the others can still be measured
+            reason = str(error).strip().splitlines() or [""]
+            failures.append(f"{peer.name}: failed: {type(error).__name__}: {reason[-1]}")
+    rows = [[f"{name} ({speeds.details})", *map(number, speeds.values.values())] for name, speeds in ours.items()]
+    rows += [[f"{name} ({speeds.details})", *map(number, speeds.values.values())] for name, speeds in peers.items()]
+    for name, speeds in ours.items():
+        rows.append([f"{name} / best peer", *(_against_best(speeds, peers, n) for n in CONCURRENCY)])
+        if GENERATE in peers:
+            rows.append([f"{name} / {GENERATE}", *(_against_generate(speeds, peers, n) for n in CONCURRENCY)])
+    print_table(
+        f"Engines: SmolLM2-135M, {PROMPT_TOKENS} prompt and {NEW_TOKENS} new tokens, tokens/s by number of streams",
+        ["", *map(str, CONCURRENCY)],
+        rows,
+        *failures,
+    )
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Tokens per second by concurrency."""
+
+    details: str
+    values: dict[int, float]
+
+
+def _measure(engine: AbstractContextManager[Running]) -> Speeds:
+    """Run each load after a short warm-up, up to `ROUNDS` times, and take the median. Every prompt is used only once."""
+    model = default_model()
+    values: dict[int, float] = {}
+    with engine as running:
+        print(f"measuring {running.details}", file=sys.stderr)
+        for n in CONCURRENCY:
+            running.generate(make_prompts(model, n, PROMPT_TOKENS, (n, "warm-up")), WARM_UP_TOKENS)
+            seconds: list[float] = []
+            while len(seconds) < ROUNDS and sum(seconds) < ROUNDS_LIMIT:
+                prompts = make_prompts(model, n, PROMPT_TOKENS, (n, len(seconds)))
+                seconds.append(running.generate(prompts, NEW_TOKENS))
+            values[n] = n * NEW_TOKENS / statistics.median(seconds)
+        return Speeds(running.details, values)
+
+
+def _against_best(speeds: Speeds, peers: dict[str, Speeds], n: int) -> str:
+    if not peers:
+        return ""
+    best, name = max((peer.values[n], name) for name, peer in peers.items())
+    ratio = speeds.values[n] / best
+    return f"{ratio:.2f} ({name}), {AGAINST_BEST.verdict(0, ratio)}"
+
+
+def _against_generate(speeds: Speeds, peers: dict[str, Speeds], n: int) -> str:
+    ratio = speeds.values[n] / peers[GENERATE].values[n]
+    return f"{ratio:.2f}" + (f", {AGAINST_GENERATE[n].verdict(0, ratio)}" if n in AGAINST_GENERATE else "")
+
+
+# Ours
+
+
+@contextmanager
+def _ours(directory: Path, rolling_batch: str) -> Iterator[Running]:
+    with lmi_server(directory, {"option.rolling_batch": rolling_batch}) as server:
+
+        def generate(prompts: list[Prompt], new_tokens: int) -> float:
+            requests = [
+                invocation(text, max_new_tokens=new_tokens, ignore_eos_token=True, details=True) for text, _ in prompts
+            ]
+            load = run_load(server.port, requests, len(requests))
+            details = [json.loads(answer.body.splitlines()[-1])["details"] for answer in load.answers]
+            _check(sum(detail["generated_tokens"] for detail in details), len(prompts) * new_tokens)
+            return load.seconds
+
+        yield Running(f"{server.backend}, HTTP", generate)
+
+
+# Peers
+
+GENERATE = "model.generate"
+
+
+@contextmanager
+def _in_process(directory: Path, script: str, *arguments: str) -> Iterator[Running]:
+    with responder(directory, script, *arguments) as peer:
+
+        def generate(prompts: list[Prompt], new_tokens: int) -> float:
+            answer = peer.ask({"prompts": [token_ids for _, token_ids in prompts], "new_tokens": new_tokens})
+            _check(answer["tokens"], len(prompts) * new_tokens)
+            return float(answer["seconds"])
+
+        yield Running(peer.hello, generate)
+
+
+def _transformers(directory: Path, method: str) -> AbstractContextManager[Running]:
+    return _in_process(directory / method, "peer_transformers.py", str(default_model()), method)
+
+
+def _openvino(directory: Path) -> AbstractContextManager[Running]:
+    return _in_process(directory, "peer_openvino.py", str(default_gguf()))
+
+
+@contextmanager
+def _llama_cpp(directory: Path) -> Iterator[Running]:
+    slot_tokens = PROMPT_TOKENS + NEW_TOKENS + 32
+    with llama_cpp_server(directory, default_gguf(), max(CONCURRENCY), slot_tokens) as server:
+        yield Running("HTTP", _openai(server, {}))
+
+
+@contextmanager
+def _vllm(directory: Path) -> Iterator[Running]:
+    model = default_model()
+    options: dict[str, object] = {"max_model_len": 2048, "kv_cache_memory_bytes": 1 << 30, "enforce_eager": True}
+    options["dtype"] = fastest_dtype()
+    with vllm_server(directory, model, options) as server:
+        yield Running(f"{fastest_dtype()}, HTTP", _openai(server, {"model": str(model)}))
+
+
+def _openai(server: Server, fields: dict[str, object]) -> Generate:
+    def generate(prompts: list[Prompt], new_tokens: int) -> float:
+        streaming = {"stream": True, "stream_options": {"include_usage": True}}
+        sampling = {"max_tokens": new_tokens, "ignore_eos": True, "temperature": 0}
+        requests = [post({"prompt": text} | streaming | sampling | fields, "/v1/completions") for text, _ in prompts]
+        load = run_load(server.port, requests, len(prompts))
+        lines = (line for answer in load.answers for line in answer.body.splitlines() if line.startswith(b"data: {"))
+        usages = (json.loads(line[len(b"data: ") :]).get("usage") for line in lines)
+        _check(sum(usage["completion_tokens"] for usage in usages if usage), len(prompts) * new_tokens)
+        return load.seconds
+
+    return generate
+
+
+PEERS = (
+    Peer(GENERATE, "transformers", lambda directory: _transformers(directory, "generate")),
+    Peer("model.generate_batch", "transformers", lambda directory: _transformers(directory, "generate_batch")),
+    Peer("ContinuousBatchingPipeline", "openvino_genai", _openvino),
+    Peer("llama.cpp's server", "xllamacpp", _llama_cpp),
+    Peer("vllm serve", "vllm", _vllm),
+)
+
+
+def _check(tokens: int, expected: int) -> None:
+    if tokens != expected:
+        raise RuntimeError(f"{expected} tokens were to be generated, not {tokens}")

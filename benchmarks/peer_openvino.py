@@ -1,0 +1,30 @@
+"""Peer: OpenVINO GenAI's continuous batching in this process. `peer_openvino.py GGUF_FILE`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import openvino
+import openvino_genai
+from peer import Answers
+
+
+def main(gguf_file: str) -> None:
+    """Answer questions until standard input ends."""
+    answers = Answers.on_standard_output()
+    pipeline: Any = openvino_genai.ContinuousBatchingPipeline(gguf_file, openvino_genai.SchedulerConfig(), "CPU")
+
+    def generate(prompts: list[list[int]], new_tokens: int) -> int:
+        config: Any = openvino_genai.GenerationConfig()
+        config.max_new_tokens, config.ignore_eos, config.do_sample = new_tokens, True, False
+        inputs = [openvino.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
+        results = pipeline.generate(inputs, [config] * len(inputs))
+        return sum(len(result.m_generation_ids[0]) for result in results)
+
+    answers.run(f"OpenVINO {openvino_genai.__version__}", generate)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
