@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from lmi_handlers.core.load_phase import LoadPhase
+
 PULSE_INTERVAL = 0.5
 SUSPECT_SECONDS = 5.0
 """After this many seconds without a sign of life, `/ping` answers 503 until there is one again."""
@@ -46,8 +48,9 @@ class Activity(enum.IntEnum):
 
 # Plain integers: indexing or comparing with enum members costs more than everything else that a step does here.
 _IDLE, _STEP = Activity.IDLE.value, Activity.STEP.value
-_CELLS = 8
-_PULSE, _PROGRESS, _COMPUTING, _GIVEN_UP, _ACTIVITY, _SINCE, _RUNNING, _PATIENCE = range(_CELLS)
+_PHASES = tuple(LoadPhase)
+_CELLS = 9
+_PULSE, _PROGRESS, _COMPUTING, _GIVEN_UP, _ACTIVITY, _SINCE, _RUNNING, _PATIENCE, _PHASE = range(_CELLS)
 _SIZE = 8 * _CELLS
 
 
@@ -83,6 +86,10 @@ class Heartbeat:
             return cls(descriptor, clock)
         finally:
             os.close(descriptor)
+
+    def load(self, phase: LoadPhase) -> None:
+        """Record what an engine that does not accept requests yet is doing."""
+        self._cells[_PHASE] = _PHASES.index(phase)
 
     def start(self, *, patience: float) -> None:
         """Record that the engine accepts requests, and start to monitor it. The thread that runs the loop calls it."""
@@ -174,6 +181,12 @@ class HeartbeatReader:
         """Whether the engine has loaded."""
         cells = self._mapped()
         return cells is not None and cells[_PATIENCE] > 0
+
+    @property
+    def load_phase(self) -> LoadPhase:
+        """What the engine is doing if it is loading. If it has ended, what it did last."""
+        cells = self._mapped()
+        return LoadPhase.STARTING if cells is None else _PHASES[int(cells[_PHASE])]
 
     def suspicion(self, stall_timeout: float) -> str | None:
         """Return why the engine should get no new requests for now, or None if all is well."""

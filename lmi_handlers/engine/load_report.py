@@ -1,4 +1,4 @@
-"""Times the phases of a load, and tells the log, the web workers and `/metrics` about them."""
+"""Times the phases of a load, and tells the log, the web workers, the supervisor and `/metrics` about them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lmi_handlers.core.load_phase import LoadPhase
+from lmi_handlers.engine.heartbeat import Heartbeat
 from lmi_handlers.engine.messages import Loading
 from lmi_handlers.metrics.engine import EngineMetrics
 
@@ -22,10 +23,13 @@ class LoadReport:
     about the text bundle in `bundle` once it is set.
     """
 
-    def __init__(self, started: float, announce: Callable[[Loading], None], metrics: EngineMetrics) -> None:
+    def __init__(
+        self, started: float, announce: Callable[[Loading], None], metrics: EngineMetrics, heartbeat: Heartbeat
+    ) -> None:
         self._started = self._since = started
         self._announce = announce
         self._metrics = metrics
+        self._heartbeat = heartbeat
         self._phase = LoadPhase.STARTING
         self._seconds = dict.fromkeys(LoadPhase, 0.0)
         self.bundle: Path | None = None
@@ -41,6 +45,7 @@ class LoadReport:
         if phase is not self._phase:
             self._end_phase()
             self._phase = phase
+            self._heartbeat.load(phase)
         self._tell(phase.value)
 
     def finish(self) -> float:

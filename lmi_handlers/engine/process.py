@@ -55,7 +55,7 @@ def serve(settings: EngineSettings) -> None:
     inbox: Inbox = queue.SimpleQueue()
     server = WorkerServer(settings.socket_path, inbox)
     metrics = EngineMetrics(settings.metrics_dir)
-    report = LoadReport(settings.started, server.announce, metrics)
+    report = LoadReport(settings.started, server.announce, metrics, heartbeat)
     backend = _load(settings, report)
     capabilities = _served(backend.capabilities, settings.properties)
     admission = _admission(settings.properties, capabilities.max_num_seqs)

@@ -87,7 +87,8 @@ class Supervisor:
                 return status
             delay = restarts.after_death(time.monotonic())
             last = self._ended_for or _describe(status)
-            logger.error("engine process ended", extra={"status": last, "restart_in": delay})
+            phase = None if self._heartbeat.serving else self._heartbeat.load_phase.value
+            logger.error("engine process ended", extra={"status": last, "phase": phase, "restart_in": delay})
             if delay is None:
                 tell(
                     "error",
@@ -140,7 +141,8 @@ class Supervisor:
                     return _kill(engine)
             elif now - started > properties.model_loading_timeout:
                 self._ended_for = (
-                    f"loading took longer than model_loading_timeout ({properties.model_loading_timeout:g} s)"
+                    f"loading took longer than model_loading_timeout ({properties.model_loading_timeout:g} s), "
+                    f"the last phase was {self._heartbeat.load_phase.value!r}"
                 )
                 tell("error", self._ended_for)
                 _kill(engine)

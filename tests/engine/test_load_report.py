@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lmi_handlers.core.load_phase import LoadPhase
+from lmi_handlers.engine.heartbeat import Heartbeat
 from lmi_handlers.engine.load_report import LoadReport
 from lmi_handlers.engine.messages import Loading
 from lmi_handlers.metrics.catalogue import CATALOGUE
@@ -24,7 +25,7 @@ def load_seconds(directory: Path) -> dict[str, float]:
 
 def test_phases_are_announced_and_timed(tmp_path: Path) -> None:
     announced: list[Loading] = []
-    report = LoadReport(time.monotonic() - 100, announced.append, EngineMetrics(tmp_path / "metrics"))
+    report = LoadReport(time.monotonic() - 100, announced.append, EngineMetrics(tmp_path / "metrics"), Heartbeat())
     for text in (
         LoadPhase.WEIGHTS,
         "layer 1 of 2",
