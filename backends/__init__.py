@@ -15,6 +15,7 @@ from lmi_handlers.core.plugins import load_class, load_instance, with_entry_poin
 
 BACKENDS: dict[str, str] = {
     "echo": "backends.echo:DECLARATION",
+    "openvino": "backends.openvino:DECLARATION",
     "transformers": "backends.transformers:DECLARATION",
     "vllm": "backends.vllm:DECLARATION",
     "lmi_dist": "backends.lmi_dist:DECLARATION",

@@ -15,6 +15,7 @@ DECLARATION = BackendDeclaration(
     reads=("model_id", "max_rolling_batch_size", "max_rolling_batch_prefill_tokens", "max_model_len"),
     defaults={"max_rolling_batch_size": DEFAULT_BATCH_SIZE},
     reads_gguf=GgufFormats(("llama", "qwen2", "qwen3"), ("F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")),
+    priority=5,
     cpu_only=True,
     rolling_batch=("openvino",),
     unsupported={"adapters": "the weights are served as they are"},

@@ -20,29 +20,25 @@ _OUT_OF_MEMORY = ("bad_alloc", "could not create a memory", "allocate", "out of 
 
 
 class OpenVinoRunner(Runner):
-    """Runs a model that `compile_model` returned, with a KV cache of at most `kv_cache_memory_bytes`.
+    """Runs a model that `compile_model` returned, with a KV cache of `num_blocks` blocks.
 
-    Blocks take up memory from their first use until they are reclaimed. `num_blocks` is 0 if not a single one fits.
+    A block takes up memory from its first use until it is reclaimed.
     """
 
-    def __init__(self, model: openvino.CompiledModel, kv_cache_memory_bytes: int) -> None:
-        ports = {port.any_name: port for port in model.inputs if "_cache." in port.any_name}
-        block_shapes = {
-            name: [side.get_length() for side in list(port.partial_shape)[1:]] for name, port in ports.items()
-        }
-        block_bytes = {name: prod(shape) * ports[name].element_type.size for name, shape in block_shapes.items()}
-        self.block_size = block_shapes["value_cache.0"][1]
-        self.num_blocks = kv_cache_memory_bytes // sum(block_bytes.values())
+    def __init__(self, model: openvino.CompiledModel, num_blocks: int) -> None:
+        self.block_size, _ = kv_block(model)
+        self.num_blocks = num_blocks
         self.vocab_size = model.output("logits").partial_shape[-1].get_length()
         self._request = model.create_infer_request()
         self._caches = []
         """The memory of each tensor of keys or values, and the bytes of a block in it."""
-        for name, port in ports.items():
-            memory = _anonymous_memory(self.num_blocks * block_bytes[name])
-            shape = openvino.Shape([self.num_blocks, *block_shapes[name]])
+        for name, port in _cache_ports(model).items():
+            block_bytes = prod(_block_shape(port)) * port.element_type.size
+            memory = _anonymous_memory(num_blocks * block_bytes)
+            shape = openvino.Shape([num_blocks, *_block_shape(port)])
             array = np.frombuffer(memory, port.element_type.to_dtype())
             self._request.set_tensor(name, openvino.Tensor(array, shape, port.element_type))
-            self._caches.append((memory, block_bytes[name]))
+            self._caches.append((memory, block_bytes))
 
     def forward(self, chunks: list[Chunk]) -> npt.NDArray[np.float32]:
         num_logits = sum(chunk.num_logits for chunk in chunks)
@@ -83,6 +79,22 @@ class OpenVinoRunner(Runner):
                 end = stop * block_bytes // mmap.PAGESIZE * mmap.PAGESIZE
                 if begin < end:
                     memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+
+def kv_block(model: openvino.CompiledModel) -> tuple[int, int]:
+    """Return how many tokens a block of the KV cache holds, and its bytes in all layers."""
+    ports = _cache_ports(model)
+    size = _block_shape(ports["value_cache.0"])[1]
+    return size, sum(prod(_block_shape(port)) * port.element_type.size for port in ports.values())
+
+
+def _cache_ports(model: openvino.CompiledModel) -> dict[str, openvino.ConstOutput]:
+    """Return the inputs for keys and values, `[blocks, kv_heads, block_size, head_dim]`, by name."""
+    return {port.any_name: port for port in model.inputs if "_cache." in port.any_name}
+
+
+def _block_shape(port: openvino.ConstOutput) -> list[int]:
+    return [side.get_length() for side in list(port.partial_shape)[1:]]
 
 
 def _anonymous_memory(size: int) -> mmap.mmap:

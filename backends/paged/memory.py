@@ -48,6 +48,13 @@ def choose_num_blocks(
     return num_blocks
 
 
+def choose_max_model_len(limit: int | None, asked: int | None, *, default: int = 4096) -> int:
+    """Return `asked`, else the model's own `limit`, else `default`. Raises `ConfigError` if `asked` exceeds the limit."""
+    if asked is not None and limit is not None and asked > limit:
+        raise ConfigError(f"option.max_model_len: must be at most {limit}, the model's limit, got {asked}")
+    return asked or limit or default
+
+
 def parse_bytes(text: str, name: str) -> int:
     """Return the number of bytes that `text` stands for, such as "256M". Raises `ConfigError` that starts with `name`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())

