@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from http_load import Load, post, run_load
 from model_prompts import default_model, make_prompts
-from report import PAIRED_HEADER, Paired, Target, number, print_table
+from report import PAIRED_HEADER, Paired, Target, print_table
 from servers import Server, lmi_server
 
 SYSTEM_TOKENS = 1500
@@ -22,59 +24,70 @@ LATER_TURNS = Target(0.15, at_most=True)
 ONE_PREFILL = Target(1.25, at_most=True)
 """Of the prompt's tokens. The last ones, which do not fill a block, are computed for each sample."""
 
-_QUERIES = "lmi_prefix_cache_queries_total"
-_HITS = "lmi_prefix_cache_hits_total"
-_METRICS_AGE = 0.3
-"""Seconds until `/metrics` has what the engine has counted."""
+
+@dataclass(frozen=True)
+class Round:
+    """One conversation, and one request for samples. Times are in seconds."""
+
+    first_tokens: list[float]
+    """The time to the first token, by turn."""
+    samples: float
+    samples_prompt: float
+    """Tokens of the prompt that the samples share."""
+    samples_computed: float | None
+    """Tokens of it that the engine computed, if it counts them."""
 
 
 def bench_conversation(directory: Path) -> None:
     """Print the time to the first token by turn and the cost of samples, with and without the prefix cache."""
-    first, later, slowest, samples = Paired(), Paired(), Paired(), Paired()
-    counted = False
-    computed: list[float] = []
-    prompt_tokens: list[float] = []
-    for caching in (True, False):
-        properties: dict[str, object] = {
-            "option.rolling_batch": "auto",
-            "option.enable_prefix_caching": str(caching).lower(),
-        }
-        with lmi_server(directory / f"caching-{caching}", properties) as server:
-            _turns(server, "warm-up", turns=2)
-            for number_ in range(ROUNDS):
-                seconds = _turns(server, number_)
-                for figure, value in (
-                    (first, seconds[0]),
-                    (later, statistics.median(seconds[1:])),
-                    (slowest, max(seconds[1:])),
-                ):
-                    (figure.ours if caching else figure.peer).append(value)
-                before = server.metrics()
-                load = _samples(server, number_)
-                time.sleep(_METRICS_AGE)
-                after = server.metrics()
-                (samples.ours if caching else samples.peer).append(load.seconds)
-                if caching:
-                    prompt_tokens.append(json.loads(load.answers[0].body)["usage"]["prompt_tokens"])
-                    looked_up, found = (after[name] - before[name] for name in (_QUERIES, _HITS))
-                    computed.append(looked_up - found)
-                    counted = looked_up > 0
-            backend = server.backend
+    properties: dict[str, object] = {"option.rolling_batch": "auto"}
+    with lmi_server(directory / "with", properties | {"option.enable_prefix_caching": "true"}) as server:
+        cached = _rounds(server)
+    with lmi_server(directory / "without", properties | {"option.enable_prefix_caching": "false"}) as server:
+        computed = _rounds(server)
+        backend = server.backend
+
+    def paired(value: Callable[[Round], float]) -> Paired:
+        return Paired([value(one) for one in cached], [value(one) for one in computed])
+
+    later = paired(lambda one: statistics.median(one.first_tokens[1:]))
+    samples_computed = [f"n={SAMPLES}, prompt tokens computed", "not counted", *[""] * 4]
+    if counts := [one.samples_computed for one in cached if one.samples_computed is not None]:
+        tokens = Paired(counts, [one.samples_prompt for one in cached])
+        samples_computed = tokens.row(f"n={SAMPLES}, prompt tokens computed", "tokens", target=ONE_PREFILL)
     print_table(
         f"Conversation on {backend}: system prompt of {SYSTEM_TOKENS} tokens, with and without the prefix cache",
         PAIRED_HEADER,
         [
-            first.row("turn 1, first token", "ms", scale=1e3),
+            paired(lambda one: one.first_tokens[0]).row("turn 1, first token", "ms", scale=1e3),
             later.row(f"turns 2 to {TURNS}, first token, median", "ms", scale=1e3, target=LATER_TURNS),
-            slowest.row(f"turns 2 to {TURNS}, first token, slowest", "ms", scale=1e3),
-            samples.row(f"n={SAMPLES}, time", "s"),
-            Paired(computed, prompt_tokens).row(f"n={SAMPLES}, prompt tokens computed", "tokens", target=ONE_PREFILL)
-            if counted
-            else [f"n={SAMPLES}, prompt tokens computed", "not counted", *[""] * 4],
+            paired(lambda one: max(one.first_tokens[1:])).row("the slowest of them", "ms", scale=1e3),
+            samples_computed,
+            paired(lambda one: one.samples).row(f"n={SAMPLES}, time", "s"),
         ],
-        f"The peer is the same server with option.enable_prefix_caching=false. For the tokens computed it is the length of "
-        f"the prompt, {number(statistics.median(prompt_tokens))} tokens.",
+        "The peer is the same server with option.enable_prefix_caching=false. For the prompt tokens computed, it is the "
+        "length of the prompt.",
     )
+
+
+def _rounds(server: Server) -> list[Round]:
+    _turns(server, "warm-up", turns=2)
+    return [_round(server, number) for number in range(ROUNDS)]
+
+
+def _round(server: Server, seed: object) -> Round:
+    first_tokens = _turns(server, seed)
+    before = _looked_up_and_found(server)
+    load = _samples(server, seed)
+    looked_up, found = (after - then for after, then in zip(_looked_up_and_found(server), before, strict=True))
+    prompt_tokens = json.loads(load.answers[0].body)["usage"]["prompt_tokens"]
+    return Round(first_tokens, load.seconds, prompt_tokens, looked_up - found if looked_up else None)
+
+
+def _looked_up_and_found(server: Server) -> tuple[float, float]:
+    time.sleep(0.3)  # `/metrics` is up to a tenth of a second old
+    metrics = server.metrics()
+    return metrics["lmi_prefix_cache_queries_total"], metrics["lmi_prefix_cache_hits_total"]
 
 
 def _turns(server: Server, seed: object, turns: int = TURNS) -> list[float]:
