@@ -8,9 +8,10 @@ scales and zero points are computed from the file again, as float32.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import gguf
 import numpy as np
@@ -20,6 +21,7 @@ import openvino_genai
 from openvino import opset13
 
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.gguf import GgufTensor, read_gguf_header
 
 MODEL_NAME = "openvino_model.xml"
 
@@ -27,27 +29,32 @@ MODEL_NAME = "openvino_model.xml"
 def convert_gguf(gguf_file: Path, folder: Path, report: Callable[[str], None]) -> None:
     """Write the model in `gguf_file` into `folder`, which exists, as openvino_model.xml and .bin.
 
-    `report` is called with short phases. Raises `ConfigError` if OpenVINO supports neither the architecture nor the
+    `report` is called with a short phase. Raises `ConfigError` if OpenVINO supports neither the architecture nor the
     types of the weights.
     """
     report(f"converting {gguf_file.name}")
-    # The reader writes beside the file, and gives no choice of folder.
-    link = folder / "reader" / gguf_file.name
-    link.parent.mkdir()
+    rounded = [tensor for tensor in read_gguf_header(gguf_file).tensors if tensor.type in _UNPACKERS]
+    with tempfile.TemporaryDirectory(dir=folder) as written:
+        _read(gguf_file, Path(written))
+        model = openvino.Core().read_model(Path(written) / MODEL_NAME)
+        if rounded:
+            _restore(model, gguf_file, rounded)
+        openvino.save_model(model, folder / MODEL_NAME, compress_to_fp16=False)
+
+
+def _read(gguf_file: Path, folder: Path) -> None:
+    """Write the model into `folder` as OpenVINO reads it."""
+    # The reader writes beside the file that it is given.
+    link = folder / gguf_file.name
     link.symlink_to(gguf_file.resolve())
+    # A tokenizer without files, because converting the one in the file would take longer than reading the weights.
+    (no_files := folder / "tokenizer").mkdir()
+    tokenizer = openvino_genai.Tokenizer(no_files)
     try:
-        openvino_genai.LLMPipeline(str(link), "CPU", enable_save_ov_model=True)
+        openvino_genai.LLMPipeline(link, tokenizer, "CPU", enable_save_ov_model=True)
     except RuntimeError as error:
         reason = str(error).strip().rpartition("\n")[2]
         raise ConfigError(f"option.model_id: OpenVINO cannot convert {gguf_file}: {reason}") from error
-    model = openvino.Core().read_model(link.with_name(MODEL_NAME))
-    if rounded := [tensor for tensor in gguf.GGUFReader(gguf_file).tensors if tensor.tensor_type in _UNPACKERS]:
-        report(f"converting {gguf_file.name}: exact scales")
-        _restore(model, rounded, gguf_file)
-    openvino.save_model(model, folder / MODEL_NAME, compress_to_fp16=False)
-    for file in link.parent.iterdir():
-        file.unlink()
-    link.parent.rmdir()
 
 
 class _Quantised(NamedTuple):
@@ -58,26 +65,27 @@ class _Quantised(NamedTuple):
     minima: npt.NDArray[np.float32]  # [rows, groups]
 
 
-def _restore(model: openvino.Model, tensors: Iterable[Any], gguf_file: Path) -> None:
-    """Give the matrices in `model` the scales and minima of the GGUF `tensors`.
+def _restore(model: openvino.Model, gguf_file: Path, tensors: Iterable[GgufTensor]) -> None:
+    """Give the matrices in `model` the scales and minima of the `tensors` in the file.
 
     The model does not name its matrices, and the rows of some are in another order. The quants tell which is which.
     """
-    missing = {_digest(_row_hashes(_unpacked(tensor).quants)): tensor for tensor in tensors}
-    restored = {}
+    data = np.memmap(gguf_file, np.uint8, mode="r")
+    originals = {_digest(_row_hashes(_unpacked(data, tensor).quants)): tensor for tensor in tensors}
+    restored = set()
     for multiply in model.get_ops():
         if multiply.get_type_name() != "Multiply" or (quants := _quants(multiply)) is None:
             continue
         hashes = _row_hashes(quants.reshape(len(quants), -1))
-        tensor = missing.get(_digest(hashes))
+        tensor = originals.get(_digest(hashes))
         if tensor is None:
             continue
-        matrix = _unpacked(tensor)
+        matrix = _unpacked(data, tensor)
         rows = np.empty(len(hashes), np.intp)
         rows[np.argsort(hashes, kind="stable")] = np.argsort(_row_hashes(matrix.quants), kind="stable")
         multiply.output(0).replace(_dequantised(multiply, matrix.scales[rows], matrix.minima[rows]).output(0))
-        restored[tensor.name] = tensor
-    if lost := [tensor.name for tensor in missing.values() if tensor.name not in restored]:
+        restored.add(tensor.name)
+    if lost := [tensor.name for tensor in originals.values() if tensor.name not in restored]:
         raise ConfigError(f"option.model_id: OpenVINO does not convert {gguf_file} exactly: {lost[0]} has other values")
     model.validate_nodes_and_infer_types()
 
@@ -124,10 +132,11 @@ def _digest(row_hashes: npt.NDArray[np.uint64]) -> tuple[int, int]:
 # How a GGUF file packs a row's weights: the layouts are in gguf.quants, which only offers the weights themselves
 
 
-def _unpacked(tensor: Any) -> _Quantised:
-    rows = int(tensor.shape[1])
-    block_bytes = gguf.GGML_QUANT_SIZES[tensor.tensor_type][1]
-    quants, scales, minima = _UNPACKERS[tensor.tensor_type](tensor.data.reshape(-1, block_bytes))
+def _unpacked(data: npt.NDArray[np.uint8], tensor: GgufTensor) -> _Quantised:
+    rows, columns = tensor.shape
+    block_size, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[tensor.type]]
+    stop = tensor.offset + rows * columns // block_size * block_bytes
+    quants, scales, minima = _UNPACKERS[tensor.type](data[tensor.offset : stop].reshape(-1, block_bytes))
     return _Quantised(quants.reshape(rows, -1), scales.reshape(rows, -1), minima.reshape(rows, -1))
 
 
@@ -162,8 +171,8 @@ def _float16(column: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     return np.ascontiguousarray(column).view(np.float16).astype(np.float32)
 
 
-_UNPACKERS: dict[Any, Callable[[npt.NDArray[np.uint8]], _Quantised]] = {
-    gguf.GGMLQuantizationType.Q4_1: _unpack_q4_1,
-    gguf.GGMLQuantizationType.Q4_K: _unpack_q4_k,
-    gguf.GGMLQuantizationType.Q6_K: _unpack_q6_k,
+_UNPACKERS: dict[str, Callable[[npt.NDArray[np.uint8]], _Quantised]] = {
+    "Q4_1": _unpack_q4_1,
+    "Q4_K": _unpack_q4_k,
+    "Q6_K": _unpack_q6_k,
 }

@@ -1,4 +1,4 @@
-"""Reads the header of a GGUF file: its metadata and the types of its weights.
+"""Reads the header of a GGUF file: its metadata, and where its tensors are.
 
 Hand-written, because the `gguf` library takes 6 s to open the default model, and transformers' reader needs torch.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
@@ -19,7 +19,7 @@ from lmi_handlers.core.errors import ConfigError
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Type of a value -> its `struct` format."""
 _STRING, _ARRAY = 8, 9
-_WEIGHT_TYPES = {
+_TENSOR_TYPES = {
     0: "F32",
     1: "F16",
     2: "Q4_0",
@@ -35,17 +35,35 @@ _WEIGHT_TYPES = {
     30: "BF16",
 }
 """`ggml_type` -> its name. Others are known by their numbers only."""
+_DEFAULT_ALIGNMENT = 32
+
+
+class GgufTensor(msgspec.Struct, frozen=True):
+    """A tensor in the file.
+
+    `shape` has rows first. `type` is the name of a `ggml_type`, such as "Q4_0". `offset` is the position of its
+    first byte in the file.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    offset: int
 
 
 class GgufHeader(msgspec.Struct, frozen=True):
     """What a GGUF file says about its model.
 
-    `metadata` has llama.cpp's keys, such as "llama.context_length". `weight_types` has the names of the types of all
-    matrices, such as "Q4_0".
+    `metadata` has llama.cpp's keys, such as "llama.context_length".
     """
 
     metadata: Mapping[str, Any]
-    weight_types: frozenset[str]
+    tensors: tuple[GgufTensor, ...]
+
+    @property
+    def weight_types(self) -> frozenset[str]:
+        """The types of all matrices."""
+        return frozenset(tensor.type for tensor in self.tensors if len(tensor.shape) > 1)
 
     @property
     def architecture(self) -> str:
@@ -65,7 +83,7 @@ def read_gguf_header(file: Path) -> GgufHeader:
             return _Reader(data).header()
     except (OSError, ValueError) as error:
         raise ConfigError(f"option.model_id: {file} cannot be read as a GGUF file: {error}") from error
-    except (KeyError, OverflowError, RecursionError, struct.error) as error:
+    except (ArithmeticError, KeyError, RecursionError, TypeError, struct.error) as error:
         reason = "its header is damaged"
         raise ConfigError(f"option.model_id: {file} cannot be read as a GGUF file: {reason}") from error
 
@@ -80,15 +98,18 @@ class _Reader:
         if magic != b"GGUF" or version not in (2, 3):
             raise ValueError("it does not start with GGUF and version 2 or 3")
         metadata = {self._string(): self._value(self._unpack("I")[0]) for _ in range(num_values)}
-        types = {self._weight_type() for _ in range(num_tensors)}
-        return GgufHeader(metadata, frozenset(_WEIGHT_TYPES.get(kind, str(kind)) for kind in types if kind is not None))
+        tensors = [self._tensor() for _ in range(num_tensors)]
+        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        start = -(-self._position // alignment) * alignment
+        placed = (msgspec.structs.replace(tensor, offset=start + tensor.offset) for tensor in tensors)
+        return GgufHeader(metadata, tuple(placed))
 
-    def _weight_type(self) -> int | None:
-        """Return the type of the next tensor, or None if it is a vector."""
-        self._string()  # its name
+    def _tensor(self) -> GgufTensor:
+        """Return the next tensor, with its offset from the first one."""
+        name = self._string()
         (num_dimensions,) = self._unpack("I")
-        *_, tensor_type, _ = self._unpack(f"{num_dimensions}QIQ")
-        return tensor_type if num_dimensions > 1 else None
+        *shape, tensor_type, offset = self._unpack(f"{num_dimensions}QIQ")
+        return GgufTensor(name, tuple(reversed(shape)), _TENSOR_TYPES.get(tensor_type, str(tensor_type)), offset)
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:

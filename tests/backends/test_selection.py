@@ -23,7 +23,7 @@ from backends.selection import (
 from lmi_handlers.config.declaration import BackendDeclaration, GgufFormats
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.core.gguf import GgufHeader
+from lmi_handlers.core.gguf import GgufHeader, GgufTensor
 
 LLAMA = ("LlamaForCausalLM",)
 
@@ -163,7 +163,9 @@ def test_auto_with_a_backend_that_reads_gguf(
     gguf: tuple[str, str] | None,
     chosen: Selection,
 ) -> None:
-    header = None if gguf is None else GgufHeader({"general.architecture": gguf[0]}, frozenset(gguf[1:]))
+    header = None
+    if gguf is not None:
+        header = GgufHeader({"general.architecture": gguf[0]}, (GgufTensor("output.weight", (32, 256), gguf[1], 0),))
     builds = {"mine": build, "transformers": transformers}
     assert choose_backend([READS_GGUF], builds=builds, gpu=gpu, architectures=(), gguf=header) == chosen
 

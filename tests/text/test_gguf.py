@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
 import pytest
 import tokenizers
 from gguf_files import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, make_gguf
@@ -118,8 +119,14 @@ def test_special_tokens_outside_the_alphabet_keep_their_ids(tmp_path: Path) -> N
 
 
 def test_header(tmp_path: Path) -> None:
-    header = read_gguf_header(make_gguf(tmp_path / "tiny.gguf", "qwen3"))
+    file = make_gguf(tmp_path / "tiny.gguf", "qwen3")
+    header = read_gguf_header(file)
     assert (header.architecture, header.context_length, header.weight_types) == ("qwen3", 64, frozenset({"F32"}))
+    read = gguf.GGUFReader(file).tensors
+    assert [(tensor.name, tensor.shape, tensor.type, tensor.offset) for tensor in header.tensors] == [
+        (tensor.name, tuple(reversed(tensor.shape)), tensor.tensor_type.name, tensor.data_offset) for tensor in read
+    ]
+    assert header.tensors
     assert header.metadata["tokenizer.ggml.token_type"][:4] == (3, 3, 3, 1)
 
 
