@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from paths import ROOT
 from serving_properties import serving_properties
 
-from backends import declaration, registry
+from backends import BACKENDS, declaration, registry
 from backends.options_page import options_page
 from lmi_handlers.config.no_effect import DEPRECATED_KEYS, NO_EFFECT
 from lmi_handlers.config.option import DeclaredOption, InvalidValue, Option, text_of
@@ -108,7 +108,7 @@ def test_declaration(declared: DeclaredOption) -> None:
     if declared.default is not None:
         assert declared.parse(text_of(declared.default)) == declared.default
     assert declared.option.help.endswith(".")
-    assert set(declared.read_by) <= {"server", "echo", "transformers", "vllm", "lmi_dist", "tensorrt_llm"}
+    assert set(declared.read_by) <= {"server", *BACKENDS}
     assert declared.read_by
     assert not set(declared.keys) & set(NO_EFFECT)
 
