@@ -134,7 +134,7 @@ class _Exchange:
         self._received_at.append(time.perf_counter())
         if not self._received and (match := _CONTENT_LENGTH.match(data)):
             self._missing = match.end() + int(match[1])
-        if not self._first_byte and (self._received or not data.endswith(b"\r\n\r\n")):
+        if not self._first_byte and (self._received or data.partition(b"\r\n\r\n")[2]):
             self._first_byte = self._received_at[-1] - self._sent_at
         self._received.append(data)
         if self._missing is not None:

@@ -1,11 +1,13 @@
 """The peer of the front-end benchmark: FastAPI with one route that writes prepared records from memory.
 
-Run by uvicorn.
+Run by uvicorn. `BENCH_PACE` is the number of records per second in each stream; without it, streams never wait.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from fastapi.responses import StreamingResponse
 
 app = FastAPI()
 records = Path(os.environ["BENCH_RECORDS"]).read_bytes().splitlines(keepends=True)
+pace = float(os.environ.get("BENCH_PACE", "inf"))
 
 
 @app.get("/ping")
@@ -29,6 +32,10 @@ async def invocations(body: dict[str, object]) -> StreamingResponse:  # noqa: AR
 
 
 async def stream() -> AsyncIterator[bytes]:
-    """Yield the records without ever waiting."""
-    for record in records:
+    """Yield each record when it is due."""
+    started = time.monotonic()
+    for position, record in enumerate(records):
+        wait = started + position / pace - time.monotonic()
+        if wait > 0:
+            await asyncio.sleep(wait)
         yield record

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import os
 import re
 import select
@@ -157,10 +158,10 @@ def loading_lmi_server(directory: Path, properties: dict[str, object]) -> Iterat
 
 
 @contextmanager
-def fastapi_server(directory: Path, records: bytes) -> Iterator[Server]:
+def fastapi_server(directory: Path, records: bytes, *, pace: float = math.inf) -> Iterator[Server]:
     """Run the peer: one uvicorn process with uvloop, httptools and no access log.
 
-    It answers every request with `records`.
+    It answers every request with `records`, `pace` per second.
     """
     directory.mkdir(exist_ok=True)
     (directory / "records").write_bytes(records)
@@ -177,7 +178,7 @@ def fastapi_server(directory: Path, records: bytes) -> Iterator[Server]:
         "--log-level",
         "warning",
     ]
-    environ = {"BENCH_RECORDS": str(directory / "records")}
+    environ = {"BENCH_RECORDS": str(directory / "records"), "BENCH_PACE": str(pace)}
     with _running(command, directory / "server.log", environ) as process:
         server = Server(process, port, directory / "server.log")
         server.wait()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from flask import Flask
 from werkzeug.exceptions import HTTPException
@@ -26,6 +28,13 @@ from lmi_handlers.web.routes import add_routes
 from lmi_handlers.web.start_page import add_start_page
 
 
+class _App(Flask):
+    """Flask without `async def` views. It would look for them three times per request."""
+
+    def ensure_sync(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        return func
+
+
 def create_app() -> Flask:
     """Create the application from serving.properties and the environment. Raises `ConfigError`.
 
@@ -37,7 +46,7 @@ def create_app() -> Flask:
     if SOCKET_VARIABLE not in os.environ:
         raise ConfigError(f"{SOCKET_VARIABLE} is not set: run gunicorn with -c python:lmi_handlers.gunicorn_conf")
     model = ServedModel(properties, Path(os.environ[SOCKET_VARIABLE]))
-    app = Flask(__name__, static_folder=None)
+    app = _App(__name__, static_folder=None)
     # One byte more than allowed, because Werkzeug silently truncates a chunked body at its limit.
     app.config["MAX_CONTENT_LENGTH"] = properties.max_request_size + 1
     app.extensions["lmi_model"] = model

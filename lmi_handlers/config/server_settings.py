@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import os
 import re
@@ -81,6 +82,7 @@ def is_loopback(name: str) -> bool:
     return name == "localhost" or name.endswith(".localhost") or (address is not None and address.is_loopback)
 
 
+@functools.lru_cache(maxsize=64)  # every request to a loopback server names its host
 def ip_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """Return the address if `name` is an IP address, None if it is a host name."""
     try:

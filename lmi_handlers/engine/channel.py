@@ -51,7 +51,7 @@ class Channel(Generic[Sent, Received]):
         return _LENGTH.pack(len(payload)) + payload
 
     def send_frame(self, frame: bytes) -> None:
-        """Write what `frame` returned. Blocks and raises as `send` does."""
+        """Write what `frame` returned, or several of these joined. Blocks and raises as `send` does."""
         self._socket.sendall(frame)
 
     def receive(self) -> Generator[Received]:

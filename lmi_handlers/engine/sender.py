@@ -71,10 +71,27 @@ class Sender:
                     self._changed.wait()
                 if self._closed:
                     return
-                _, frame = self._frames.popitem(last=False)
-                self._size -= len(frame)
+                frames = self._next_frames()
             try:
-                self._channel.send_frame(frame)
+                self._channel.send_frame(frames)
             except OSError:
                 self._channel.close()  # the reader notices and fails the requests
                 return
+
+    def _next_frames(self) -> bytes:
+        """Take the frames that one write sends: of a burst of requests many, of long ones few.
+
+        What has been taken can no longer be dropped by an abort.
+        """
+        taken: list[bytes] = []
+        size = 0
+        while self._frames and size < _WRITE_SIZE:
+            _, frame = self._frames.popitem(last=False)
+            taken.append(frame)
+            size += len(frame)
+        self._size -= size
+        return b"".join(taken)
+
+
+_WRITE_SIZE = 1 << 16
+"""Bytes after which no more messages are added to a write."""

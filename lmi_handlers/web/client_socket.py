@@ -96,6 +96,10 @@ class ClientSocket:
     def end_request(self, *, complete: bool) -> None:
         """Call this when the answer has been written. `complete` says whether the body was read to its end."""
         self.in_request = False
+        if self._held:  # nothing followed, for example because the answer to a HEAD request has no body
+            data, self._held = self._held, b""
+            with contextlib.suppress(OSError):
+                self._write(data)
         if complete:
             self._begin(_Phase.IDLE, self._limits.keepalive)
         else:
@@ -118,6 +122,8 @@ class ClientSocket:
         self._chunked = False
         self._ahead = 0
         self._next_question = 0.0
+        self._holds_next = False
+        self._held = b""
 
     # Reading
 
@@ -159,14 +165,41 @@ class ClientSocket:
 
     def sendall(self, data: bytes, *flags: int) -> None:
         """Like a socket's `sendall`. Cuts off a client that reads too slowly and raises `ConnectionResetError`."""
-        rest = memoryview(data)
         if not self._answering:
             self._answering = True
             self._chunked = b"\r\nTransfer-Encoding: chunked\r\n" in data
-            rest = rest[self._ahead :]
+            data = data[self._ahead :]
         elif self._chunked:
             self._chunked = data != b"0\r\n\r\n"
         self._ahead = 0
+        if self._holds_next:
+            self._holds_next = False
+            self._held += data
+        else:
+            data, self._held = self._held + data, b""
+            self._write(data, *flags)
+
+    def hold_next(self) -> None:
+        """Send the next data together with what follows. Call this only if something follows at once."""
+        self._holds_next = True
+
+    def _write(self, data: bytes, *flags: int) -> None:
+        try:
+            self._sock.settimeout(0)
+            sent = 0
+            with contextlib.suppress(BlockingIOError):
+                sent = self._sock.send(data, *flags)
+            if sent < len(data):
+                self._write_slowly(memoryview(data)[sent:], *flags)
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                self.cut()
+            if self._closing:
+                raise ConnectionResetError(errno.ECONNRESET, "the client does not read its answer") from error
+            raise
+
+    def _write_slowly(self, rest: memoryview, *flags: int) -> None:
+        """Write to a client that still has to read what was sent before."""
         deadline = time.monotonic() + self._limits.client_timeout
         try:
             while rest:
@@ -177,12 +210,6 @@ class ClientSocket:
                 sent = self._sock.send(rest, *flags)
                 deadline = self._extended(deadline, sent)
                 rest = rest[sent:]
-        except OSError as error:
-            if isinstance(error, TimeoutError):
-                self.cut()
-            if self._closing:
-                raise ConnectionResetError(errno.ECONNRESET, "the client does not read its answer") from error
-            raise
         finally:
             self._waiting.pop(self, None)
 
@@ -201,7 +228,7 @@ class ClientSocket:
         a half-closed client may still leave.
         """
         now = time.monotonic()
-        if now < self._next_question or self in self._waiting or self._ahead == len(_STATUS_LINE):
+        if now < self._next_question or self in self._waiting or self._held or self._ahead == len(_STATUS_LINE):
             return True
         if self._answering and not self._chunked:
             return True

@@ -55,6 +55,13 @@ def limit_writes(environ: Mapping[str, Any], deadline: float) -> None:
         sock.settimeout(left if given is None else min(given, left))
 
 
+def hold_next(environ: Mapping[str, Any]) -> None:
+    """Send the next data together with what follows at once. Only `ClientSocket` does that."""
+    sock = environ.get("gunicorn.socket")
+    if hasattr(sock, "hold_next"):
+        sock.hold_next()
+
+
 def _still_reads(sock: Any) -> bool:
     return hasattr(sock, "ask") and sock.ask()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import re
 import threading
 import time
@@ -31,7 +30,7 @@ from lmi_handlers.core.usage import Usage
 from lmi_handlers.serving.answer import Answer
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.web.access_log import log_request
-from lmi_handlers.web.connection import client_connected, limit_writes
+from lmi_handlers.web.connection import client_connected, hold_next, limit_writes
 
 _INFERENCE_ID = "X-Amzn-SageMaker-Inference-Id"
 _RECORD = re.compile(rb"[^\n]*\n+|[^\n]+")
@@ -53,6 +52,7 @@ class Exchange:
         self._arriving: ArrivingBodies = current_app.extensions["lmi_bodies"]
         self.connected = partial(client_connected, request.environ)
         self.limit_writes = partial(limit_writes, request.environ)
+        self.hold_next = partial(hold_next, request.environ)
         self.headers = dict(dialect.fixed_headers)
         self.dialect = dialect
         self._path = request.path
@@ -111,12 +111,14 @@ class Exchange:
     def document(self, body: bytes, content_type: str) -> Response:
         """Send a complete body. The client has `predict_timeout` seconds to read it."""
         self.limit_writes(time.monotonic() + self._model.predict_timeout)
+        self.hold_next()  # the response head, until the body
         response = Response(body, headers=self.headers, content_type=content_type)
         self.log(200)
         return response
 
     def stream(self, first: bytes, rest: Iterator[bytes], content_type: str, answer: Answer | None = None) -> Response:
         """Send `first` and then `rest`, one chunk per item."""
+        self.hold_next()  # the response head, until the first record
         body = StreamBody(self, first, rest, answer)
         return Response(body, headers=self.headers, content_type=content_type, direct_passthrough=True)
 
@@ -169,11 +171,17 @@ class StreamBody:
 
     def __iter__(self) -> Iterator[bytes]:
         with contextlib.suppress(ClientDisconnected):  # from a batch body; the client has gone
-            for chunk in itertools.chain([self._first], self._rest):
-                if self._answer is not None:
-                    self._exchange.limit_writes(self._answer.deadline + _LAST_RECORD)
+            self._limit_writes()
+            yield self._first
+            give_way()  # in a burst, the first bytes of all answers go before the rest of any
+            for chunk in self._rest:
+                self._limit_writes()
                 yield chunk
             self._failure = None
+
+    def _limit_writes(self) -> None:
+        if self._answer is not None:
+            self._exchange.limit_writes(self._answer.deadline + _LAST_RECORD)
 
     def close(self) -> None:
         """Stop and log. The WSGI server calls this exactly once."""
@@ -215,7 +223,8 @@ class ArrivingBodies:
                 body.write(piece)
                 self._count(size=len(piece))
                 self._check(body.tell())
-                give_way()
+                if len(piece) == _PIECE:
+                    give_way()
             return body.getvalue()
         finally:
             self._count(bodies=-1, size=-body.tell())

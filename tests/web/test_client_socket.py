@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import select
 import socket
 import threading
 import time
@@ -89,6 +90,53 @@ def test_deadline_never_extends_the_socket_timeout(timeout: float | None, left: 
         server.settimeout(timeout)
         limit_writes({"gunicorn.socket": server}, time.monotonic() + left)
         assert server.gettimeout() == pytest.approx(expected, abs=0.5)
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[tuple[ClientSocket, socket.socket]]:
+    """A server's socket whose request has been read, and its client."""
+    with connection() as (server, client):
+        sock = ClientSocket(server, Limits(client_timeout=20, keepalive=20), {})
+        sock.begin_request()
+        yield sock, client
+
+
+def is_readable(sock: socket.socket, seconds: float = 0.05) -> bool:
+    return bool(select.select([sock], [], [], seconds)[0])
+
+
+def test_held_data_is_sent_with_what_follows() -> None:
+    with answering() as (sock, client):
+        sock.hold_next()
+        sock.sendall(b"head ")
+        assert not is_readable(client)
+        assert sock.ask(), "no byte may overtake what is held"
+        sock.sendall(b"body ")
+        assert is_readable(client, 20)
+        assert client.recv(100) == b"head body "
+        sock.sendall(b"more")
+        assert client.recv(100) == b"more"
+
+
+def test_held_data_is_sent_at_the_end_if_nothing_follows() -> None:
+    with answering() as (sock, client):
+        sock.hold_next()
+        sock.sendall(b"head")
+        sock.end_request(complete=True)
+        assert client.recv(100) == b"head"
+        assert not is_readable(client)
+
+
+def test_large_answer_arrives_completely() -> None:
+    data = bytes(range(256)) * 8 * 4096  # more than the kernel buffers
+    with answering() as (sock, client):
+        sending = threading.Thread(target=send_all, args=(sock, data))
+        sending.start()
+        received = bytearray()
+        while len(received) < len(data):
+            received += client.recv(1 << 16)
+        sending.join()
+    assert received == data
 
 
 class Upload(io.BytesIO):

@@ -52,6 +52,15 @@ def test_unknown_route_and_method(echo_server: Server) -> None:
     assert "POST" in answer.headers["Allow"]
 
 
+def test_head_request_is_answered_without_a_body(echo_server: Server) -> None:
+    with http_connection(echo_server) as connection:
+        for method in ("HEAD", "GET"):  # on one connection: a stray byte would break the second answer
+            connection.request(method, "/v1/models")
+            answer = connection.getresponse()
+            assert answer.status == 200
+            assert bool(answer.read()) == (method == "GET")
+
+
 @pytest.mark.parametrize("path", ["/predictions/x", "/models/x/invoke", "/invocations?model_name=x"])
 def test_unknown_model(echo_server: Server, path: str) -> None:
     answer = echo_server.invoke({"inputs": "hello"}, path=path)

@@ -299,7 +299,10 @@ def _parameters(value: msgspec.Raw) -> tuple[LmiParameters, tuple[str, ...]]:
 
 
 def _first(*values: T | None) -> T | None:
-    return next((value for value in values if value is not None), None)
+    for value in values:
+        if value is not None:
+            return value
+    return None
 
 
 def _strings(value: list[str] | str | None) -> tuple[str, ...] | None:
