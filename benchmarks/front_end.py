@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from http_load import Load, invocation, run_load
-from report import PAIRED_HEADER, Paired, Target, print_table, row_without_peer
+from report import PAIRED_HEADER, Paired, Target, print_table
 from servers import Server, fastapi_server, lmi_server
 
 TOKENS = 128
@@ -23,8 +23,9 @@ FIRST_BYTE = Target(150, of_ratio=False, at_most=True)
 
 PACE = 20
 PACED_STREAMS = 256
-PACED_REQUEST = invocation("The quick brown fox jumps over the lazy dog. ", max_new_tokens=PACE, ignore_eos_token=True)
-"""A request that takes one second on an engine that generates `PACE` tokens per second for each stream."""
+PACED_ROUNDS = 5
+PACED_ECHO = ECHO | {"option.echo_tokens_per_second": PACE}
+"""An engine as fast as one with a model: every record is written as soon as its token arrives."""
 
 
 def bench_front_end(directory: Path) -> None:
@@ -33,7 +34,9 @@ def bench_front_end(directory: Path) -> None:
         expected = run_load(ours.port, [REQUEST], 1).answers[0].body
         with fastapi_server(directory / "fastapi", expected) as peer:
             measured = {streams: _measure(ours, peer, streams, expected) for streams in REQUESTS}
-    paced = _paced_first_byte(directory)
+    paced_peer = fastapi_server(directory / "paced-fastapi", expected, pace=PACE)
+    with lmi_server(directory / "paced", PACED_ECHO) as ours, paced_peer as peer:
+        paced = _measure_bursts(ours, peer, expected)
     rows: list[list[str]] = []
     notes: list[str] = []
     for streams, (own, others) in measured.items():
@@ -49,8 +52,16 @@ def bench_front_end(directory: Path) -> None:
             f"web worker; records in a write: ours {statistics.median(own.records_per_write):.1f}, "
             f"the peer's {statistics.median(others.records_per_write):.1f}."
         )
-    name = f"{PACED_STREAMS} streams at {PACE} tokens/s each, slowest first byte"
-    rows.append(row_without_peer(name, paced, "ms", scale=1e3, target=FIRST_BYTE))
+    own, others = paced
+    name = f"{PACED_STREAMS} streams at {PACE} tokens/s each"
+    first_byte, cpu = Paired(own.first_byte, others.first_byte), Paired(own.worker_cpu, others.worker_cpu)
+    rows.append(first_byte.row(f"{name}, slowest first byte", "ms", scale=1e3, target=FIRST_BYTE))
+    rows.append(cpu.row(f"{name}, CPU of the web worker", "us/token", scale=1e6))
+    notes.append(
+        f"{name}: our engine process takes {statistics.median(own.engine_cpu) * 1e6:.1f} us/token beside the web worker; "
+        f"records in a write: ours {statistics.median(own.records_per_write):.1f}, "
+        f"the peer's {statistics.median(others.records_per_write):.1f}."
+    )
     print_table(
         f"Front end: echo, streams of {TOKENS} tokens, against FastAPI + uvicorn + uvloop", PAIRED_HEADER, rows, *notes
     )
@@ -67,19 +78,28 @@ class Rounds:
     records_per_write: list[float] = field(default_factory=list)
 
     def run(self, server: Server, streams: int, expected: bytes) -> None:
-        """Run a round and add its results. Raises `RuntimeError` if an answer is not `expected`."""
+        """Run a round: a burst for the first byte, then a load. Raises `RuntimeError` if an answer is not `expected`."""
         burst = run_load(server.port, [REQUEST] * streams, streams)
         _check(burst, expected)
         self.first_byte.append(burst.slowest_first_byte)
+        self._load(server, REQUESTS[streams], streams, expected)
+
+    def run_burst(self, server: Server, streams: int, expected: bytes) -> None:
+        """Run a round that is only a burst. Raises `RuntimeError` if an answer is not `expected`."""
+        burst = self._load(server, streams, streams, expected)
+        self.first_byte.append(burst.slowest_first_byte)
+
+    def _load(self, server: Server, requests: int, streams: int, expected: bytes) -> Load:
         worker, engine = server.web_worker, server.engine
         worker_before, engine_before = worker.cpu_seconds, engine.cpu_seconds if engine else 0.0
-        load = run_load(server.port, [REQUEST] * REQUESTS[streams], streams)
+        load = run_load(server.port, [REQUEST] * requests, streams)
         _check(load, expected)
-        tokens = REQUESTS[streams] * TOKENS
+        tokens = requests * TOKENS
         self.tokens_per_second.append(load.tokens_per_second)
         self.records_per_write.append(load.records_per_chunk)
         self.worker_cpu.append((worker.cpu_seconds - worker_before) / tokens)
         self.engine_cpu.append(((engine.cpu_seconds if engine else 0.0) - engine_before) / tokens)
+        return load
 
 
 def _measure(ours: Server, peer: Server, streams: int, expected: bytes) -> tuple[Rounds, Rounds]:
@@ -92,11 +112,14 @@ def _measure(ours: Server, peer: Server, streams: int, expected: bytes) -> tuple
     return own, others
 
 
-def _paced_first_byte(directory: Path) -> list[float]:
-    """Return the slowest first byte of each burst in seconds, on an engine as slow as one with a model."""
-    with lmi_server(directory / "paced", ECHO | {"option.echo_tokens_per_second": PACE}) as server:
-        bursts = [run_load(server.port, [PACED_REQUEST] * PACED_STREAMS, PACED_STREAMS) for _ in range(ROUNDS + 1)]
-    return [burst.slowest_first_byte for burst in bursts[1:]]
+def _measure_bursts(ours: Server, peer: Server, expected: bytes) -> tuple[Rounds, Rounds]:
+    own, others = Rounds(), Rounds()
+    for server in (ours, peer):
+        run_load(server.port, [REQUEST] * 8, 8)  # warm up
+    for _ in range(PACED_ROUNDS):
+        own.run_burst(ours, PACED_STREAMS, expected)
+        others.run_burst(peer, PACED_STREAMS, expected)
+    return own, others
 
 
 def _check(load: Load, expected: bytes) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 
 _READ_SIZE = 1 << 16
 _CONTENT_LENGTH = re.compile(rb"HTTP/1.1 .*?\r\ncontent-length: (\d+)\r\n(?:.*?\r\n)?\r\n", re.DOTALL | re.IGNORECASE)
@@ -82,26 +83,39 @@ def post(document: object, path: str = "/invocations") -> bytes:
     return head.encode() + body
 
 
-def run_load(port: int, requests: Iterable[bytes], concurrency: int, timeout: float = 120.0) -> Load:
+def run_load(
+    port: int, requests: Iterable[bytes], concurrency: int, timeout: float = 120.0, *, interval: float = 0.0
+) -> Load:
     """Send `requests` over `concurrency` connections, each with one request at a time.
 
-    All connections are opened before the first request is sent. Raises `TimeoutError` if not all requests are answered
-    in time, and `RuntimeError` if an answer is not a 200.
+    All connections are opened before the first request is sent. With an `interval`, they are opened one after the other
+    instead, that many seconds apart. Raises `TimeoutError` if not all requests are answered in time, and `RuntimeError`
+    if an answer is not a 200.
     """
     waiting = iter(requests)
     sent: list[_Exchange] = []
     with ExitStack() as stack:
         poller = stack.enter_context(select.epoll())
-        sockets = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(concurrency)]
-        for sock in sockets:
+
+        def connect() -> socket.socket:
+            sock = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
             poller.register(sock, select.EPOLLIN)
+            return sock
+
+        sockets = (connect() for _ in range(concurrency))
+        unused = zip(waiting, sockets if interval else [*sockets], strict=False)
         started = time.perf_counter()
-        exchanges = {sock.fileno(): _Exchange(sock, request) for sock, request in zip(sockets, waiting, strict=False)}
-        sent += exchanges.values()
-        while exchanges:
+        exchanges: dict[int, _Exchange] = {}
+        begun = 0
+        while exchanges or begun < concurrency:
+            while begun < concurrency and time.perf_counter() >= started + begun * interval:
+                begun += 1
+                for first, sock in islice(unused, 1):  # none if there are fewer requests than connections
+                    exchanges[sock.fileno()] = _Exchange(sock, first)
+                    sent.append(exchanges[sock.fileno()])
             if time.perf_counter() - started > timeout:
                 raise TimeoutError(f"{len(exchanges)} requests are not answered after {timeout:g} s")
-            for descriptor, _ in poller.poll(1.0):
+            for descriptor, _ in poller.poll(1.0 if begun == concurrency else interval / 2):
                 exchange = exchanges[descriptor]
                 if exchange.receive():
                     continue

@@ -18,11 +18,13 @@ from grammar_gap import bench_grammar_gap
 from load import bench_load
 from machine import describe_machine
 from neighbour_cost import bench_neighbours
+from open_streams import bench_open_streams
 from start_up import bench_start_up
 from vllm_serve import bench_vllm
 
 PARTS = {
     "front-end": bench_front_end,
+    "open-streams": bench_open_streams,
     "engines": bench_engines,
     "conversation": bench_conversation,
     "neighbours": bench_neighbours,

@@ -83,7 +83,7 @@ def configure_logging(level: int = logging.INFO) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # No line shows these, and collecting them takes half the time of a record. The library's documentation names all
     # four for that purpose ("Optimization" in its how-to).
-    logging._srcfile = None  # type: ignore[attr-defined]  # noqa: SLF001  documented there
+    logging._srcfile = None  # noqa: SLF001  documented there
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 

@@ -97,9 +97,8 @@ class ClientSocket:
         """Call this when the answer has been written. `complete` says whether the body was read to its end."""
         self.in_request = False
         if self._held:  # nothing followed, for example because the answer to a HEAD request has no body
-            data, self._held = self._held, b""
             with contextlib.suppress(OSError):
-                self._write(data)
+                self.sendall(b"")
         if complete:
             self._begin(_Phase.IDLE, self._limits.keepalive)
         else:

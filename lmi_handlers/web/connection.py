@@ -57,7 +57,7 @@ def limit_writes(environ: Mapping[str, Any], deadline: float) -> None:
 
 def hold_next(environ: Mapping[str, Any]) -> None:
     """Send the next data together with what follows at once. Only `ClientSocket` does that."""
-    sock = environ.get("gunicorn.socket")
+    sock: Any = environ.get("gunicorn.socket")
     if hasattr(sock, "hold_next"):
         sock.hold_next()
 
