@@ -52,7 +52,7 @@ class OpenVinoBackend(PagedBackend):
             free_bytes=free_memory(),
         )
         runner = OpenVinoRunner(compiled, num_blocks)
-        return cls(
+        backend = cls(
             runner,
             Capabilities(
                 backend="openvino",
@@ -70,3 +70,6 @@ class OpenVinoBackend(PagedBackend):
             enable_prefix_caching=options.enable_prefix_caching is not False,
             prompt_lookup_num_tokens=options.prompt_lookup_num_tokens or 0,
         )
+        report(LoadPhase.WARM_UP)
+        backend.warm_up()
+        return backend

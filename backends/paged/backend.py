@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 MAX_LOGPROBS = 20
 IDLE_SECONDS = 1.0
 """Time without sequences after which the memory of unused blocks is given back."""
+WARM_UP_TOKENS = 64
 UNUSED_SECONDS = 60.0
 """Time after which a cached prefix that nobody has used no longer keeps its memory, if the engine is idle."""
 
@@ -120,6 +121,26 @@ class PagedBackend(Backend):
                 "kv_cache_tokens": runner.num_blocks * runner.block_size,
             },
         )
+
+    def warm_up(self) -> None:
+        """Compute a prompt and a token, so that the first request need not wait for what is made on first use.
+
+        The second time tells how long either takes. Only for runners that allow partial prompts.
+        """
+        length = min(WARM_UP_TOKENS, self._capabilities.max_model_len) - 1
+        sequence = Sequence("warm-up", [0] * (length + 1), length + 1)
+        sequence.blocks = list(range(-(-(length + 1) // self._runner.block_size)))
+        chunks = Chunk(sequence, 0, [0] * length, 1), Chunk(sequence, length, [0], 1)
+        for chunk in chunks:
+            self._runner.forward([chunk])
+        for chunk, num_generating, num_prefill_tokens in zip(chunks, (0, 1), (length, 0), strict=True):
+            began = time.monotonic()
+            self._runner.forward([chunk])
+            self._budget.observe(
+                time.monotonic() - began, num_generating=num_generating, num_prefill_tokens=num_prefill_tokens
+            )
+        self._runner.release(sequence)
+        self._runner.reclaim(sequence.blocks)
 
     @property
     def capabilities(self) -> Capabilities:

@@ -150,6 +150,17 @@ def test_requests_longer_than_the_cache_are_refused() -> None:
     assert make_backend(StoredTokensRunner(1000)).capabilities.max_model_len == 100
 
 
+def test_warm_up_leaves_nothing_behind() -> None:
+    runner = StoredTokensRunner(20)
+    backend = make_backend(runner)
+    backend.warm_up()
+    assert len(runner.forwards) == 4
+    assert backend.kv_cache_usage == 0
+    assert backend.counters.prefix_cache_queries == 0
+    item = request("r", [0] * 20, max_tokens=5)
+    assert tokens(run(backend, [item])["r"]) == tokens(run(make_backend(StoredTokensRunner(20)), [item])["r"])
+
+
 def test_idle_engine_gives_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = StoredTokensRunner(100)
     backend = make_backend(runner)
