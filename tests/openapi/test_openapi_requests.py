@@ -150,7 +150,7 @@ def records_of(response: schemathesis.Response) -> list[str]:
     """The JSON of each event or line."""
     content_type = response.headers.get("content-type", [""])[0]
     if content_type == JSON_LINES:
-        return response.text.splitlines()
+        return response.text.removesuffix("\n").split("\n")  # `splitlines` also splits at U+0085 and the like
     if content_type != "text/event-stream":
         return []
     data = event_data(response.text)
