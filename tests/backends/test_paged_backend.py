@@ -157,7 +157,7 @@ def test_warm_up_leaves_nothing_behind() -> None:
     assert len(runner.forwards) == 4
     assert backend.kv_cache_usage == 0
     assert backend.counters.prefix_cache_queries == 0
-    item = request("r", [0] * 20, max_tokens=5)
+    item = request("r", [0] * 20, max_tokens=5, temperature=0.0)
     assert tokens(run(backend, [item])["r"]) == tokens(run(make_backend(StoredTokensRunner(20)), [item])["r"])
 
 
