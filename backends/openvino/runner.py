@@ -16,7 +16,7 @@ import openvino
 from backends.paged.runner import Runner
 from backends.paged.sequence import Chunk
 
-_OUT_OF_MEMORY = ("bad_alloc", "could not create a memory", "allocate", "out of memory")
+_OUT_OF_MEMORY = ("can't alloc", "bad_alloc", "could not create a memory", "allocate", "out of memory")
 
 
 class OpenVinoRunner(Runner):
@@ -29,7 +29,8 @@ class OpenVinoRunner(Runner):
         self.block_size, _ = kv_block(model)
         self.num_blocks = num_blocks
         self.vocab_size = model.output("logits").partial_shape[-1].get_length()
-        self._request = model.create_infer_request()
+        self._model = model
+        self._tensors: dict[str, openvino.Tensor] = {}
         self._caches = []
         """The memory of each tensor of keys or values, and the bytes of a block in it."""
         for name, port in _cache_ports(model).items():
@@ -37,8 +38,9 @@ class OpenVinoRunner(Runner):
             memory = _anonymous_memory(num_blocks * block_bytes)
             shape = openvino.Shape([num_blocks, *_block_shape(port)])
             array = np.frombuffer(memory, port.element_type.to_dtype())
-            self._request.set_tensor(name, openvino.Tensor(array, shape, port.element_type))
+            self._tensors[name] = openvino.Tensor(array, shape, port.element_type)
             self._caches.append((memory, block_bytes))
+        self._request = self._new_request()
 
     def forward(self, chunks: list[Chunk]) -> npt.NDArray[np.float32]:
         num_logits = sum(chunk.num_logits for chunk in chunks)
@@ -46,10 +48,18 @@ class OpenVinoRunner(Runner):
             result = self._request.infer(self._inputs(chunks), share_inputs=True, share_outputs=True)
         except RuntimeError as error:
             if any(words in str(error).lower() for words in _OUT_OF_MEMORY):
+                # What this request was about to prepare is broken for good.
+                self._request = self._new_request()
                 raise MemoryError(str(error)) from error
             raise
         logits: npt.NDArray[np.float32] = result["logits"].reshape(-1, self.vocab_size)
         return logits[:num_logits]
+
+    def _new_request(self) -> openvino.InferRequest:
+        request = self._model.create_infer_request()
+        for name, tensor in self._tensors.items():
+            request.set_tensor(name, tensor)
+        return request
 
     def _inputs(self, chunks: list[Chunk]) -> dict[str, npt.NDArray[np.integer]]:
         ends = list(accumulate((len(chunk.token_ids) for chunk in chunks), initial=0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Sequence as AbstractSequence
 from pathlib import Path
@@ -168,3 +169,33 @@ def test_reclaimed_blocks_take_up_no_memory(converted: Path) -> None:
     again = Sequence("again", PROMPTS[0] * 10, kept.max_len)
     again.blocks = others[0].blocks
     assert generate(runner, [again]) == expected
+
+
+OUT_OF_MEMORY = """
+import resource, sys
+from pathlib import Path
+
+from backends.openvino.model import EXACT, compile_model
+from backends.openvino.runner import OpenVinoRunner
+from backends.paged.sequence import Chunk, Sequence
+
+runner = OpenVinoRunner(compile_model(Path(sys.argv[1]), EXACT), 128)
+sequence = Sequence("long", list(range(100, 4100)), 4001)
+sequence.blocks = list(range(128))
+short = Chunk(sequence, 0, sequence.token_ids[:10], 1)
+expected = runner.forward([short]).copy()
+size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (48 << 20), resource.RLIM_INFINITY))
+try:
+    runner.forward([Chunk(sequence, 0, sequence.token_ids, 1)])
+except MemoryError:
+    assert (runner.forward([short]) == expected).all()
+    print("recovered")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_the_next_step_works_after_one_that_did_not_fit_into_memory(converted: Path) -> None:
+    command = [sys.executable, "-c", OUT_OF_MEMORY, str(converted)]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert child.stdout == "recovered\n", child.stderr
