@@ -274,7 +274,8 @@ class PagedBackend(Backend):
             state,
             eos_token_ids=self._eos_token_ids,
             has_images=images is not None,
-            lookup=PromptLookup(num_draft) if num_draft else None,
+            # Without partial prompts, a wrong draft would mean computing the sequence again.
+            lookup=PromptLookup(num_draft) if num_draft and self._runner.takes_partial_prompts else None,
         )
         self._scheduler.add(sequence)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from backends.transformers.options import DEFAULT_BATCH_SIZE, TransformersOptions
+from backends.paged.options import DEFAULT_BATCH_SIZE
+from backends.transformers.options import TransformersOptions
 from lmi_handlers.config.declaration import BackendDeclaration, Handler
 
 DECLARATION = BackendDeclaration(

@@ -1,92 +1,32 @@
-"""Attention over a flattened batch: the new tokens of all sequences are in one row, their past is in the cache.
+"""Attention over a flattened batch: the new tokens of all sequences are in one row, their past is in blocks.
 
 transformers calls `rolling_attention` by its registered name in every layer. The model passes the step's `BatchLayout`
-down as a keyword argument, so there is no global state. There are two cases. A token that continues a sequence (decode)
-is computed together with those of other sequences. A piece of a prompt (prefill) is computed by itself.
+down as a keyword argument, so there is no global state.
+
+Query heads that share a key-value head are passed to the kernels as further queries of that head. This way no key is
+copied for them, and each key is read only once.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from backends.transformers.kv_cache import KVCache
+from backends.transformers.layout import BatchLayout, InPlace, Segment, Shape
 
 ATTENTION_NAME = "lmi_rolling_batch"
+MAX_DECODE_TOKENS = 16
+"""Up to this many tokens, with drafts, sequences are computed together. More are computed one sequence after another."""
 
 
 class AttentionNotSupported(Exception):
     """The model needs something that `rolling_attention` does not support."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeGroup:
-    """Consecutive slots that get one token each, starting at `first_token` in the batch and `first_slot` in the cache.
-
-    `lengths` has the number of cached tokens of each sequence, including the new one.
-    """
-
-    first_token: int
-    first_slot: int
-    lengths: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillSegment:
-    """Tokens `start:stop` of the batch, a piece of the prompt in `slot`. `past` tokens of it are cached already."""
-
-    start: int
-    stop: int
-    slot: int
-    past: int
-
-
-@dataclass(slots=True)
-class BatchLayout:
-    """Where each token of a step belongs. `slots` and `positions` have one entry per token.
-
-    `windows` collects the sliding window that each layer passes, so that a caller can check it.
-    """
-
-    cache: KVCache
-    slots: torch.Tensor
-    positions: torch.Tensor
-    decode: list[DecodeGroup]
-    prefill: list[PrefillSegment]
-    windows: dict[int, int | None] = field(default_factory=dict)
-    _masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
-    _indices: dict[int, torch.Tensor] = field(default_factory=dict)
-
-    def cache_index(self, kv_heads: int, device: torch.device) -> torch.Tensor:
-        """Return the cache index for each head of each token, `[kv_heads * tokens]`. See `KVCache.write`."""
-        index = self._indices.get(kv_heads)
-        if index is None or index.device != device:
-            heads = torch.arange(kv_heads, device=device)[:, None]
-            rows = self.slots.to(device) * kv_heads + heads
-            index = (rows * self.cache.num_positions + self.positions.to(device)).flatten()
-            self._indices[kv_heads] = index
-        return index
-
-    def decode_mask(self, group: DecodeGroup, first: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
-        """Return the additive mask for the scores of a decode group, `[slots, 1, 1, positions from first]`.
-
-        Layers with the same window share one mask.
-        """
-        key = group.first_token, window
-        mask = self._masks.get(key)
-        if mask is None or mask.device != like.device:
-            lengths = torch.tensor(group.lengths, device=like.device)[:, None]
-            positions = torch.arange(first, max(group.lengths), device=like.device)
-            outside = positions >= lengths
-            if window is not None:
-                outside |= positions < lengths - window
-            mask = self._masks[key] = _additive(outside, like)[:, None, None]
-        return mask
 
 
 def rolling_attention(
@@ -114,81 +54,118 @@ def rolling_attention(
     layout = rolling_batch
     layer: int = module.layer_idx  # type: ignore[assignment]  # every attention module of the library has one
     layout.windows[layer] = sliding_window
-    cached_keys, cached_values = layout.cache.write(
-        layer, key[0], value[0], layout.cache_index(key.shape[1], key.device)
-    )
-    scoring = _Scoring(scaling, softcap, s_aux)
-    parts = [
-        _decode(layout, group, query, cached_keys, cached_values, sliding_window, scoring) for group in layout.decode
-    ]
-    for segment in layout.prefill:
-        keys, values = key[:, :, segment.start : segment.stop], value[:, :, segment.start : segment.stop]
-        if segment.past > 0:
-            stored = slice(0, segment.past + segment.stop - segment.start)
-            keys = cached_keys[None, segment.slot, :, stored]
-            values = cached_values[None, segment.slot, :, stored]
-        parts.append(_prefill(query[:, :, segment.start : segment.stop], keys, values, sliding_window, scoring))
+    kv_heads = key.shape[1]
+    shape = Shape(sliding_window, kv_heads, query.shape[1] // kv_heads, query.dtype, query.device)
+    cached_keys, cached_values = layout.cache.write(layer, key[0], value[0], layout.cache_index(shape))
+    scoring = _Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
+    parts = []
+    for segment in layout.segments:
+        queries = query[:, :, segment.tokens]
+        if segment.pasts == [0]:
+            keys, values = key[:, :, segment.tokens], value[:, :, segment.tokens]
+            parts.append(_first_tokens(layout, segment, shape, scoring, queries, keys, values))
+            continue
+        grouped = _group(queries, segment, shape)
+        if _is_faster_in_place(segment, shape, scoring):
+            reads = layout.in_place(segment, shape)
+            out = _attend_in_place(reads, scoring.scaling, grouped, cached_keys, cached_values)
+        else:
+            copied = layout.copied(segment, shape)
+            out = scoring.attend(
+                grouped,
+                _select(cached_keys, copied.rows, len(segment.pasts)),
+                _select(cached_values, copied.rows, len(segment.pasts)),
+                copied.mask,
+            )
+        parts.append(_ungroup(out, segment, shape))
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0), None
 
 
-def _decode(
+def _first_tokens(
     layout: BatchLayout,
-    group: DecodeGroup,
-    query: torch.Tensor,
+    segment: Segment,
+    shape: Shape,
+    scoring: _Scoring,
+    queries: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    window: int | None,
-    scoring: _Scoring,
 ) -> torch.Tensor:
-    """Compute attention of one token per slot to the slot's past. Returns `[slots, heads, dim]`.
-
-    Query heads that share a key-value head are passed to the kernel as query positions of that head. This way no key is
-    copied, and each key is read only once.
-    """
-    heads, dim, kv_heads, count = query.shape[1], query.shape[3], keys.shape[1], len(group.lengths)
-    shortest, longest = min(group.lengths), max(group.lengths)
-    first = 0 if window is None else max(0, shortest - window)
-    slots, positions = slice(group.first_slot, group.first_slot + count), slice(first, longest)
-    tokens = query[0, :, group.first_token : group.first_token + count].transpose(0, 1)
-    out = scoring.attend(
-        tokens.reshape(count, kv_heads, heads // kv_heads, dim),
-        keys[slots, :, positions],
-        values[slots, :, positions],
-        None if shortest == longest else layout.decode_mask(group, first, window, query),
+    """Compute attention of a prompt's first tokens to each other. Returns `[tokens, heads, dim]`."""
+    if scoring.by_hand or (shape.window is not None and segment.num_tokens > shape.window):
+        mask = layout.prompt_mask(segment, shape)
+        return _ungroup(scoring.attend(_group(queries, segment, shape), keys, values, mask), segment, shape)
+    out = scaled_dot_product_attention(
+        queries, keys, values, is_causal=True, scale=scoring.scaling, enable_gqa=shape.queries_per_head > 1
     )
-    return out.reshape(count, heads, -1)
+    return out[0].transpose(0, 1)
 
 
-def _prefill(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None, scoring: _Scoring
+def _group(queries: torch.Tensor, segment: Segment, shape: Shape) -> torch.Tensor:
+    """`[1, heads, sequences * tokens, dim]` -> `[sequences, kv_heads, tokens * queries_per_head, dim]`."""
+    split = queries.reshape(shape.kv_heads, shape.queries_per_head, len(segment.pasts), segment.num_tokens, -1)
+    return split.permute(2, 0, 3, 1, 4).flatten(2, 3)
+
+
+def _ungroup(out: torch.Tensor, segment: Segment, shape: Shape) -> torch.Tensor:
+    """`[sequences, kv_heads, tokens * queries_per_head, dim]` -> `[sequences * tokens, heads, dim]`."""
+    count, kv_heads, _, dim = out.shape
+    split = out.reshape(count, kv_heads, segment.num_tokens, shape.queries_per_head, dim)
+    return split.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+
+
+def _select(stored: torch.Tensor, index: torch.Tensor, count: int) -> torch.Tensor:
+    """Copy from `[num_blocks, kv_heads, BLOCK_SIZE, dim]`. Returns `[count, kv_heads, positions, dim]`."""
+    kv_heads, dim = stored.shape[1], stored.shape[3]
+    return stored.flatten(0, 1).flatten(1).index_select(0, index).view(count, kv_heads, -1, dim)
+
+
+def _is_faster_in_place(segment: Segment, shape: Shape, scoring: _Scoring) -> bool:
+    """On a CPU copying costs more than attention itself. Products of 16-bit numbers would lose precision, though."""
+    return (
+        shape.device.type == "cpu"
+        and shape.dtype == torch.float32
+        and segment.num_tokens <= MAX_DECODE_TOKENS
+        and not scoring.by_hand
+    )
+
+
+def _attend_in_place(
+    reads: InPlace, scaling: float, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """Compute attention of the last tokens of a sequence to all of it.
+    """Compute attention block by block. `queries` and the result are `[sequences, kv_heads, queries, dim]`."""
+    count, kv_heads, num_queries, _ = queries.shape
+    num_reads, block_size, dim = reads.rows.shape[0], keys.shape[2], values.shape[3]
+    by_read = queries.index_select(0, reads.rows).flatten(0, 1)
+    scores = queries.new_empty((num_reads + 1) * kv_heads, num_queries, block_size)
+    scores[num_reads * kv_heads :] = -math.inf
+    for at, blocks in _blocks(reads, keys):
+        torch.baddbmm(reads.mask[at], by_read[at], blocks.transpose(1, 2), alpha=scaling, out=scores[at])
+    rows = scores.view(-1, block_size).index_select(0, reads.by_sequence)
+    weights = rows.view(count * kv_heads * num_queries, -1).softmax(dim=-1)
+    weights = weights.view(-1, block_size).index_select(0, reads.by_read).view(-1, num_queries, block_size)
+    parts = queries.new_empty((num_reads + 1) * kv_heads, num_queries, dim)
+    parts[num_reads * kv_heads :] = 0
+    for at, blocks in _blocks(reads, values):
+        torch.bmm(weights[at], blocks, out=parts[at])
+    parts = parts.view(num_reads + 1, -1).index_select(0, reads.places)
+    return parts.view(count, -1, kv_heads, num_queries, dim).sum(dim=1)
 
-    `query` is `[1, heads, tokens, dim]`. The result is `[tokens, heads, dim]`.
-    """
-    count, length = query.shape[2], keys.shape[2]
-    first = 0 if window is None else max(0, length - count + 1 - window)
-    keys, values = keys[:, :, first:], values[:, :, first:]
-    plain = count == length and (window is None or length <= window)
-    mask = None
-    if scoring.by_hand or not plain:
-        at = torch.arange(length - count, length, device=query.device)[:, None]
-        positions = torch.arange(first, length, device=query.device)
-        outside = positions > at
-        if window is not None:
-            outside |= positions <= at - window
-        mask = _additive(outside, query)
-        # Not every platform has a fused kernel that supports both a mask and fewer key heads than query heads.
-        groups = query.shape[1] // keys.shape[1]
-        keys, values = keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)
-    return scoring.attend(query, keys, values, mask, causal=mask is None)[0].transpose(0, 1)
+
+def _blocks(reads: InPlace, stored: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield ranges of reads and what they read. Both count the key-value heads of the reads."""
+    kv_heads, end = stored.shape[1], len(reads.copied)
+    if end:
+        yield slice(0, end * kv_heads), stored.index_select(0, reads.copied).flatten(0, 1)
+    for first, count in reads.runs:
+        start, end = end, end + count
+        yield slice(start * kv_heads, end * kv_heads), stored[first : first + count].flatten(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Scoring:
     """How a layer computes attention weights: the scale, Gemma's soft cap, and gpt-oss's sink per head."""
 
-    scaling: float | None
+    scaling: float
     softcap: float | None
     sinks: torch.Tensor | None
 
@@ -197,42 +174,20 @@ class _Scoring:
         """True if no fused kernel supports it."""
         return self.softcap is not None or self.sinks is not None
 
-    def attend(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        mask: torch.Tensor | None,
-        *,
-        causal: bool = False,
-    ) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Return the attention output, `[batch, heads, queries, dim]` like `query`. `mask` is added to the scores."""
         if not self.by_hand:
-            return scaled_dot_product_attention(
-                query,
-                keys,
-                values,
-                attn_mask=mask,
-                is_causal=causal,
-                scale=self.scaling,
-                enable_gqa=query.shape[1] != keys.shape[1],
-            )
-        scores = query @ keys.transpose(-1, -2) * (self.scaling or query.shape[-1] ** -0.5)
+            return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=self.scaling)
+        scores = query @ keys.transpose(-1, -2) * self.scaling
         if self.softcap is not None:
             scores = (scores / self.softcap).tanh() * self.softcap
-        if mask is not None:
-            scores = scores + mask
+        scores = scores + mask
         if self.sinks is not None:
-            # Grouped query heads are in the query dimension, otherwise in the head dimension. The order is the same.
-            sinks = self.sinks.reshape(1, query.shape[1], -1, 1).to(scores.dtype)
+            sinks = self.sinks.to(scores.dtype).view(1, query.shape[1], -1)  # those of the queries of one token
+            sinks = sinks.repeat(1, 1, query.shape[2] // sinks.shape[2])[..., None]
             scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
         weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
         return weights[..., : keys.shape[2]] @ values
-
-
-def _additive(outside: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Turn a boolean mask of excluded positions into an additive mask."""
-    return torch.zeros(outside.shape, dtype=like.dtype, device=like.device).masked_fill_(outside, -math.inf)
 
 
 AttentionInterface.register(ATTENTION_NAME, rolling_attention)

@@ -16,18 +16,17 @@ from transformers import (
 )
 
 from backends.cpu_dtype import choose_cpu_dtype
+from backends.paged.runner import Runner
+from backends.paged.sequence import Chunk, Sequence
 from backends.transformers.attention import ATTENTION_NAME
 from backends.transformers.fallback import SequentialRunner
+from backends.transformers.kv_cache import BLOCK_SIZE
 from backends.transformers.options import TransformersOptions
 from backends.transformers.packing import LinearInputs, can_pack, pack, unpack
 from backends.transformers.rolling import RollingRunner
-from backends.transformers.runner import Runner
-from backends.transformers.sequence import Chunk, Sequence
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.load_failure import load_failure
-from lmi_handlers.core.request import EncodedPrompt, TokenRequest
-from lmi_handlers.core.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -101,33 +100,46 @@ def choose_max_model_len(config: Any, asked: int | None) -> int:
     return asked
 
 
-def choose_runner(model: Any, max_model_len: int) -> Runner:
-    """Pack the model's weights if possible. Returns the fastest runner that gives the same logits as the model."""
-    vocab_size = model.get_input_embeddings().weight.shape[0]
+def choose_runner(model: Any, max_model_len: int, num_blocks: Callable[[int], int]) -> Runner:
+    """Pack the model's weights if possible. Returns the fastest runner that gives the same logits as the model.
+
+    `num_blocks` returns the size of the KV cache for a number of bytes per block.
+    """
     with LinearInputs(model) as inputs:
         expected = _stock_logits(model)
     if can_pack(model):
-        originals = pack(model, inputs.siblings)
+        pack(model, inputs.siblings)
         if reason := _difference(lambda: _stock_logits(model), expected):
             logger.warning("the weights are not packed, because the results would differ", extra={"reason": reason})
-            unpack(model, originals)
+            unpack(model)
     reason = _cannot_flatten(model.config.get_text_config(), max_model_len)
     if not model._supports_attention_backend:  # noqa: SLF001 (the library has no public name for it)
         reason = f"{type(model).__name__} does not support custom attention functions"
     if reason is None:
         stock = model.config._attn_implementation  # noqa: SLF001 (there is no public way to read it)
         model.set_attn_implementation(ATTENTION_NAME)
-        runner = RollingRunner(model)
-        reason = _difference(lambda: _rolling_logits(runner, vocab_size), expected)
-        reason = reason or _window_missing(model.config.get_text_config(), runner.windows, max_model_len)
+        probe = RollingRunner(model, len(_PROBE_LENGTHS))
+        reason = _difference(lambda: _rolling_logits(probe), expected)
+        reason = reason or _window_missing(model.config.get_text_config(), probe.windows, max_model_len)
         if reason is None:
-            return runner
+            return RollingRunner(model, num_blocks(probe.block_bytes))
         model.set_attn_implementation(stock)
     logger.warning(
         "no rolling batch for this model; each sequence is computed separately",
         extra={"model_type": model.config.model_type, "reason": reason},
     )
-    return SequentialRunner(model)
+    return sequential_runner(model, num_blocks)
+
+
+def sequential_runner(model: Any, num_blocks: Callable[[int], int]) -> SequentialRunner:
+    """Return the runner for any model. The model's own cache for a block of tokens tells how large a block is."""
+    tokens = torch.ones((1, BLOCK_SIZE), dtype=torch.long, device=model.get_input_embeddings().weight.device)
+    with torch.inference_mode():
+        cache = getattr(model(input_ids=tokens, use_cache=True), "past_key_values", None)
+    layers = getattr(cache, "layers", ())
+    stored = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
+    # A recurrent state is as large for one token as for many. It is not counted.
+    return SequentialRunner(model, num_blocks(max(1, sum(x.nbytes for x in stored if x is not None))))
 
 
 def _cannot_flatten(config: Any, max_model_len: int) -> str | None:
@@ -180,23 +192,19 @@ def _stock_logits(model: Any) -> torch.Tensor:
         )
 
 
-def _rolling_logits(runner: RollingRunner, vocab_size: int) -> torch.Tensor:
-    sequences = [
-        Sequence(
-            TokenRequest(request_id="probe", prompt=EncodedPrompt(token_ids), sampling_params=SamplingParams()),
-            max_model_len=len(token_ids),
-        )
-        for token_ids in _probe_tokens(vocab_size)
-    ]
+def _rolling_logits(runner: RollingRunner) -> torch.Tensor:
+    sequences = [Sequence("probe", ids, len(ids)) for ids in _probe_tokens(runner.vocab_size)]
+    for block, sequence in enumerate(sequences):
+        sequence.blocks = [block]
     logits: list[list[torch.Tensor]] = [[] for _ in sequences]
     for step in _PROBE_STEPS:
-        chunks = [Chunk(sequences[number], start, stop, first_logit=start) for number, start, stop in step]
+        chunks = [
+            Chunk(sequences[number], start, sequences[number].token_ids[start:stop], stop - start)
+            for number, start, stop in step
+        ]
         parts = runner.forward(chunks).tensor_split([chunks[0].num_logits])
-        for (number, _, stop), part in zip(step, parts, strict=False):  # with one sequence the second part is empty
+        for (number, _, _), part in zip(step, parts, strict=False):  # with one sequence the second part is empty
             logits[number].append(part)
-            sequences[number].num_computed = stop
-    for sequence in sequences:
-        runner.release(sequence)
     return torch.cat([part for parts in logits for part in parts])
 
 

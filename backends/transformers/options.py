@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
-
+from backends.paged.options import PagedOptions
 from lmi_handlers.config.option import Option
 
-DEFAULT_BATCH_SIZE = 32
 
-
-class TransformersOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How transformers loads the weights."""
+class TransformersOptions(PagedOptions, frozen=True, kw_only=True):
+    """How transformers loads the weights, and how the KV cache is used."""
 
     device_map: Annotated[str | None, Option("Device for the weights: `auto`, `cpu`, `cuda`, ...")] = None
     low_cpu_mem_usage: Annotated[bool | None, Option("Loads the weights without a second copy in memory.")] = None

@@ -29,6 +29,10 @@ class PackedLinear(nn.Module):
         out: torch.Tensor = self._linear(x, self._weight, self._bias, "none", [], "")
         return out
 
+    def unpacked(self) -> nn.Linear:
+        """Return the original layer."""
+        return _linear(self._weight.to_dense(), self._bias)
+
 
 class MergedLinear:
     """Several linear layers with the same input, computed as one product."""
@@ -54,6 +58,12 @@ class MergedLinear:
             self._input = None
         return part
 
+    def unpacked(self, number: int) -> nn.Linear:
+        """Return the original layer `number`."""
+        whole = self._linear.unpacked()
+        at = slice(sum(self._sizes[:number]), sum(self._sizes[: number + 1]))
+        return _linear(whole.weight[at].clone(), None if whole.bias is None else whole.bias[at].clone())
+
 
 class LinearPart(nn.Module):
     """Replaces one of the layers in a `MergedLinear`."""
@@ -66,6 +76,10 @@ class LinearPart(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._merged.part(self._number, x)
+
+    def unpacked(self) -> nn.Linear:
+        """Return the original layer."""
+        return self._merged.unpacked(self._number)
 
 
 class LinearInputs:
@@ -120,23 +134,35 @@ def can_pack(model: nn.Module) -> bool:
     return all(p.device.type == "cpu" and p.dtype in supported for p in model.parameters())
 
 
-def pack(model: nn.Module, siblings: list[list[str]]) -> dict[str, nn.Module]:
-    """Replace every plain `nn.Linear` in `model`, and merge `siblings`. Returns the original layers by name."""
-    linears: dict[str, nn.Linear] = {n: m for n, m in model.named_modules() if type(m) is nn.Linear}
-    replaced: dict[str, nn.Module] = dict(linears)
-    packed: dict[str, nn.Module] = {}
-    for names in siblings:
-        group = [linears[name] for name in names]
-        if len({(linear.in_features, linear.weight.dtype, linear.bias is None) for linear in group}) == 1:
-            merged = MergedLinear(group)
-            packed |= {name: LinearPart(merged, i, linears[name]) for i, name in enumerate(names)}
-    packed |= {n: PackedLinear(m.weight, m.bias) for n, m in linears.items() if n not in packed}
-    unpack(model, packed)
-    return replaced
+def pack(model: nn.Module, siblings: list[list[str]]) -> None:
+    """Replace every plain `nn.Linear` in `model`, and merge `siblings`.
+
+    Each original is dropped before the next one is packed, so that the weights are never in memory twice.
+    """
+    names = [name for name, module in model.named_modules() if type(module) is nn.Linear]
+    in_groups = {name for group in siblings for name in group}
+    for group in [*siblings, *([name] for name in names if name not in in_groups)]:
+        linears: list[Any] = [model.get_submodule(name) for name in group]
+        if len(group) > 1 and len({(x.in_features, x.weight.dtype, x.bias is None) for x in linears}) == 1:
+            merged = MergedLinear(linears)
+            packed: list[nn.Module] = [LinearPart(merged, number, linear) for number, linear in enumerate(linears)]
+        else:
+            packed = [PackedLinear(linear.weight, linear.bias) for linear in linears]
+        for name, module in zip(group, packed, strict=True):
+            model.set_submodule(name, module)
 
 
-def unpack(model: nn.Module, modules: dict[str, nn.Module]) -> None:
-    """Set the `modules` in `model` by name."""
-    for name, module in modules.items():
-        parent, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(parent), attribute, module)
+def unpack(model: nn.Module) -> None:
+    """Undo `pack`, layer by layer. The weights are the same as before."""
+    names = [name for name, module in model.named_modules() if isinstance(module, PackedLinear | LinearPart)]
+    for name in names:
+        packed: Any = model.get_submodule(name)
+        model.set_submodule(name, packed.unpacked())
+
+
+def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias, requires_grad=False)
+    return linear

@@ -2,109 +2,148 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from collections import defaultdict
+from collections.abc import Iterator
+from collections.abc import Sequence as AbstractSequence
 from typing import Any
 
 import torch
 
-from backends.transformers.attention import BatchLayout, DecodeGroup, PrefillSegment
-from backends.transformers.kv_cache import KVCache
-from backends.transformers.runner import Runner
-from backends.transformers.sequence import Chunk, Sequence
+from backends.paged.runner import Runner
+from backends.paged.sequence import Chunk, Sequence
+from backends.transformers.attention import MAX_DECODE_TOKENS
+from backends.transformers.kv_cache import BLOCK_SIZE, KVCache
+from backends.transformers.layout import BatchLayout, Segment, index_tensors
+from backends.transformers.memory_errors import memory_errors
 
-# The cost of one more call of the attention kernel, in positions that could be read in the same time. Measured on CPU:
-# about 30 us per call, 0.07 us per position. On a GPU reading is nearly free, but calls are not.
-CALL_COST_CPU = 512
+# The cost of one more call of the attention kernels, in positions that could be read in the same time. On a GPU reading
+# is nearly free, but calls are not.
+CALL_COST_CPU = 1024
 CALL_COST_GPU = 65536
 
 
 class RollingRunner(Runner):
-    """Flattens the step's tokens to `[1, tokens]`. Decoding sequences come first, in slot order."""
+    """Flattens the step's tokens to `[1, tokens]`. Keys and values are in a cache of `num_blocks` blocks."""
 
-    takes_partial_prompts = True
+    block_size = BLOCK_SIZE
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, num_blocks: int) -> None:
         self._model = model
-        self._device: torch.device = model.get_input_embeddings().weight.device
+        embeddings: torch.Tensor = model.get_input_embeddings().weight
+        self.vocab_size = embeddings.shape[0]
+        self.num_blocks = num_blocks
+        self._device = embeddings.device
         self._call_cost = CALL_COST_CPU if self._device.type == "cpu" else CALL_COST_GPU
-        self._cache = KVCache()
-        self._slots: list[Sequence] = []
+        self._cache = KVCache(num_blocks)
+        self._unusable: set[int] = set()
         self.windows: dict[int, int | None] = {}
         """Sliding window of each layer, as the layer passed it in the last step."""
 
-    def forward(self, chunks: list[Chunk]) -> torch.Tensor:
-        """Compute all chunks. New sequences get a slot first."""
-        self._slots += [chunk.sequence for chunk in chunks if chunk.start == 0]
-        self._cache.reserve(len(self._slots), max(chunk.stop for chunk in chunks))
-        slot_of = {id(sequence): slot for slot, sequence in enumerate(self._slots)}
-        placed = [(slot_of[id(chunk.sequence)], chunk) for chunk in chunks]
-        decode = sorted(((slot, chunk) for slot, chunk in placed if chunk.decodes), key=lambda pair: pair[0])
-        prefill = [(slot, chunk) for slot, chunk in placed if not chunk.decodes]
-        ordered = decode + prefill
-        ends = list(accumulate(chunk.stop - chunk.start for _, chunk in ordered))
-
-        token_ids = [token for _, chunk in ordered for token in chunk.token_ids]
-        slots = [slot for slot, chunk in ordered for _ in range(chunk.start, chunk.stop)]
-        positions = self._tensor([position for _, chunk in ordered for position in range(chunk.start, chunk.stop)])
-        end_of = {id(chunk): end for (_, chunk), end in zip(ordered, ends, strict=True)}
-        wanted = [row for chunk in chunks for row in range(end_of[id(chunk)] - chunk.num_logits, end_of[id(chunk)])]
-
-        layout = BatchLayout(
-            cache=self._cache,
-            slots=self._tensor(slots),
-            positions=positions,
-            decode=decode_groups([slot for slot, _ in decode], [chunk.stop for _, chunk in decode], self._call_cost),
-            prefill=[
-                PrefillSegment(end - (chunk.stop - chunk.start), end, slot, chunk.start)
-                for (slot, chunk), end in zip(prefill, ends[len(decode) :], strict=True)
-            ],
-        )
-        with torch.inference_mode():
-            output = self._model(
-                input_ids=self._tensor(token_ids)[None],
-                position_ids=positions[None],
-                use_cache=False,
-                logits_to_keep=self._tensor(wanted or [0]),  # not every model and kernel accepts an empty list
-                rolling_batch=layout,
-            )
-        self.windows = layout.windows
-        logits: torch.Tensor = output.logits[0, : len(wanted)]
-        return logits
+    @property
+    def block_bytes(self) -> int:
+        """Memory per block, in all layers. Known after the first forward pass."""
+        return self._cache.block_bytes
 
     @property
     def layers_computed(self) -> int:
         """Number of cache writes. Each layer writes once per forward pass."""
         return self._cache.num_writes
 
+    def forward(self, chunks: list[Chunk]) -> torch.Tensor:
+        """Compute all chunks in one forward pass. The sequences that get few tokens come first in the batch."""
+        groups = list(self._groups(chunks))
+        start_of: dict[int, int] = {}
+        segments: list[Segment] = []
+        end = 0
+        for group in groups:
+            segments.append(_segment(end, group))
+            for chunk in group:
+                start_of[id(chunk)] = end
+                end += len(chunk.token_ids)
+        ordered = [chunk for group in groups for chunk in group]
+        positions = [position for chunk in ordered for position in range(chunk.start, chunk.stop)]
+        tables = [chunk.sequence.blocks for chunk in ordered for _ in chunk.token_ids]
+        stops = [(start_of[id(chunk)] + len(chunk.token_ids), chunk.num_logits) for chunk in chunks]
+        wanted = [row for stop, num_logits in stops for row in range(stop - num_logits, stop)]
+        with memory_errors(), torch.inference_mode():
+            self._erase_unusable(chunks)
+            token_ids, at, blocks, offsets, rows = index_tensors(
+                [
+                    [token for chunk in ordered for token in chunk.token_ids],
+                    positions,
+                    [table[position // BLOCK_SIZE] for table, position in zip(tables, positions, strict=True)],
+                    [position % BLOCK_SIZE for position in positions],
+                    wanted or [0],  # not every model and kernel accepts an empty list
+                ],
+                self._device,
+            )
+            layout = BatchLayout(self._cache, blocks, offsets, segments)
+            output = self._model(
+                input_ids=token_ids[None],
+                position_ids=at[None],
+                use_cache=False,
+                logits_to_keep=rows,
+                rolling_batch=layout,
+            )
+        self.windows = layout.windows
+        logits: torch.Tensor = output.logits[0, : len(wanted)]
+        return logits
+
     def release(self, sequence: Sequence) -> None:
-        """Free the sequence's slot. The last slot moves into it, so the used slots have no gaps."""
-        if sequence not in self._slots:
-            return
-        slot, last = self._slots.index(sequence), self._slots.pop()
-        with torch.inference_mode():
-            if sequence.failed:
-                self._cache.erase(slot)
-            if last is not sequence:
-                self._slots[slot] = last
-                self._cache.move(len(self._slots), slot, last.num_computed)
+        """Remember the blocks of a failed sequence. Whoever shares them fails as well; the next owner must not."""
+        if sequence.failed:
+            self._unusable.update(sequence.blocks)
 
-    def _tensor(self, values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.long, device=self._device)
+    def reclaim(self, blocks: AbstractSequence[int]) -> None:
+        """Give the memory of unused blocks back to the operating system, if they are in the main memory."""
+        self._cache.reclaim(blocks)
+
+    def _erase_unusable(self, chunks: list[Chunk]) -> None:
+        """Erase what a failed sequence has left in a block, when another one is about to write the block's beginning."""
+        if self._unusable:
+            taken = [chunk.sequence.blocks[-(-chunk.start // BLOCK_SIZE) :] for chunk in chunks]
+            blocks = self._unusable.intersection(block for table in taken for block in table)
+            self._cache.erase(sorted(blocks))
+            self._unusable -= blocks
+
+    def _groups(self, chunks: list[Chunk]) -> Iterator[list[Chunk]]:
+        """Yield the chunks that are computed together. They have the same number of tokens."""
+        few: dict[int, list[Chunk]] = defaultdict(list)
+        for chunk in chunks:
+            if chunk.start > 0 and len(chunk.token_ids) <= MAX_DECODE_TOKENS:
+                few[len(chunk.token_ids)].append(chunk)
+        for same in few.values():
+            same.sort(key=lambda chunk: chunk.stop, reverse=True)
+            for size in group_sizes([chunk.stop for chunk in same], self._call_cost):
+                yield same[:size]
+                del same[:size]
+        for chunk in chunks:
+            if not (chunk.start > 0 and len(chunk.token_ids) <= MAX_DECODE_TOKENS):
+                yield [chunk]
 
 
-def decode_groups(slots: list[int], lengths: list[int], call_cost: int) -> list[DecodeGroup]:
-    """Group ascending `slots`. A new group starts after a gap, or if reading short sequences as long ones costs more.
+def _segment(first_token: int, group: list[Chunk]) -> Segment:
+    return Segment(
+        first_token,
+        len(group[0].token_ids),
+        [chunk.start for chunk in group],
+        [chunk.sequence.blocks for chunk in group],
+    )
 
-    `lengths[i]` is the number of cached tokens of `slots[i]`. Every sequence of a group is read up to the longest one.
+
+def group_sizes(lengths: list[int], call_cost: int) -> list[int]:
+    """Split descending `lengths` into groups. A new one starts if padding to the first length costs more.
+
     `call_cost` is the cost of one more group, in tokens read.
     """
-    groups: list[DecodeGroup] = []
-    for token, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
-        if groups and slots[token - 1] == slot - 1:
-            group = groups[-1].lengths
-            apart = len(group) * max(group) + length + call_cost
-            if (len(group) + 1) * max(*group, length) <= apart:
-                group.append(length)
-                continue
-        groups.append(DecodeGroup(first_token=token, first_slot=slot, lengths=[length]))
-    return groups
+    sizes: list[int] = []
+    longest = 0
+    padding = 0
+    for length in lengths:
+        if sizes and padding + longest - length <= call_cost:
+            sizes[-1] += 1
+            padding += longest - length
+        else:
+            sizes.append(1)
+            longest, padding = length, 0
+    return sizes

@@ -17,6 +17,7 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import CONFIGS, EOS, SLOW_CONFIGS, VOCAB_SIZE, make_model
 from tokenizers import Tokenizer
 
 from backends.base import ModelFiles
@@ -24,7 +25,7 @@ from backends.sampling.bad_words import BadWords
 from backends.transformers.backend import TransformersBackend
 from backends.transformers.fallback import SequentialRunner
 from backends.transformers.loading import _window_missing
-from backends.transformers.rolling import RollingRunner, decode_groups
+from backends.transformers.rolling import RollingRunner
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError, InvalidRequest
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
@@ -33,72 +34,6 @@ from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.cache_dir import default_cache_dir
 from lmi_handlers.engine.model_store import resolve_model
 from lmi_handlers.text.bundle import TOKENIZER_FILE, build_byte_bundle
-
-VOCAB_SIZE = 128
-EOS = 2
-
-TINY: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 96,
-    "initializer_range": 0.4,  # large enough that attention decides the next token
-    "bos_token_id": 1,
-    "eos_token_id": EOS,
-    "pad_token_id": 0,
-}
-GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96}
-MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
-# In sequences of more than 16 tokens all positions are rotated differently, so they need a forward of their own.
-LONGROPE = {
-    "original_max_position_embeddings": 16,
-    "rope_parameters": {
-        "rope_type": "longrope",
-        "rope_theta": 1e4,
-        "short_factor": [1.0, 1.1, 1.2, 1.3],
-        "long_factor": [1.5, 2.5, 4.0, 8.0],
-    },
-}
-
-CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaConfig", {}),
-    "qwen2": ("Qwen2Config", {}),
-    "qwen3": ("Qwen3Config", {}),
-    "mistral_sliding_window": ("MistralConfig", {"sliding_window": 5}),
-    "gemma2_softcap": (
-        "Gemma2Config",
-        {"sliding_window": 5, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8},
-    ),
-    "gemma3_sliding_window": ("Gemma3TextConfig", {"sliding_window": 5, "query_pre_attn_scalar": 8}),
-    "gpt2": ("GPT2Config", GPT2),
-    "mixtral": ("MixtralConfig", MOE),
-    "gpt_oss_sinks": ("GptOssConfig", MOE | {"sliding_window": 8}),
-}
-SLOW_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bloom": ("BloomConfig", {"n_layer": 2, "n_head": 4}),
-    "mamba": ("MambaConfig", {"state_size": 4, "num_hidden_layers": 2}),
-    "phi3_longrope": ("Phi3Config", LONGROPE),
-}
-
-
-def make_model(name: str) -> Any:
-    """Build a small float32 model with random weights. They are the same on every call."""
-    config_class, options = (CONFIGS | SLOW_CONFIGS)[name]
-    config = getattr(transformers, config_class)(**(TINY | options))
-    torch.manual_seed(5)
-    attention = {"attn_implementation": "eager"} if name.startswith("gemma2") else {}
-    model: Any = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # the library's own
-        config, dtype=torch.float32, **attention
-    )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:  # norms, biases and sinks start as constants, which would hide mistakes
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model.eval()
 
 
 def make_backend(model: Any, **options: Any) -> TransformersBackend:
@@ -302,7 +237,7 @@ def test_joining_and_leaving_changes_no_other_sequence(llama: Any, data: st.Data
     collected = driver.run()
     for request_id, (prompt, params) in requests.items():
         assert collected[request_id].token_ids == reference(llama, prompt, params)
-    assert backend._runner._slots == []  # type: ignore[attr-defined]  # only the rolling runner has slots
+    assert backend.kv_cache_usage == 0
 
 
 def test_seed_gives_the_same_tokens_in_any_batch(backend: TransformersBackend) -> None:
@@ -376,24 +311,21 @@ def test_cache_usage() -> None:
     for _ in range(3):
         backend.step()
         usages.append(backend.kv_cache_usage)
-    assert usages == [0.0, 0.09, 0.10, 0.0]
+    assert usages == [0.0, 0.25, 0.25, 0.0], "one block of four"
 
 
-def test_abort_frees_the_slot_and_ignores_unknown_ids(backend: TransformersBackend) -> None:
+def test_abort_frees_the_blocks_and_ignores_unknown_ids(backend: TransformersBackend) -> None:
     driver = Driver(backend)
     for n in range(3):
         driver.add(str(n), [4 + n, 9], greedy(50, ignore_eos=True))
     driver.step()
     driver.abort("1")
     driver.abort("never heard of")
-    runner = backend._runner
-    assert isinstance(runner, RollingRunner)
-    assert [sequence.request_id for sequence in runner._slots] == ["0", "2"]
     assert {output.request_id for output in driver.step()} == {"0", "2"}
     driver.abort("0")
     driver.abort("2")
     assert backend.step() == []
-    assert runner._slots == []
+    assert backend.kv_cache_usage == 0
 
 
 def test_abort_during_a_prompt(llama: Any) -> None:
@@ -422,26 +354,6 @@ def test_failing_sequence_fails_alone(llama: Any) -> None:
     collected = driver.run()
     for request_id, prompt in {"before": [5, 6, 7], "beside": [8, 9], "heir": [10, 11, 12, 13]}.items():
         assert collected[request_id].token_ids == reference(llama, prompt, greedy(12, ignore_eos=True))
-
-
-@given(
-    gaps=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 5000)), min_size=1, max_size=40),
-    call_cost=st.integers(0, 5000),
-)
-def test_decode_groups_cover_each_slot_once(gaps: list[tuple[int, int]], call_cost: int) -> None:
-    slots: list[int] = []
-    lengths: list[int] = []
-    for gap, length in gaps:
-        slots.append((slots[-1] if slots else -1) + gap)
-        lengths.append(length)
-    groups = decode_groups(slots, lengths, call_cost)
-    covered = [(group.first_slot + i, length) for group in groups for i, length in enumerate(group.lengths)]
-    assert covered == list(zip(slots, lengths, strict=True))
-    assert [group.first_token for group in groups] == [
-        sum(len(before.lengths) for before in groups[:n]) for n in range(len(groups))
-    ]
-    read = sum(len(group.lengths) * max(group.lengths) + call_cost for group in groups)
-    assert read <= sum(length + call_cost for length in lengths), "worse than each sequence by itself"
 
 
 # Sampling parameters
