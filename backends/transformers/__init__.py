@@ -20,10 +20,21 @@ DECLARATION = BackendDeclaration(
         "max_rolling_batch_prefill_tokens",
         "max_model_len",
         "dtype",
+        "quantize",
         "limit_mm_per_prompt",
     ),
     defaults={"max_rolling_batch_size": DEFAULT_BATCH_SIZE},
     rolling_batch=("scheduler",),
     handlers={"djl_python.huggingface": Handler()},
     unsupported={"adapters": "the weights are served as they are"},
+    untested=(
+        "Anything on a GPU. Attention copies each layer's blocks into one padded batch before it computes, which was chosen "
+        "for CPUs with 16-bit types; how fast that is on a GPU is not known.",
+        "`option.quantize=bitsandbytes4` and `bitsandbytes8`: the option reaches transformers' `BitsAndBytesConfig`, but "
+        "no model has been loaded with it.",
+        "The continuous batching of transformers itself, with paged attention and CUDA graphs, is not used: its scheduler, "
+        "block manager and sampler come with it, and per request it takes only temperature, `top_k` and `top_p`, so seeds, "
+        "grammars and penalties would be lost. It is slower than `generate` on a CPU; on a GPU it may well be faster than "
+        "this backend.",
+    ),
 )

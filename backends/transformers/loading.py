@@ -13,6 +13,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    BitsAndBytesConfig,
 )
 
 from backends.cpu_dtype import choose_cpu_dtype
@@ -37,6 +38,12 @@ DTYPES: dict[str, torch.dtype | None] = {
     "bf16": torch.bfloat16,
 }
 
+QUANTIZATIONS: dict[str, dict[str, bool]] = {
+    "bitsandbytes8": {"load_in_8bit": True},
+    "bitsandbytes4": {"load_in_4bit": True},
+}
+"""Values of option.quantize, under LMI's names, with the arguments of transformers' `BitsAndBytesConfig`."""
+
 # Default for option.max_model_len if the model states no limit (ALiBi, a recurrent state).
 UNBOUNDED_MAX_MODEL_LEN = 4096
 
@@ -52,6 +59,10 @@ def load_model(path: Path, properties: ServingProperties) -> Any:
         raise ConfigError(
             f"option.dtype: the transformers backend supports {', '.join(DTYPES)}, not {properties.dtype}"
         )
+    if properties.quantize not in (None, *QUANTIZATIONS):
+        raise ConfigError(
+            f"option.quantize: the transformers backend supports {', '.join(QUANTIZATIONS)}, not {properties.quantize}"
+        )
     device_map = properties.options_of(TransformersOptions).device_map
     if device_map is None and torch.cuda.is_available():
         device_map = "cuda"
@@ -61,6 +72,8 @@ def load_model(path: Path, properties: ServingProperties) -> Any:
         if getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None:
             # The library's default attention silently ignores the soft cap, but the model was trained with it.
             options["attn_implementation"] = "eager"
+        if properties.quantize is not None:
+            options["quantization_config"] = BitsAndBytesConfig(**QUANTIZATIONS[properties.quantize])  # type: ignore[no-untyped-call]  # the library's own
         takes_images = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
         auto_class = AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
         model = auto_class.from_pretrained(

@@ -21,10 +21,12 @@ from tiny_models import CONFIGS, EOS, SLOW_CONFIGS, VOCAB_SIZE, make_model
 from tokenizers import Tokenizer
 
 from backends.base import ModelFiles
+from backends.paged.sequence import Chunk, Sequence
 from backends.sampling.bad_words import BadWords
 from backends.transformers.backend import TransformersBackend
 from backends.transformers.fallback import SequentialRunner
-from backends.transformers.loading import _window_missing
+from backends.transformers.loading import _window_missing, load_model
+from backends.transformers.packing import LinearInputs, pack, unpack
 from backends.transformers.rolling import RollingRunner
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError, InvalidRequest
@@ -491,6 +493,59 @@ def test_options_that_no_model_supports(llama: Any, tmp_path: Any) -> None:
     files = ModelFiles(path=tmp_path, eos_token_ids=(EOS,), vocab_size=VOCAB_SIZE)
     with pytest.raises(ConfigError, match=r"option\.dtype.*int8"):
         TransformersBackend.load(files, ServingProperties(dtype="int8"), lambda phase: None)
+
+
+@pytest.mark.parametrize(("name", "field"), [("bitsandbytes4", "load_in_4bit"), ("bitsandbytes8", "load_in_8bit")])
+def test_quantize_reaches_the_library(
+    llama: Any, tmp_path: Any, name: str, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llama.save_pretrained(tmp_path)
+    seen: dict[str, Any] = {}
+
+    def from_pretrained(_path: Path, **options: Any) -> Any:
+        seen.update(options)
+        return llama
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    load_model(tmp_path, ServingProperties(dtype="fp32", quantize=name))
+    assert getattr(seen["quantization_config"], field)
+    with pytest.raises(ConfigError, match=r"option\.quantize.*bitsandbytes4.*awq"):
+        load_model(tmp_path, ServingProperties(quantize="awq"))
+
+
+def test_packing_is_undone_exactly(llama: Any) -> None:
+    model = make_model("llama")
+    prompt = torch.tensor([[5, 6, 7]])
+    with torch.inference_mode(), LinearInputs(model) as inputs:
+        model(input_ids=prompt)
+    assert inputs.siblings
+    pack(model, inputs.siblings)
+    assert not any(type(module) is torch.nn.Linear for module in model.modules())
+    unpack(model)
+    for name, weight in llama.state_dict().items():
+        assert torch.equal(model.state_dict()[name], weight), name
+
+
+@pytest.mark.parametrize("name", ["bloom", "mamba"])
+def test_sequential_runner_starts_again_after_a_preemption(name: str) -> None:
+    """Also after a forward that did not get to its end, when its state is of another length."""
+    model = make_model(name)
+    runner = SequentialRunner(model, 8)
+    sequence = Sequence("a", [5, 6, 7], 20)
+    for token in (8, 9, 10, 11):
+        start = sequence.num_computed
+        chunk = Chunk(sequence, start, sequence.token_ids[start:], 1)
+        got = runner.forward([chunk])
+        again = runner.forward([chunk])
+        with torch.inference_mode():
+            expected = model(input_ids=torch.tensor([sequence.token_ids])).logits[0, -1:]
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(again, expected, rtol=1e-3, atol=1e-3)
+        sequence.num_computed = chunk.stop
+        sequence.append(token)
+        if token == 9:  # preempted
+            runner.release(sequence)
+            sequence.num_computed = 0
 
 
 # The real model
