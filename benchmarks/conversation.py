@@ -86,8 +86,7 @@ def _round(server: Server, seed: object) -> Round:
 
 def _looked_up_and_found(server: Server) -> tuple[float, float]:
     time.sleep(0.3)  # `/metrics` is up to a tenth of a second old
-    metrics = server.metrics()
-    return metrics["lmi_prefix_cache_queries_total"], metrics["lmi_prefix_cache_hits_total"]
+    return server.counter("vllm:prefix_cache_queries_total"), server.counter("vllm:prefix_cache_hits_total")
 
 
 def _turns(server: Server, seed: object, turns: int = TURNS) -> list[float]:

@@ -190,6 +190,6 @@ def _answers(
         if _engine(server).pid != engine.pid:
             raise RuntimeError("the engine was replaced")
         time.sleep(0.3)  # `/metrics` is up to a tenth of a second old
-        preemptions = server.metrics()["lmi_num_preemptions_total"]
+        preemptions = server.counter("vllm:num_preemptions_total")
         texts = [json.loads(answer.body)["generated_text"] for answer in load.answers]
         return texts, load.seconds, preemptions, engine.peak_resident_bytes - level

@@ -104,6 +104,10 @@ class Server:
         series = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in series}
 
+    def counter(self, name: str) -> float:
+        """Return the value of a series of `/metrics`, whatever its labels."""
+        return sum(value for series, value in self.metrics().items() if series.partition("{")[0] == name)
+
     @property
     def backend(self) -> str:
         """The backend that our server has loaded."""

@@ -22,3 +22,6 @@ class LoadPhase(str, enum.Enum):
     COMPILING = "compiling the model"
     CHECKING = "checking the model"
     WARM_UP = "warming up"
+
+    def __str__(self) -> str:
+        return self.value

@@ -127,7 +127,7 @@ REQUEST_MAX_TOKENS = _histogram(
 )
 
 ENGINE_COUNTERS = {
-    field: _counter(f"lmi_{field}_total", unit, documentation)
+    field: _counter(f"vllm:{field}_total", unit, documentation)
     for field, unit, documentation in (
         ("prefix_cache_queries", "tokens", "Prompt tokens that were looked up in the prefix cache."),
         ("prefix_cache_hits", "tokens", "Prompt tokens that were found in the prefix cache."),
@@ -165,19 +165,18 @@ when a worker or an engine is replaced. Every series exists from the start.
 * Histograms of an *answer* leave out requests that failed. The others include every request that
   has received a token.
 * Gauges are reported by the engine and are at most a tenth of a second old. They are zero while no
-  engine is loaded. Only `transformers` and `vllm` report the use of their KV cache.
+  engine is loaded. Only `openvino`, `transformers` and `vllm` report the use of their KV cache.
 * `lmi_load_seconds` describes the last load, whether the server or only its engine was started.
   Each series is set when its phase ends. All phases add up to the time until the engine was ready.
 """
 
 _DIFFERENCES = """\
 TGI's series have no label except `err`. All of vLLM's have `model_name` and `engine`, which is
-always `0`. The series called `lmi_` are this server's own, and only `lmi_load_seconds` has a label.
+always `0`. `lmi_load_seconds` is this server's own.
 
-The engine counts `lmi_prefix_cache_*`, `lmi_spec_decode_*` and `lmi_num_preemptions_total`. They
-mean the same as vLLM's series of these names. `vllm` counts all of them, the last two when a
-sequence ends. `tensorrt_llm` counts only the prefix cache. What an engine does not count stays
-zero.
+The engine counts `vllm:prefix_cache_*`, `vllm:spec_decode_*` and `vllm:num_preemptions_total`.
+`openvino`, `transformers` and `vllm` count all of them; `vllm` counts the last two when a sequence
+ends. `tensorrt_llm` counts only the prefix cache. What an engine does not count stays zero.
 
 | `err` | the request |
 | --- | --- |

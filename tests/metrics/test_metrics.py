@@ -391,11 +391,11 @@ def test_an_engines_counters_go_on_in_the_next_engine(tmp_path: Path) -> None:
                 )
             )
             assert seen() == {
-                "lmi_prefix_cache_queries_total": 100 * (2 * prior + times),
-                "lmi_prefix_cache_hits_total": 60 * (2 * prior + times),
-                "lmi_spec_decode_num_draft_tokens_total": 8 * (2 * prior + times),
-                "lmi_spec_decode_num_accepted_tokens_total": 5 * (2 * prior + times),
-                "lmi_num_preemptions_total": 3 * (2 * prior + times),
+                "vllm:prefix_cache_queries_total": 100 * (2 * prior + times),
+                "vllm:prefix_cache_hits_total": 60 * (2 * prior + times),
+                "vllm:spec_decode_num_draft_tokens_total": 8 * (2 * prior + times),
+                "vllm:spec_decode_num_accepted_tokens_total": 5 * (2 * prior + times),
+                "vllm:num_preemptions_total": 3 * (2 * prior + times),
             }
 
 

@@ -116,13 +116,16 @@ def test_metrics(start_server: StartServer) -> None:
     server = start_server(CACHING, environ=WITH_PLUGIN)
     for prompt in ("metric", "metrics"):
         assert server.invoke({"inputs": prompt}).status_code == 200
-    wait_until(lambda: counters(server) == {"lmi_prefix_cache_queries_total": 6 + 7, "lmi_prefix_cache_hits_total": 6})
+    wait_until(
+        lambda: counters(server) == {"vllm:prefix_cache_queries_total": 6 + 7, "vllm:prefix_cache_hits_total": 6}
+    )
 
 
 def counters(server: Server) -> dict[str, float]:
     lines = requests.get(f"{server.url}/metrics", timeout=30).text.splitlines()
     return {
-        name: float(value) for name, value in (line.split() for line in lines if line.startswith("lmi_prefix_cache_"))
+        name.partition("{")[0]: float(value)
+        for name, value in (line.split() for line in lines if line.startswith("vllm:prefix_cache_"))
     }
 
 
