@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 BLOCK_SIZE = 32
-"""Tokens per block. With 16, decoding 32 sequences of 500 tokens takes a fifth longer; with 64 nothing is faster."""
+"""Tokens per block. With 16, attention of 32 sequences to 500 tokens takes 6 % longer; 64 is no faster at 100 tokens."""
 
 
 class KVCache:
