@@ -18,15 +18,17 @@ from lmi_handlers.core.request import TokenRequest
 class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     """The model on disk, as resolved by the engine process. `path` is None for a backend that needs no model.
 
-    A backend that declares `reads_gguf` gets the model as `gguf_file`. `path` is then a folder of the cache with its
-    tokenizer.json, in which the backend may keep what it converts the file to (`lmi_handlers.core.convert_once`). For
-    other backends, `path` is a folder of safetensors with their configuration, and `gguf_file` is None.
+    `path` is a folder of safetensors with their configuration, and `gguf_file` is None. Only a backend that declares
+    `reads_gguf` gets GGUF files as such: then `path` is a folder with the file's tokenizer.json. `cache` is a folder,
+    which need not exist, in which a backend may keep what it converts the model to
+    (`lmi_handlers.core.convert_once`).
 
     `adapters` maps the name of each LoRA adapter to its directory. It is empty if `option.enable_lora` is off.
     """
 
     path: Path | None
     gguf_file: Path | None = None
+    cache: Path | None = None
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     adapters: dict[str, Path] = {}

@@ -22,7 +22,7 @@ from lmi_handlers.core.gguf import GgufHeader, read_gguf_header
 _GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Endings of the architecture names that LMI serves with its faster engines."""
 
-_FALLBACK = "transformers"
+FALLBACK = "transformers"
 """The backend that serves most models on any device."""
 
 Build = Literal["gpu", "cpu"]
@@ -49,7 +49,7 @@ def select_backend(properties: ServingProperties, gguf_file: Path | None = None)
     candidates = sorted((item for item in known.backends.values() if item.priority), key=lambda item: -item.priority)
     return choose_backend(
         candidates,
-        builds={item.name: installed_build(item) for item in (*candidates, declaration(_FALLBACK))},
+        builds={item.name: installed_build(item) for item in (*candidates, declaration(FALLBACK))},
         gpu=find_gpu(os.environ, Path("/dev")),
         architectures=_architectures(properties),
         gguf=_gguf_header(gguf_file),
@@ -70,33 +70,38 @@ def choose_backend(
     come from the model's config.json. They are empty if not known yet. `gguf` is None for a model of another format.
     """
     if architectures and not any(name.endswith(_GENERATING) for name in architectures):
-        return Selection(_FALLBACK, f"the faster engines do not generate text with a {architectures[0]}")
+        return Selection(FALLBACK, f"the faster engines do not generate text with a {architectures[0]}")
     reasons = []
     for candidate in candidates:
         build = builds[candidate.name]
         if build is None:
             reasons.append(f"{candidate.name} is not installed")
-        elif candidate.reads_gguf is not None and (reason := candidate.reads_gguf.why_not(gguf)) is not None:
+        elif (reason := candidate.why_not(gguf, architectures)) is not None:
             reasons.append(f"{candidate.name} {reason}")
-        elif candidate.cpu_only and gpu is not None and builds.get(_FALLBACK) == "gpu":
+        elif candidate.cpu_only and gpu is not None and builds.get(FALLBACK) == "gpu":
             reasons.append(f"{candidate.name} does not use the {gpu} GPU")
         elif not candidate.gpus:
-            reads = "" if candidate.reads_gguf is None else " and reads this GGUF file"
-            return Selection(candidate.name, f"{candidate.name} is installed{reads}")
+            return Selection(candidate.name, f"{candidate.name} is installed{_what_it_reads(candidate, gguf)}")
         elif build == "gpu" and gpu in candidate.gpus:
             return Selection(candidate.name, f"{candidate.name} is installed and there is an {gpu} GPU")
         else:
             reasons.append(f"{candidate.name} {_why_not(candidate, build, gpu)}")
-    return Selection(_FALLBACK, "; ".join(reasons))
+    return Selection(FALLBACK, "; ".join(reasons))
 
 
 def check_format(backend: BackendDeclaration, gguf_file: Path | None) -> None:
-    """Raise `ConfigError` if the backend only reads GGUF files and the model is not one that it supports."""
-    if backend.reads_gguf is None:
+    """Raise `ConfigError` if the backend only reads certain GGUF files and the model is not one of them."""
+    if backend.reads_gguf is None or (gguf_file is None and backend.architectures):
         return
     header = None if gguf_file is None else read_gguf_header(gguf_file)
     if reason := backend.reads_gguf.why_not(header):
         raise ConfigError(f"option.model_id: {gguf_file or 'the model'} cannot be served: {backend.name} {reason}")
+
+
+def _what_it_reads(candidate: BackendDeclaration, gguf: GgufHeader | None) -> str:
+    if candidate.reads_gguf is not None and gguf is not None:
+        return " and reads this GGUF file"
+    return " and serves this architecture" if candidate.architectures else ""
 
 
 def _why_not(candidate: BackendDeclaration, build: Build, gpu: str | None) -> str:

@@ -1,4 +1,7 @@
-"""Serves GGUF files on a CPU with OpenVINO, with a rolling batch over a paged KV cache. Needs no torch."""
+"""Serves GGUF files and safetensors on a CPU with OpenVINO, with a rolling batch over a paged KV cache.
+
+Needs torch only to convert safetensors, once.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,28 @@ DECLARATION = BackendDeclaration(
     requires=("openvino", "openvino_genai", "gguf", "llguidance"),
     install="lmi-handlers[openvino]",
     options=OpenVinoOptions,
-    reads=("model_id", "max_rolling_batch_size", "max_rolling_batch_prefill_tokens", "max_model_len"),
+    reads=(
+        "model_id",
+        "trust_remote_code",
+        "max_rolling_batch_size",
+        "max_rolling_batch_prefill_tokens",
+        "max_model_len",
+    ),
     defaults={"max_rolling_batch_size": DEFAULT_BATCH_SIZE},
     reads_gguf=GgufFormats(("llama", "qwen2", "qwen3"), ("F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")),
+    architectures=(
+        "Ernie4_5ForCausalLM",
+        "GemmaForCausalLM",
+        "GraniteForCausalLM",
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "Olmo2ForCausalLM",
+        "Phi3ForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+        "SmolLM3ForCausalLM",
+        "Starcoder2ForCausalLM",
+    ),
     priority=5,
     cpu_only=True,
     rolling_batch=("openvino",),

@@ -1,14 +1,16 @@
-"""The OpenVINO adapter: converts a GGUF file once, and compiles it for this CPU."""
+"""The OpenVINO adapter: converts a model once, and compiles it for this CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 
 from backends.base import ModelFiles
 from backends.openvino import DECLARATION
-from backends.openvino.gguf import MODEL_NAME, convert_gguf
-from backends.openvino.model import EXACT, compile_model
+from backends.openvino.checkpoint import context_length, convert_checkpoint
+from backends.openvino.gguf import convert_gguf
+from backends.openvino.model import EXACT, MODEL_NAME, compile_model
 from backends.openvino.options import OpenVinoOptions
 from backends.openvino.runner import OpenVinoRunner, kv_block
 from backends.paged.backend import MAX_LOGPROBS, PagedBackend
@@ -25,21 +27,27 @@ _TOKENIZER_FILE = "tokenizer.json"
 
 
 class OpenVinoBackend(PagedBackend):
-    """Continuous batching on a CPU in float32, with the weights as the GGUF file has them."""
+    """Continuous batching on a CPU in float32, with the weights as the files have them."""
 
     @classmethod
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> OpenVinoBackend:
-        """Convert the file if that has not been done yet, and compile the result."""
-        if model.path is None or model.gguf_file is None:
-            raise ConfigError("option.model_id: the openvino backend needs a GGUF file")
-        gguf_file, options = model.gguf_file, properties.options_of(OpenVinoOptions)
+        """Convert the model if that has not been done yet, and compile the result."""
+        if model.path is None or model.cache is None:
+            raise ConfigError("option.model_id: the openvino backend needs a model")
+        path, gguf_file, options = model.path, model.gguf_file, properties.options_of(OpenVinoOptions)
         max_num_seqs = properties.max_rolling_batch_size or DEFAULT_BATCH_SIZE
-        max_model_len = choose_max_model_len(read_gguf_header(gguf_file).context_length, properties.max_model_len)
+        limit = context_length(path) if gguf_file is None else read_gguf_header(gguf_file).context_length
+        max_model_len = choose_max_model_len(limit, properties.max_model_len)
+
+        def convert(partial: Path) -> None:
+            if gguf_file is None:
+                convert_checkpoint(path, partial, report, trust_remote_code=properties.trust_remote_code)
+            else:
+                convert_gguf(gguf_file, partial, report)
 
         report(LoadPhase.MODEL)
         # Another version may read the file differently.
-        folder = model.path / f"openvino-{version('openvino')}"
-        convert_once(folder, lambda partial: convert_gguf(gguf_file, partial, report), report)
+        folder = convert_once(model.cache / f"openvino-{version('openvino')}", convert, report)
         report(LoadPhase.COMPILING)
         compiled = compile_model(folder / MODEL_NAME, EXACT)
         block_size, bytes_per_block = kv_block(compiled)

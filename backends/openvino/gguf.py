@@ -20,10 +20,9 @@ import openvino
 import openvino_genai
 from openvino import opset13
 
+from backends.openvino.model import MODEL_NAME
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.gguf import GgufTensor, read_gguf_header
-
-MODEL_NAME = "openvino_model.xml"
 
 
 def convert_gguf(gguf_file: Path, folder: Path, report: Callable[[str], None]) -> None:

@@ -10,6 +10,8 @@ from openvino._offline_transformations import paged_attention_transformation  # 
 
 from lmi_handlers.core.errors import ConfigError
 
+MODEL_NAME = "openvino_model.xml"
+
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 """Properties with which the CPU computes in float32, and caches keys and values as such."""
 

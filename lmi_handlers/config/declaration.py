@@ -67,12 +67,14 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
         `defaults`         its defaults for shared options that have none, for the documentation
         `passes_options`   undeclared options are passed to the engine, which checks them (`Backend.check_options`)
         `needs_model`      false if it generates without weights; it then gets a byte-level tokenizer
-        `reads_gguf`       the GGUF files that it reads itself. It then serves nothing else. Other backends get GGUF
-                           files converted to safetensors
+        `reads_gguf`       the GGUF files that it reads itself. Other backends get GGUF files converted to safetensors.
+                           It serves nothing else unless `architectures` names some
 
     Choice
         `priority`         `auto` tries backends in this order, highest first; it never chooses one with 0
         `gpus`             "NVIDIA", "AMD": GPUs that `auto` must find before it chooses this backend
+        `architectures`    if not empty, `auto` only chooses this backend for a folder whose config.json names one of
+                           these. If loading raises `UnsupportedModel` nevertheless, `auto` takes transformers
         `cpu_only`         computes on the CPU, so `auto` prefers transformers if that can use a GPU
         `rolling_batch`    LMI's words for it in `option.rolling_batch`, the usual one first
         `aliases`          more names for it in `option.backend`
@@ -97,6 +99,7 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     reads_gguf: GgufFormats | None = None
     priority: int = 0
     gpus: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ()
     cpu_only: bool = False
     rolling_batch: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
@@ -105,6 +108,17 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     conditional: Mapping[str, str] = NOTHING
     sampled_defaults: Mapping[str, float] = NOTHING
     untested: tuple[str, ...] = ()
+
+    def why_not(self, gguf: GgufHeader | None, architectures: tuple[str, ...]) -> str | None:
+        """Return why `auto` does not choose this backend for such a model, or None if it may.
+
+        `gguf` is None for a model of another format. `architectures` come from its config.json; empty if not known.
+        """
+        if self.reads_gguf is not None and (gguf is not None or not self.architectures):
+            return self.reads_gguf.why_not(gguf)
+        if not self.architectures or set(self.architectures).intersection(architectures):
+            return None
+        return f"is not chosen for {', '.join(architectures) or 'a model before its files are here'}"
 
     def values(self, properties: ServingProperties) -> dict[str, Any]:
         """Return the options that this backend reads and that are not None, shared and own, by field name."""

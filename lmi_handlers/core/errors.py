@@ -2,6 +2,7 @@
 
     LMIError
     ├── ConfigError              the operator must fix an option or the model; the process does not start
+    │   └── UnsupportedModel         the backend cannot serve the model; another one may
     ├── RequestError             this request fails; no other request is affected
     │   ├── InvalidRequest           the client must change its request
     │   │   ├── UnsupportedFeature       the backend in use does not support what was requested
@@ -56,6 +57,10 @@ class LMIError(Exception):
 
 class ConfigError(LMIError):
     """The operator must fix an option or the model before anything can start."""
+
+
+class UnsupportedModel(ConfigError):
+    """The backend cannot serve the model although its kind is one that it supports. Another backend may."""
 
 
 class RequestError(LMIError):

@@ -11,6 +11,8 @@ from pathlib import Path
 # Part of every cache key. Increase it when the output of a conversion changes.
 CONVERSION_VERSION = 1
 
+_CHECKPOINT = (".safetensors", ".bin", ".json", ".py")
+
 
 def default_cache_dir(environ: Mapping[str, str]) -> Path:
     """Return `$LMI_CACHE_DIR`, else `$XDG_CACHE_HOME/lmi-handlers`, else `~/.cache/lmi-handlers`.
@@ -44,8 +46,16 @@ def prepared_dir(gguf_file: Path, cache_dir: Path) -> Path:
     return cache_dir / f"{gguf_file.stem}-{_fingerprint(gguf_file)}-gguf"
 
 
-def _fingerprint(file: Path) -> str:
+def checkpoint_dir(model: Path, cache_dir: Path) -> Path:
+    """Return the folder for what an engine converts the checkpoint in the folder `model` to."""
+    files = sorted(file for file in model.iterdir() if file.suffix in _CHECKPOINT)
+    return cache_dir / f"{model.name}-{_fingerprint(*files)}"
+
+
+def _fingerprint(*files: Path) -> str:
     # Not a hash of the content: a start must not read many gigabytes just to find the file in the cache.
-    status = file.stat()
-    key = f"{CONVERSION_VERSION}\0{file.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
+    key = str(CONVERSION_VERSION)
+    for file in files:
+        status = file.stat()
+        key += f"\0{file.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
     return hashlib.sha256(key.encode()).hexdigest()[:16]

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import msgspec
 
-from backends import declaration, load_backend_class
+from backends import declaration, load_backend_class, registry
 from backends.base import Backend, ModelFiles
-from backends.selection import check_format, select_backend
+from backends.selection import FALLBACK, check_format, select_backend
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
-from lmi_handlers.core.errors import ConfigError, EngineDead, LoadFailed
+from lmi_handlers.core.errors import ConfigError, EngineDead, LoadFailed, UnsupportedModel
 from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.engine.adapters import find_adapters
 from lmi_handlers.engine.admission import Admission, DynamicBatch, RollingBatch
-from lmi_handlers.engine.cache_dir import default_cache_dir
+from lmi_handlers.engine.cache_dir import checkpoint_dir, default_cache_dir
 from lmi_handlers.engine.heartbeat import CPU_PATIENCE, PULSE_INTERVAL, Heartbeat
 from lmi_handlers.engine.load_report import LoadReport
 from lmi_handlers.engine.loop import EngineLoop, Inbox
@@ -139,11 +139,18 @@ def _load(settings: EngineSettings, report: LoadReport) -> Backend:
     files = ModelFiles(
         path=model_path,
         gguf_file=gguf_file,
+        cache=checkpoint_dir(model_path, cache_dir) if model_path is not None and gguf_file is None else model_path,
         eos_token_ids=bundle.eos_token_ids,
         vocab_size=bundle.vocab_size,
         adapters=find_adapters(properties, model_path),
     )
-    return backend_class.load(files, properties, report)
+    try:
+        return backend_class.load(files, properties, report)
+    except UnsupportedModel as error:
+        if gguf_file is not None or registry().requested(properties) != "auto":
+            raise
+        logger.warning("backend selected", extra={"backend": FALLBACK, "reason": str(error)})
+        return load_backend_class(FALLBACK).load(files, properties, report)
 
 
 def _served(capabilities: Capabilities, properties: ServingProperties) -> Capabilities:

@@ -72,7 +72,7 @@ class BackendContract:
     def model_path(cls) -> Path:
         """The model's directory: by default, the server's default model. Override it to use another model.
 
-        For a backend that declares `reads_gguf`, it is a GGUF file.
+        For a backend that declares `reads_gguf`, the default model is a GGUF file.
         """
         cache_dir = default_cache_dir(os.environ)
         if declaration(cls.name).reads_gguf:
@@ -98,19 +98,24 @@ class BackendContract:
         """The loaded backend, for all checks of the class."""
         directory = tmp_path_factory.mktemp("model")
         phases: list[str] = []
+        cache = tmp_path_factory.mktemp("cache")
         path: Path | None = None
         gguf_file: Path | None = None
         if not declaration(cls.name).needs_model:
             bundle = build_byte_bundle(directory)
-        elif declaration(cls.name).reads_gguf:
-            gguf_file = request.getfixturevalue("model_path")
-            path = prepare_gguf(gguf_file, default_cache_dir(os.environ), phases.append)
+        elif (source := request.getfixturevalue("model_path")).is_file():
+            gguf_file, cache = source, prepare_gguf(source, default_cache_dir(os.environ), phases.append)
+            path = cache
             bundle = copy_text_bundle(path, directory)
         else:
-            path = request.getfixturevalue("model_path")
+            path = source
             bundle = build_text_bundle(path, directory)
         files = ModelFiles(
-            path=path, gguf_file=gguf_file, eos_token_ids=bundle.eos_token_ids, vocab_size=bundle.vocab_size
+            path=path,
+            gguf_file=gguf_file,
+            cache=cache,
+            eos_token_ids=bundle.eos_token_ids,
+            vocab_size=bundle.vocab_size,
         )
         backend = cls.backend_class().load(files, options.properties, phases.append)
         assert all(phases), "load must call report with a LoadPhase or a few words, not with an empty string"

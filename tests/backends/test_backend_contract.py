@@ -38,6 +38,19 @@ class TestOpenVinoSmallCache(BackendContract):
 
 
 @pytest.mark.model
+@pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="needs lmi-handlers[openvino]")
+class TestOpenVinoTinyModel(BackendContract):
+    """Converted from safetensors."""
+
+    name = "openvino"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model_path(cls, tiny_llama: Path) -> Path:
+        return tiny_llama
+
+
+@pytest.mark.model
 class TestTransformersTinyModel(BackendContract):
     name = "transformers"
     properties = "option.dtype=fp32"

@@ -16,8 +16,8 @@ import gguf
 import openvino
 from mixed_gguf import Q, write_mixed_gguf
 
-from backends.openvino.gguf import MODEL_NAME, convert_gguf
-from backends.openvino.model import EXACT
+from backends.openvino.gguf import convert_gguf
+from backends.openvino.model import EXACT, MODEL_NAME
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.engine.model_files import locate_model
 

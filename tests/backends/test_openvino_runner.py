@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("openvino_genai", reason="needs lmi-handlers[openvino]")
 
-from backends.openvino.gguf import MODEL_NAME, convert_gguf
-from backends.openvino.model import EXACT, compile_model
+from backends.openvino.gguf import convert_gguf
+from backends.openvino.model import EXACT, MODEL_NAME, compile_model
 from backends.openvino.runner import OpenVinoRunner, kv_block
 from backends.paged.sequence import Chunk, Sequence
 from lmi_handlers.engine.model_files import locate_model

@@ -170,6 +170,37 @@ def test_auto_with_a_backend_that_reads_gguf(
     assert choose_backend([READS_GGUF], builds=builds, gpu=gpu, architectures=(), gguf=header) == chosen
 
 
+NAMES_ARCHITECTURES = BackendDeclaration(
+    name="mine",
+    location="my_engine:MyBackend",
+    priority=5,
+    reads_gguf=GgufFormats(("llama",), ("Q4_0",)),
+    architectures=("LlamaForCausalLM", "Qwen2ForCausalLM"),
+)
+
+
+@pytest.mark.parametrize(
+    ("architectures", "gguf", "chosen"),
+    [
+        (LLAMA, None, Selection("mine", "mine is installed and serves this architecture")),
+        (("GPT2LMHeadModel",), None, Selection("transformers", "mine is not chosen for GPT2LMHeadModel")),
+        ((), None, Selection("transformers", "mine is not chosen for a model before its files are here")),
+        ((), "llama", Selection("mine", "mine is installed and reads this GGUF file")),
+        ((), "qwen2", Selection("transformers", "mine only reads GGUF files of llama, not qwen2")),
+    ],
+)
+def test_auto_with_a_backend_that_names_architectures(
+    architectures: tuple[str, ...], gguf: str | None, chosen: Selection
+) -> None:
+    header = (
+        None if gguf is None else GgufHeader({"general.architecture": gguf}, (GgufTensor("x", (32, 256), "Q4_0", 0),))
+    )
+    builds: dict[str, Build | None] = {"mine": "cpu"}
+    selection = choose_backend([NAMES_ARCHITECTURES], builds=builds, gpu=None, architectures=architectures, gguf=header)
+    assert selection == chosen
+    check_format(NAMES_ARCHITECTURES, None)
+
+
 def test_a_backend_that_reads_gguf_gets_nothing_else(tmp_path: Path) -> None:
     file = make_gguf(tmp_path / "tiny.gguf")
     with pytest.raises(ConfigError, match=r"option\.model_id: the model cannot be served: mine only reads GGUF files$"):

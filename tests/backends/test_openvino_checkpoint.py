@@ -1,0 +1,134 @@
+"""Checkpoints converted for OpenVINO compute what transformers computes, or are refused with the reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("openvino", reason="needs lmi-handlers[openvino]")
+pytest.importorskip("transformers", reason="needs lmi-handlers[transformers]")
+
+import torch
+import transformers
+from serving import Server
+
+from backends.openvino.checkpoint import convert_checkpoint
+from backends.openvino.model import EXACT, MODEL_NAME, compile_model
+from backends.openvino.runner import OpenVinoRunner
+from backends.paged.sequence import Chunk, Sequence
+from lmi_handlers.core.errors import UnsupportedModel
+
+pytestmark = pytest.mark.model
+
+TINY: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 96,
+    "initializer_range": 0.4,  # large enough that attention decides the next token
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "sliding_window": None,
+}
+SCALED = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "LlamaConfig": {"rope_parameters": SCALED | {"original_max_position_embeddings": 32}},
+    "Phi3Config": {},
+    "Qwen3Config": {},
+}
+SLOW_CONFIGS: dict[str, dict[str, Any]] = {
+    "Ernie4_5Config": {},
+    "GemmaConfig": {},
+    "GraniteConfig": {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
+    "MistralConfig": {},
+    "Olmo2Config": {},
+    "Qwen2Config": {},
+    "SmolLM3Config": {},
+    "Starcoder2Config": {},
+}
+
+
+def make_checkpoint(config_class: str, options: dict[str, Any], folder: Path) -> Any:
+    """A small model with random weights in bfloat16, written to `folder`."""
+    torch.manual_seed(5)
+    config = getattr(transformers, config_class)(**(TINY | options))
+    model: Any = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]  # the library's own
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # norms and biases start as constants, which would hide mistakes
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    "config_class", [*CONFIGS, *(pytest.param(name, marks=pytest.mark.long) for name in SLOW_CONFIGS)]
+)
+def test_logits_are_those_of_transformers(config_class: str, tmp_path: Path) -> None:
+    model = make_checkpoint(config_class, (CONFIGS | SLOW_CONFIGS)[config_class], tmp_path / "model")
+    (tmp_path / "converted").mkdir()
+    phases: list[str] = []
+    convert_checkpoint(tmp_path / "model", tmp_path / "converted", phases.append, trust_remote_code=False)
+    assert phases == ["converting model", *(f"converting model: {word}" for word in ("tracing", "saving", "comparing"))]
+    weights = sum(file.stat().st_size for file in (tmp_path / "model").glob("*.safetensors"))
+    assert (tmp_path / "converted" / "openvino_model.bin").stat().st_size < 1.2 * weights  # still 16 bits a weight
+    runner = OpenVinoRunner(compile_model(tmp_path / "converted" / MODEL_NAME, EXACT), 4)
+    prompt = [(7 * i + 3) % TINY["vocab_size"] for i in range(90)]
+    sequence = Sequence("a", prompt, len(prompt))
+    sequence.blocks = [2, 0, 3]
+    logits = [runner.forward([Chunk(sequence, i, prompt[i : i + 45], 45)]).copy() for i in (0, 45)]
+    with torch.inference_mode():
+        expected = model(torch.tensor([prompt])).logits[0].numpy()
+    np.testing.assert_allclose(np.concatenate(logits), expected, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("config_class", "options", "reason"),
+    [
+        ("MistralConfig", {"sliding_window": 5}, "its attention has sliding_window"),
+        pytest.param("MixtralConfig", {"num_local_experts": 4}, "No conversion rule found", marks=pytest.mark.long),
+        pytest.param(
+            "LlamaConfig",
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+            "its dynamic rotary",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_model_that_openvino_cannot_serve(
+    config_class: str, options: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    make_checkpoint(config_class, options, tmp_path / "model")
+    (tmp_path / "converted").mkdir()
+    with pytest.raises(
+        UnsupportedModel, match=rf"option\.model_id: .*model cannot be converted for openvino: .*{reason}"
+    ):
+        convert_checkpoint(tmp_path / "model", tmp_path / "converted", lambda phase: None, trust_remote_code=False)
+
+
+@pytest.mark.long
+def test_auto_takes_transformers_for_a_model_that_cannot_be_converted(tiny_llama: Path, tmp_path: Path) -> None:
+    """Its architecture is in the declaration's list, but not its rotary embedding."""
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in tiny_llama.iterdir():
+        (model / file.name).symlink_to(file)
+    config = json.loads((tiny_llama / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    (model / "config.json").unlink()
+    (model / "config.json").write_text(json.dumps(config))
+    server = Server(tmp_path / "m", f"option.model_id={model}\noption.dtype=fp32\n")
+    try:
+        server.wait_ready()
+        assert "its dynamic rotary embedding depends on the length" in server.log
+    finally:
+        server.stop()
