@@ -70,11 +70,12 @@ class Scheduler:
         """Return the step's chunks, and the sequences that were preempted to make room for them.
 
         At most `prefill_tokens` tokens of prompts are computed, or one whole prompt if they cannot be split. There is
-        at least one chunk unless there are no sequences.
+        at least one chunk unless there are no sequences, even if `prefill_tokens` is 0.
         """
         preempted = self._make_room()
         chunks = [self._next_token(sequence) for sequence in self._started if _generates(sequence)]
-        chunks += self._prefill(prefill_tokens)
+        if prefill_tokens or not chunks:
+            chunks += self._prefill(max(1, prefill_tokens))
         return chunks, preempted
 
     def computed(self, chunk: Chunk, num_accepted: int = 0) -> None:
@@ -202,7 +203,7 @@ class Scheduler:
         while left > 0 and (sequence := next(candidates, None)) is not None:
             shares[sequence] = min(sequence.num_left, left)
             left -= shares[sequence]
-        shares[first] += max(0, min(left, first.num_left - shares[first]))
+        shares[first] += min(left, first.num_left - shares[first])
         return [_prompt_chunk(sequence, count) for sequence, count in shares.items()]
 
     @staticmethod

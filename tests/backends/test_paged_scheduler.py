@@ -116,7 +116,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.engine.sequences[name].failed = failed
         self.engine.remove(name)
 
-    @rule(budget=st.integers(1, 40), drafts=st.lists(st.integers(0, 9), max_size=6), accepted=st.integers(0, 6))
+    @rule(budget=st.integers(0, 40), drafts=st.lists(st.integers(0, 9), max_size=6), accepted=st.integers(0, 6))
     def step(self, budget: int, drafts: list[int], accepted: int) -> None:
         chunks = self.engine.step(budget, accepted, drafts)
         assert bool(chunks) == bool(len(self.engine.scheduler) or chunks)
@@ -309,3 +309,39 @@ def test_prefill_takes_as_long_as_the_rest_of_the_step() -> None:
         budget.observe(0.1 + 0.001 * 64, num_generating=3, num_prefill_tokens=64)
     assert 95 <= budget.tokens(3) <= 105
     assert budget.tokens(0) == 512
+
+
+def slowest_step(budget: PrefillBudget, *, decode: float, per_token: float, steps: int) -> float:
+    """Let one sequence generate beside an endless prompt. Returns how long the slowest of the last 20 steps takes."""
+    seconds = []
+    for _ in range(steps):
+        tokens = budget.tokens(1)
+        seconds.append(decode + per_token * tokens)
+        budget.observe(seconds[-1], num_generating=1, num_prefill_tokens=tokens)
+    return max(seconds[-20:])
+
+
+def test_a_pause_of_the_machine_does_not_slow_the_steps_after_it() -> None:
+    budget = PrefillBudget(most=512, least=4)
+    budget.observe(0.2, num_generating=0, num_prefill_tokens=50)
+    for seconds in [0.1] * 20 + [3.0]:
+        budget.observe(seconds, num_generating=1, num_prefill_tokens=0)
+    assert slowest_step(budget, decode=0.1, per_token=0.004, steps=20) < 0.3
+
+
+def test_a_batch_that_shrinks_beside_a_long_prompt_becomes_faster() -> None:
+    budget = PrefillBudget(most=512, least=4)
+    budget.observe(0.2, num_generating=0, num_prefill_tokens=50)
+    for _ in range(20):
+        budget.observe(0.5, num_generating=32, num_prefill_tokens=0)
+    assert slowest_step(budget, decode=0.1, per_token=0.004, steps=300) < 0.25
+
+
+def test_prompts_of_few_tokens_do_not_count_as_slow_ones() -> None:
+    """Most of such a step is spent on reading the weights, however many tokens there are."""
+    budget = PrefillBudget(most=512, least=32)
+    budget.observe(0.1 + 0.001 * 64, num_generating=0, num_prefill_tokens=64)
+    for _ in range(20):
+        budget.observe(0.1, num_generating=1, num_prefill_tokens=0)
+        budget.observe(0.1, num_generating=0, num_prefill_tokens=1)
+    assert budget.tokens(1) > 32
