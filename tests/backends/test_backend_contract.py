@@ -23,13 +23,11 @@ class TestEcho(BackendContract):
 
 
 @pytest.mark.model
-@pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="needs lmi-handlers[openvino]")
 class TestOpenVino(BackendContract):
     name = "openvino"
 
 
 @pytest.mark.model
-@pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="needs lmi-handlers[openvino]")
 class TestOpenVinoSmallCache(BackendContract):
     """Five blocks of 32 tokens: sequences are preempted all the time."""
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import numpy.typing as npt
-import pytest
-
-pytest.importorskip("openvino_genai", reason="needs lmi-handlers[openvino]")
-pytest.importorskip("gguf", reason="needs lmi-handlers[openvino]")
-
-import gguf
 import openvino
+import pytest
 from mixed_gguf import Q, write_mixed_gguf
 
 from backends.openvino.gguf import convert_gguf

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 import pytest
-
-pytest.importorskip("openvino_genai", reason="needs lmi-handlers[openvino]")
+import torch
+import transformers
 
 from backends.openvino.gguf import convert_gguf
 from backends.openvino.model import EXACT, MODEL_NAME, compile_model
@@ -92,8 +92,6 @@ def all_logits(runner: OpenVinoRunner, token_ids: list[int]) -> npt.NDArray[np.f
 
 
 def test_greedy_tokens_are_those_of_transformers_in_float32(runner: OpenVinoRunner, gguf_file: Path) -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(
         gguf_file.parent,
         gguf_file=gguf_file.name,
