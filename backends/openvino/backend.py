@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -49,7 +50,8 @@ class OpenVinoBackend(PagedBackend):
         # Another version may read the file differently.
         folder = convert_once(model.cache / f"openvino-{version('openvino')}", convert, report)
         report(LoadPhase.COMPILING)
-        compiled = compile_model(folder / MODEL_NAME, EXACT)
+        compile_again = functools.partial(compile_model, folder / MODEL_NAME, EXACT)
+        compiled = compile_again()
         block_size, bytes_per_block = kv_block(compiled)
         num_blocks = choose_num_blocks(
             options.kv_cache_memory_bytes,
@@ -59,7 +61,7 @@ class OpenVinoBackend(PagedBackend):
             max_model_len=max_model_len,
             free_bytes=free_memory(),
         )
-        runner = OpenVinoRunner(compiled, num_blocks)
+        runner = OpenVinoRunner(compiled, num_blocks, compile_again)
         backend = cls(
             runner,
             Capabilities(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as AbstractSequence
 from itertools import accumulate, chain, pairwise
 from math import prod
@@ -16,20 +16,29 @@ import openvino
 from backends.paged.runner import Runner
 from backends.paged.sequence import Chunk
 
-_OUT_OF_MEMORY = ("can't alloc", "bad_alloc", "could not create a memory", "allocate", "out of memory")
+_OUT_OF_MEMORY = (
+    "can't alloc",
+    "bad_alloc",
+    "could not create a memory",
+    "allocate",
+    "out of memory",
+    "memalign failed",
+)
 
 
 class OpenVinoRunner(Runner):
     """Runs a model that `compile_model` returned, with a KV cache of `num_blocks` blocks.
 
-    A block takes up memory from its first use until it is reclaimed.
+    A block takes up memory from its first use until it is reclaimed. `compile_again` returns the same model once more.
     """
 
-    def __init__(self, model: openvino.CompiledModel, num_blocks: int) -> None:
+    def __init__(
+        self, model: openvino.CompiledModel, num_blocks: int, compile_again: Callable[[], openvino.CompiledModel]
+    ) -> None:
         self.block_size, _ = kv_block(model)
         self.num_blocks = num_blocks
         self.vocab_size = model.output("logits").partial_shape[-1].get_length()
-        self._model = model
+        self._compile_again = compile_again
         self._tensors: dict[str, openvino.Tensor] = {}
         self._caches = []
         """The memory of each tensor of keys or values, and the bytes of a block in it."""
@@ -40,23 +49,25 @@ class OpenVinoRunner(Runner):
             array = np.frombuffer(memory, port.element_type.to_dtype())
             self._tensors[name] = openvino.Tensor(array, shape, port.element_type)
             self._caches.append((memory, block_bytes))
-        self._request = self._new_request()
+        self._request: openvino.InferRequest | None = self._new_request(model)
 
     def forward(self, chunks: list[Chunk]) -> npt.NDArray[np.float32]:
         num_logits = sum(chunk.num_logits for chunk in chunks)
+        if self._request is None:
+            self._request = self._new_request(self._compile_again())
         try:
             result = self._request.infer(self._inputs(chunks), share_inputs=True, share_outputs=True)
         except RuntimeError as error:
             if any(words in str(error).lower() for words in _OUT_OF_MEMORY):
-                # What this request was about to prepare is broken for good.
-                self._request = self._new_request()
+                # The compiled model is broken for good: some of its nodes have prepared for this step, others have not.
+                self._request = None
                 raise MemoryError(str(error)) from error
             raise
         logits: npt.NDArray[np.float32] = result["logits"].reshape(-1, self.vocab_size)
         return logits[:num_logits]
 
-    def _new_request(self) -> openvino.InferRequest:
-        request = self._model.create_infer_request()
+    def _new_request(self, model: openvino.CompiledModel) -> openvino.InferRequest:
+        request = model.create_infer_request()
         for name, tensor in self._tensors.items():
             request.set_tensor(name, tensor)
         return request

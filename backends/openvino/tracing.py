@@ -6,6 +6,7 @@ result has to compute the same logits as the original.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
@@ -219,7 +220,8 @@ def _expected_logits(model: Any) -> npt.NDArray[np.float32]:
 
 
 def _paged_logits(ir_file: Path, vocab_size: int) -> npt.NDArray[np.float32]:
-    runner = OpenVinoRunner(compile_model(ir_file, EXACT), 8)
+    compile_again = functools.partial(compile_model, ir_file, EXACT)
+    runner = OpenVinoRunner(compile_again(), 8, compile_again)
     probe = _probe(vocab_size)
     sequences = [Sequence(str(number), tokens, len(tokens)) for number, tokens in enumerate(probe)]
     for sequence, blocks in zip(sequences, ([5, 2], [3]), strict=True):

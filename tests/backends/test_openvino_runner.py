@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence as AbstractSequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,12 @@ def gguf_file() -> Path:
     return path
 
 
+def make_runner(converted: Path, kv_cache_bytes: int) -> OpenVinoRunner:
+    compile_again = partial(compile_model, converted, EXACT)
+    model = compile_again()
+    return OpenVinoRunner(model, kv_cache_bytes // kv_block(model)[1], compile_again)
+
+
 @pytest.fixture(scope="module")
 def converted(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("converted")
@@ -46,8 +53,7 @@ def converted(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def runner(converted: Path) -> OpenVinoRunner:
-    model = compile_model(converted, EXACT)
-    return OpenVinoRunner(model, (512 << 20) // kv_block(model)[1])
+    return make_runner(converted, 512 << 20)
 
 
 class Tables:
@@ -150,8 +156,7 @@ def test_blocks_may_hold_anything_before_their_first_use(runner: OpenVinoRunner)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes the memory back")
 def test_reclaimed_blocks_take_up_no_memory(converted: Path) -> None:
-    model = compile_model(converted, EXACT)
-    runner = OpenVinoRunner(model, (300 << 20) // kv_block(model)[1])
+    runner = make_runner(converted, 300 << 20)
     process = psutil.Process()
     tables = Tables(runner)
     kept, *others = [tables.sequence(PROMPTS[0] * 10) for _ in range(12)]
@@ -171,22 +176,25 @@ def test_reclaimed_blocks_take_up_no_memory(converted: Path) -> None:
 
 OUT_OF_MEMORY = """
 import resource, sys
+from functools import partial
 from pathlib import Path
 
 from backends.openvino.model import EXACT, compile_model
 from backends.openvino.runner import OpenVinoRunner
 from backends.paged.sequence import Chunk, Sequence
 
-runner = OpenVinoRunner(compile_model(Path(sys.argv[1]), EXACT), 128)
+compile_again = partial(compile_model, Path(sys.argv[1]), EXACT)
+runner = OpenVinoRunner(compile_again(), 128, compile_again)
 sequence = Sequence("long", list(range(100, 4100)), 4001)
 sequence.blocks = list(range(128))
 short = Chunk(sequence, 0, sequence.token_ids[:10], 1)
 expected = runner.forward([short]).copy()
 size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (size + (48 << 20), resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_AS, (size + (24 << 20), resource.RLIM_INFINITY))
 try:
     runner.forward([Chunk(sequence, 0, sequence.token_ids, 1)])
 except MemoryError:
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert (runner.forward([short]) == expected).all()
     print("recovered")
 """
