@@ -15,7 +15,7 @@ from backends.openvino.model import EXACT, MODEL_NAME, compile_model
 from backends.openvino.options import OpenVinoOptions
 from backends.openvino.runner import OpenVinoRunner, kv_block
 from backends.paged.backend import MAX_LOGPROBS, PagedBackend
-from backends.paged.memory import choose_max_model_len, choose_num_blocks, free_memory
+from backends.paged.memory import available_on_cpu, choose_max_model_len, choose_num_blocks
 from backends.paged.options import DEFAULT_BATCH_SIZE, DEFAULT_PREFILL_TOKENS
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
@@ -59,7 +59,7 @@ class OpenVinoBackend(PagedBackend):
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
-            free_bytes=free_memory(),
+            available=available_on_cpu(),
         )
         runner = OpenVinoRunner(compiled, num_blocks, compile_again)
         backend = cls(

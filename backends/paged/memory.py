@@ -11,8 +11,10 @@ from lmi_handlers.core.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_SHARE = 0.5
+_SHARE_OF_CPU = 0.5
 """Of the free memory. The rest is for activations, the web workers and whatever else runs on the machine."""
+_SHARE_OF_GPU = 0.9
+"""Of all memory, as in vLLM. The rest is for activations."""
 
 
 def choose_num_blocks(
@@ -22,11 +24,11 @@ def choose_num_blocks(
     block_size: int,
     max_num_seqs: int,
     max_model_len: int,
-    free_bytes: int | None,
+    available: int | None,
 ) -> int:
     """Return the number of blocks of the KV cache.
 
-    `asked` is `option.kv_cache_memory_bytes`. Without it, the cache gets half of `free_bytes`, but at most what
+    `asked` is `option.kv_cache_memory_bytes`. Without it, the cache gets the `available` bytes, but at most what
     `max_num_seqs` sequences of `max_model_len` tokens need. Raises `ConfigError` if `asked` is not a size, or if not
     even one block fits. A cache that cannot hold the longest sequence is logged: the server then refuses longer ones.
     """
@@ -35,10 +37,10 @@ def choose_num_blocks(
         num_blocks = parse_bytes(asked, "option.kv_cache_memory_bytes") // bytes_per_block
     else:
         num_blocks = max_num_seqs * longest
-        if free_bytes is not None:
-            num_blocks = min(num_blocks, int(free_bytes * _SHARE) // bytes_per_block)
+        if available is not None:
+            num_blocks = min(num_blocks, available // bytes_per_block)
     if num_blocks < 1:
-        given = f"got {asked}" if asked is not None else f"and only {free_bytes} bytes of memory are free"
+        given = f"got {asked}" if asked is not None else f"and only {available} bytes are available for it"
         raise ConfigError(f"option.kv_cache_memory_bytes: must be at least {bytes_per_block} for this model, {given}")
     if num_blocks < longest:
         logger.warning(
@@ -46,6 +48,20 @@ def choose_num_blocks(
             extra={"kv_cache_bytes": num_blocks * bytes_per_block, "needed_bytes": longest * bytes_per_block},
         )
     return num_blocks
+
+
+def available_on_cpu() -> int | None:
+    """Return the bytes of memory that a KV cache may take by default, or None if the system does not say."""
+    free = free_memory()
+    return None if free is None else int(free * _SHARE_OF_CPU)
+
+
+def available_on_gpu(free: int, total: int, utilization: float | None) -> int:
+    """Return the bytes of GPU memory that a KV cache may take by default, after the weights have been loaded.
+
+    `utilization` is `option.gpu_memory_utilization`: the share of the `total` memory that everything together may use.
+    """
+    return max(0, int(total * (utilization or _SHARE_OF_GPU)) - (total - free))
 
 
 def choose_max_model_len(limit: int | None, asked: int | None, *, default: int = 4096) -> int:

@@ -22,7 +22,8 @@ class PagedOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             "Memory for the KV cache in bytes, or with a suffix such as `256M` or `2G` (powers of 1024). Defaults to half of "
-            "the memory that is free when the model is loaded, but no more than the full batch can use."
+            "the memory that is free when the model is loaded, or to what `gpu_memory_utilization` (0.9) leaves on a GPU, but "
+            "to no more than the full batch can use."
         ),
     ] = None
     prompt_lookup_num_tokens: Annotated[

@@ -21,6 +21,7 @@ DECLARATION = BackendDeclaration(
         "max_model_len",
         "dtype",
         "quantize",
+        "gpu_memory_utilization",
         "limit_mm_per_prompt",
     ),
     defaults={"max_rolling_batch_size": DEFAULT_BATCH_SIZE},

@@ -11,7 +11,7 @@ from transformers import WatermarkLogitsProcessor
 
 from backends.base import ModelFiles
 from backends.paged.backend import MAX_LOGPROBS, PagedBackend
-from backends.paged.memory import choose_num_blocks, free_memory
+from backends.paged.memory import available_on_cpu, available_on_gpu, choose_num_blocks
 from backends.paged.options import DEFAULT_BATCH_SIZE, DEFAULT_PREFILL_TOKENS
 from backends.transformers import DECLARATION
 from backends.transformers.images import ImageProcessor
@@ -33,7 +33,8 @@ GREENLIST_RATIO = 0.5
 class TransformersBackend(PagedBackend):
     """Serves any causal language model of the transformers library.
 
-    `kv_cache_memory_bytes` is the option of that name. `processor` is the library's processor for the model's images.
+    `kv_cache_memory_bytes` and `gpu_memory_utilization` are the options of these names. `processor` is the library's
+    processor for the model's images.
     The other arguments are those of `PagedBackend`.
     """
 
@@ -46,6 +47,7 @@ class TransformersBackend(PagedBackend):
         max_batch_size: int = DEFAULT_BATCH_SIZE,
         max_prefill_tokens: int = DEFAULT_PREFILL_TOKENS,
         kv_cache_memory_bytes: str | None = None,
+        gpu_memory_utilization: float | None = None,
         enable_prefix_caching: bool = True,
         prompt_lookup_num_tokens: int = 0,
         tokenizer_file: Path | None = None,
@@ -62,7 +64,9 @@ class TransformersBackend(PagedBackend):
                 block_size=BLOCK_SIZE,
                 max_num_seqs=max_batch_size,
                 max_model_len=length,
-                free_bytes=torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory(),
+                available=available_on_gpu(*torch.cuda.mem_get_info(device), gpu_memory_utilization)
+                if device.type == "cuda"
+                else available_on_cpu(),
             )
 
         images = None
@@ -116,6 +120,7 @@ class TransformersBackend(PagedBackend):
             max_batch_size=properties.max_rolling_batch_size or DEFAULT_BATCH_SIZE,
             max_prefill_tokens=properties.max_rolling_batch_prefill_tokens or DEFAULT_PREFILL_TOKENS,
             kv_cache_memory_bytes=options.kv_cache_memory_bytes,
+            gpu_memory_utilization=properties.gpu_memory_utilization,
             enable_prefix_caching=options.enable_prefix_caching is not False,
             prompt_lookup_num_tokens=options.prompt_lookup_num_tokens or 0,
             tokenizer_file=tokenizer_file if tokenizer_file.exists() else None,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.paged.memory import choose_num_blocks, free_memory, parse_bytes
+from backends.paged.memory import available_on_gpu, choose_num_blocks, free_memory, parse_bytes
 from lmi_handlers.core.errors import ConfigError
 
 MIB = 2**20
@@ -14,7 +14,7 @@ MIB = 2**20
 
 def blocks(asked: str | None = None, free: int | None = None) -> int:
     return choose_num_blocks(
-        asked, bytes_per_block=MIB, block_size=32, max_num_seqs=4, max_model_len=100, free_bytes=free
+        asked, bytes_per_block=MIB, block_size=32, max_num_seqs=4, max_model_len=100, available=free
     )
 
 
@@ -23,8 +23,8 @@ def test_full_batch_is_the_limit() -> None:
     assert blocks(free=1000 * MIB) == 16
 
 
-def test_cache_gets_half_of_the_free_memory() -> None:
-    assert blocks(free=20 * MIB) == 10
+def test_cache_gets_what_is_available() -> None:
+    assert blocks(free=10 * MIB) == 10
 
 
 def test_option_wins() -> None:
@@ -36,7 +36,7 @@ def test_cache_for_less_than_one_sequence_is_logged(caplog: pytest.LogCaptureFix
     assert "longer requests are refused" in caplog.text
 
 
-@pytest.mark.parametrize(("asked", "free"), [("1000", None), (None, MIB)])
+@pytest.mark.parametrize(("asked", "free"), [("1000", None), (None, MIB - 1)])
 def test_cache_without_a_block_is_an_error(asked: str | None, free: int | None) -> None:
     with pytest.raises(ConfigError, match=f"kv_cache_memory_bytes: must be at least {MIB} for this model"):
         blocks(asked, free)
@@ -82,6 +82,12 @@ def test_container_limits_it(tmp_path: Path, folder: str, limit: str, used: str)
     assert free_memory(tmp_path) == 40000
     write(tmp_path, {f"{folder}/memory.stat": "anon 1\ninactive_file 5000\n"})
     assert free_memory(tmp_path) == 45000
+
+
+def test_gpu_cache_gets_what_the_weights_leave_of_its_share() -> None:
+    assert available_on_gpu(free=60, total=100, utilization=None) == 50
+    assert available_on_gpu(free=60, total=100, utilization=0.5) == 10
+    assert available_on_gpu(free=60, total=100, utilization=0.3) == 0
 
 
 def test_container_without_limit(tmp_path: Path) -> None:
