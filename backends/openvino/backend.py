@@ -23,8 +23,7 @@ from lmi_handlers.core.convert_once import convert_once
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.gguf import read_gguf_header
 from lmi_handlers.core.load_phase import LoadPhase
-
-_TOKENIZER_FILE = "tokenizer.json"
+from lmi_handlers.text.bundle import TOKENIZER_FILE
 
 
 class OpenVinoBackend(PagedBackend):
@@ -75,7 +74,7 @@ class OpenVinoBackend(PagedBackend):
                 dtype="float32",
             ),
             eos_token_ids=model.eos_token_ids,
-            tokenizer_file=model.path / _TOKENIZER_FILE,
+            tokenizer_file=model.path / TOKENIZER_FILE,
             max_prefill_tokens=properties.max_rolling_batch_prefill_tokens or DEFAULT_PREFILL_TOKENS,
             enable_prefix_caching=options.enable_prefix_caching is not False,
             prompt_lookup_num_tokens=options.prompt_lookup_num_tokens or 0,

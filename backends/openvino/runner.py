@@ -53,12 +53,12 @@ class OpenVinoRunner(Runner):
 
     def forward(self, chunks: list[Chunk]) -> npt.NDArray[np.float32]:
         num_logits = sum(chunk.num_logits for chunk in chunks)
-        if self._request is None:
-            self._request = self._new_request(self._compile_again())
         try:
+            if self._request is None:
+                self._request = self._new_request(self._compile_again())
             result = self._request.infer(self._inputs(chunks), share_inputs=True, share_outputs=True)
-        except RuntimeError as error:
-            if any(words in str(error).lower() for words in _OUT_OF_MEMORY):
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY):
                 # The compiled model is broken for good: some of its nodes have prepared for this step, others have not.
                 self._request = None
                 raise MemoryError(str(error)) from error

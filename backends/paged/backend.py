@@ -60,8 +60,8 @@ class PagedBackend(Backend):
     separately until their grammar is compiled and their images are prepared.
 
     `capabilities` are those of the model. The size of the KV cache may lower `max_model_len`. `tokenizer_file` is a
-    tokenizer.json; without one, grammars and bad words are not supported. `images` prepares prompts with images, and
-    `watermark` makes a processor for the first request that asks for one.
+    tokenizer.json; if it does not exist, grammars and bad words are not supported. `images` prepares prompts with
+    images, and `watermark` makes a processor for the first request that asks for one.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class PagedBackend(Backend):
         self._last_step = time.monotonic()
         self._bad_words: BadWords | None = None
         self._grammars: GrammarCompiler[GrammarMatcher] | None = None
-        if tokenizer_file is not None:
+        if tokenizer_file is not None and tokenizer_file.exists():
             self._bad_words = BadWords(tokenizer_file, runner.vocab_size)
             self._grammars = self._grammar_compiler(tokenizer_file)
         needs = {"bad_words": self._bad_words, "structured_outputs": self._grammars, "watermark": watermark}

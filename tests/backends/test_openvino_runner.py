@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import openvino
 import psutil
 import pytest
 import torch
@@ -205,3 +206,23 @@ def test_the_next_step_works_after_one_that_did_not_fit_into_memory(converted: P
     command = [sys.executable, "-c", OUT_OF_MEMORY, str(converted)]
     child = subprocess.run(command, capture_output=True, text=True, check=False)
     assert child.stdout == "recovered\n", child.stderr
+
+
+def test_compiling_again_may_run_out_of_memory_too(converted: Path) -> None:
+    """The other sequences go on once there is memory."""
+    compile_again = partial(compile_model, converted, EXACT)
+    failures = [MemoryError("bad_alloc"), RuntimeError("can't allocate 7 bytes")]
+
+    def compile_if_there_is_memory() -> openvino.CompiledModel:
+        if failures:
+            raise failures.pop()
+        return compile_again()
+
+    runner = OpenVinoRunner(compile_again(), 8, compile_if_there_is_memory)
+    expected = generate(runner, [Tables(runner).sequence(PROMPTS[0])])
+    runner._request = None
+    sequence = Tables(runner).sequence(PROMPTS[0])
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            runner.forward([Chunk(sequence, 0, sequence.token_ids, 1)])
+    assert generate(runner, [sequence]) == expected

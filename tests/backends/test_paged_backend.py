@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -148,6 +150,11 @@ def test_out_of_memory_fails_one_sequence() -> None:
 def test_requests_longer_than_the_cache_are_refused() -> None:
     assert make_backend(StoredTokensRunner(10)).capabilities.max_model_len == 40
     assert make_backend(StoredTokensRunner(1000)).capabilities.max_model_len == 100
+
+
+def test_model_without_a_tokenizer_file_has_neither_grammars_nor_bad_words(tmp_path: Path) -> None:
+    backend = make_backend(StoredTokensRunner(20), tokenizer_file=tmp_path / "tokenizer.json")
+    assert {"bad_words", "structured_outputs"}.issubset(backend.capabilities.unsupported)
 
 
 def test_warm_up_leaves_nothing_behind() -> None:
