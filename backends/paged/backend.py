@@ -24,7 +24,7 @@ from backends.paged.scheduler import Scheduler
 from backends.paged.sequence import Chunk, Sequence
 from backends.preparing import Prepared, Preparing, refusal
 from backends.sampling.bad_words import BadWords
-from backends.sampling.sampler import Sampled, SamplerState, sample, sample_draft
+from backends.sampling.sampler import NOT_FINITE, Sampled, SamplerState, sample, sample_draft
 from lmi_handlers.core.capabilities import Capabilities, check_prompt
 from lmi_handlers.core.engine_counters import EngineCounters
 from lmi_handlers.core.errors import InvalidRequest
@@ -286,7 +286,7 @@ class PagedBackend(Backend):
         self._scheduler.remove(sequence)
 
     def _fail(self, generation: Generation, error: str) -> TokenOutput:
-        generation.sequence.failed = True
+        generation.sequence.failed = error == NOT_FINITE
         self._end(generation)
         return generation.failure(error)
 

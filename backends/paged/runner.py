@@ -42,9 +42,10 @@ class Runner(ABC):
         """
 
     def release(self, sequence: Sequence) -> None:
-        """Called before the blocks of a sequence are freed. Ignored if it was never in `forward`.
+        """Called when a sequence has ended, before its blocks are freed, or was preempted, after it has lost them.
 
-        If `sequence.failed`, its blocks may hold values that must not be read again, not even if masked.
+        Ignored if it was never in `forward`. If `sequence.failed`, its blocks may hold values that must not be read
+        again, not even if masked.
         """
 
     def reclaim(self, blocks: AbstractSequence[int]) -> None:

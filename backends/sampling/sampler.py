@@ -23,6 +23,9 @@ from lmi_handlers.core.sampling_params import SamplingParams
 # A lower temperature only overflows. The distribution has only its most likely token left.
 MIN_TEMPERATURE = 1e-5
 
+NOT_FINITE = "the model gave logits that are not finite numbers"
+"""The only error of a row that is the model's fault, not the request's."""
+
 _BELOW_ONE = 1.0 - 2.0**-24  # the largest float32 below 1
 _NUCLEUS_SIZES = (64, 1024)
 _BLOCK_SIZE = 256
@@ -153,7 +156,7 @@ class SamplerState:
             return f"structured_outputs: the grammar cannot go on: {error}"
         if best == -math.inf and self.edits_logits:
             return "no token is left that the request's parameters allow"
-        return None if math.isfinite(best) else "the model gave logits that are not finite numbers"
+        return None if math.isfinite(best) else NOT_FINITE
 
     @property
     def ended(self) -> bool:

@@ -134,6 +134,15 @@ def test_adapters_do_not_share_a_prefix() -> None:
         assert cached == (32 if name == "fourth" else 0)
 
 
+def test_a_request_that_allows_no_token_takes_no_prefix_from_others() -> None:
+    backend = make_backend(StoredTokensRunner(100))
+    prompt = list(range(3, 36))
+    run(backend, [request("first", prompt, max_tokens=1)])
+    impossible = request("impossible", prompt, max_tokens=5, min_tokens=5, allowed_token_ids=(EOS,))
+    assert "no token is left" in (run(backend, [impossible])["impossible"][-1].error or "")
+    assert run(backend, [request("second", prompt, max_tokens=1)])["second"][0].num_cached_tokens == 32
+
+
 def test_out_of_memory_fails_one_sequence() -> None:
     backend = make_backend(StoredTokensRunner(100, memory=13))
     requests = [
