@@ -156,6 +156,29 @@ def test_out_of_memory_fails_one_sequence() -> None:
     assert backend.kv_cache_usage == 0
 
 
+@given(
+    st.lists(st.tuples(prompts, sampling), min_size=2, max_size=6),
+    st.integers(14, 40),
+    st.sampled_from([0, 4]),
+    st.sets(st.integers(0, 30), min_size=1, max_size=4),
+)
+@settings(max_examples=40, deadline=None)
+def test_steps_that_run_out_of_memory_spoil_nothing_but_the_sequence_that_fails(
+    wanted: list[tuple[list[int], dict[str, object]]], num_blocks: int, lookup: int, failing: set[int]
+) -> None:
+    requests = [request(f"r{n}", prompt, **params) for n, (prompt, params) in enumerate(wanted)]
+    backend = make_backend(StoredTokensRunner(num_blocks, failing=failing), prompt_lookup_num_tokens=lookup)
+    together = run(backend, requests)
+    assert backend.kv_cache_usage == 0
+    failed = [item for item in requests if together[item.request_id][-1].finish_reason is FinishReason.ERROR]
+    assert len(failed) <= len(failing)
+    for item in requests:
+        if item not in failed:
+            alone = run(make_backend(StoredTokensRunner(100), enable_prefix_caching=False), [item])[item.request_id]
+            assert tokens(together[item.request_id]) == tokens(alone)
+            assert together[item.request_id][0].prompt_logprobs == alone[0].prompt_logprobs
+
+
 def test_requests_longer_than_the_cache_are_refused() -> None:
     assert make_backend(StoredTokensRunner(10)).capabilities.max_model_len == 40
     assert make_backend(StoredTokensRunner(1000)).capabilities.max_model_len == 100

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as AbstractSequence
 from typing import Any
 
@@ -19,16 +20,27 @@ from lmi_handlers.config.properties import ServingProperties
 class StoredTokensRunner(Runner):
     """The "keys and values" are the token ids. Logits are drawn at random, from seeds made of all tokens so far.
 
-    A step of more than `memory` tokens raises `MemoryError`.
+    A step of more than `memory` tokens raises `MemoryError`, and so do the steps in `failing`, counted from 0, after they
+    have written something wrong.
     """
 
     block_size = 4
 
-    def __init__(self, num_blocks: int, *, vocab_size: int = 64, memory: int = 10**9, partial: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        vocab_size: int = 64,
+        memory: int = 10**9,
+        partial: bool = True,
+        failing: Collection[int] = (),
+    ) -> None:
         self.num_blocks = num_blocks
         self.vocab_size = vocab_size
         self.takes_partial_prompts = partial
         self.memory = memory
+        self._failing = failing
+        self._steps = itertools.count()
         self.forwards: list[list[Chunk]] = []
         self.released: list[str] = []
         self.reclaimed: list[int] = []
@@ -37,11 +49,16 @@ class StoredTokensRunner(Runner):
     def forward(self, chunks: list[Chunk]) -> Any:
         if sum(len(chunk.token_ids) for chunk in chunks) > self.memory:
             raise MemoryError
-        self.forwards.append(chunks)
+        fails = next(self._steps) in self._failing
         for chunk in chunks:
             positions = np.arange(chunk.start, chunk.stop)
             blocks = np.asarray(chunk.sequence.blocks)
-            self._stored[blocks[positions // self.block_size], positions % self.block_size] = chunk.token_ids
+            self._stored[blocks[positions // self.block_size], positions % self.block_size] = (
+                self.vocab_size if fails else chunk.token_ids
+            )
+        if fails:
+            raise MemoryError
+        self.forwards.append(chunks)
         rows = [
             self._logits(chunk, length)
             for chunk in chunks
