@@ -15,6 +15,7 @@ import openvino
 
 from backends.paged.runner import Runner
 from backends.paged.sequence import Chunk
+from lmi_handlers.core.errors import LoadFailed
 
 _OUT_OF_MEMORY = (
     "can't alloc",
@@ -119,11 +120,13 @@ def _block_shape(port: openvino.ConstOutput) -> list[int]:
 
 
 def _anonymous_memory(size: int) -> mmap.mmap:
-    """Return zeroed memory that the operating system commits page by page, on first use."""
-    if sys.platform == "win32":
-        return mmap.mmap(-1, max(size, 1))
+    """Return zeroed memory that the operating system commits page by page, on first use. Raises `LoadFailed`."""
     # Shared memory, the default, would not be freed by MADV_DONTNEED.
-    return mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    flags = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+    try:
+        return mmap.mmap(-1, max(size, 1), **flags)
+    except OSError as error:
+        raise LoadFailed(f"option.kv_cache_memory_bytes: that much memory cannot be reserved: {error}") from error
 
 
 def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:

@@ -20,6 +20,7 @@ from backends.openvino.gguf import convert_gguf
 from backends.openvino.model import EXACT, MODEL_NAME, compile_model
 from backends.openvino.runner import OpenVinoRunner, kv_block
 from backends.paged.sequence import Chunk, Sequence
+from lmi_handlers.core.errors import LoadFailed
 from lmi_handlers.engine.model_files import locate_model
 
 pytestmark = pytest.mark.model
@@ -226,3 +227,8 @@ def test_compiling_again_may_run_out_of_memory_too(converted: Path) -> None:
         with pytest.raises(MemoryError):
             runner.forward([Chunk(sequence, 0, sequence.token_ids, 1)])
     assert generate(runner, [sequence]) == expected
+
+
+def test_cache_that_does_not_fit_into_memory_is_named(converted: Path) -> None:
+    with pytest.raises(LoadFailed, match=r"option\.kv_cache_memory_bytes: that much memory cannot be reserved"):
+        make_runner(converted, 2**62)
