@@ -18,6 +18,7 @@ DECLARATION = BackendDeclaration(
     reads=(
         "model_id",
         "trust_remote_code",
+        "quantize",
         "max_rolling_batch_size",
         "max_rolling_batch_prefill_tokens",
         "max_model_len",

@@ -13,6 +13,7 @@ from backends.openvino.checkpoint import context_length, convert_checkpoint
 from backends.openvino.gguf import convert_gguf
 from backends.openvino.model import EXACT, MODEL_NAME, compile_model
 from backends.openvino.options import OpenVinoOptions
+from backends.openvino.quantize import check_method, quantize
 from backends.openvino.runner import OpenVinoRunner, kv_block
 from backends.paged.backend import MAX_LOGPROBS, PagedBackend
 from backends.paged.memory import available_on_cpu, choose_max_model_len, choose_num_blocks
@@ -39,15 +40,26 @@ class OpenVinoBackend(PagedBackend):
         limit = context_length(path) if gguf_file is None else read_gguf_header(gguf_file).context_length
         max_model_len = choose_max_model_len(limit, properties.max_model_len)
 
+        check_method(method := properties.quantize)
+        if method and gguf_file is not None and (types := read_gguf_header(gguf_file).weight_types - {"F16"}):
+            raise ConfigError(f"option.quantize: {gguf_file} is quantised already ({', '.join(sorted(types))})")
+
         def convert(partial: Path) -> None:
             if gguf_file is None:
                 convert_checkpoint(path, partial, report, trust_remote_code=properties.trust_remote_code)
             else:
                 convert_gguf(gguf_file, partial, report)
+            if method is not None:
+                report(f"converting {path.name}: {method}")
+                exact = partial / MODEL_NAME
+                quantize(exact, exact.with_stem("quantised"), method)
+                for suffix in (".xml", ".bin"):
+                    exact.with_stem("quantised").with_suffix(suffix).replace(exact.with_suffix(suffix))
 
         report(LoadPhase.MODEL)
         # Another version may read the file differently.
-        folder = convert_once(model.cache / f"openvino-{version('openvino')}", convert, report)
+        name = f"openvino-{version('openvino')}" + (f"-{method}" if method else "")
+        folder = convert_once(model.cache / name, convert, report)
         report(LoadPhase.COMPILING)
         compile_again = functools.partial(compile_model, folder / MODEL_NAME, EXACT)
         compiled = compile_again()

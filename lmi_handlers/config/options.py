@@ -305,7 +305,10 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     ] = "auto"
     quantize: Annotated[
         str | None,
-        Option("Quantisation method, such as `awq`. Each backend has its own.", aliases=("option.quantization",)),
+        Option(
+            "Quantisation method, such as `awq`. Each backend has its own: `int8` and `int4` on openvino.",
+            aliases=("option.quantization",),
+        ),
     ] = None
     tensor_parallel_degree: Annotated[
         PositiveInt | Literal["max"],

@@ -49,6 +49,12 @@ class TestOpenVinoTinyModel(BackendContract):
 
 
 @pytest.mark.model
+@pytest.mark.long
+class TestOpenVinoInt4(TestOpenVinoTinyModel):
+    properties = "option.quantize=int4"
+
+
+@pytest.mark.model
 class TestTransformersTinyModel(BackendContract):
     name = "transformers"
     properties = "option.dtype=fp32"
