@@ -17,11 +17,11 @@ from backends.grammar_compiler import GrammarCompiler
 from backends.paged.block_pool import BlockPool
 from backends.paged.generation import Generation
 from backends.paged.options import DEFAULT_PREFILL_TOKENS
-from backends.paged.prefill_budget import PrefillBudget
 from backends.paged.prompt_lookup import PromptLookup
 from backends.paged.runner import Runner
 from backends.paged.scheduler import Scheduler
 from backends.paged.sequence import Chunk, Sequence
+from backends.paged.step_budget import StepBudget
 from backends.preparing import Prepared, Preparing, refusal
 from backends.sampling.bad_words import BadWords
 from backends.sampling.sampler import NOT_FINITE, Sampled, SamplerState, sample, sample_draft
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_LOGPROBS = 20
+LEAST_EXTRA_TOKENS = 8
+"""Tokens of prompts and drafts in every step, however long they take."""
 IDLE_SECONDS = 1.0
 """Time without sequences after which the memory of unused blocks is given back."""
 WARM_UP_TOKENS = 64
@@ -91,7 +93,7 @@ class PagedBackend(Backend):
             enable_prefix_caching=enable_prefix_caching and runner.shares_blocks,
             takes_partial_prompts=runner.takes_partial_prompts,
         )
-        self._budget = PrefillBudget(max_prefill_tokens, runner.block_size)
+        self._budget = StepBudget(max_prefill_tokens, LEAST_EXTRA_TOKENS)
         self._generations: dict[str, Generation] = {}
         self._preparing: Preparing[GrammarMatcher, PreparedImages] = Preparing()
         self._progress = 0
@@ -125,19 +127,21 @@ class PagedBackend(Backend):
     def warm_up(self) -> None:
         """Compute a prompt and a token, so that the first request need not wait for what is made on first use.
 
-        The second time tells how long either takes. Only for runners that allow partial prompts.
+        The second time tells how long either takes. Does nothing if prompts cannot be computed in parts.
         """
+        if not self._runner.takes_partial_prompts:
+            return
         length = min(WARM_UP_TOKENS, self._capabilities.max_model_len) - 1
         sequence = Sequence("warm-up", [0] * (length + 1), length + 1)
         sequence.blocks = list(range(-(-(length + 1) // self._runner.block_size)))
         chunks = Chunk(sequence, 0, [0] * length, 1), Chunk(sequence, length, [0], 1)
         for chunk in chunks:
             self._runner.forward([chunk])
-        for chunk, num_generating, num_prefill_tokens in zip(chunks, (0, 1), (length, 0), strict=True):
+        for chunk, num_generating, num_extra_tokens in zip(chunks, (0, 1), (length, 0), strict=True):
             began = time.monotonic()
             self._runner.forward([chunk])
             self._budget.observe(
-                time.monotonic() - began, num_generating=num_generating, num_prefill_tokens=num_prefill_tokens
+                time.monotonic() - began, num_generating=num_generating, num_extra_tokens=num_extra_tokens
             )
         self._runner.release(sequence)
         self._runner.reclaim(sequence.blocks)
@@ -185,7 +189,7 @@ class PagedBackend(Backend):
         self._budget.observe(
             self._last_step - began,
             num_generating=num_generating,
-            num_prefill_tokens=sum(len(chunk.token_ids) - chunk.num_draft - 1 for chunk in chunks),
+            num_extra_tokens=sum(len(chunk.token_ids) - 1 for chunk in chunks),
         )
         return outputs + self._choose_tokens(chunks, logits)
 
@@ -254,7 +258,7 @@ class PagedBackend(Backend):
             token_ids,
             max_len if params.max_tokens is None else min(max_len, len(token_ids) + params.max_tokens),
             first_logit=-1 if params.prompt_logprobs is None else 0,
-            cache_key=_cache_key(request),
+            cache_key=_cache_key(request) if self._runner.shares_blocks else b"",
             model_kwargs={} if images is None else images.model_kwargs,
         )
         state = SamplerState(

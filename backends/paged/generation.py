@@ -13,6 +13,9 @@ from backends.sampling.sampler import Sampled, SamplerState, logprobs_and_best
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.sampling_params import SamplingParams
 
+_ROWS = 64
+"""Positions of a prompt whose log probabilities are computed at once. More would take much memory for a moment."""
+
 
 class Generation:
     """A `sequence` with its sampling `state`. The sequence ends with any of `eos_token_ids`, or as `params` say."""
@@ -64,13 +67,16 @@ class Generation:
         first = chunk.stop - chunk.num_logits
         following = self.sequence.token_ids[first + 1 : min(chunk.stop + 1, self.sequence.prompt_len)]
         xp = array_namespace(logits)
-        logprobs, best = logprobs_and_best(
-            xp.astype(logits[: len(following)], xp.float32, copy=False),
-            xp.asarray(following, dtype=xp.int64, device=device(logits)),
-            [self.params.prompt_logprobs or 0] * len(following),
-        )
-        self._prompt_logprobs[first + 1 :] = logprobs
-        self._prompt_top_logprobs[first + 1 :] = best
+        del self._prompt_logprobs[first + 1 :], self._prompt_top_logprobs[first + 1 :]
+        for start in range(0, len(following), _ROWS):
+            tokens = following[start : start + _ROWS]
+            logprobs, best = logprobs_and_best(
+                xp.astype(logits[start : start + len(tokens)], xp.float32, copy=False),
+                xp.asarray(tokens, dtype=xp.int64, device=device(logits)),
+                [self.params.prompt_logprobs or 0] * len(tokens),
+            )
+            self._prompt_logprobs += logprobs
+            self._prompt_top_logprobs += best
 
     def draft(self) -> list[int]:
         """Return tokens that may come next, without any that would end the sequence."""

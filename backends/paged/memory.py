@@ -11,6 +11,7 @@ from lmi_handlers.core.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_MOST = 2.0**40  # of any unit, because infinity has no integer
 _SHARE_OF_CPU = 0.5
 """Of the free memory. The rest is for activations, the web workers and whatever else runs on the machine."""
 _SHARE_OF_GPU = 0.9
@@ -76,7 +77,7 @@ def parse_bytes(text: str, name: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if match is None:
         raise ConfigError(f"{name}: must be a number of bytes such as 268435456, 256M or 2G, got {text}")
-    return int(float(match[1]) * _UNITS[match[2]])
+    return int(min(float(match[1]), _MOST) * _UNITS[match[2]])
 
 
 def free_memory(root: Path = Path("/")) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from backends.paged.block_pool import BlockPool, block_digests
@@ -37,6 +38,7 @@ class Scheduler:
         self._waiting: list[Sequence] = []
         self._started: list[Sequence] = []  # both in order of arrival
         self._arrivals: dict[str, int] = {}
+        self._numbers = itertools.count()
         self.num_preemptions = 0
         self.num_queried_tokens = 0
         """Prompt tokens that were looked up in the prefix cache, and in `num_hit_tokens` those that were found."""
@@ -52,7 +54,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence behind all others."""
-        self._arrivals[sequence.request_id] = max(self._arrivals.values(), default=0) + 1
+        self._arrivals[sequence.request_id] = next(self._numbers)
         self._waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
@@ -66,16 +68,23 @@ class Scheduler:
             self._pool.forget(sequence.blocks)
         self._free(sequence)
 
-    def schedule(self, prefill_tokens: int) -> tuple[list[Chunk], list[Sequence]]:
+    def schedule(self, extra_tokens: int) -> tuple[list[Chunk], list[Sequence]]:
         """Return the step's chunks, and the sequences that were preempted to make room for them.
 
-        At most `prefill_tokens` tokens of prompts are computed, or one whole prompt if they cannot be split. There is
-        at least one chunk unless there are no sequences, even if `prefill_tokens` is 0.
+        At most `extra_tokens` tokens are computed besides one for each generating sequence, or one whole prompt if
+        prompts cannot be split. Drafts get half of them, or all if there are no prompts; prompts get the rest. There is
+        at least one chunk unless there are no sequences, even if `extra_tokens` is 0.
         """
         preempted = self._make_room()
-        chunks = [self._next_token(sequence) for sequence in self._started if _generates(sequence)]
-        if prefill_tokens or not chunks:
-            chunks += self._prefill(max(1, prefill_tokens))
+        generating = [sequence for sequence in self._started if _generates(sequence)]
+        drafts = extra_tokens if len(generating) == len(self) else extra_tokens // 2
+        chunks = []
+        for sequence in generating:
+            chunks.append(self._next_token(sequence, drafts))
+            drafts -= chunks[-1].num_draft
+            extra_tokens -= chunks[-1].num_draft
+        if extra_tokens or not chunks:
+            chunks += self._prefill(max(1, extra_tokens))
         return chunks, preempted
 
     def computed(self, chunk: Chunk, num_accepted: int = 0) -> None:
@@ -181,10 +190,10 @@ class Scheduler:
 
     # Chunks
 
-    def _next_token(self, sequence: Sequence) -> Chunk:
+    def _next_token(self, sequence: Sequence, max_draft: int) -> Chunk:
         """Return the chunk for the last known token, with as much of the draft as there is room for."""
         length = len(sequence.token_ids)
-        draft = sequence.draft[: max(0, sequence.max_len - length - 1)]
+        draft = sequence.draft[: max(0, min(max_draft, sequence.max_len - length - 1))]
         while draft and self._missing(sequence, length + len(draft)) > self._pool.num_free:
             draft.pop()
         self._grow(sequence, length + len(draft))

@@ -113,7 +113,7 @@ class TransformersBackend(PagedBackend):
         if max_images(properties.limit_mm_per_prompt) > 0:
             processor = load_processor(model.path, trust_remote_code=properties.trust_remote_code)
         options = properties.options_of(TransformersOptions)
-        return cls(
+        backend = cls(
             loaded,
             eos_token_ids=model.eos_token_ids,
             max_model_len=properties.max_model_len,
@@ -126,6 +126,9 @@ class TransformersBackend(PagedBackend):
             tokenizer_file=tokenizer_file if tokenizer_file.exists() else None,
             processor=processor,
         )
+        report(LoadPhase.WARM_UP)
+        backend.warm_up()
+        return backend
 
     def step(self) -> list[TokenOutput]:
         """Run one forward pass and choose tokens from its logits, which only inference mode may overwrite."""

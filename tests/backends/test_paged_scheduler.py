@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from backends.paged.block_pool import BlockPool, block_digests
-from backends.paged.prefill_budget import PrefillBudget
 from backends.paged.scheduler import Scheduler
 from backends.paged.sequence import Chunk, Sequence
+from backends.paged.step_budget import StepBudget
 
 BLOCK = 4
 
@@ -301,47 +301,61 @@ def test_digests_depend_on_everything_before() -> None:
 
 
 def test_prefill_takes_as_long_as_the_rest_of_the_step() -> None:
-    budget = PrefillBudget(most=512, least=32)
+    budget = StepBudget(most=512, least=32)
     assert budget.tokens(0) == 512
     assert budget.tokens(3) == 32
     for _ in range(100):
-        budget.observe(0.1, num_generating=3, num_prefill_tokens=0)
-        budget.observe(0.1 + 0.001 * 64, num_generating=3, num_prefill_tokens=64)
+        budget.observe(0.1, num_generating=3, num_extra_tokens=0)
+        budget.observe(0.1 + 0.001 * 64, num_generating=3, num_extra_tokens=64)
     assert 95 <= budget.tokens(3) <= 105
     assert budget.tokens(0) == 512
 
 
-def slowest_step(budget: PrefillBudget, *, decode: float, per_token: float, steps: int) -> float:
+def slowest_step(budget: StepBudget, *, decode: float, per_token: float, steps: int) -> float:
     """Let one sequence generate beside an endless prompt. Returns how long the slowest of the last 20 steps takes."""
     seconds = []
     for _ in range(steps):
         tokens = budget.tokens(1)
         seconds.append(decode + per_token * tokens)
-        budget.observe(seconds[-1], num_generating=1, num_prefill_tokens=tokens)
+        budget.observe(seconds[-1], num_generating=1, num_extra_tokens=tokens)
     return max(seconds[-20:])
 
 
 def test_a_pause_of_the_machine_does_not_slow_the_steps_after_it() -> None:
-    budget = PrefillBudget(most=512, least=4)
-    budget.observe(0.2, num_generating=0, num_prefill_tokens=50)
+    budget = StepBudget(most=512, least=4)
+    budget.observe(0.2, num_generating=0, num_extra_tokens=50)
     for seconds in [0.1] * 20 + [3.0]:
-        budget.observe(seconds, num_generating=1, num_prefill_tokens=0)
+        budget.observe(seconds, num_generating=1, num_extra_tokens=0)
     assert slowest_step(budget, decode=0.1, per_token=0.004, steps=20) < 0.3
 
 
 def test_a_batch_that_shrinks_beside_a_long_prompt_becomes_faster() -> None:
-    budget = PrefillBudget(most=512, least=4)
-    budget.observe(0.2, num_generating=0, num_prefill_tokens=50)
+    budget = StepBudget(most=512, least=4)
+    budget.observe(0.2, num_generating=0, num_extra_tokens=50)
     for _ in range(20):
-        budget.observe(0.5, num_generating=32, num_prefill_tokens=0)
+        budget.observe(0.5, num_generating=32, num_extra_tokens=0)
     assert slowest_step(budget, decode=0.1, per_token=0.004, steps=300) < 0.25
 
 
 def test_prompts_of_few_tokens_do_not_count_as_slow_ones() -> None:
     """Most of such a step is spent on reading the weights, however many tokens there are."""
-    budget = PrefillBudget(most=512, least=32)
-    budget.observe(0.1 + 0.001 * 64, num_generating=0, num_prefill_tokens=64)
+    budget = StepBudget(most=512, least=32)
+    budget.observe(0.1 + 0.001 * 64, num_generating=0, num_extra_tokens=64)
     for _ in range(20):
-        budget.observe(0.1, num_generating=1, num_prefill_tokens=0)
-        budget.observe(0.1, num_generating=0, num_prefill_tokens=1)
+        budget.observe(0.1, num_generating=1, num_extra_tokens=0)
+        budget.observe(0.1, num_generating=0, num_extra_tokens=1)
     assert budget.tokens(1) > 32
+
+
+def test_drafts_share_the_extra_tokens_with_prompts() -> None:
+    engine = Engine(num_blocks=200, max_num_seqs=8)
+    for number in range(3):
+        engine.add(f"r{number}", [number] * 5, new=90)
+    engine.step(budget=100)
+    drafted = [1, 2, 3, 4, 5, 6]
+    assert [chunk.num_draft for chunk in engine.step(budget=8, drafts=drafted)] == [6, 2, 0]
+    assert [chunk.num_draft for chunk in engine.step(budget=0, drafts=drafted)] == [0, 0, 0]
+    engine.add("prompt", range(50), new=1)
+    chunks = engine.step(budget=16, drafts=drafted)
+    assert [chunk.num_draft for chunk in chunks] == [6, 2, 0, 0]
+    assert len(chunks[-1].token_ids) == 8
