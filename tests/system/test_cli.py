@@ -17,7 +17,7 @@ from backends.selection import select_backend
 from lmi_handlers import __version__
 from lmi_handlers.config.options import as_name
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.engine.model_files import DEFAULT_MODEL_NAME
+from lmi_handlers.engine.model_files import DEFAULT_MODEL_NAME, find_gguf
 
 Completed = subprocess.CompletedProcess[str]
 
@@ -101,7 +101,7 @@ def test_check_shows_warnings_first_and_then_why_the_backend_was_chosen(tmp_path
     write(tmp_path, "retry_limit=1\n")
     result = lmi("check", "--model-dir", str(tmp_path), cwd=tmp_path)
     warnings, head, explicit, rest = result.stdout.split("\n\n")
-    selection = select_backend(ServingProperties())
+    selection = select_backend(ServingProperties(), find_gguf(None, None))
     assert head == f"Model {DEFAULT_MODEL_NAME} on backend {selection.name}: {selection.reason}"
     default, unknown = warnings.splitlines()[1:]
     assert default.startswith("  option.model_id is not set")

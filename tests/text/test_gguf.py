@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import gguf
+import msgspec
 import pytest
 import tokenizers
 from gguf_files import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, make_gguf
@@ -40,6 +41,7 @@ def assert_same_as_converted(gguf_file: Path, tmp_path: Path) -> None:
         str(gguf_file), model_dir=None, revision=None, cache_dir=tmp_path / "cache", report=lambda phase: None
     )
     expected = build_text_bundle(folder, tmp_path / "converted")
+    expected = msgspec.structs.replace(expected, tokenizer_hash="")  # the same tokenizer, written differently
     assert build_gguf_bundle(gguf_file, tmp_path / "read") == expected
     theirs, ours = (
         tokenizers.Tokenizer.from_file(str(tmp_path / way / TOKENIZER_FILE)) for way in ("converted", "read")
