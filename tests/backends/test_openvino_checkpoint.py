@@ -9,10 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("openvino", reason="needs lmi-handlers[openvino]")
-pytest.importorskip("transformers", reason="needs lmi-handlers[transformers]")
-
 import torch
 import transformers
 from serving import Server

@@ -9,10 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("openvino", reason="needs lmi-handlers[openvino]")
-pytest.importorskip("transformers", reason="needs lmi-handlers[transformers]")
-
 from paths import DATA
 from tokenizers import Tokenizer
 

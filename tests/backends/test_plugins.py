@@ -54,11 +54,14 @@ def test_error_for_an_unknown_formatter_lists_the_known_ones() -> None:
 
 def test_plugins_are_found_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "scripted" not in available_backends()
+    modules = ("scripted_formatter", "scripted_backend")
+    for module in modules:
+        monkeypatch.delitem(sys.modules, module, raising=False)  # another test may have imported them
     monkeypatch.syspath_prepend(PLUGIN)
     assert available_backends() == BACKENDS | {"scripted": "scripted_declaration:DECLARATION"}
     assert available_formatters() == FORMATTERS | {"csv": "scripted_formatter:CsvFormatter"}
     assert registry().backends["scripted"].unsupported == {"bad_words": "the script is fixed"}
-    assert not {"scripted_formatter", "scripted_backend"} & {*sys.modules}
+    assert not {*modules} & {*sys.modules}
 
 
 def test_server_with_a_third_party_backend_and_formatter(start_server: StartServer) -> None:
