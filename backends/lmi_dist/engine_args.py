@@ -48,6 +48,7 @@ _NO_COUNTERPART = (
     "max_logprobs",
     "kv_cache_dtype",
     "guided_decoding_backend",
+    "kv_cache_memory_bytes",
     "record_acceptance_rate",
     "speculative_telemetry",
 )

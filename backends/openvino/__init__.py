@@ -22,6 +22,7 @@ DECLARATION = BackendDeclaration(
         "max_rolling_batch_size",
         "max_rolling_batch_prefill_tokens",
         "max_model_len",
+        "kv_cache_memory_bytes",
     ),
     defaults={"max_rolling_batch_size": DEFAULT_BATCH_SIZE},
     reads_gguf=GgufFormats(("llama", "qwen2", "qwen3"), ("F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")),

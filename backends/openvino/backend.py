@@ -65,7 +65,7 @@ class OpenVinoBackend(PagedBackend):
         compiled = compile_again()
         block_size, bytes_per_block = kv_block(compiled)
         num_blocks = choose_num_blocks(
-            options.kv_cache_memory_bytes,
+            properties.kv_cache_memory_bytes,
             bytes_per_block=bytes_per_block,
             block_size=block_size,
             max_num_seqs=max_num_seqs,

@@ -18,14 +18,6 @@ class PagedOptions(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: Annotated[
         bool | None, Option("Reuses the KV cache of prompts that begin in the same way.")
     ] = None
-    kv_cache_memory_bytes: Annotated[
-        str | None,
-        Option(
-            "Memory for the KV cache in bytes, or with a suffix such as `256M` or `2G` (powers of 1024). Defaults to half of "
-            "the memory that is free when the model is loaded, or to what `gpu_memory_utilization` (0.9) leaves on a GPU, but "
-            "to no more than the full batch can use."
-        ),
-    ] = None
     prompt_lookup_num_tokens: Annotated[
         NonNegativeInt | None,
         Option(

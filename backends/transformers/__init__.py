@@ -22,6 +22,7 @@ DECLARATION = BackendDeclaration(
         "dtype",
         "quantize",
         "gpu_memory_utilization",
+        "kv_cache_memory_bytes",
         "limit_mm_per_prompt",
     ),
     defaults={"max_rolling_batch_size": DEFAULT_BATCH_SIZE},

@@ -119,7 +119,7 @@ class TransformersBackend(PagedBackend):
             max_model_len=properties.max_model_len,
             max_batch_size=properties.max_rolling_batch_size or DEFAULT_BATCH_SIZE,
             max_prefill_tokens=properties.max_rolling_batch_prefill_tokens or DEFAULT_PREFILL_TOKENS,
-            kv_cache_memory_bytes=options.kv_cache_memory_bytes,
+            kv_cache_memory_bytes=properties.kv_cache_memory_bytes,
             gpu_memory_utilization=properties.gpu_memory_utilization,
             enable_prefix_caching=options.enable_prefix_caching is not False,
             prompt_lookup_num_tokens=options.prompt_lookup_num_tokens or 0,

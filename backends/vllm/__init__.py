@@ -31,6 +31,7 @@ DECLARATION = BackendDeclaration(
         "tensor_parallel_degree",
         "pipeline_parallel_degree",
         "gpu_memory_utilization",
+        "kv_cache_memory_bytes",
         "load_format",
         "kv_cache_dtype",
         "moe_backend",

@@ -322,6 +322,14 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         Option("Number of stages that the layers are split into.", aliases=("option.pipeline_parallel_size",)),
     ] = 1
     gpu_memory_utilization: Annotated[Fraction | None, Option("Fraction of GPU memory that the engine may use.")] = None
+    kv_cache_memory_bytes: Annotated[
+        str | None,
+        Option(
+            "Memory for the KV cache in bytes, or with a suffix such as `256M` or `2G` (powers of 1024). On openvino and "
+            "transformers, it defaults to half of the memory that is free when the model is loaded, or to what "
+            "`gpu_memory_utilization` (0.9) leaves on a GPU, but to no more than the full batch can use."
+        ),
+    ] = None
     load_format: Annotated[str | None, Option("Format of the weight files, by the engine's name.")] = None
     kv_cache_dtype: Annotated[str | None, Option("Data type of the KV cache.")] = None
     moe_backend: Annotated[str | None, Option("Name of the kernels for mixture-of-experts layers.")] = None

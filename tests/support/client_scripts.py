@@ -163,6 +163,11 @@ def assert_streamed_tool_call(chunks: list[dict[str, Any]]) -> None:
     jsonschema.validate(json.loads("".join(function.get("arguments") or "" for function in functions)), CITY)
 
 
+def token_counts(usage: dict[str, Any]) -> dict[str, int]:
+    """Return what OpenAI's `usage` always has. Its details depend on what the engine has cached by then."""
+    return {name: usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+
+
 def without_nulls(value: Any) -> Any:
     """Remove nulls, which clients use for absent fields."""
     if isinstance(value, dict):
