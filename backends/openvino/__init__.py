@@ -5,9 +5,14 @@ Needs torch only to convert safetensors, once.
 
 from __future__ import annotations
 
+import sys
+
 from backends.openvino.options import OpenVinoOptions
 from backends.paged.options import DEFAULT_BATCH_SIZE
 from lmi_handlers.config.declaration import BackendDeclaration, GgufFormats
+
+# Otherwise `import openvino` sends statistics of its use over the network. Without this package it goes without.
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None: the import fails
 
 DECLARATION = BackendDeclaration(
     name="openvino",

@@ -132,6 +132,8 @@ class PagedBackend(Backend):
         if not self._runner.takes_partial_prompts:
             return
         length = min(WARM_UP_TOKENS, self._capabilities.max_model_len) - 1
+        if length < 1:
+            return
         sequence = Sequence("warm-up", [0] * (length + 1), length + 1)
         sequence.blocks = list(range(-(-(length + 1) // self._runner.block_size)))
         chunks = Chunk(sequence, 0, [0] * length, 1), Chunk(sequence, length, [0], 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence as AbstractSequence
@@ -232,3 +233,10 @@ def test_compiling_again_may_run_out_of_memory_too(converted: Path) -> None:
 def test_cache_that_does_not_fit_into_memory_is_named(converted: Path) -> None:
     with pytest.raises(LoadFailed, match=r"option\.kv_cache_memory_bytes: that much memory cannot be reserved"):
         make_runner(converted, 2**62)
+
+
+def test_nothing_is_sent_about_the_use_of_openvino(tmp_path: Path) -> None:
+    """Its telemetry keeps an identifier of the user in the home directory."""
+    code = "import backends.openvino.model, sys; assert not sys.modules['openvino_telemetry']"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "HOME": str(tmp_path)}, check=True)
+    assert list(tmp_path.iterdir()) == []

@@ -189,6 +189,12 @@ def test_model_without_a_tokenizer_file_has_neither_grammars_nor_bad_words(tmp_p
     assert {"bad_words", "structured_outputs"}.issubset(backend.capabilities.unsupported)
 
 
+def test_warm_up_of_a_model_for_a_single_token() -> None:
+    runner = StoredTokensRunner(20)
+    StoredTokensBackend(runner, Capabilities(backend="paged", max_model_len=1, vocab_size=64)).warm_up()
+    assert runner.forwards == []
+
+
 def test_warm_up_leaves_nothing_behind() -> None:
     runner = StoredTokensRunner(20)
     backend = make_backend(runner)
