@@ -71,7 +71,7 @@ SAID_ELSEWHERE = {
     "when streaming tokens": "between fields, and of /generate_stream's only",
     "grammar is not valid": "which schemas there are is more than a schema says",
     "structured_outputs: json must not be empty": "the same",
-    "prompt: has no tokens": "what has tokens is for the tokenizer to say",
+    r"prompt(\[\d+\])?: has no tokens": "what has tokens is for the tokenizer to say",
     "must be at most one system message, then": "between messages",
     "must be token ids or a list of prompts": "a list is of one kind",
     "must be texts or token ids, not both": "the same",
