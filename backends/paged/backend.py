@@ -177,7 +177,8 @@ class PagedBackend(Backend):
                 self._progress += 1  # preparing has its own time limits
             return outputs
         num_generating = self._scheduler.num_generating
-        chunks, preempted = self._scheduler.schedule(self._budget.tokens(num_generating))
+        num_waiting = len(self._scheduler) - num_generating
+        chunks, preempted = self._scheduler.schedule(self._budget.tokens(num_generating, num_waiting))
         for sequence in preempted:
             self._runner.release(sequence)
         began = time.monotonic()

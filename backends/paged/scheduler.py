@@ -14,8 +14,8 @@ class Scheduler:
 
     A sequence starts once there are blocks for all of its known tokens; the beginning that the prefix cache holds is
     not computed again. Sequences that generate are in every step. If one of them needs a block and none is free, the
-    sequence that came last gives up its blocks and starts again later (preemption), so the one that came first always
-    gets on. A sequence must fit into the pool alone: `max_len` is at most `num_blocks * block_size`.
+    sequence that came last gives up its blocks and starts again in a later step (preemption), so the one that came first
+    always gets on. A sequence must fit into the pool alone: `max_len` is at most `num_blocks * block_size`.
 
     Prompts share the step's remaining tokens: half of them are for the prompt that came first, the other half for the
     others, those with the least to compute first. So a long prompt neither delays short ones nor is it starved by them.
@@ -84,7 +84,7 @@ class Scheduler:
             drafts -= chunks[-1].num_draft
             extra_tokens -= chunks[-1].num_draft
         if extra_tokens or not chunks:
-            chunks += self._prefill(max(1, extra_tokens))
+            chunks += self._prefill(max(1, extra_tokens), may_start=not preempted)
         return chunks, preempted
 
     def computed(self, chunk: Chunk, num_accepted: int = 0) -> None:
@@ -199,9 +199,9 @@ class Scheduler:
         self._grow(sequence, length + len(draft))
         return Chunk(sequence, length - 1, [sequence.token_ids[-1], *draft], 1 + len(draft), num_draft=len(draft))
 
-    def _prefill(self, budget: int) -> list[Chunk]:
-        """Return chunks of prompts with at most `budget` tokens in all."""
-        candidates = self._candidates()
+    def _prefill(self, budget: int, *, may_start: bool) -> list[Chunk]:
+        """Return chunks of prompts with at most `budget` tokens in all. `may_start` is about waiting sequences."""
+        candidates = self._candidates() if may_start else self._unfinished()
         if not self._takes_partial_prompts:
             return self._whole_prompts(candidates, budget)
         first = next(candidates, None)
@@ -226,14 +226,16 @@ class Scheduler:
             budget -= sequence.num_left
         return chunks
 
+    def _unfinished(self) -> Iterator[Sequence]:
+        return (sequence for sequence in self._started if not _generates(sequence))
+
     def _candidates(self) -> Iterator[Sequence]:
         """Yield the sequences with prompts to compute: the one that came first, then those with the least left.
 
         A waiting sequence is started when it is yielded. If the one that came first has to wait for free blocks, no
         other is started, so that it gets them.
         """
-        unfinished = [sequence for sequence in self._started if not _generates(sequence)]
-        order = sorted([*unfinished, *self._waiting], key=self._arrival)
+        order = sorted([*self._unfinished(), *self._waiting], key=self._arrival)
         order[1:] = sorted(order[1:], key=lambda sequence: sequence.num_left)
         for position, sequence in enumerate(order):
             if sequence.blocks:

@@ -6,50 +6,77 @@ _WEIGHT = 0.3
 """Of the latest step in the averages."""
 _MEASURE_AFTER = 16
 """Steps with extra tokens after which one without shows again how long it takes to generate."""
+_MAX_SHARES = 4
+_MULTIPLE = 8
+"""Of the tokens in a step, because a runner may have to prepare for each new number of tokens."""
 
 
 class StepBudget:
     """The maximum number of tokens in a step, besides one for each generating sequence.
 
     `most` if nobody is generating. Otherwise as many as take as long as the step would take without them, but at least
-    `least`: so they at most double the time between two tokens, unless even `least` tokens take longer. The times are
-    those of the latest steps. So that they stay right while there are always such tokens, a step now and then has none.
+    `least`: so they at most double the time between two tokens, unless even `least` tokens take longer. If several
+    prompts wait, each of them may take that long, up to four: the sooner they generate too, the more tokens come from
+    every step. The times are those of the latest steps. So that they stay right while there are always such tokens, a
+    step now and then has none.
     """
 
     def __init__(self, most: int, least: int) -> None:
         self._most = most
         self._least = min(least, most)
-        self._decode_seconds: float | None = None
+        self._decode_seconds: dict[int, float] = {}
+        """By the number of generating sequences: key n is for fewer than 2**n, but at least half of that."""
         self._seconds_per_token: float | None = None
         self._steps_with_extra = 0
         """Since the last step without them."""
 
-    def tokens(self, num_generating: int) -> int:
-        """Return the budget of the next step, in which `num_generating` sequences get a token."""
+    def tokens(self, num_generating: int, num_waiting: int = 0) -> int:
+        """Return the budget of the next step, in which `num_generating` sequences get a token.
+
+        `num_waiting` is the number of sequences whose prompts have not been computed yet.
+        """
         if not num_generating:
             return self._most
         if self._steps_with_extra >= _MEASURE_AFTER:
             return 0
-        if self._decode_seconds is None or not self._seconds_per_token:
+        decode_seconds = self._decoding(num_generating)
+        if decode_seconds is None or not self._seconds_per_token:
             return self._least
-        return min(self._most, max(self._least, int(self._decode_seconds / self._seconds_per_token)))
+        shares = max(1, min(num_waiting, _MAX_SHARES))
+        total = num_generating + int(shares * decode_seconds / self._seconds_per_token)
+        return min(self._most, max(self._least, total // _MULTIPLE * _MULTIPLE - num_generating))
 
     def observe(self, seconds: float, *, num_generating: int, num_extra_tokens: int) -> None:
         """Take account of a step that took `seconds`."""
         if not num_extra_tokens:
             self._steps_with_extra = 0
-            # A pause of the whole machine must not count as the model's pace, or prompts would take as long from then on.
-            usual = seconds if self._decode_seconds is None else min(seconds, 2 * self._decode_seconds)
-            self._decode_seconds = _average(self._decode_seconds, usual)
+            self._observe_decoding(seconds, num_generating.bit_length())
             return
         self._steps_with_extra += 1
         if 2 * num_extra_tokens < self._least:
             return  # too few to tell how long one takes
         if not num_generating:
             self._seconds_per_token = _average(self._seconds_per_token, seconds / num_extra_tokens)
-        elif self._decode_seconds is not None:
-            added = max(0.0, seconds - self._decode_seconds)
-            self._seconds_per_token = _average(self._seconds_per_token, added / num_extra_tokens)
+        elif (usual := self._decoding(num_generating)) is not None:
+            self._seconds_per_token = _average(self._seconds_per_token, max(0.0, seconds - usual) / num_extra_tokens)
+
+    def _observe_decoding(self, seconds: float, key: int) -> None:
+        # A pause of the whole machine must not count as the model's pace, or prompts would take as long from then on.
+        if key in self._decode_seconds:
+            usual = self._decode_seconds[key]
+            self._decode_seconds[key] = _average(usual, min(seconds, 2 * usual))
+        else:
+            closest = self._closest(key)
+            longest = seconds if closest is None else self._decode_seconds[closest] * 2 ** (1 + max(0, key - closest))
+            self._decode_seconds[key] = min(seconds, longest)
+
+    def _decoding(self, num_generating: int) -> float | None:
+        """Return how long a step without extra tokens takes, or None if there has been none."""
+        closest = self._closest(num_generating.bit_length())
+        return None if closest is None else self._decode_seconds[closest]
+
+    def _closest(self, key: int) -> int | None:
+        return min(self._decode_seconds, key=lambda known: abs(known - key), default=None)
 
 
 def _average(average: float | None, latest: float) -> float:

@@ -307,8 +307,31 @@ def test_prefill_takes_as_long_as_the_rest_of_the_step() -> None:
     for _ in range(100):
         budget.observe(0.1, num_generating=3, num_extra_tokens=0)
         budget.observe(0.1 + 0.001 * 64, num_generating=3, num_extra_tokens=64)
-    assert 95 <= budget.tokens(3) <= 105
+    assert 90 <= budget.tokens(3) <= 105
+    assert (3 + budget.tokens(3)) % 8 == 0, "few different numbers of tokens"
     assert budget.tokens(0) == 512
+
+
+def test_each_of_several_prompts_may_take_as_long_up_to_four() -> None:
+    budget = StepBudget(most=512, least=8)
+    budget.observe(0.064, num_generating=0, num_extra_tokens=64)
+    budget.observe(0.1, num_generating=3, num_extra_tokens=0)
+    alone = budget.tokens(3, 1)
+    assert alone == budget.tokens(3)
+    assert 1.9 <= budget.tokens(3, 2) / alone <= 2.2
+    assert 3.9 <= budget.tokens(3, 30) / alone <= 4.4
+
+
+def test_the_pace_of_few_sequences_is_not_that_of_many() -> None:
+    budget = StepBudget(most=512, least=8)
+    budget.observe(0.064, num_generating=0, num_extra_tokens=64)
+    budget.observe(0.02, num_generating=1, num_extra_tokens=0)
+    few = budget.tokens(1)
+    for _ in range(20):
+        budget.observe(0.2, num_generating=32, num_extra_tokens=0)
+    assert budget.tokens(1) == few < 24
+    assert 190 <= budget.tokens(32) <= 200
+    assert 190 <= budget.tokens(20) <= 200, "the closest number known"
 
 
 def slowest_step(budget: StepBudget, *, decode: float, per_token: float, steps: int) -> float:
@@ -340,7 +363,7 @@ def test_a_batch_that_shrinks_beside_a_long_prompt_becomes_faster() -> None:
 def test_prompts_of_few_tokens_do_not_count_as_slow_ones() -> None:
     """Most of such a step is spent on reading the weights, however many tokens there are."""
     budget = StepBudget(most=512, least=32)
-    budget.observe(0.1 + 0.001 * 64, num_generating=0, num_extra_tokens=64)
+    budget.observe(0.05 + 0.001 * 64, num_generating=0, num_extra_tokens=64)
     for _ in range(20):
         budget.observe(0.1, num_generating=1, num_extra_tokens=0)
         budget.observe(0.1, num_generating=0, num_extra_tokens=1)
