@@ -137,8 +137,8 @@ BELOW_V1 = "GET /v1/models, GET /v1/models/<model>"
     [
         ("/v1/embeddings", openai, "below /v1 there are POST /v1/chat/completions, POST /v1/completions, " + BELOW_V1),
         ("/v1/audio/speech", openai, "POST /v1/chat/completions"),
-        ("/v1/responses", openai, "does not support this API; use POST /v1/chat/completions"),
-        ("/v1/responses/resp_1", openai, "does not support this API; use POST /v1/chat/completions"),
+        ("/v1/responses/resp_1", openai, "responses are not stored"),
+        ("/v1/responses/resp_1/input_items", openai, "responses are not stored"),
         ("/v1/messages", anthropic, "does not support this API; use POST /v1/chat/completions"),
         ("/v1/v1/chat/completions", openai, "did you mean POST /v1/chat/completions?"),
         ("/v1/chat/completion", openai, "did you mean POST /v1/chat/completions?"),
