@@ -108,6 +108,12 @@ class ResponseReasoning(Response):
     summary: str | None
 
 
+# Parts of the request. They are declared here because `ResponseObject` has a field called `object`.
+TextFormat = Annotated[object, one_of("The format of the text.", "ResponseText")]
+ToolChoice = Annotated[object, one_of("Which tool must be called.", "ResponseToolChoice")]
+Tool = Annotated[object, one_of("A function.", "FunctionTool")]
+
+
 class ResponseObject(Response, kw_only=True):
     """A response. Times are Unix times in seconds. Nothing is stored, whatever `store` asks for.
 
@@ -115,15 +121,15 @@ class ResponseObject(Response, kw_only=True):
     """
 
     id: str
-    object: Literal["response"] = "response"
+    object: Literal["response"]
     created_at: Count
-    completed_at: Count | None = None
-    status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
-    error: ResponseError | None = None
-    incomplete_details: IncompleteDetails | None = None
+    completed_at: Count | None
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
     model: str
-    output: list[OutputItem] = []  # noqa: RUF012  msgspec copies it
-    usage: ResponseUsage | None = None
+    output: list[OutputItem]
+    usage: ResponseUsage | None
 
     instructions: str | None
     metadata: dict[str, str]
@@ -135,19 +141,19 @@ class ResponseObject(Response, kw_only=True):
     frequency_penalty: float
     max_output_tokens: int | None
     max_tool_calls: int | None
-    text: Annotated[object, one_of("The format of the text.", "ResponseText")]
-    tool_choice: Annotated[object, one_of("Which tool must be called.", "ResponseToolChoice")]
-    tools: list[Annotated[object, one_of("A function.", "FunctionTool")]]
+    text: TextFormat
+    tool_choice: ToolChoice
+    tools: list[Tool]
     top_logprobs: Count
     truncation: str
     user: str | None
     safety_identifier: str | None
     prompt_cache_key: str | None
 
-    background: bool = False
-    previous_response_id: None = None
-    service_tier: Literal["default"] = "default"
-    store: bool = False
+    background: bool
+    previous_response_id: None
+    service_tier: Literal["default"]
+    store: bool
 
 
 # Events

@@ -76,8 +76,15 @@ def _response(
     text, reasoning = body.text or ResponseText(), body.reasoning or ReasoningOptions()
     return ResponseObject(
         id=f"resp_{request.request_id}",
+        object="response",
         created_at=options.created,
+        completed_at=None,
+        status="in_progress",
+        error=None,
+        incomplete_details=None,
         model=options.model,
+        output=[],
+        usage=None,
         instructions=body.instructions,
         metadata=body.metadata or {},
         parallel_tool_calls=body.parallel_tool_calls is not False,
@@ -96,4 +103,8 @@ def _response(
         user=body.user,
         safety_identifier=body.safety_identifier,
         prompt_cache_key=body.prompt_cache_key,
+        background=False,
+        previous_response_id=None,
+        service_tier="default",
+        store=False,
     )

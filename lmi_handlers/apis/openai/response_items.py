@@ -26,7 +26,7 @@ class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text")
         return TextPart(self.text)
 
 
-class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
+class AssistantText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
     """A piece of text that the model generated."""
 
     text: str
@@ -51,7 +51,7 @@ class InputRefusal(RefusalPart, frozen=True, tag_field="type", tag="refusal"):
         return self
 
 
-Content = str | list[InputText | OutputText | InputImage | InputRefusal]
+Content = str | list[InputText | AssistantText | InputImage | InputRefusal]
 
 
 class InputMessage(msgspec.Struct, frozen=True):
