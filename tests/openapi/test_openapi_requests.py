@@ -55,6 +55,7 @@ SAID_ELSEWHERE = {
     "does not support|is not supported by": "what the engine in use cannot do is in docs/backends.md",
     "contains an image, but this model only accepts text": "the same",
     "has neither content nor tool_calls": "between fields",
+    "input: must not be empty": "an item of reasoning may have no text",
     "Expected `int": "1.0 is an integer to JSON Schema, and a number to TGI and to us",
     "must have exactly one of": "between fields",
     "needs `logprobs`: true": "between fields",
