@@ -246,7 +246,7 @@ CASES: dict[str, Case] = {
         (RESPONSES,),
         JSON,
         lambda: response(input=[{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}] * 2048),
-        "",
+        None,
     ),
     "arguments of a call": (
         (RESPONSES,),
