@@ -66,6 +66,7 @@ SAID_ELSEWHERE = {
     "(max|maximum)_tokens: must be at least 1, got 0": "0 is for `echo` alone",
     "must have a name for each of the": "between fields",
     "names '.*', which is not one of the tools": "between fields",
+    "requires a tool call, but there are no tools": "between fields",
     "contains two functions with the same name": "between tools",
     "you must use sampling when": "between fields",
     "`seed` must not be set when": "between fields",

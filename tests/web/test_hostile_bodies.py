@@ -274,7 +274,8 @@ CASES: dict[str, Case] = {
     ),
     "stops of responses": ((RESPONSES,), JSON, lambda: response(stop=STOPS), "max_strings"),
     "metadata": ((RESPONSES,), JSON, lambda: response(metadata={"a": LONG}), "metadata"),
-    "a model's name": ((CHAT, RESPONSES, ALEPH_ALPHA), JSON, lambda: chat(model=LONG), "1024"),
+    "a response's model": ((RESPONSES,), JSON, lambda: response(model=LONG), "1024"),
+    "a model's name": ((CHAT, ALEPH_ALPHA), JSON, lambda: chat(model=LONG), "1024"),
 }
 
 ALIKE = (
