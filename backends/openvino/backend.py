@@ -9,14 +9,14 @@ from pathlib import Path
 
 from backends.base import ModelFiles
 from backends.openvino import DECLARATION
-from backends.openvino.checkpoint import context_length, convert_checkpoint
+from backends.openvino.checkpoint import context_length, convert_checkpoint, converter
 from backends.openvino.gguf import convert_gguf
 from backends.openvino.model import EXACT, MODEL_NAME, compile_model
 from backends.openvino.options import OpenVinoOptions
 from backends.openvino.quantize import check_method, quantize
 from backends.openvino.runner import OpenVinoRunner, kv_block
 from backends.paged.backend import MAX_LOGPROBS, PagedBackend
-from backends.paged.memory import available_on_cpu, choose_max_model_len, choose_num_blocks
+from backends.paged.memory import available_on_cpu, choose_max_model_len, choose_num_blocks, free_memory
 from backends.paged.options import DEFAULT_BATCH_SIZE, DEFAULT_PREFILL_TOKENS
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
@@ -59,7 +59,8 @@ class OpenVinoBackend(PagedBackend):
         report(LoadPhase.MODEL)
         # Another version may read the file differently.
         name = f"openvino-{version('openvino')}" + (f"-{method}" if method else "")
-        folder = convert_once(model.cache / name, convert, report)
+        tools = converter(trust_remote_code=properties.trust_remote_code)
+        folder = convert_once(model.cache / name, convert, report, converter=tools)
         report(LoadPhase.COMPILING)
         compile_again = functools.partial(compile_model, folder / MODEL_NAME, EXACT)
         compiled = compile_again()
@@ -70,7 +71,8 @@ class OpenVinoBackend(PagedBackend):
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
-            available=available_on_cpu(),
+            free=(free := free_memory()),
+            available=available_on_cpu(free),
         )
         runner = OpenVinoRunner(compiled, num_blocks, compile_again)
         backend = cls(

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from lmi_handlers.core.errors import ConfigError, UnsupportedModel
+from lmi_handlers.core.errors import ConfigError, ConversionRefused, LMIError, LoadFailed, UnsupportedModel
 
 _NEEDED = ("torch", "transformers")
+
+REFUSED, UNAVAILABLE, FAILED = os.EX_DATAERR, os.EX_UNAVAILABLE, os.EX_TEMPFAIL
+"""Exit status of the child, after it has written why: the model cannot be converted; a library or a file is missing;
+another try may help."""
+
+_VERDICTS: Mapping[int, type[LMIError]] = {
+    REFUSED: ConversionRefused,
+    UNAVAILABLE: UnsupportedModel,
+    FAILED: LoadFailed,
+    # Crashes, which would happen again. Other signals come from outside, or for lack of memory.
+    **dict.fromkeys((-signal.SIGSEGV, -signal.SIGILL, -signal.SIGFPE), ConversionRefused),
+}
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -25,11 +41,18 @@ class Job(msgspec.Struct, frozen=True):
     trust_remote_code: bool
 
 
+def converter(*, trust_remote_code: bool) -> str:
+    """Name everything besides the checkpoint that decides whether `convert_checkpoint` can convert it."""
+    versions = [f"{name} {version(name)}" for name in _NEEDED if importlib.util.find_spec(name) is not None]
+    return ", ".join([*versions, f"trust_remote_code={trust_remote_code}"])
+
+
 def convert_checkpoint(path: Path, folder: Path, report: Callable[[str], None], *, trust_remote_code: bool) -> None:
     """Write the model in `path` into `folder`, which exists, as openvino_model.xml and .bin.
 
     The child's torch, and twice the model's memory, are gone when it ends. `report` is called with short phases.
-    Raises `ConfigError` if a library is missing, or `UnsupportedModel`.
+    Raises `ConfigError` if a library is missing, `LoadFailed` if another try may help (the child was killed, or ran out
+    of memory), `ConversionRefused` if it cannot, or `UnsupportedModel`.
     """
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise ConfigError(
@@ -37,20 +60,37 @@ def convert_checkpoint(path: Path, folder: Path, report: Callable[[str], None], 
             "pip install 'lmi-handlers[transformers]'"
         )
     report(f"converting {path.name}")
-    job = Job(str(path), str(folder), trust_remote_code)
+    job = msgspec.json.encode(Job(str(path), str(folder), trust_remote_code)).decode()
     line = ""
-    with subprocess.Popen(
-        [sys.executable, "-m", "backends.openvino.tracing"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as child:
-        assert child.stdin is not None and child.stdout is not None  # noqa: S101, PT018 (for mypy)
-        child.stdin.write(msgspec.json.encode(job))
-        child.stdin.close()
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(
+            [sys.executable, "-m", "backends.openvino.tracing", job],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+        ) as child,
+    ):
+        assert child.stdout is not None  # noqa: S101 (for mypy)
         for encoded in child.stdout:
             line = encoded.decode().strip()
             report(f"converting {path.name}: {line}")
-    if child.returncode != 0:
-        reason = f"signal {-child.returncode}" if child.returncode < 0 else line
-        raise UnsupportedModel(f"option.model_id: {path} cannot be converted for openvino: {reason}")
+        status = child.wait()
+        errors.seek(0)
+        written = errors.read().decode(errors="replace").strip()
+    if status == 0:
+        return
+    reason = line if status in (REFUSED, UNAVAILABLE, FAILED) else _how_it_ended(status, written)
+    verdict = _VERDICTS.get(status, LoadFailed if status < 0 else UnsupportedModel)
+    raise verdict(f"option.model_id: {path} cannot be converted for openvino: {reason}")
+
+
+def _how_it_ended(status: int, written: str) -> str:
+    """Say how a child ended that did not say so itself. `written` is what it wrote to standard error."""
+    words = f"signal {-status} ({signal.strsignal(-status)})" if status < 0 else f"status {status}"
+    if status == -signal.SIGKILL:
+        words += ", perhaps because memory ran out"
+    return ": ".join(filter(None, [f"the conversion ended with {words}", written.rpartition("\n")[2]]))
 
 
 def context_length(path: Path) -> int | None:

@@ -51,7 +51,7 @@ def _read(gguf_file: Path, folder: Path) -> None:
     tokenizer = openvino_genai.Tokenizer(no_files)
     try:
         openvino_genai.LLMPipeline(link, tokenizer, "CPU", enable_save_ov_model=True)
-    except RuntimeError as error:
+    except (IndexError, RuntimeError) as error:  # an IndexError if the file lacks metadata
         reason = str(error).strip().rpartition("\n")[2]
         raise ConfigError(f"option.model_id: OpenVINO cannot convert {gguf_file}: {reason}") from error
 

@@ -24,10 +24,12 @@ from openvino import opset13
 from openvino._offline_transformations import apply_make_stateful_transformation  # public only in C++
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
-from backends.openvino.checkpoint import Job
+from backends.openvino.checkpoint import FAILED, REFUSED, UNAVAILABLE, Job
 from backends.openvino.model import EXACT, MODEL_NAME, compile_model
 from backends.openvino.runner import OpenVinoRunner
 from backends.paged.sequence import Chunk, Sequence
+from lmi_handlers.core.errors import ConfigError, LoadFailed
+from lmi_handlers.core.load_failure import load_failure
 
 _progress = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # what libraries print is not progress
@@ -242,8 +244,8 @@ def _say(phase: str) -> None:
 
 
 def main() -> int:
-    """Entry point of `python -m backends.openvino.tracing`. Reads a `Job`, and writes phases, last why it failed."""
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    """Entry point of `python -m backends.openvino.tracing <Job>`. Writes phases, last why it failed."""
+    job = msgspec.json.decode(sys.argv[1], type=Job)
     logging: Any = transformers.utils.logging
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -252,7 +254,10 @@ def main() -> int:
         convert(Path(job.path), Path(job.folder), trust_remote_code=job.trust_remote_code)
     except Exception as error:  # noqa: BLE001 (an unknown model may raise anything; the parent reports it)
         _say(f"{type(error).__name__}: " * (not isinstance(error, _Unsupported)) + " ".join(str(error).split())[-500:])
-        return 1
+        if isinstance(load_failure(ConfigError(), error), LoadFailed):
+            return FAILED
+        missing = isinstance(error, ImportError) or (isinstance(error, OSError) and error.errno is not None)
+        return UNAVAILABLE if missing else REFUSED
     return 0
 
 

@@ -10,6 +10,7 @@ from lmi_handlers.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+_OPTION = "option.kv_cache_memory_bytes"
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _MOST = 2.0**40  # of any unit, because infinity has no integer
 _SHARE_OF_CPU = 0.5
@@ -25,24 +26,28 @@ def choose_num_blocks(
     block_size: int,
     max_num_seqs: int,
     max_model_len: int,
+    free: int | None,
     available: int | None,
 ) -> int:
     """Return the number of blocks of the KV cache.
 
     `asked` is `option.kv_cache_memory_bytes`. Without it, the cache gets the `available` bytes, but at most what
     `max_num_seqs` sequences of `max_model_len` tokens need. Raises `ConfigError` if `asked` is not a size, or if not
-    even one block fits. A cache that cannot hold the longest sequence is logged: the server then refuses longer ones.
+    even one block fits. A cache of more than the `free` bytes of memory is logged, and so is one that cannot hold the
+    longest sequence: the server then refuses longer ones.
     """
     longest = -(-max_model_len // block_size)
     if asked is not None:
-        num_blocks = parse_bytes(asked, "option.kv_cache_memory_bytes") // bytes_per_block
+        if excess := warn_of_excess(asked, free):
+            logger.warning(excess)
+        num_blocks = parse_bytes(asked, _OPTION) // bytes_per_block
     else:
         num_blocks = max_num_seqs * longest
         if available is not None:
             num_blocks = min(num_blocks, available // bytes_per_block)
     if num_blocks < 1:
         given = f"got {asked}" if asked is not None else f"and only {available} bytes are available for it"
-        raise ConfigError(f"option.kv_cache_memory_bytes: must be at least {bytes_per_block} for this model, {given}")
+        raise ConfigError(f"{_OPTION}: must be at least {bytes_per_block} for this model, {given}")
     if num_blocks < longest:
         logger.warning(
             "the KV cache is smaller than the longest sequence; longer requests are refused",
@@ -51,9 +56,22 @@ def choose_num_blocks(
     return num_blocks
 
 
-def available_on_cpu() -> int | None:
-    """Return the bytes of memory that a KV cache may take by default, or None if the system does not say."""
-    free = free_memory()
+def warn_of_excess(asked: str, free: int | None) -> str:
+    """Return a warning if `asked`, which is `option.kv_cache_memory_bytes`, is more than the `free` bytes, else "".
+
+    Raises `ConfigError` if `asked` is not a size.
+    """
+    size = parse_bytes(asked, _OPTION)
+    if free is None or size <= free:
+        return ""
+    return (
+        f"{_OPTION}={asked} is {size:,} bytes, but only {free:,} bytes of memory are free: "
+        "the engine may be killed when it uses them"
+    )
+
+
+def available_on_cpu(free: int | None) -> int | None:
+    """Return how many of the `free` bytes of memory a KV cache may take by default. None if they are not known."""
     return None if free is None else int(free * _SHARE_OF_CPU)
 
 

@@ -11,7 +11,7 @@ from transformers import WatermarkLogitsProcessor
 
 from backends.base import ModelFiles
 from backends.paged.backend import MAX_LOGPROBS, PagedBackend
-from backends.paged.memory import available_on_cpu, available_on_gpu, choose_num_blocks
+from backends.paged.memory import available_on_cpu, available_on_gpu, choose_num_blocks, free_memory
 from backends.paged.options import DEFAULT_BATCH_SIZE, DEFAULT_PREFILL_TOKENS
 from backends.transformers import DECLARATION
 from backends.transformers.images import ImageProcessor
@@ -58,15 +58,15 @@ class TransformersBackend(PagedBackend):
         length = choose_max_model_len(model.config, max_model_len)
 
         def num_blocks(bytes_per_block: int) -> int:
+            free, available = _memory(device, gpu_memory_utilization)
             return choose_num_blocks(
                 kv_cache_memory_bytes,
                 bytes_per_block=bytes_per_block,
                 block_size=BLOCK_SIZE,
                 max_num_seqs=max_batch_size,
                 max_model_len=length,
-                available=available_on_gpu(*torch.cuda.mem_get_info(device), gpu_memory_utilization)
-                if device.type == "cuda"
-                else available_on_cpu(),
+                free=free,
+                available=available,
             )
 
         images = None
@@ -134,3 +134,11 @@ class TransformersBackend(PagedBackend):
         """Run one forward pass and choose tokens from its logits, which only inference mode may overwrite."""
         with torch.inference_mode():
             return super().step()
+
+
+def _memory(device: torch.device, gpu_memory_utilization: float | None) -> tuple[int | None, int | None]:
+    """Return the bytes of memory that are free, and those that the KV cache may take by default."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return free, available_on_gpu(free, total, gpu_memory_utilization)
+    return (on_cpu := free_memory()), available_on_cpu(on_cpu)

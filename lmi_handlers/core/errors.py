@@ -3,6 +3,7 @@
     LMIError
     ├── ConfigError              the operator must fix an option or the model; the process does not start
     │   └── UnsupportedModel         the backend cannot serve the model; another one may
+    │       └── ConversionRefused        converting the model again would fail in the same way
     ├── RequestError             this request fails; no other request is affected
     │   ├── InvalidRequest           the client must change its request
     │   │   ├── UnsupportedFeature       the backend in use does not support what was requested
@@ -61,6 +62,10 @@ class ConfigError(LMIError):
 
 class UnsupportedModel(ConfigError):
     """The backend cannot serve the model although its kind is one that it supports. Another backend may."""
+
+
+class ConversionRefused(UnsupportedModel):
+    """The backend cannot convert the model, and never will with the installed libraries."""
 
 
 class RequestError(LMIError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from backends.openvino.checkpoint import convert_checkpoint
 from backends.openvino.model import EXACT, MODEL_NAME, compile_model
 from backends.openvino.runner import OpenVinoRunner
 from backends.paged.sequence import Chunk, Sequence
-from lmi_handlers.core.errors import UnsupportedModel
+from lmi_handlers.core.errors import ConversionRefused, LMIError, LoadFailed, UnsupportedModel
 
 pytestmark = pytest.mark.model
 
@@ -108,9 +109,48 @@ def test_model_that_openvino_cannot_serve(
     make_checkpoint(config_class, options, tmp_path / "model")
     (tmp_path / "converted").mkdir()
     with pytest.raises(
-        UnsupportedModel, match=rf"option\.model_id: .*model cannot be converted for openvino: .*{reason}"
+        ConversionRefused, match=rf"option\.model_id: .*model cannot be converted for openvino: .*{reason}"
     ):
         convert_checkpoint(tmp_path / "model", tmp_path / "converted", lambda phase: None, trust_remote_code=False)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "reason"),
+    [
+        ("os.kill(os.getpid(), 9)", LoadFailed, r"signal 9 \(Killed\), perhaps because memory ran out"),
+        *(
+            pytest.param(*row, marks=pytest.mark.long)
+            for row in (
+                ("raise MemoryError('no room')", LoadFailed, "MemoryError: no room"),
+                ("os.kill(os.getpid(), 11)", ConversionRefused, r"signal 11 \(Segmentation fault\)"),
+                ("os.write(2, b'gone'), os._exit(7)", UnsupportedModel, "the conversion ended with status 7: gone"),
+                ("import nowhere_to_be_found", UnsupportedModel, "ImportError: .*nowhere_to_be_found"),
+                ("raise ValueError('mine')", ConversionRefused, "ValueError: mine"),
+            )
+        ),
+    ],
+)
+def test_error_says_how_the_conversion_ended(
+    code: str, error: type[LMIError], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a refusal is final: what lacks memory is tried again, and a library may be installed."""
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))  # where the library copies a model's code
+    (model := tmp_path / "model").mkdir()
+    (tmp_path / "converted").mkdir()
+    (model / "configuration_mine.py").write_text(f"import os\n{code}\n")
+    auto_map = {"AutoConfig": "configuration_mine.Mine"}
+    (model / "config.json").write_text(json.dumps({"model_type": "mine", "auto_map": auto_map}))
+    with pytest.raises(error, match=f"option.model_id: .*model cannot be converted for openvino: .*{reason}") as caught:
+        convert_checkpoint(model, tmp_path / "converted", lambda phase: None, trust_remote_code=True)
+    assert caught.type is error
+
+
+def test_error_of_a_conversion_that_ends_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("raise RuntimeError('this torch is broken')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    with pytest.raises(UnsupportedModel, match="ended with status 1: RuntimeError: this torch is broken") as caught:
+        convert_checkpoint(tmp_path, tmp_path, lambda phase: None, trust_remote_code=False)
+    assert caught.type is UnsupportedModel
 
 
 @pytest.mark.long
@@ -124,9 +164,11 @@ def test_auto_takes_transformers_for_a_model_that_cannot_be_converted(tiny_llama
     config["rope_parameters"] = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     (model / "config.json").unlink()
     (model / "config.json").write_text(json.dumps(config))
-    server = Server(tmp_path / "m", f"option.model_id={model}\noption.dtype=fp32\n")
-    try:
-        server.wait_ready()
-        assert "its dynamic rotary embedding depends on the length" in server.log
-    finally:
-        server.stop()
+    for number in range(2):
+        server = Server(tmp_path / f"m{number}", f"option.model_id={model}\noption.dtype=fp32\n")
+        try:
+            server.wait_ready()
+            assert "its dynamic rotary embedding depends on the length" in server.log
+            assert ("found earlier" in server.log) == (number == 1)
+        finally:
+            server.stop()

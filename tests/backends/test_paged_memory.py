@@ -14,7 +14,13 @@ MIB = 2**20
 
 def blocks(asked: str | None = None, free: int | None = None) -> int:
     return choose_num_blocks(
-        asked, bytes_per_block=MIB, block_size=32, max_num_seqs=4, max_model_len=100, available=free
+        asked,
+        bytes_per_block=MIB,
+        block_size=32,
+        max_num_seqs=4,
+        max_model_len=100,
+        free=free,
+        available=free,
     )
 
 
@@ -27,8 +33,18 @@ def test_cache_gets_what_is_available() -> None:
     assert blocks(free=10 * MIB) == 10
 
 
-def test_option_wins() -> None:
+def test_option_wins(caplog: pytest.LogCaptureFixture) -> None:
+    assert blocks("100M", free=101 * MIB) == 100
+    assert blocks("100M") == 100
+    assert not caplog.records
+
+
+def test_more_than_the_free_memory_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert blocks("100M", free=2 * MIB) == 100
+    assert (
+        "option.kv_cache_memory_bytes=100M is 104,857,600 bytes, but only 2,097,152 bytes of memory are free"
+        in caplog.text
+    )
 
 
 def test_cache_for_less_than_one_sequence_is_logged(caplog: pytest.LogCaptureFixture) -> None:
