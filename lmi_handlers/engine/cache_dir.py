@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-# Part of every cache key. Increase it when the output of a conversion changes.
-CONVERSION_VERSION = 1
+# Part of every cache key. Increase it when the output of a conversion changes, or models are converted that were refused.
+CONVERSION_VERSION = 2
 
 _CHECKPOINT = (".safetensors", ".bin", ".json", ".py")
 

@@ -21,7 +21,7 @@ from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.gguf import read_gguf_header
 from lmi_handlers.core.load_failure import load_failure
 from lmi_handlers.text.byte_level import byte_characters
-from lmi_handlers.text.gguf_tokenizer import build_tokenizer, special_tokens
+from lmi_handlers.text.gguf_tokenizer import build_tokenizer, special_tokens, split_warning
 
 ContentFormat = Literal["auto", "string", "openai"]
 
@@ -44,6 +44,7 @@ class TextBundle(msgspec.Struct, frozen=True, kw_only=True):
     `media_tokens` maps the placeholders for images, videos and audio to their ids.
     `content_format` is the value of `option.chat_template_content_format`.
     `tokenizer_hash` changes with the content of tokenizer.json.
+    `warning` says in what the tokenizer may differ from the model's own. It is logged at every start.
     """
 
     vocab_size: int
@@ -57,6 +58,7 @@ class TextBundle(msgspec.Struct, frozen=True, kw_only=True):
     media_tokens: dict[str, int] = {}
     content_format: ContentFormat = "auto"
     tokenizer_hash: str = ""
+    warning: str = ""
 
     @property
     def chat_template(self) -> str | None:
@@ -140,6 +142,7 @@ def build_gguf_bundle(gguf_file: Path, directory: Path) -> TextBundle:
         special_tokens=named,
         chat_templates=_chat_templates(template),
         model_max_length=header.context_length,
+        warning=split_warning(header.metadata),
     )
     _write(bundle, backend, directory)
     return bundle

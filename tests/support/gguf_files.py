@@ -19,14 +19,19 @@ def make_gguf(
     architecture: str = "llama",
     *,
     kind: str = "gpt2",
-    pre: str = "default",
+    pre: str | None = "default",
     tokens: Sequence[str] = TOKENS,
     types: Sequence[int] = (CONTROL, CONTROL, CONTROL, *[NORMAL] * (len(TOKENS) - 3)),
     merges: Sequence[str] = ("a b",),
     scores: Sequence[float] | None = None,
     bos: int | None = 1,
+    add_bos: bool | None = None,
+    matrices: type[np.float32 | np.float16] = np.float32,
 ) -> Path:
-    """Write a complete tiny Llama or Qwen to `file`, with the given tokenizer. Files with `scores` have no `merges`."""
+    """Write a complete tiny Llama or Qwen to `file`, with the given tokenizer. Files with `scores` have no `merges`.
+
+    `matrices` is the type of all matrices. Vectors are float32.
+    """
     size, feed_forward, head = 32, 64, 16
     writer = gguf.GGUFWriter(file, architecture)
     writer.add_context_length(64)
@@ -39,9 +44,12 @@ def make_gguf(
     writer.add_value_length(head)
     writer.add_rope_dimension_count(head)
     writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32 if matrices is np.float32 else gguf.LlamaFileType.MOSTLY_F16)
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model(kind)
-    writer.add_tokenizer_pre(pre)
+    if pre is not None:
+        writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     if scores is None:
@@ -50,6 +58,8 @@ def make_gguf(
         writer.add_token_scores(scores)
     if bos is not None:
         writer.add_bos_token_id(bos)
+    if add_bos is not None:
+        writer.add_add_bos_token(add_bos)
     writer.add_eos_token_id(2)
     writer.add_chat_template("{{ messages[0].content }}")
     random = np.random.default_rng(0)
@@ -72,7 +82,7 @@ def make_gguf(
     if architecture == "qwen3":
         shapes |= {"blk.0.attn_q_norm.weight": (head,), "blk.0.attn_k_norm.weight": (head,)}
     for name, shape in shapes.items():
-        writer.add_tensor(name, random.standard_normal(shape).astype(np.float32))
+        writer.add_tensor(name, random.standard_normal(shape).astype(matrices if len(shape) > 1 else np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

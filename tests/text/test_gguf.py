@@ -11,14 +11,16 @@ import gguf
 import msgspec
 import pytest
 import tokenizers
-from gguf_files import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, make_gguf
+from gguf_files import BYTE, CONTROL, NORMAL, TOKENS, UNKNOWN, USER_DEFINED, make_gguf
 from paths import ROOT
+from tokenizers import pre_tokenizers
 
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.gguf import read_gguf_header
 from lmi_handlers.engine.model_files import find_gguf
 from lmi_handlers.engine.model_store import resolve_model
-from lmi_handlers.text.bundle import TOKENIZER_FILE, build_gguf_bundle, build_text_bundle
+from lmi_handlers.text.bundle import TOKENIZER_FILE, build_gguf_bundle, build_text_bundle, load_text_bundle
+from lmi_handlers.text.tokenizer import Tokenizer
 
 METASPACE = "\u2581"
 
@@ -36,20 +38,24 @@ def texts() -> list[str]:
     ]
 
 
-def assert_same_as_converted(gguf_file: Path, tmp_path: Path) -> None:
+def assert_same_as_converted(gguf_file: Path, tmp_path: Path, *, single_digits: bool = False) -> None:
+    """transformers splits no digits from each other, as some models do, and adds no BOS token."""
     folder = resolve_model(
         str(gguf_file), model_dir=None, revision=None, cache_dir=tmp_path / "cache", report=lambda phase: None
     )
     expected = build_text_bundle(folder, tmp_path / "converted")
+    bundle = build_gguf_bundle(gguf_file, tmp_path / "read")
     expected = msgspec.structs.replace(expected, tokenizer_hash="")  # the same tokenizer, written differently
-    assert build_gguf_bundle(gguf_file, tmp_path / "read") == expected
+    assert msgspec.structs.replace(bundle, warning="") == expected
     theirs, ours = (
         tokenizers.Tokenizer.from_file(str(tmp_path / way / TOKENIZER_FILE)) for way in ("converted", "read")
     )
+    if single_digits:
+        theirs.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), theirs.pre_tokenizer])
     assert ours.get_vocab() == theirs.get_vocab()
     for text in texts():
-        encoding = ours.encode(text)
-        assert (encoding.ids, encoding.offsets) == (theirs.encode(text).ids, theirs.encode(text).offsets), text
+        encoding, other = (tokenizer.encode(text, add_special_tokens=False) for tokenizer in (ours, theirs))
+        assert (encoding.ids, encoding.offsets) == (other.ids, other.offsets), text
         for skip in (False, True):
             assert ours.decode(encoding.ids, skip_special_tokens=skip) == theirs.decode(
                 encoding.ids, skip_special_tokens=skip
@@ -60,7 +66,7 @@ def assert_same_as_converted(gguf_file: Path, tmp_path: Path) -> None:
 def test_default_model(tmp_path: Path) -> None:
     file = find_gguf(None, None)
     assert file is not None
-    assert_same_as_converted(file, tmp_path)
+    assert_same_as_converted(file, tmp_path, single_digits=True)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +77,7 @@ def test_default_model(tmp_path: Path) -> None:
         ("qwen2", "qwen2", None),
         ("qwen2", "deepseek-r1-qwen", 1),
         ("qwen3", "qwen2", 1),
+        ("llama", "gpt-2", 1),
         ("llama", "unheard-of", 1),
     ],
 )
@@ -118,6 +125,63 @@ def test_special_tokens_outside_the_alphabet_keep_their_ids(tmp_path: Path) -> N
     assert tokenizer.encode(f"{tokens[6]}ab{tokens[2]}").ids == [6, 5, 2]
     assert tokenizer.get_vocab_size() == bundle.vocab_size == 7
     assert bundle.special_token_ids == (0, 1, 2)
+
+
+def test_digits_are_split_from_each_other_where_the_file_says_so(tmp_path: Path) -> None:
+    tokens = ("<unk>", "<s>", "</s>", *"ab12\u0120", "12", "\u0120\u0120")
+    types = [CONTROL] * 3 + [NORMAL] * (len(tokens) - 3)
+    encoded = {}
+    for pre in ("smollm", "gpt-2"):
+        file = make_gguf(tmp_path / f"{pre}.gguf", pre=pre, tokens=tokens, types=types, merges=("1 2", "\u0120 \u0120"))
+        build_gguf_bundle(file, tmp_path / pre)
+        tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / pre / TOKENIZER_FILE))
+        encoded[pre] = tokenizer.encode("a  12").tokens
+    assert encoded["smollm"] == ["a", "\u0120\u0120", "1", "2"]
+    assert encoded["gpt-2"] == ["a", "\u0120", "\u0120", "12"]
+
+
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        ("llama-bpe", ""),
+        ("smollm", ""),
+        ("unheard-of", "has tokenizer.ggml.pre=unheard-of, which is not known here: text is split as for GPT-2"),
+        (None, "the GGUF file has no tokenizer.ggml.pre: text is split as for GPT-2"),
+    ],
+)
+def test_warning_names_an_unknown_way_to_split(pre: str | None, words: str, tmp_path: Path) -> None:
+    bundle = build_gguf_bundle(make_gguf(tmp_path / "tiny.gguf", pre=pre), tmp_path)
+    assert words in bundle.warning
+    assert bool(bundle.warning) == bool(words)
+    assert load_text_bundle(tmp_path).warning == bundle.warning  # for the next start
+
+
+@pytest.mark.parametrize(
+    ("kind", "pre", "add_bos", "expected"),
+    [
+        ("gpt2", "gpt-2", None, [11]),
+        ("gpt2", "gpt-2", True, [1, 11]),
+        ("gpt2", "llama-bpe", None, [1, 11]),
+        ("gpt2", "tekken", None, [1, 11]),
+        ("gpt2", "llama-bpe", False, [11]),
+        ("llama", "default", None, [1, 11]),
+        ("llama", "default", False, [11]),
+    ],
+)
+def test_bos_token_begins_a_plain_prompt_as_in_llama_cpp(
+    kind: str, pre: str, add_bos: bool | None, expected: list[int], tmp_path: Path
+) -> None:
+    tokens = (*TOKENS[:-1], "\u2581" * (kind == "llama") + "ab")
+    merges = ("a b",) if kind == "gpt2" else ("\u2581 a", "\u2581a b")
+    if kind == "llama":
+        tokens = (*tokens, "\u2581", "\u2581a")
+    types = [CONTROL] * 3 + [NORMAL] * (len(tokens) - 3)
+    file = make_gguf(
+        tmp_path / "tiny.gguf", kind=kind, pre=pre, tokens=tokens, types=types, merges=merges, add_bos=add_bos
+    )
+    tokenizer = Tokenizer(tmp_path, build_gguf_bundle(file, tmp_path))
+    assert tokenizer.encode("ab") == expected
+    assert tokenizer.encode("ab", add_special_tokens=False) == expected[-1:]
 
 
 def test_header(tmp_path: Path) -> None:
