@@ -35,7 +35,8 @@ unknown. A port that is in use only causes a warning.
 
 _ENGINES = """\
 An option without a default here, or in the next table, has the engine's own default. A warning is
-logged for an option that is set but not read by the backend in use.
+logged for an option that is set but not read by the backend in use. The `vllm` backend passes it to
+vLLM first, which may have an argument of that name.
 """
 
 _BACKENDS = """\

@@ -36,11 +36,13 @@ class Selection(msgspec.Struct, frozen=True):
     reason: str
 
 
-def select_backend(properties: ServingProperties, gguf_file: Path | None = None) -> Selection:
+def select_backend(
+    properties: ServingProperties, gguf_file: Path | None = None, config_file: Path | None = None
+) -> Selection:
     """Use `option.rolling_batch` or `option.backend`. With `auto`, choose by what is installed on this machine.
 
-    `gguf_file` is the model, if it is a GGUF file. Raises `ConfigError` if the backend does not exist. Imports no
-    engine, so any process may call it.
+    `gguf_file` is the model, if it is a GGUF file. `config_file` is its config.json, if it has one here. Raises
+    `ConfigError` if the backend does not exist. Imports no engine, so any process may call it.
     """
     known = registry()
     name = known.requested(properties)
@@ -51,7 +53,7 @@ def select_backend(properties: ServingProperties, gguf_file: Path | None = None)
         candidates,
         builds={item.name: installed_build(item) for item in (*candidates, declaration(FALLBACK))},
         gpu=find_gpu(os.environ, Path("/dev")),
-        architectures=_architectures(properties),
+        architectures=_architectures(config_file),
         gguf=_gguf_header(gguf_file),
     )
 
@@ -177,14 +179,12 @@ def _gguf_header(gguf_file: Path | None) -> GgufHeader | None:
     return None
 
 
-def _architectures(properties: ServingProperties) -> tuple[str, ...]:
-    """Read the architectures from config.json if the model is a local directory, else return none."""
-    for place in (properties.model_id, properties.model_dir):
-        if place is None:
-            continue
-        try:
-            config = json.loads((Path(place) / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):  # a hub id or an unreadable file; loading reports it
-            continue
-        return tuple(map(str, config.get("architectures") or ())) if isinstance(config, dict) else ()
-    return ()
+def _architectures(config_file: Path | None) -> tuple[str, ...]:
+    """Return the architectures in config.json, or none if it cannot be read; loading reports why."""
+    if config_file is None:
+        return ()
+    try:
+        config = json.loads(config_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return ()
+    return tuple(map(str, config.get("architectures") or ())) if isinstance(config, dict) else ()

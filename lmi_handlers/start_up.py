@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -12,7 +13,17 @@ from pathlib import Path
 import msgspec
 
 from backends import declaration, load_backend_class, registry
-from backends.selection import Selection, check_format, check_gpus, check_installed, count_gpus, select_backend
+from backends.paged.memory import free_memory, warn_of_excess
+from backends.paged.options import PagedOptions
+from backends.selection import (
+    Selection,
+    check_format,
+    check_gpus,
+    check_installed,
+    count_gpus,
+    find_gpu,
+    select_backend,
+)
 from lmi_handlers.apis.api import Context
 from lmi_handlers.apis.registry import ServedApis
 from lmi_handlers.config.declaration import BackendDeclaration
@@ -25,6 +36,7 @@ from lmi_handlers.engine.cache_dir import default_cache_dir
 from lmi_handlers.engine.model_files import (
     DEFAULT_MODEL_NAME,
     check_conversion,
+    find_config,
     find_gguf,
     has_model_files,
     locate_model,
@@ -68,7 +80,11 @@ def read_configuration(environ: Mapping[str, str]) -> Configuration:
         log_format(environ, sys.stderr)
         settings = ServerSettings.from_environ(environ)
         loaded = load_properties(settings.model_dir, environ, registry())
-        selection = select_backend(loaded.properties, find_gguf(loaded.properties.model_id, settings.model_dir))
+        selection = select_backend(
+            loaded.properties,
+            find_gguf(loaded.properties.model_id, settings.model_dir),
+            find_config(loaded.properties, default_cache_dir(environ)),
+        )
         is_default_model = (
             declaration(selection.name).needs_model
             and loaded.properties.model_id is None
@@ -98,7 +114,19 @@ def warnings(configuration: Configuration) -> Iterator[str]:
     if configuration.model_dir is not None and (configuration.model_dir / "requirements.txt").exists():
         yield f"{configuration.model_dir / 'requirements.txt'} is ignored: install packages in the image"
     yield from configuration.loaded.warnings(backend)
+    if excess := _excess_memory(properties, backend):
+        yield excess
     yield from registry().unusable.values()
+
+
+def _excess_memory(properties: ServingProperties, backend: BackendDeclaration) -> str:
+    """Return a warning if a KV cache of ours is to take more memory than is free, else ""."""
+    on_cpu = backend.cpu_only or find_gpu(os.environ, Path("/dev")) is None
+    if properties.kv_cache_memory_bytes is None or not issubclass(backend.options, PagedOptions) or not on_cpu:
+        return ""
+    with contextlib.suppress(ConfigError):  # not a size, which loading reports
+        return warn_of_excess(properties.kv_cache_memory_bytes, free_memory())
+    return ""
 
 
 def check_engine(configuration: Configuration) -> None:

@@ -57,8 +57,10 @@ _NO_COUNTERPART = (
 
 def engine_arguments(path: Path, properties: ServingProperties) -> dict[str, Any]:
     """Return the keyword arguments for the checkpoint in `path`. Raises `ConfigError` with the name of the option."""
-    for name in properties.extra:
-        raise ConfigError(f"option.{name}: neither this server nor lmi_dist has this option")
+    for name in DECLARATION.passed_on(properties):
+        if name in properties.extra:
+            raise ConfigError(f"option.{name}: neither this server nor lmi_dist has this option")
+        logger.warning(f"option.{name} has no effect on backend {DECLARATION.name}: only other backends read it")
     given, options = DECLARATION.values(properties), properties.options_of(LmiDistOptions)
     if options.speculative_draft_model is not None and properties.enable_lora:
         raise ConfigError("option.speculative_draft_model and option.enable_lora cannot be used together")

@@ -136,14 +136,17 @@ def engine_arguments(
     texts = {"max_num_seqs": str(DEFAULT_BATCH_SIZE)} | _declared(properties, backend, fields)
     if not properties.rolling:
         texts["max_num_seqs"] = str(properties.batch_size)
-    for name, text in properties.extra.items():
+    for name, text in backend.passed_on(properties).items():
         if name in OURS:
             raise ConfigError(f"option.{name}: the server sets this argument of vLLM; {OURS[name]}")
-        if name not in fields:
+        if name in fields:
+            texts[name] = text
+        elif name in properties.extra:
             raise ConfigError(
                 f"option.{name}: neither this server nor vLLM has this option{_nearest(name, fields, backend)}"
             )
-        texts[name] = text
+        else:
+            logger.warning(f"option.{name} has no effect on backend {backend.name}: only other backends read it")
     # By default, unseeded requests would get the same samples after every restart.
     texts.setdefault("seed", str(secrets.randbits(32)))
     arguments = EngineArgs.from_cli_args(_parse({"model": str(path)} | texts))

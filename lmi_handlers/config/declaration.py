@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from lmi_handlers.config.option import declared_options, text_of
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.gguf import GgufHeader
 
@@ -65,7 +66,8 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
         `options`          struct of the backend's own options; no secrets, because `lmi check` and the log show them
         `reads`            names of the shared options (fields of `ServingProperties`) that it reads
         `defaults`         its defaults for shared options that have none, for the documentation
-        `passes_options`   undeclared options are passed to the engine, which checks them (`Backend.check_options`)
+        `passes_options`   options that it does not read are passed to the engine, which checks them
+                           (`passed_on`, `Backend.check_options`)
         `needs_model`      false if it generates without weights; it then gets a byte-level tokenizer
         `reads_gguf`       the GGUF files that it reads itself. Other backends get GGUF files converted to safetensors.
                            It serves nothing else unless `architectures` names some
@@ -125,3 +127,17 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
         own = msgspec.structs.asdict(properties.options_of(self.options))
         values = {name: getattr(properties, name) for name in self.reads} | own
         return {name: value for name, value in values.items() if value is not None}
+
+    def passed_on(self, properties: ServingProperties) -> dict[str, str]:
+        """Return the text of the options that are set and that neither the server nor this backend reads, by name.
+
+        Those that only other backends declare are among them: the engine may have an argument of the same name.
+        """
+        known = {*self.reads, *self.options.__struct_fields__}
+        shared = {
+            name: value
+            for name, declared in declared_options(ServingProperties).items()
+            if not declared.option.server and (value := getattr(properties, name)) != declared.default
+        }
+        others = {name: text_of(value) for name, value in (shared | properties.engine_options).items()}
+        return {name: text for name, text in others.items() if name not in known} | properties.extra

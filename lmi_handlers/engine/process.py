@@ -29,7 +29,7 @@ from lmi_handlers.engine.heartbeat import CPU_PATIENCE, PULSE_INTERVAL, Heartbea
 from lmi_handlers.engine.load_report import LoadReport
 from lmi_handlers.engine.loop import EngineLoop, Inbox
 from lmi_handlers.engine.messages import Loading, Ready
-from lmi_handlers.engine.model_files import find_gguf
+from lmi_handlers.engine.model_files import find_config, find_gguf
 from lmi_handlers.engine.model_store import prepare_gguf, resolve_model
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings, read_line
 from lmi_handlers.engine.worker_server import WorkerServer
@@ -89,12 +89,12 @@ def _load(settings: EngineSettings, report: LoadReport) -> Backend:
     properties = settings.properties
     model_dir = Path(properties.model_dir) if properties.model_dir else None
     gguf_file = find_gguf(properties.model_id, model_dir)
-    selection = select_backend(properties, gguf_file)
+    cache_dir = default_cache_dir(os.environ)
+    selection = select_backend(properties, gguf_file, find_config(properties, cache_dir))
     logger.info("backend selected", extra={"backend": selection.name, "reason": selection.reason})
     report(LoadPhase.IMPORTING)
     backend_class = load_backend_class(selection.name)
     backend = declaration(selection.name)
-    cache_dir = default_cache_dir(os.environ)
     model_path: Path | None = None
     if backend.reads_gguf is None:
         gguf_file = None
@@ -132,6 +132,8 @@ def _load(settings: EngineSettings, report: LoadReport) -> Backend:
             chat_template=template,
             content_format=properties.chat_template_content_format,
         )
+    if bundle.warning:
+        logger.warning(bundle.warning)
     # Only the template tells whether option.enable_reasoning alone is enough. Check it before loading the weights.
     choose_reasoning_format(bundle.tool_template, properties.reasoning_parser, enabled=properties.enable_reasoning)
     report.bundle = settings.bundle_dir

@@ -24,6 +24,7 @@ from lmi_handlers.config.declaration import BackendDeclaration, GgufFormats
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.gguf import GgufHeader, GgufTensor
+from lmi_handlers.engine.model_files import find_config
 
 LLAMA = ("LlamaForCausalLM",)
 
@@ -230,16 +231,45 @@ def test_find_gpu(tmp_path: Path, files: list[str], environ: dict[str, str], gpu
     assert find_gpu(environ, tmp_path) == gpu
 
 
+def select(properties: ServingProperties, cache_dir: Path) -> Selection:
+    return select_backend(properties, None, find_config(properties, cache_dir))
+
+
 def test_auto_reads_the_architecture_of_a_local_model(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertForMaskedLM"]}))
-    for properties in (ServingProperties(model_id=str(tmp_path)), ServingProperties(model_dir=str(tmp_path))):
-        assert "BertForMaskedLM" in select_backend(properties).reason
+    (folder := tmp_path / "a").mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": ["BertForMaskedLM"]}))
+    for properties in (
+        ServingProperties(model_id=str(folder)),
+        ServingProperties(model_dir=str(folder)),
+        ServingProperties(model_id="a", model_dir=str(tmp_path)),
+    ):
+        assert "BertForMaskedLM" in select(properties, tmp_path).reason
+
+
+def test_auto_reads_the_architecture_of_a_hub_model_that_has_been_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--org--name"
+    for branch, commit, name in (("main", "1" * 40, "BertForMaskedLM"), ("other", "2" * 40, "ViTModel")):
+        (snapshot := repository / "snapshots" / commit).mkdir(parents=True)
+        (snapshot / "config.json").write_text(json.dumps({"architectures": [name]}))
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs" / branch).write_text(commit)
+    assert "BertForMaskedLM" in select(ServingProperties(model_id="org/name"), tmp_path).reason
+    assert "ViTModel" in select(ServingProperties(model_id="org/name", revision="other"), tmp_path).reason
+    for properties in (
+        ServingProperties(model_id="org/name", revision="absent"),
+        ServingProperties(model_id="org/absent"),
+        ServingProperties(model_id="org/na..me"),
+    ):
+        assert find_config(properties, tmp_path) is None
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", '{"architectures": null}'])
 def test_config_without_architectures(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
-    assert "architecture" not in select_backend(ServingProperties(model_dir=str(tmp_path))).reason
+    assert "architecture" not in select(ServingProperties(model_dir=str(tmp_path)), tmp_path).reason
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from serving_properties import load
 
@@ -82,13 +83,29 @@ def test_deprecated_name_causes_a_warning(model_dir: Path, key: str) -> None:
 
 def test_option_that_the_backend_ignores_causes_a_warning(model_dir: Path) -> None:
     loaded = load(model_dir, "option.enable_lora=true\noption.enforce_eager=true\noption.dtype=fp16\nbatch_size=1\n")
-    assert loaded.unread("transformers") == (
+    assert loaded.unread(TRANSFORMERS) == (
         "option.enable_lora has no effect on backend transformers; it is only read by vllm, lmi_dist, tensorrt_llm "
         "(from serving.properties)",
         "option.enforce_eager has no effect on backend transformers; it is only read by vllm, lmi_dist "
         "(from serving.properties)",
     )
-    assert loaded.unread("vllm") == ()
+    assert loaded.unread(declaration("vllm")) == ()
+
+
+def test_option_that_only_other_backends_read_is_passed_on(model_dir: Path) -> None:
+    """The engine may have an argument of the same name."""
+    text = (
+        "option.tokens_per_block=64\noption.enforce_eager=true\noption.swap_space=4\nbatch_size=1\noption.dtype=fp16\n"
+    )
+    loaded = load(model_dir, text + "option.enable_reasoning=false\noption.use_cuda_graph=no\n")
+    vllm = declaration("vllm")
+    expected = {"tokens_per_block": "64", "use_cuda_graph": "false", "swap_space": "4"}
+    assert vllm.passed_on(loaded.properties) == expected
+    assert loaded.warnings(vllm) == ()
+    reads_less = msgspec.structs.replace(vllm, reads=())
+    assert reads_less.passed_on(loaded.properties) == expected | {"dtype": "fp16"}
+    table = render_settings(loaded, vllm, show_all=False)
+    assert re.search(r"option\.tokens_per_block .*passed on to vllm", table)
 
 
 # Secrets

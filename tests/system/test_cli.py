@@ -110,6 +110,13 @@ def test_check_shows_warnings_first_and_then_why_the_backend_was_chosen(tmp_path
     assert rest.endswith(" options have their defaults; `lmi check --all` shows them.\n")
 
 
+@pytest.mark.parametrize(("size", "warned"), [("900T", True), ("1M", False), ("much", False)])
+def test_check_warns_of_a_cache_that_does_not_fit(tmp_path: Path, size: str, warned: bool) -> None:
+    write(tmp_path, f"option.rolling_batch=openvino\noption.kv_cache_memory_bytes={size}\n")
+    result = lmi("check", "--model-dir", str(tmp_path), cwd=tmp_path)
+    assert ("option.kv_cache_memory_bytes=900T is 989,560,464,998,400 bytes, but only " in result.stdout) == warned
+
+
 def test_check_fails_on_an_unknown_option_and_suggests_a_similar_one(tmp_path: Path) -> None:
     write(tmp_path, "option.rolling_batch=echo\noption.max_roling_batch_size=4\n")
     result = lmi("check", "--model-dir", str(tmp_path), cwd=tmp_path)
