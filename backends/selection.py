@@ -46,6 +46,11 @@ def select_backend(
     """
     known = registry()
     name = known.requested(properties)
+    if properties.embeds:
+        if name != "auto" and declaration(name).pooling:
+            return Selection(declaration(name).name, "serving.properties asks for it")
+        reason = "option.task=text-embedding" if name == "auto" else f"{declaration(name).name} does not embed texts"
+        return Selection(FALLBACK, reason)
     if name != "auto":
         return Selection(declaration(name).name, "serving.properties asks for it")
     candidates = sorted((item for item in known.backends.values() if item.priority), key=lambda item: -item.priority)

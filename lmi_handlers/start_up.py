@@ -135,7 +135,8 @@ def check_engine(configuration: Configuration) -> None:
     `lmi serve` leaves this to the engine process, which imports the engine anyway.
     """
     if configuration.backend.passes_options:
-        load_backend_class(configuration.selection.name).check_options(configuration.properties)
+        properties = configuration.properties
+        load_backend_class(configuration.selection.name, embeds=properties.embeds).check_options(properties)
 
 
 def check_port(host: str, port: int) -> None:

@@ -8,6 +8,7 @@ from lmi_handlers.config.declaration import BackendDeclaration
 DECLARATION = BackendDeclaration(
     name="echo",
     location="backends.echo.backend:EchoBackend",
+    pooling="backends.echo.backend:EchoBackend",
     options=EchoOptions,
     reads=("max_rolling_batch_size", "max_model_len"),
     defaults={"max_rolling_batch_size": DEFAULT_BATCH_SIZE},

@@ -17,6 +17,9 @@ With `option.echo_faults=true` these words in a prompt cause a fault at the give
     ADD@1     adding the request takes `option.echo_load_seconds` seconds
     ABORT@3   aborting the request from then on takes `option.echo_load_seconds` seconds
 
+With `option.task=text-embedding`, the embedding of a prompt counts its tokens: number i of the vector is how many token
+ids leave the remainder i when divided by `EMBEDDING_SIZE`.
+
 `option.echo_fault` makes loading slow (`slow_load`, by `option.echo_load_seconds`), fail (`raise_in_load`), run out of
 memory (`out_of_memory_in_load`) or exit the process (`exit_in_load`).
 """
@@ -29,6 +32,7 @@ import os
 import re
 import signal
 import time
+from array import array
 from collections.abc import Callable
 
 from backends.base import Backend, ModelFiles
@@ -38,9 +42,11 @@ from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import ConfigError, InvalidRequest, LoadFailed
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
+from lmi_handlers.core.pooling_params import PoolingParams
 from lmi_handlers.core.request import TokenRequest
 
 MAX_MODEL_LEN = 1 << 20
+EMBEDDING_SIZE = 16
 _FAULT = re.compile(rb"\b(REFUSE|RAISE|DIE|CRASH|SLEEP|WORK|HANG|MUTE|GRIP|ADD|ABORT)@(\d+)\b")
 _PAUSE = 0.001
 _LOGPROB = -0.5
@@ -76,6 +82,7 @@ class EchoBackend(Backend):
         tokens_per_second: float,
         faults: bool,
         sleep_seconds: float,
+        embeds: bool = False,
     ) -> None:
         self._eos_token_id = model.eos_token_ids[0] if model.eos_token_ids else None
         self._capabilities = Capabilities(
@@ -86,6 +93,7 @@ class EchoBackend(Backend):
             max_logprobs=20,
             unsupported=tuple(DECLARATION.unsupported),
             device="cpu",
+            embedding_size=EMBEDDING_SIZE if embeds else None,
         )
         self._tokens_per_second = tokens_per_second
         self._faults = faults
@@ -114,6 +122,7 @@ class EchoBackend(Backend):
             tokens_per_second=options.echo_tokens_per_second or math.inf,
             faults=options.echo_faults,
             sleep_seconds=options.echo_load_seconds,
+            embeds=properties.embeds,
         )
 
     @property
@@ -179,6 +188,13 @@ class EchoBackend(Backend):
                 sequence.fault = None
                 (time.sleep if fault == "SLEEP" else _compute)(self._sleep_seconds)
         params, prompt = request.sampling_params, request.prompt.token_ids
+        if request.pooling_params is not None:
+            return TokenOutput(
+                request_id=request.request_id,
+                token_ids=[],
+                finish_reason=FinishReason.EOS_TOKEN,
+                embedding=embedding(prompt, request.pooling_params),
+            )
         ends = (
             sequence.produced == len(prompt)
             and not params.ignore_eos
@@ -228,3 +244,13 @@ class EchoBackend(Backend):
         # Works only with the byte-level tokenizer, whose ids are the bytes of the prompt.
         match = _FAULT.search(bytes(token_id for token_id in prompt if token_id < 256))
         return (match[1].decode(), int(match[2])) if match else None
+
+
+def embedding(prompt: list[int], params: PoolingParams) -> bytes:
+    """Return the vector of a prompt as float32 numbers."""
+    counts = [0.0] * EMBEDDING_SIZE
+    for token_id in prompt:
+        counts[token_id % EMBEDDING_SIZE] += 1
+    counts = counts[: params.dimensions]
+    length = math.hypot(*counts) if params.normalize else 1.0
+    return array("f", [count / (length or 1.0) for count in counts]).tobytes()

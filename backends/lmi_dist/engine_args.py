@@ -43,7 +43,6 @@ _ARGUMENTS = {
 _NO_COUNTERPART = (
     "device",
     "preloaded_model",
-    "normalize",
     "tokenizer_revision",
     "max_logprobs",
     "kv_cache_dtype",

@@ -9,6 +9,7 @@ from lmi_handlers.config.declaration import BackendDeclaration, Handler
 DECLARATION = BackendDeclaration(
     name="transformers",
     location="backends.transformers.backend:TransformersBackend",
+    pooling="backends.transformers.embedding:EmbeddingBackend",
     requires=("torch", "transformers", "accelerate"),
     install="lmi-handlers[transformers]",
     options=TransformersOptions,

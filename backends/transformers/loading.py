@@ -53,8 +53,11 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
 _TOLERANCE_HALF = 0.05
 
 
-def load_model(path: Path, properties: ServingProperties) -> Any:
-    """Load the model in `path` for inference. Raises `ConfigError`, or `LoadFailed` if a retry may help."""
+def load_model(path: Path, properties: ServingProperties, auto_class: Callable[[Any], Any] | None = None) -> Any:
+    """Load the model in `path` for inference. Raises `ConfigError`, or `LoadFailed` if a retry may help.
+
+    `auto_class` returns the library's class for a configuration. It defaults to one that generates text.
+    """
     if properties.dtype not in DTYPES:
         raise ConfigError(
             f"option.dtype: the transformers backend supports {', '.join(DTYPES)}, not {properties.dtype}"
@@ -74,9 +77,7 @@ def load_model(path: Path, properties: ServingProperties) -> Any:
             options["attn_implementation"] = "eager"
         if properties.quantize is not None:
             options["quantization_config"] = BitsAndBytesConfig(**QUANTIZATIONS[properties.quantize])  # type: ignore[no-untyped-call]  # the library's own
-        takes_images = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-        auto_class = AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
-        model = auto_class.from_pretrained(
+        model = (auto_class or _generating_class)(config).from_pretrained(
             path,
             config=config,
             dtype=_choose_dtype(DTYPES[properties.dtype], config, device_map),
@@ -88,12 +89,17 @@ def load_model(path: Path, properties: ServingProperties) -> Any:
         reason = " ".join(str(error).split()) or type(error).__name__
         verdict = ConfigError(f"option.model_id: {path} cannot be loaded by transformers: {reason}")
         raise load_failure(verdict, error) from error
-    if model.config.is_encoder_decoder:
-        raise ConfigError(
-            f"option.model_id: {model.config.model_type} is an encoder-decoder model; only causal models are supported"
-        )
     model.train(False)
     return model
+
+
+def _generating_class(config: Any) -> Any:
+    if config.is_encoder_decoder:
+        raise ConfigError(
+            f"option.model_id: {config.model_type} is an encoder-decoder model; only causal models are supported"
+        )
+    takes_images = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
 
 
 def _choose_dtype(asked: torch.dtype | None, config: Any, device_map: str | None) -> torch.dtype | str:
@@ -118,13 +124,7 @@ def choose_runner(model: Any, max_model_len: int, num_blocks: Callable[[int], in
 
     `num_blocks` returns the size of the KV cache for a number of bytes per block.
     """
-    with LinearInputs(model) as inputs:
-        expected = _stock_logits(model)
-    if can_pack(model):
-        pack(model, inputs.siblings)
-        if reason := _difference(lambda: _stock_logits(model), expected):
-            logger.warning("the weights are not packed, because the results would differ", extra={"reason": reason})
-            unpack(model)
+    expected = pack_if_equal(model, lambda: _stock_logits(model))
     reason = _cannot_flatten(model.config.get_text_config(), max_model_len)
     if not model._supports_attention_backend:  # noqa: SLF001 (the library has no public name for it)
         reason = f"{type(model).__name__} does not support custom attention functions"
@@ -142,6 +142,18 @@ def choose_runner(model: Any, max_model_len: int, num_blocks: Callable[[int], in
         extra={"model_type": model.config.model_type, "reason": reason},
     )
     return sequential_runner(model, num_blocks)
+
+
+def pack_if_equal(model: Any, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Pack the model's weights if possible, unless that changes the results of `compute`. Returns these results."""
+    with LinearInputs(model) as inputs:
+        expected = compute()
+    if can_pack(model):
+        pack(model, inputs.siblings)
+        if reason := _difference(compute, expected):
+            logger.warning("the weights are not packed, because the results would differ", extra={"reason": reason})
+            unpack(model)
+    return expected
 
 
 def sequential_runner(model: Any, num_blocks: Callable[[int], int]) -> SequentialRunner:
@@ -222,7 +234,7 @@ def _rolling_logits(runner: RollingRunner) -> torch.Tensor:
 
 
 def _difference(compute: Callable[[], torch.Tensor], expected: torch.Tensor) -> str | None:
-    """Return what is wrong with the logits from `compute`, or None if they match `expected`."""
+    """Return what is wrong with the logits or vectors from `compute`, or None if they match `expected`."""
     try:
         logits = compute()
     except Exception as error:  # noqa: BLE001 (an unknown model may raise anything; there is a fallback)

@@ -109,7 +109,6 @@ NO_COUNTERPART = {
     "lora_extra_vocab_size": "vLLM has removed it",
     "long_lora_scaling_factors": "vLLM has removed it",
     "guided_decoding_backend": 'use option.structured_outputs_config={"backend": "xgrammar"}',
-    "normalize": "embeddings are not supported",
     "record_acceptance_rate": "vLLM counts accepted tokens itself",
     "speculative_telemetry": "vLLM counts accepted tokens itself",
 }

@@ -40,4 +40,3 @@ class VLLMOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     device: Annotated[str | None, Option("Type of device to run on. No effect: vLLM detects the device itself.")] = None
     preloaded_model: Annotated[bool | None, Option("No effect: vLLM has removed it.")] = None
-    normalize: Annotated[bool | None, Option("No effect: embeddings are not supported.")] = None

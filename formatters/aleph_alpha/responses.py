@@ -81,3 +81,22 @@ class AlephAlphaCompletionSummary(Response, tag_field="type", tag="completion_su
 
     num_tokens_prompt_total: Count
     num_tokens_generated: Count
+
+
+# Aleph Alpha's embeddings
+
+
+class SemanticEmbedding(Response):
+    """The vector of a prompt."""
+
+    model_version: str
+    embedding: list[float]
+    num_tokens_prompt_total: Count
+
+
+class SemanticEmbeddings(Response):
+    """The vectors of several prompts, in their order."""
+
+    model_version: str
+    embeddings: list[list[float]]
+    num_tokens_prompt_total: Count

@@ -234,6 +234,33 @@ class Chunk(Response):
 Completion = Annotated[object, one_of("A whole answer, or an event.", "Chunk", "CompletionFinal")]
 
 
+# Embeddings
+
+
+class Embedding(Response):
+    """The vector of input number `index`: JSON numbers, or little-endian float32 numbers in base64."""
+
+    object: Literal["embedding"]
+    index: Count
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Response):
+    """The number of tokens that the request used. Nothing is generated, so both are the same."""
+
+    prompt_tokens: Count
+    total_tokens: Count
+
+
+class EmbeddingList(Response):
+    """The vectors of all inputs, in their order."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
 # Models
 
 

@@ -89,8 +89,9 @@ def _joined(content_type: str, contents: Iterable[Contents]) -> Types:
     return tuple(kind for content in contents for kind in content.get(content_type, ()))
 
 
-def invoke_routes(endpoint: Invocations, model_name: str) -> Sequence[Route]:
+def invoke_routes(endpoint: Invocations, model_name: str, *, embeds: bool = False) -> Sequence[Route]:
     """Return `/invocations` and its other names, which DJL and multi-model endpoints use."""
+    what = "Embed texts." if embeds else "Generate text from a prompt, or an answer to a conversation."
     model = Parameter(name="model", place="path", description="The name of the served model.", values=(model_name,))
     version = Parameter(name="version", place="path", description="Ignored: there is only one version.")
     named = Parameter(name="model_name", place="query", description=model.description, values=model.values)
@@ -115,7 +116,7 @@ def invoke_routes(endpoint: Invocations, model_name: str) -> Sequence[Route]:
             path,
             name,
             "LMI",
-            "Generate text from a prompt, or an answer to a conversation. JSON lines are answered line by line.",
+            f"{what} JSON lines are answered line by line.",
             endpoint,
             parameters=(*parameters, *adapters),
             failures=(unknown,),
@@ -124,8 +125,10 @@ def invoke_routes(endpoint: Invocations, model_name: str) -> Sequence[Route]:
     ]
 
 
-def root_route(generation: Generation) -> Route:
-    """Return `POST /`, TGI's route for both streams and single answers."""
+def root_route(generation: Generation, *, embeds: bool = False) -> Route:
+    """Return `POST /`: TGI's route for both streams and single answers, or TEI's for embeddings."""
+    if embeds:
+        return Route("POST", "/", "compat_embed", "Text Embeddings Inference", "Embed texts.", generation)
     return Route(
         "POST",
         "/",

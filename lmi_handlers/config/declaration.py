@@ -59,6 +59,7 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     Name and place
         `name`             in `option.backend` and `option.rolling_batch`
         `location`         of the `Backend` class, "module:Class"; only the engine process imports it
+        `pooling`          location of the class that serves `option.task=text-embedding`; empty if there is none
         `requires`         libraries that it imports; alternatives are separated by |. `auto` looks at the first
         `install`          what pip installs them with, such as "my-engine[gpu]"
 
@@ -91,6 +92,7 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     location: str
+    pooling: str = ""
     requires: tuple[str, ...] = ()
     install: str = ""
     options: type[msgspec.Struct] = NoOptions

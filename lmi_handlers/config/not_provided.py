@@ -63,8 +63,8 @@ NOT_PROVIDED: tuple[NotProvided, ...] = (
     NotProvided(
         Place.OPTION,
         "option.task",
-        "only text generation is supported: use text-generation or remove it",
-        ("auto", "generate", "text-generation", "image-text-to-text"),
+        "only text generation and embeddings are supported: use text-generation or text-embedding, or remove it",
+        ("auto", "generate", "text-generation", "image-text-to-text", "text-embedding"),
     ),
     NotProvided(
         Place.OPTION,

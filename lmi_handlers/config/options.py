@@ -48,7 +48,11 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     ] = None
     task: Annotated[
         str | None,
-        Option("Task of the model, which TGI's `/info` reports. Only text generation is supported.", server=True),
+        Option(
+            "Task of the model, which TGI's `/info` reports. `text-embedding` serves embeddings; all other supported tasks "
+            "generate text.",
+            server=True,
+        ),
     ] = None
     trust_remote_code: Annotated[bool, Option("Runs Python code that comes with the model.")] = False
 
@@ -405,6 +409,13 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         Option("Maximum number of pixels of all images in a request together.", server=True),
     ] = 1 << 25
 
+    # Embeddings
+
+    normalize: Annotated[
+        bool,
+        Option("Scales embeddings to length 1, unless the request says otherwise.", server=True),
+    ] = True
+
     # Adapters
 
     enable_lora: Annotated[bool, Option("Serves LoRA adapters.")] = False
@@ -439,9 +450,17 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         return as_name(model_id) or "model"
 
     @property
+    def embeds(self) -> bool:
+        """Whether the server answers with embeddings instead of generated text."""
+        return self.task == "text-embedding"
+
+    @property
     def rolling(self) -> bool:
-        """True for continuous batching, False for dynamic batching of `batch_size` requests."""
-        return self.rolling_batch != "disable"
+        """True for continuous batching, False for dynamic batching of `batch_size` requests.
+
+        Embedding backends choose their batches themselves, by the number of tokens.
+        """
+        return self.embeds or self.rolling_batch != "disable"
 
 
 def as_name(text: str) -> str:

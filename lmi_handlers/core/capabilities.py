@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from lmi_handlers.core.errors import InvalidRequest, UnsupportedFeature
+from lmi_handlers.core.pooling_params import PoolingParams
 from lmi_handlers.core.sampling_params import SamplingParams
 
 
@@ -25,6 +26,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     `device` is torch's name for the device, for example "cpu" or "cuda". It is empty if the backend does not report it.
     `dtype` is the type of the weights, for example "bfloat16". It is empty if the backend does not report it.
     `takes_images` tells whether prompts may contain images.
+    `embedding_size` is the number of dimensions if the backend embeds prompts. It then generates no text.
     """
 
     backend: str
@@ -40,11 +42,12 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     dtype: str = ""
     takes_images: bool = False
+    embedding_size: int | None = None
 
     @property
     def max_input_tokens(self) -> int:
-        """Maximum number of prompt tokens. At least one token must be left to generate."""
-        room = self.max_model_len - 1
+        """Maximum number of prompt tokens. At least one token must be left if there is something to generate."""
+        room = self.max_model_len - (self.embedding_size is None)
         return room if self.max_input_len is None else min(self.max_input_len, room)
 
 
@@ -56,6 +59,21 @@ def check_prompt(prompt_token_ids: Sequence[int], capabilities: Capabilities) ->
     if min(prompt_token_ids) < 0 or max(prompt_token_ids) >= vocab_size:
         wrong = next(token for token in prompt_token_ids if not 0 <= token < vocab_size)
         raise InvalidRequest(f"token ids in the prompt must be from 0 to {vocab_size - 1}, got {wrong}")
+
+
+def check_task(params: PoolingParams | None, capabilities: Capabilities) -> None:
+    """Reject a request for text if the backend embeds, and for embeddings if it generates. `params` is None for text.
+
+    Raises `UnsupportedFeature`, or `InvalidRequest` if the vectors have too few dimensions.
+    """
+    size = capabilities.embedding_size
+    if params is None:
+        if size is not None:
+            raise UnsupportedFeature("this server embeds texts and generates none (option.task=text-embedding)")
+    elif size is None:
+        raise UnsupportedFeature("this server generates text; embeddings need a server with option.task=text-embedding")
+    elif params.dimensions is not None and params.dimensions > size:
+        raise InvalidRequest(f"must be at most {size}, got {params.dimensions}", field="dimensions")
 
 
 def check_sampling_params(params: SamplingParams, capabilities: Capabilities) -> None:

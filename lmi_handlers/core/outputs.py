@@ -39,6 +39,9 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
 
     `error` is the cause if `finish_reason` is ERROR. Only this sequence has failed, not the engine. `invalid_request`
     is set if the client's request is to blame, and `invalid_field` is the field of `SamplingParams` at fault, if known.
+
+    `embedding` is the vector of a request with `PoolingParams`, as little-endian float32 numbers. It comes in the only
+    output, which has no tokens and ends with EOS_TOKEN.
     """
 
     request_id: str
@@ -53,6 +56,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     invalid_field: str | None = None
     num_prompt_tokens: int | None = None
     num_cached_tokens: int | None = None
+    embedding: bytes | None = None
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):
@@ -75,7 +79,7 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     `text` is what a reader should see: special tokens are left out and stop strings are cut off, unless the request
     asks for them. The last delta of a sequence carries `finish_reason`. `prompt_tokens` is sent with the
-    first delta if prompt logprobs were requested.
+    first delta if prompt logprobs were requested. `embedding` is the vector if embeddings were requested.
     """
 
     index: int = 0
@@ -83,3 +87,4 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     text: str = ""
     finish_reason: FinishReason | None = None
     prompt_tokens: tuple[Token, ...] = ()
+    embedding: bytes | None = None

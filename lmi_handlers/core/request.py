@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.core.pooling_params import PoolingParams
 from lmi_handlers.core.sampling_params import SamplingParams
 
 
@@ -109,17 +110,21 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One client request as parsed. From here on, no parameters are passed as a dict.
 
     Each prompt is sampled `sampling_params.n` times; with `beam_search`, its answers are the `n` best beams. A request
-    with a lower `priority` starts sooner. `truncate` is the number of tokens to keep at the end of each prompt.
-    `ignored_parameters` are named in a response header. The other fields describe the format of the answer and are for
-    formatters.
+    with a lower `priority` starts sooner. `truncate` is the number of tokens to keep of each prompt, and
+    `truncation_side` is where the others are removed. `ignored_parameters` are named in a response header. The other
+    fields describe the format of the answer and are for formatters.
+
+    With `pooling_params`, the prompts are embedded and nothing is generated, so `sampling_params` has no effect.
     """
 
     request_id: str
     prompts: tuple[Prompt, ...]
-    sampling_params: SamplingParams
+    sampling_params: SamplingParams = SamplingParams()
+    pooling_params: PoolingParams | None = None
     priority: int = 0
     beam_search: BeamSearchParams | None = None
     truncate: int | None = None
+    truncation_side: Literal["left", "right"] = "left"
     stream: bool = False
     details: bool = False
     decoder_input_details: bool = False
@@ -136,12 +141,16 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to generate, as a backend receives it. `sampling_params.n` is always 1."""
+    """One sequence to generate, as a backend receives it. `sampling_params.n` is always 1.
+
+    With `pooling_params`, the prompt is embedded instead. Only a backend with an `embedding_size` gets these.
+    """
 
     request_id: str
     prompt: EncodedPrompt
     sampling_params: SamplingParams
     priority: int = 0
+    pooling_params: PoolingParams | None = None
 
 
 MAX_PRIORITY = 2**31 - 1

@@ -26,6 +26,7 @@ from lmi_handlers.core.errors import (
     LMIError,
 )
 from lmi_handlers.core.load_phase import LoadPhase
+from lmi_handlers.core.pooling_params import PoolingParams
 from lmi_handlers.core.request import EncodedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.arrivals import Arrivals
@@ -208,6 +209,7 @@ class EngineClient:
         timeout: float,
         connected: Callable[[], bool],
         priority: int = 0,
+        pooling_params: PoolingParams | None = None,
     ) -> Generation:
         """Start a request. It fails after `timeout` seconds, and is aborted as soon as `connected()` returns false.
 
@@ -218,7 +220,7 @@ class EngineClient:
             raise EngineNotReady(f"the engine is not ready: {self.phase}")
         if (stall := self._stall()) is not None:
             raise EngineNotReady(stall)
-        submit = Submit(next(self._numbers), request_id, prompts, sampling_params, priority)
+        submit = Submit(next(self._numbers), request_id, prompts, sampling_params, priority, pooling_params)
         generation = Generation(self, sender, submit, time.monotonic() + timeout, connected)
         self._generations[submit.number] = generation
         try:

@@ -47,6 +47,7 @@ class Job(Generic[Worker]):
             prompt=submit.prompts[prompt],
             sampling_params=submit.sampling_params.for_sample(sample),
             priority=submit.priority,
+            pooling_params=submit.pooling_params,
         )
 
 

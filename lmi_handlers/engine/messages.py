@@ -11,6 +11,7 @@ import msgspec
 
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.outputs import TokenOutput
+from lmi_handlers.core.pooling_params import PoolingParams
 from lmi_handlers.core.request import EncodedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams
 
@@ -20,7 +21,7 @@ from lmi_handlers.core.sampling_params import SamplingParams
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Generate `sampling_params.n` sequences per prompt. `number` is chosen by the worker, unique per connection.
 
-    Sequence i of the answer belongs to prompt i // n.
+    Sequence i of the answer belongs to prompt i // n. With `pooling_params`, embed each prompt instead.
     """
 
     number: int
@@ -28,6 +29,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True):
     prompts: list[EncodedPrompt]
     sampling_params: SamplingParams
     priority: int = 0
+    pooling_params: PoolingParams | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):

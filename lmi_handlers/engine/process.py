@@ -93,7 +93,7 @@ def _load(settings: EngineSettings, report: LoadReport) -> Backend:
     selection = select_backend(properties, gguf_file, find_config(properties, cache_dir))
     logger.info("backend selected", extra={"backend": selection.name, "reason": selection.reason})
     report(LoadPhase.IMPORTING)
-    backend_class = load_backend_class(selection.name)
+    backend_class = load_backend_class(selection.name, embeds=properties.embeds)
     backend = declaration(selection.name)
     model_path: Path | None = None
     if backend.reads_gguf is None:

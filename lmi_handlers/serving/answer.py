@@ -15,6 +15,7 @@ from lmi_handlers.engine.client import Generation
 from lmi_handlers.engine.messages import SequenceOutput
 from lmi_handlers.metrics.requests import RequestMetrics
 from lmi_handlers.serving.beam_generation import BeamGeneration
+from lmi_handlers.serving.pooled import PooledPrompt
 from lmi_handlers.text.sequence import SequenceText
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class Answer:
         self,
         generation: Generation | BeamGeneration,
         formatter: Formatter,
-        texts: list[SequenceText],
+        texts: Sequence[SequenceText | PooledPrompt],
         usage: Usage,
         metrics: RequestMetrics,
         alias: Callable[[str], str],
@@ -121,8 +122,9 @@ class Answer:
 
 
 def _size(output: TokenOutput) -> int:
-    """The number of tokens in an output, including prompt tokens and alternatives."""
+    """The number of tokens in an output, including prompt tokens and alternatives. A vector counts as some tokens."""
     generated = len(output.token_ids) * (1 + _alternatives(output.top_logprobs))
+    generated += len(output.embedding or b"") // _BYTES_PER_TOKEN
     return generated + len(output.prompt_logprobs or ()) * (1 + _alternatives(output.prompt_top_logprobs))
 
 
@@ -135,6 +137,9 @@ def _unforeseen(error: Exception) -> RequestFailed:
     logger.exception("internal error", exc_info=error)
     return RequestFailed(f"internal error ({type(error).__name__}); the server's log says more")
 
+
+_BYTES_PER_TOKEN = 128
+"""Bytes of a vector, whose numbers take about as long to write as JSON as a token."""
 
 _LARGE = 1024
 """Tokens that take a few milliseconds to format. More would delay other clients, so they run off the event loop."""

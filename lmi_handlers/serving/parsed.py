@@ -13,11 +13,15 @@ from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """What dialects need to know about the loaded model. `model_id` is its public name."""
+    """What dialects need to know about the loaded model. `model_id` is its public name.
+
+    `prompts` are texts to put in front of a text that is embedded, by their names, such as "query".
+    """
 
     model_id: str
     chat_template: str
     capabilities: Capabilities
+    prompts: dict[str, str] = {}
 
 
 LengthCheck = Callable[[GenerationRequest, int, int, Capabilities], None]

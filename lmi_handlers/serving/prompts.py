@@ -86,7 +86,8 @@ def _tokenize(parsed: Parsed, position: int, content: PromptContent, loaded: Loa
         if truncate is None:
             parsed.check_length(request, position, len(content), capabilities)
         _check_vocabulary(parsed, position, content, capabilities)
-        ids = list(content if truncate is None else content[-truncate:])
+        kept = content[:truncate] if request.truncation_side == "right" else content[-(truncate or 0) :]
+        ids = list(kept)
         text = tokenizer.decode(ids)
     else:
         text = content if isinstance(content, str) else render_chat(loaded.bundle, content)
@@ -94,6 +95,8 @@ def _tokenize(parsed: Parsed, position: int, content: PromptContent, loaded: Loa
             estimate = tokenizer.estimate_beyond(text, capabilities.max_model_len)
             if estimate is not None:
                 parsed.check_length(request, position, estimate, capabilities)
+        if truncate is not None and request.pooling_params is not None:
+            return text, tokenizer.encode_within(text, truncate, request.truncation_side)
         # A chat template writes the special tokens itself.
         ids = tokenizer.encode(text, add_special_tokens=isinstance(content, str), truncate=truncate)
     return text, ids

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.beside import RunBeside, at_once
-from lmi_handlers.core.capabilities import Capabilities, check_adapter, check_sampling_params
+from lmi_handlers.core.capabilities import Capabilities, check_adapter, check_sampling_params, check_task
 from lmi_handlers.core.errors import DeadlineExceeded, EngineNotReady, aliased
 from lmi_handlers.core.request import EncodedPrompt, GenerationRequest, RenderedPrompt
 from lmi_handlers.core.usage import Usage
@@ -22,6 +22,7 @@ from lmi_handlers.serving.answer import Answer
 from lmi_handlers.serving.beam_generation import BeamGeneration
 from lmi_handlers.serving.beam_params import check_beam_search
 from lmi_handlers.serving.parsed import ModelFacts, Parsed
+from lmi_handlers.serving.pooled import PooledPrompt
 from lmi_handlers.serving.prompts import LoadedText, encode_prompts, takes_long, tokenize_prompts
 from lmi_handlers.text.bundle import TextBundle, load_text_bundle
 from lmi_handlers.text.sequence import SequenceText, TextRules
@@ -78,7 +79,8 @@ class ServedModel:
     def facts(self) -> ModelFacts:
         """What dialects need to know about the model. Raises `EngineNotReady` before it has loaded."""
         loaded = self.loaded
-        return ModelFacts(self._model_id, loaded.bundle.tool_template, loaded.capabilities)
+        bundle = loaded.bundle
+        return ModelFacts(self._model_id, bundle.tool_template, loaded.capabilities, bundle.prompts)
 
     def start_draining(self) -> None:
         """Make `/ping` report that the worker is shutting down."""
@@ -113,15 +115,19 @@ class ServedModel:
             raise EngineNotReady("the engine was restarted while the request was being prepared")
         generation = self._generate(loaded, request, prompts, timeout, connected)
         formatter = parsed.formatter(request, rendered)
-        n = request.sampling_params.n
-        texts = [
-            SequenceText(rules, prompt.token_ids, index=position * n + sample)
-            for position, prompt in enumerate(prompts)
-            for sample in range(n)
-        ]
+        texts: Sequence[SequenceText | PooledPrompt]
+        if request.pooling_params is not None:
+            texts = [PooledPrompt(position) for position in range(len(prompts))]
+        else:
+            n = request.sampling_params.n
+            texts = [
+                SequenceText(rules, prompt.token_ids, index=position * n + sample)
+                for position, prompt in enumerate(prompts)
+                for sample in range(n)
+            ]
+            longest = max(prompt.num_tokens for prompt in rendered)
+            usage.max_tokens = request.sampling_params.max_tokens or loaded.capabilities.max_model_len - longest
         usage.sequences = len(texts)
-        longest = max(prompt.num_tokens for prompt in rendered)
-        usage.max_tokens = request.sampling_params.max_tokens or loaded.capabilities.max_model_len - longest
         return Answer(generation, formatter, texts, usage, self.metrics, parsed.alias, self.run_beside)
 
     def _generate(
@@ -140,6 +146,7 @@ class ServedModel:
                 timeout=timeout,
                 connected=connected,
                 priority=request.priority,
+                pooling_params=request.pooling_params,
             )
         return BeamGeneration(
             self._client,
@@ -192,6 +199,7 @@ def _check_sequences(parsed: Parsed, budget: Budget) -> None:
 def _check_limits(parsed: Parsed, capabilities: Capabilities) -> None:
     """Refuse what this engine cannot do before submitting it. Raises `InvalidRequest` with the client's field name."""
     with aliased(parsed.alias):
+        check_task(parsed.request.pooling_params, capabilities)
         check_sampling_params(parsed.request.sampling_params, capabilities)
         for prompt in parsed.request.prompts:
             check_adapter(prompt.adapter, capabilities)

@@ -43,6 +43,7 @@ class TextBundle(msgspec.Struct, frozen=True, kw_only=True):
     `image_token` is the placeholder text for an image in a prompt, or None if the model takes no images.
     `media_tokens` maps the placeholders for images, videos and audio to their ids.
     `content_format` is the value of `option.chat_template_content_format`.
+    `prompts` are the texts that an embedding model wants in front of others, by name (sentence-transformers' prompts).
     `tokenizer_hash` changes with the content of tokenizer.json.
     `warning` says in what the tokenizer may differ from the model's own. It is logged at every start.
     """
@@ -57,6 +58,7 @@ class TextBundle(msgspec.Struct, frozen=True, kw_only=True):
     image_token: str | None = None
     media_tokens: dict[str, int] = {}
     content_format: ContentFormat = "auto"
+    prompts: dict[str, str] = {}
     tokenizer_hash: str = ""
     warning: str = ""
 
@@ -114,6 +116,7 @@ def build_text_bundle(
         image_token=getattr(processor, "image_token", None),
         media_tokens=_media_tokens(processor, tokenizer),
         content_format=content_format,
+        prompts=_prompts(_read_json(model_dir / "config_sentence_transformers.json")),
         model_max_length=_model_max_length(config, tokenizer.model_max_length),
         generation_defaults={
             name: generation_config[name] for name in _SAMPLING_NAMES if generation_config.get(name) is not None
@@ -306,6 +309,11 @@ def _chat_templates(template: str | Mapping[str, str] | None) -> dict[str, str]:
     if template is None:
         return {}
     return {"default": template} if isinstance(template, str) else dict(template)
+
+
+def _prompts(config: Mapping[str, Any]) -> dict[str, str]:
+    found = config.get("prompts")
+    return {name: text for name, text in found.items() if isinstance(text, str)} if isinstance(found, dict) else {}
 
 
 def _model_max_length(config: Mapping[str, Any], tokenizer_limit: int) -> int | None:

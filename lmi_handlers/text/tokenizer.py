@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tokenizers
 
@@ -66,6 +66,26 @@ class Tokenizer:
         except TypeError as error:  # the library's error for a lone surrogate, which JSON can contain ("\ud800")
             raise InvalidRequest("must be valid Unicode text, without lone surrogates", field="inputs") from error
         return ids[max(len(ids) - truncate, 0) :]
+
+    def encode_within(self, text: str, limit: int, side: Literal["left", "right"]) -> list[int]:
+        """Return at most `limit` ids of `text`. If there are more, those on one `side` of the text are removed.
+
+        Unlike `encode`, it keeps all special tokens that the model adds. A model that embeds texts needs them. Raises
+        `InvalidRequest` if the text is not valid Unicode.
+        """
+        length = max(_TAIL, 8 * limit)
+        while True:
+            part = text[-length:] if side == "left" else text[:length]
+            try:
+                encoding = self.backend.encode_batch_fast([part], add_special_tokens=False)[0]
+            except TypeError as error:  # a lone surrogate
+                raise InvalidRequest("must be valid Unicode text, without lone surrogates", field="inputs") from error
+            if length >= len(text) or len(encoding.ids) >= limit + _SLACK:
+                break
+            length *= 2
+        encoding.truncate(max(limit - self.backend.num_special_tokens_to_add(is_pair=False), 0), direction=side)
+        ids: list[int] = self.backend.post_process(encoding).ids
+        return ids
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if len(text) <= _SHORT:

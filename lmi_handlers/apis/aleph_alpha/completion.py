@@ -51,11 +51,14 @@ class TokenIdsPromptItem(msgspec.Struct, frozen=True, tag_field="type", tag="tok
     controls: list[object] | None = None
 
 
+AlephAlphaPrompt = str | list[TextPromptItem | TokenIdsPromptItem]
+
+
 class AlephAlphaCompletionBody(msgspec.Struct, frozen=True, kw_only=True):
     """The body of `/complete`. Fields from `disable_optimizations` on are ignored."""
 
     model: str
-    prompt: str | list[TextPromptItem | TokenIdsPromptItem]
+    prompt: AlephAlphaPrompt
     maximum_tokens: int | None = None
     minimum_tokens: int | None = None
     echo: bool | None = None
@@ -116,20 +119,6 @@ class AlephAlphaCompletionBody(msgspec.Struct, frozen=True, kw_only=True):
         """Whether only the prompt is returned. Clients use this to get its probabilities."""
         return self.maximum_tokens == 0 and bool(self.echo)
 
-    def joined_prompt(self) -> str | tuple[int, ...]:
-        """Join the items to one text, or to one list of token ids. Raises `InvalidRequest`."""
-        if isinstance(self.prompt, str):
-            return self.prompt
-        for place, item in enumerate(self.prompt):
-            if item.controls:
-                raise UnsupportedFeature("is not supported", field=f"prompt[{place}].controls")
-        texts = [item.data for item in self.prompt if isinstance(item, TextPromptItem)]
-        if len(texts) == len(self.prompt):
-            return "".join(texts)
-        if texts:
-            raise InvalidRequest("must be texts or token ids, not both", field="prompt")
-        return tuple(token_id for item in self.prompt if isinstance(item, TokenIdsPromptItem) for token_id in item.data)
-
     def sampling_params(self) -> SamplingParams:
         """Translate. Raises `InvalidRequest` with Aleph Alpha's name for the field."""
         for name, neutral in NEUTRAL.items():
@@ -165,6 +154,21 @@ class AlephAlphaCompletionBody(msgspec.Struct, frozen=True, kw_only=True):
         return self.temperature or (1.0 if self.top_k or self.top_p else 0.0)
 
 
+def joined_prompt(prompt: AlephAlphaPrompt, field: str) -> str | tuple[int, ...]:
+    """Join the items of a prompt to one text, or to one list of token ids. Raises `InvalidRequest`."""
+    if isinstance(prompt, str):
+        return prompt
+    for place, item in enumerate(prompt):
+        if item.controls:
+            raise UnsupportedFeature("is not supported", field=f"{field}[{place}].controls")
+    texts = [item.data for item in prompt if isinstance(item, TextPromptItem)]
+    if len(texts) == len(prompt):
+        return "".join(texts)
+    if texts:
+        raise InvalidRequest("must be texts or token ids, not both", field=field)
+    return tuple(token_id for item in prompt if isinstance(item, TokenIdsPromptItem) for token_id in item.data)
+
+
 class AlephAlphaCompletionDialect(OpenAIDialect):
     """Dialect of `/complete`: one prompt, `n` completions."""
 
@@ -179,7 +183,7 @@ class AlephAlphaCompletionDialect(OpenAIDialect):
         adapter = body.model if body.model in facts.capabilities.adapters else payload.adapter
         request = GenerationRequest(
             request_id=payload.request_id,
-            prompts=(Prompt(body.joined_prompt(), adapter),),
+            prompts=(Prompt(joined_prompt(body.prompt, "prompt"), adapter),),
             sampling_params=body.sampling_params(),
             stream=bool(body.stream),
             ignored_parameters=ignored,

@@ -1,6 +1,6 @@
-"""Aleph Alpha's routes: `/chat/completions` and `/complete`.
+"""Aleph Alpha's routes: `/chat/completions`, `/complete`, `/semantic_embed` and `/batch_semantic_embed`.
 
-Source: Aleph Alpha's API reference.
+Sources: Aleph Alpha's API reference; aleph-alpha-client 11.5 for embeddings.
 """
 
 from __future__ import annotations
@@ -14,6 +14,12 @@ from lmi_handlers.apis.aleph_alpha.completion import (
     NEUTRAL,
     AlephAlphaCompletionBody,
     AlephAlphaCompletionDialect,
+)
+from lmi_handlers.apis.aleph_alpha.embedding import (
+    BatchSemanticEmbedBody,
+    BatchSemanticEmbedDialect,
+    SemanticEmbedBody,
+    SemanticEmbedDialect,
 )
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.documentation import CHAT_EXAMPLE, QUESTION, Bounds, Documentation, sampling_bounds
@@ -46,18 +52,22 @@ _PROMPT_ITEM_BOUNDS: Bounds = {"controls": {"maxItems": 0}}
 
 
 class AlephAlphaApi(Api):
-    """Chats and text completions."""
+    """Chats, text completions and embeddings."""
 
-    prefixes = ("/chat", "/complete")
+    prefixes = ("/chat", "/complete", "/semantic_embed", "/batch_semantic_embed")
     documentation = Documentation(
         names={"AlephAlphaRequest": AlephAlphaBody, "AlephAlphaCompletionRequest": AlephAlphaCompletionBody},
         examples={
             AlephAlphaBody: CHAT_EXAMPLE | {"model": "any", "max_tokens": 20},
             AlephAlphaCompletionBody: {"model": "any", "prompt": QUESTION, "maximum_tokens": 20},
+            SemanticEmbedBody: {"model": "any", "prompt": QUESTION, "representation": "query"},
+            BatchSemanticEmbedBody: {"model": "any", "prompts": [QUESTION], "representation": "query"},
         },
         bounds={
             "AlephAlphaRequest": _chat_bounds(),
             "AlephAlphaCompletionRequest": _completion_bounds(),
+            "SemanticEmbedBody": {},
+            "BatchSemanticEmbedBody": {"prompts": {"minItems": 1}},
             "TextPromptItem": _PROMPT_ITEM_BOUNDS,
             "TokenIdsPromptItem": _PROMPT_ITEM_BOUNDS,
         },
@@ -77,9 +87,14 @@ class AlephAlphaApi(Api):
         )
         answers = {JSON: (responses.AlephAlphaCompletions,), EVENTS: events}
         complete = generation(AlephAlphaCompletionDialect(facts, budget=budget), AlephAlphaCompletionBody, answers)
+        one, several = SemanticEmbedDialect(facts, budget=budget), BatchSemanticEmbedDialect(facts, budget=budget)
+        embed = generation(one, SemanticEmbedBody, {JSON: (responses.SemanticEmbedding,)})
+        batch_embed = generation(several, BatchSemanticEmbedBody, {JSON: (responses.SemanticEmbeddings,)})
         return (
             Route("POST", "/chat/completions", "aleph_alpha_chat_completions", TAG, "Continue a conversation.", chat),
             Route("POST", "/complete", "aleph_alpha_complete", TAG, "Generate text from a prompt.", complete),
+            Route("POST", "/semantic_embed", "aleph_alpha_semantic_embed", TAG, "Embed a text.", embed),
+            Route("POST", "/batch_semantic_embed", "aleph_alpha_batch_embed", TAG, "Embed texts.", batch_embed),
         )
 
     def router_error(self, status: int, kind: str, message: str) -> object:

@@ -233,6 +233,16 @@ def parse_body(payload: Payload, budget: Budget) -> LmiBody:
     return LmiBody(prompts, parameters, ignored, body.stream)
 
 
+def parse_inputs(payload: Payload, budget: Budget) -> tuple[tuple[str, ...], bool, tuple[str, ...]]:
+    """Return the texts of a body, whether `inputs` is a single text, and the names of its other fields.
+
+    Raises `InvalidRequest`.
+    """
+    body = _decode(payload)
+    others = () if payload.content_type == "text/plain" else tuple(name for name in payload.fields if name != "inputs")
+    return _inputs(body.inputs, budget), isinstance(body.inputs, str), others
+
+
 class _Fields(msgspec.Struct, frozen=True):
     inputs: object = msgspec.UNSET
     parameters: msgspec.Raw = msgspec.Raw(b"{}")

@@ -15,6 +15,7 @@ from lmi_handlers.apis.documentation import (
     NON_EMPTY_TEXT,
     PRIORITY_BOUNDS,
     PROMPT_EXAMPLE,
+    QUESTION,
     Bounds,
     Documentation,
     sampling_bounds,
@@ -22,6 +23,7 @@ from lmi_handlers.apis.documentation import (
 from lmi_handlers.apis.lmi.body import ALIASES, LmiParameters
 from lmi_handlers.apis.lmi.dialect import LmiDialect
 from lmi_handlers.apis.lmi.dynamic import LmiDynamicDialect
+from lmi_handlers.apis.lmi.embedding import LmiEmbeddingDialect, LmiEmbeddingRequest
 from lmi_handlers.apis.routes import EVENTS, JSON, JSON_LINES, Route, Types, generation
 
 
@@ -59,19 +61,30 @@ def _parameter_bounds() -> Bounds:
     }
 
 
+_INPUTS: Mapping[str, Any] = {"minLength": 1, "minItems": 1, "items": NON_EMPTY_TEXT}
+
+
 class LmiApi(Api):
-    """The rolling-batch schema, or the dynamic-batch schema with `option.rolling_batch=disable`."""
+    """The rolling-batch schema, or the dynamic-batch schema with `option.rolling_batch=disable`.
+
+    With `option.task=text-embedding`, the schema for embeddings.
+    """
 
     documentation = Documentation(
-        examples={LmiRequest: PROMPT_EXAMPLE},
+        examples={LmiRequest: PROMPT_EXAMPLE, LmiEmbeddingRequest: {"inputs": QUESTION}},
         bounds={
-            "LmiRequest": {"inputs": {"minLength": 1, "minItems": 1, "items": NON_EMPTY_TEXT}},
+            "LmiRequest": {"inputs": _INPUTS},
+            "LmiEmbeddingRequest": {"inputs": _INPUTS},
             "LmiParameters": _parameter_bounds(),
         },
     )
 
     def __init__(self, context: Context) -> None:
         properties = context.properties
+        if properties.embeds:
+            embedding = LmiEmbeddingDialect(context.facts, budget=context.budget, normalize=properties.normalize)
+            self.native = generation(embedding, LmiEmbeddingRequest, {JSON: (list[float], list[list[float]])})
+            return
         answers: dict[str, Types]
         dialect: LmiDialect | LmiDynamicDialect
         if properties.rolling:

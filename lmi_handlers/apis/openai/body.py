@@ -24,6 +24,9 @@ from lmi_handlers.apis.structured_outputs import (
 from lmi_handlers.core.errors import InvalidRequest, aliased
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 
+Prompts = str | list[int | str | list[int]]
+"""A text, token ids, or a list of these."""
+
 MAX_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -215,7 +218,7 @@ class ChatCompletionBody(OpenAIBody, frozen=True, kw_only=True):
 class CompletionBody(OpenAIBody, frozen=True, kw_only=True):
     """The body of `/v1/completions`."""
 
-    prompt: str | list[int | str | list[int]]
+    prompt: Prompts
     best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = None
@@ -224,32 +227,31 @@ class CompletionBody(OpenAIBody, frozen=True, kw_only=True):
     aliases = _ALIASES | {"n": ("best_of",), "prompt_logprobs": ("logprobs",)}
 
     @property
-    def num_prompts(self) -> int:
-        """The number of prompts, without checking them. A list that begins with a token id counts as one prompt."""
-        return 1 if isinstance(self.prompt, str) or isinstance(next(iter(self.prompt), 0), int) else len(self.prompt)
-
-    @property
-    def prompts(self) -> tuple[str | tuple[int, ...], ...]:
-        """The prompts, each one text or token ids.
-
-        Raises `InvalidRequest` if the list is empty, or mixes prompts with token ids.
-        """
-        prompt = self.prompt
-        if isinstance(prompt, str):
-            return (prompt,)
-        if not prompt:
-            raise InvalidRequest("must not be empty", field="prompt")
-        token_ids = tuple(item for item in prompt if isinstance(item, int))
-        if len(token_ids) == len(prompt):
-            return (token_ids,)
-        if token_ids:
-            raise InvalidRequest("must be token ids or a list of prompts, not both", field="prompt")
-        return tuple(item if isinstance(item, str) else tuple(item) for item in prompt if not isinstance(item, int))
-
-    @property
     def num_logprobs(self) -> int | None:
         """How many alternatives to show per token, or None for no logprobs. Raises `InvalidRequest`."""
         return None if self.logprobs is None else _at_most_20("logprobs", self.logprobs)
+
+
+def num_prompts(given: Prompts) -> int:
+    """The number of prompts, without checking them. A list that begins with a token id counts as one prompt."""
+    return 1 if isinstance(given, str) or isinstance(next(iter(given), 0), int) else len(given)
+
+
+def split_prompts(given: Prompts, field: str) -> tuple[str | tuple[int, ...], ...]:
+    """Return the prompts in `field`, each one text or token ids.
+
+    Raises `InvalidRequest` if the list is empty, or mixes prompts with token ids.
+    """
+    if isinstance(given, str):
+        return (given,)
+    if not given:
+        raise InvalidRequest("must not be empty", field=field)
+    token_ids = tuple(item for item in given if isinstance(item, int))
+    if len(token_ids) == len(given):
+        return (token_ids,)
+    if token_ids:
+        raise InvalidRequest("must be token ids or a list of prompts, not both", field=field)
+    return tuple(item if isinstance(item, str) else tuple(item) for item in given if not isinstance(item, int))
 
 
 _SAME_NAME = (

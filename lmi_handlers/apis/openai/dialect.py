@@ -25,6 +25,8 @@ from lmi_handlers.apis.openai.body import (
     ChatCompletionBody,
     CompletionBody,
     OpenAIBody,
+    num_prompts,
+    split_prompts,
 )
 from lmi_handlers.apis.openai.messages import Message
 from lmi_handlers.apis.openai.tools import call_of, calls_of, check_tools, chosen_tool
@@ -263,8 +265,8 @@ class CompletionsDialect(OpenAIDialect):
         if body.suffix:
             raise UnsupportedFeature("is not supported: text is only generated at the end", field="suffix")
         self._budget.check_fields(body)
-        self._budget.check_sequences("prompt", body.num_prompts, 1)
-        prompts, count = body.prompts, body.num_logprobs
+        self._budget.check_sequences("prompt", num_prompts(body.prompt), 1)
+        prompts, count = split_prompts(body.prompt, "prompt"), body.num_logprobs
         shown = 1 if body.n is None else body.n
         best_of = shown if body.best_of is None else body.best_of
         if best_of < shown:

@@ -1,4 +1,4 @@
-"""OpenAI's routes: `/v1/chat/completions`, `/v1/completions` and `/v1/models`.
+"""OpenAI's routes: `/v1/chat/completions`, `/v1/completions`, `/v1/embeddings` and `/v1/models`.
 
 Sources: OpenAI's API reference; TGI's OpenAPI document for names.
 """
@@ -12,7 +12,7 @@ from formatters.openai import responses
 from formatters.openai.chat import ChatJsonLinesFormatter, ChatSseFormatter
 from formatters.openai.completions import CompletionJsonLinesFormatter, CompletionSseFormatter
 from lmi_handlers.apis.api import Api, Context
-from lmi_handlers.apis.documentation import CHAT_EXAMPLE, QUESTION, Documentation
+from lmi_handlers.apis.documentation import CHAT_EXAMPLE, PRIORITY_BOUNDS, QUESTION, Documentation
 from lmi_handlers.apis.openai import messages, tools
 from lmi_handlers.apis.openai.body import (
     DEFAULT_COMPLETION_TOKENS,
@@ -22,6 +22,7 @@ from lmi_handlers.apis.openai.body import (
 )
 from lmi_handlers.apis.openai.bounds import chat_bounds, completion_bounds
 from lmi_handlers.apis.openai.dialect import ChatDialect, CompletionsDialect
+from lmi_handlers.apis.openai.embeddings import EmbeddingsBody, EmbeddingsDialect
 from lmi_handlers.apis.routes import (
     JSON,
     Document,
@@ -39,7 +40,11 @@ TAG = "Text Generation Inference"  # as in TGI's document, which has these route
 
 
 class OpenAIApi(Api):
-    """Chat completions, text completions and models. Bodies with `messages` or `prompt` are OpenAI's on any route."""
+    """Chat completions, text completions, embeddings and models.
+
+    Bodies with `messages` or `prompt` are OpenAI's on any route. With `option.task=text-embedding`, so are those with
+    `input`.
+    """
 
     prefixes = ("/v1",)
 
@@ -50,9 +55,12 @@ class OpenAIApi(Api):
         lines = asynchronous or context.properties.output_formatter == "jsonlines"
         self._chat = self._chats(ChatSseFormatter)
         self._completion = self._completions(CompletionSseFormatter)
+        embeddings = EmbeddingsDialect(context.facts, budget=context.budget, normalize=context.properties.normalize)
+        self._embeddings = generation(embeddings, EmbeddingsBody, {JSON: (responses.EmbeddingList,)})
         self.claims = {
             "messages": self._chats(ChatJsonLinesFormatter if lines else ChatSseFormatter),
             "prompt": self._completions(CompletionJsonLinesFormatter if asynchronous else CompletionSseFormatter),
+            **({"input": self._embeddings} if context.properties.embeds else {}),
         }
         self.documentation = Documentation(
             # TGI's names, which clients generated from TGI's document expect
@@ -60,6 +68,7 @@ class OpenAIApi(Api):
                 "ChatRequest": ChatCompletionBody,
                 "Completion": responses.Completion,
                 "CompletionRequest": CompletionBody,
+                "EmbeddingsRequest": EmbeddingsBody,
                 "Function": responses.Function,
                 "FunctionDefinition": tools.Function,
                 "MessageChunk": messages.Part,
@@ -77,8 +86,13 @@ class OpenAIApi(Api):
             examples={
                 ChatCompletionBody: CHAT_EXAMPLE | {"max_tokens": 20},
                 CompletionBody: {"prompt": QUESTION, "max_tokens": 20},
+                EmbeddingsBody: {"input": QUESTION},
             },
-            bounds={"ChatRequest": chat_bounds(), "CompletionRequest": completion_bounds()},
+            bounds={
+                "ChatRequest": chat_bounds(),
+                "CompletionRequest": completion_bounds(),
+                "EmbeddingsRequest": {"dimensions": {"minimum": 1}, **PRIORITY_BOUNDS},
+            },
             union_bounds={
                 "Prompt": {"minItems": 1},
                 "MessageContent": {"maxItems": context.budget.max_content_parts},
@@ -99,6 +113,7 @@ class OpenAIApi(Api):
         return (
             Route("POST", "/v1/chat/completions", "chat_completions", TAG, "Continue a conversation.", self._chat),
             Route("POST", "/v1/completions", "completions", TAG, "Generate text from prompts.", self._completion),
+            Route("POST", "/v1/embeddings", "embeddings", TAG, "Embed texts.", self._embeddings),
             Route("GET", "/v1/models", "openai_get_model_info", TAG, "List the model and its adapters.", models),
             Route(
                 "GET",

@@ -1,0 +1,1 @@
+"""The formats of text-embeddings-inference (TEI)."""
