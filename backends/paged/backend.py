@@ -24,7 +24,7 @@ from backends.paged.sequence import Chunk, Sequence
 from backends.paged.step_budget import StepBudget
 from backends.preparing import Prepared, Preparing, refusal
 from backends.sampling.bad_words import BadWords
-from backends.sampling.sampler import NOT_FINITE, Sampled, SamplerState, sample, sample_draft
+from backends.sampling.sampler import NOT_FINITE, Sampled, SamplerState, sample_drafts
 from lmi_handlers.core.capabilities import Capabilities, check_prompt
 from lmi_handlers.core.engine_counters import EngineCounters
 from lmi_handlers.core.errors import InvalidRequest
@@ -177,8 +177,7 @@ class PagedBackend(Backend):
                 self._progress += 1  # preparing has its own time limits
             return outputs
         num_generating = self._scheduler.num_generating
-        num_waiting = len(self._scheduler) - num_generating
-        chunks, preempted = self._scheduler.schedule(self._budget.tokens(num_generating, num_waiting))
+        chunks, preempted = self._scheduler.schedule(self._budget.tokens(num_generating, self._scheduler.num_prompts))
         for sequence in preempted:
             self._runner.release(sequence)
         began = time.monotonic()
@@ -189,12 +188,12 @@ class PagedBackend(Backend):
         finally:
             self._progress += 1
             self._last_step = time.monotonic()
-        self._budget.observe(
-            self._last_step - began,
-            num_generating=num_generating,
-            num_extra_tokens=sum(len(chunk.token_ids) - 1 for chunk in chunks),
-        )
-        return outputs + self._choose_tokens(chunks, logits)
+        if not preempted:  # otherwise fewer have generated
+            num_extra_tokens = sum(len(chunk.token_ids) for chunk in chunks) - num_generating
+            self._budget.observe(
+                self._last_step - began, num_generating=num_generating, num_extra_tokens=num_extra_tokens
+            )
+        return outputs + self._choose_tokens(chunks, logits, self._budget.draft_cost(num_generating))
 
     @property
     def num_preparing(self) -> int:
@@ -310,36 +309,32 @@ class PagedBackend(Backend):
 
     # Tokens
 
-    def _choose_tokens(self, chunks: list[Chunk], logits: Any) -> list[TokenOutput]:
-        """Choose the next tokens from the step's logits, `[sum of num_logits, vocabulary]`."""
-        single: list[tuple[Chunk, int]] = []
-        drafted: list[tuple[Chunk, int]] = []
+    def _choose_tokens(self, chunks: list[Chunk], logits: Any, draft_cost: float) -> list[TokenOutput]:
+        """Choose the next tokens from the step's logits, `[sum of num_logits, vocabulary]`.
+
+        `draft_cost` is what drafting a token costs, in tokens.
+        """
+        sampling: list[Chunk] = []
+        rows: list[int] = []
         end = 0
         for chunk in chunks:
             start, end = end, end + chunk.num_logits
             generation = self._generations[chunk.sequence.request_id]
             if generation.wants_prompt_logprobs:
                 generation.collect_prompt_logprobs(chunk, logits[start:end])
-            if not chunk.samples:
-                self._scheduler.computed(chunk)
-            elif chunk.num_draft:
-                drafted.append((chunk, end))
+            if chunk.samples:
+                sampling.append(chunk)
+                rows += range(end - 1 - chunk.num_draft, end)
             else:
-                single.append((chunk, end - 1))
-        outputs = []
-        for chunk, end in drafted:
-            state = self._generations[chunk.sequence.request_id].state
-            rows = logits[end - 1 - chunk.num_draft : end]
-            outputs.append(self._advance(chunk, sample_draft(rows, state, chunk.token_ids[-chunk.num_draft :])))
-        if single:
-            rows = [row for _, row in single]
-            wanted = logits if len(rows) == logits.shape[0] else logits[rows]
-            states = [self._generations[chunk.sequence.request_id].state for chunk, _ in single]
-            for (chunk, _), choice in zip(single, sample(wanted, states), strict=True):
-                outputs.append(self._advance(chunk, [choice]))
-        return outputs
+                self._scheduler.computed(chunk)
+        if not sampling:
+            return []
+        wanted = logits if len(rows) == end else logits[rows]
+        states = [self._generations[chunk.sequence.request_id].state for chunk in sampling]
+        chosen = sample_drafts(wanted, states, [chunk.draft for chunk in sampling])
+        return [self._advance(chunk, choices, draft_cost) for chunk, choices in zip(sampling, chosen, strict=True)]
 
-    def _advance(self, chunk: Chunk, choices: list[Sampled]) -> TokenOutput:
+    def _advance(self, chunk: Chunk, choices: list[Sampled], draft_cost: float) -> TokenOutput:
         """Append the chosen tokens, all but the last of which are in the draft. Drop the sequence if it ends."""
         generation = self._generations[chunk.sequence.request_id]
         finish_reason: FinishReason | None = None
@@ -356,7 +351,9 @@ class PagedBackend(Backend):
         if chunk.num_draft and generation.lookup is not None:
             self._num_draft_tokens += chunk.num_draft
             self._num_accepted_tokens += len(choices) - 1
-            generation.lookup.accepted(len(choices) - 1, length=len(generation.sequence.token_ids))
+            generation.lookup.accepted(
+                len(choices) - 1, length=len(generation.sequence.token_ids), cost=chunk.num_draft * draft_cost
+            )
         if finish_reason is not None:
             self._end(generation)
         else:

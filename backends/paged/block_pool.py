@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 import secrets
 import time
 from array import array
@@ -14,31 +15,32 @@ class BlockPool:
     """Counts the users of each block, and finds full blocks by the tokens in them.
 
     A block that nobody uses keeps its contents until it is needed for other tokens; those unused for longest go first.
-    So a later sequence with the same beginning need not compute it again. `clock` returns seconds. Not thread-safe.
+    So a later sequence with the same beginning need not compute it again. Blocks without such contents are used before
+    those, first the ones that take memory, then the lowest-numbered, because neighbours share pages. `clock` returns
+    seconds. Not thread-safe.
     """
 
     def __init__(self, num_blocks: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_blocks = num_blocks
         self._clock = clock
         self._users = [0] * num_blocks
-        self._empty = list(range(num_blocks))[::-1]  # a stack: memory that was used last is used again first
+        self._pristine = list(range(num_blocks))  # a heap of the blocks that take no memory
+        self._empty: list[int] = []  # a stack: memory that was used last is used again first
         self._unused: OrderedDict[int, float] = OrderedDict()  # cached blocks without users, by the time they got free
-        self._touched: set[int] = set()  # blocks that take memory
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
 
     @property
     def num_free(self) -> int:
         """Number of blocks that `allocate` can return."""
-        return len(self._empty) + len(self._unused)
+        return len(self._pristine) + len(self._empty) + len(self._unused)
 
     def allocate(self, count: int) -> list[int]:
         """Return `count` blocks, each with one user. There must be as many free ones."""
         assert count <= self.num_free  # noqa: S101  the scheduler asks first
-        blocks = [self._empty.pop() if self._empty else self._evict() for _ in range(count)]
+        blocks = [self._take() for _ in range(count)]
         for block in blocks:
             self._users[block] = 1
-        self._touched.update(blocks)
         return blocks
 
     def share(self, block: int) -> None:
@@ -86,11 +88,17 @@ class BlockPool:
         """Return free blocks whose memory can be given back: empty ones, and cached ones unused for that long."""
         oldest = self._clock() - unused_seconds
         self.forget([block for block, since in self._unused.items() if since <= oldest])
-        blocks = sorted(self._touched.intersection(self._empty))
-        self._touched.difference_update(blocks)
+        blocks = sorted(self._empty)
+        self._empty.clear()
+        self._pristine += blocks
+        heapq.heapify(self._pristine)
         return blocks
 
-    def _evict(self) -> int:
+    def _take(self) -> int:
+        if self._empty:
+            return self._empty.pop()
+        if self._pristine:
+            return heapq.heappop(self._pristine)
         block, _ = self._unused.popitem(last=False)
         del self._block_of[self._digest_of.pop(block)]
         return block

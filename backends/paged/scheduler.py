@@ -19,6 +19,7 @@ class Scheduler:
 
     Prompts share the step's remaining tokens: half of them are for the prompt that came first, the other half for the
     others, those with the least to compute first. So a long prompt neither delays short ones nor is it starved by them.
+    If the one that came first waits for another one to compute their common beginning, its half is for that one.
     """
 
     def __init__(
@@ -41,16 +42,30 @@ class Scheduler:
         self._numbers = itertools.count()
         self.num_preemptions = 0
         self.num_queried_tokens = 0
-        """Prompt tokens that were looked up in the prefix cache, and in `num_hit_tokens` those that were found."""
-        self.num_hit_tokens = 0
+        """Prompt tokens that were looked up in the prefix cache, and in `num_hit_tokens` those that were found.
 
-    def __len__(self) -> int:
-        return len(self._waiting) + len(self._started)
+        As in vLLM, prompts whose log probabilities are wanted are not looked up.
+        """
+        self.num_hit_tokens = 0
 
     @property
     def num_generating(self) -> int:
         """Number of sequences that get their next token in the next step."""
         return sum(map(_generates, self._started))
+
+    @property
+    def num_prompts(self) -> int:
+        """Number of sequences whose prompts can be computed now, without those that wait for a place or for blocks.
+
+        Blocks that they could share are not taken into account.
+        """
+        started = len(self._started)
+        needed = (self._missing(sequence, len(sequence.token_ids)) + 1 for sequence in self._waiting)
+        fitting = itertools.takewhile(
+            lambda total: total <= self._pool.num_free - started, itertools.accumulate(needed)
+        )
+        room = max(0, self._max_num_seqs - started)
+        return started - self.num_generating + sum(1 for _ in itertools.islice(fitting, room))
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence behind all others."""
@@ -77,7 +92,7 @@ class Scheduler:
         """
         preempted = self._make_room()
         generating = [sequence for sequence in self._started if _generates(sequence)]
-        drafts = extra_tokens if len(generating) == len(self) else extra_tokens // 2
+        drafts = extra_tokens // 2 if self.num_prompts else extra_tokens
         chunks = []
         for sequence in generating:
             chunks.append(self._next_token(sequence, drafts))
@@ -141,7 +156,7 @@ class Scheduler:
         sequence.num_computed = len(found) * self._block_size
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = sequence.num_computed
-            if self._caches_prefixes:
+            if self._caches_prefixes and sequence.first_logit == sequence.prompt_len - 1:
                 self.num_queried_tokens += sequence.prompt_len
                 self.num_hit_tokens += sequence.num_computed
         self._waiting.remove(sequence)
@@ -161,15 +176,15 @@ class Scheduler:
                 blocks.append(block)
         return blocks
 
-    def _is_being_computed(self, sequence: Sequence, index: int) -> bool:
-        """Tell whether a started sequence is about to compute block `index` of this one, which could then share it."""
+    def _computed_by(self, sequence: Sequence, index: int) -> Sequence | None:
+        """Return a started sequence that is computing block `index` of this one, which can then share it."""
         if index >= min(len(sequence.digests), sequence.first_logit // self._block_size):
-            return False
+            return None
         wanted = sequence.digests[index]
-        return any(
-            other.num_computed <= index * self._block_size and other.digests[index : index + 1] == [wanted]
-            for other in self._started
-        )
+        for other in self._started:
+            if other.num_computed < (index + 1) * self._block_size and other.digests[index : index + 1] == [wanted]:
+                return other
+        return None
 
     def _digests(self, sequence: Sequence, token_ids: list[int]) -> list[bytes]:
         return block_digests(token_ids, self._block_size, cache_key=sequence.cache_key, known=sequence.digests)
@@ -233,7 +248,7 @@ class Scheduler:
         """Yield the sequences with prompts to compute: the one that came first, then those with the least left.
 
         A waiting sequence is started when it is yielded. If the one that came first has to wait for free blocks, no
-        other is started, so that it gets them.
+        other is started, so that it gets them. If it has to wait for another one, that one takes its place.
         """
         order = sorted([*self._unfinished(), *self._waiting], key=self._arrival)
         order[1:] = sorted(order[1:], key=lambda sequence: sequence.num_left)
@@ -244,9 +259,12 @@ class Scheduler:
             if len(self._started) >= self._max_num_seqs:
                 continue
             found = self._cached_blocks(sequence)
-            if self._is_being_computed(sequence, len(found)):
-                continue
-            if self._start(sequence, found):
+            other = self._computed_by(sequence, len(found))
+            if other is not None:
+                if position == 0 and other in order:
+                    order.remove(other)  # further back, so the iteration goes on with the next one
+                    yield other
+            elif self._start(sequence, found):
                 yield sequence
             elif position == 0:
                 yield from (other for other in order[1:] if other.blocks)

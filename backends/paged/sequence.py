@@ -74,6 +74,11 @@ class Chunk:
         return self.start + len(self.token_ids)
 
     @property
+    def draft(self) -> list[int]:
+        """The last `num_draft` tokens."""
+        return self.token_ids[len(self.token_ids) - self.num_draft :]
+
+    @property
     def samples(self) -> bool:
         """True if the chunk contains the last known token, whose logits give the next one."""
         return self.stop - self.num_draft == len(self.sequence.token_ids)

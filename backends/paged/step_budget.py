@@ -15,10 +15,10 @@ class StepBudget:
     """The maximum number of tokens in a step, besides one for each generating sequence.
 
     `most` if nobody is generating. Otherwise as many as take as long as the step would take without them, but at least
-    `least`: so they at most double the time between two tokens, unless even `least` tokens take longer. If several
-    prompts wait, each of them may take that long, up to four: the sooner they generate too, the more tokens come from
-    every step. The times are those of the latest steps. So that they stay right while there are always such tokens, a
-    step now and then has none.
+    `least`: so they at most double the time between two tokens, unless even `least` tokens take longer. If many prompts
+    wait beside few sequences that generate, they may take longer, up to four times as long if there are as many: the
+    sooner they generate too, the more tokens come from every step. The times are those of the latest steps. So that they
+    stay right while there are always such tokens, a step now and then has none.
     """
 
     def __init__(self, most: int, least: int) -> None:
@@ -30,10 +30,11 @@ class StepBudget:
         self._steps_with_extra = 0
         """Since the last step without them."""
 
-    def tokens(self, num_generating: int, num_waiting: int = 0) -> int:
+    def tokens(self, num_generating: int, num_prompts: int = 0) -> int:
         """Return the budget of the next step, in which `num_generating` sequences get a token.
 
-        `num_waiting` is the number of sequences whose prompts have not been computed yet.
+        `num_prompts` is the number of other sequences that can be computed now. Those that wait for memory or for
+        somebody's place in the batch are not among them.
         """
         if not num_generating:
             return self._most
@@ -42,9 +43,19 @@ class StepBudget:
         decode_seconds = self._decoding(num_generating)
         if decode_seconds is None or not self._seconds_per_token:
             return self._least
-        shares = max(1, min(num_waiting, _MAX_SHARES))
+        shares = min(max(1, _MAX_SHARES * num_prompts / num_generating), _MAX_SHARES)
         total = num_generating + int(shares * decode_seconds / self._seconds_per_token)
         return min(self._most, max(self._least, total // _MULTIPLE * _MULTIPLE - num_generating))
+
+    def draft_cost(self, num_generating: int) -> float:
+        """Return what drafting one token costs, in tokens that could be generated in the same time without drafts.
+
+        0 if that is not known yet.
+        """
+        decode_seconds = self._decoding(num_generating)
+        if not decode_seconds or self._seconds_per_token is None:
+            return 0.0
+        return self._seconds_per_token * num_generating / decode_seconds
 
     def observe(self, seconds: float, *, num_generating: int, num_extra_tokens: int) -> None:
         """Take account of a step that took `seconds`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from itertools import accumulate, islice
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -77,10 +78,15 @@ class SamplerState:
         self._generated: list[int] = []
         self._counts = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         self._held_back = stop_ids if params.min_tokens > 0 else frozenset()
-        self._bad_words = bad_words or []
+        self._bad_tokens = [word[0] for word in bad_words or () if len(word) == 1]
+        self._bad_words = [word for word in bad_words or () if len(word) > 1]
         self._watermark = watermark
         self._random = random.Random(params.seed)  # noqa: S311 (nothing secret; None means the system's entropy)
         self._tables: _Tables | None = None  # made for the first logits
+
+    @property
+    def _holds_back(self) -> bool:
+        return bool(self._held_back) and len(self._generated) < self.params.min_tokens
 
     @property
     def edits_logits(self) -> bool:
@@ -91,13 +97,23 @@ class SamplerState:
             or self._counts
             or self.params.logit_bias
             or self.params.allowed_token_ids is not None
-            or self._held_back
+            or self._holds_back
+            or self._bad_tokens
             or self._bad_words
             or self.grammar is not None
         )
 
-    def edit_logits(self, logits: Array) -> None:
-        """Apply everything that comes before the temperature to one row of logits, `[vocabulary]`, in place."""
+    @property
+    def is_plain(self) -> bool:
+        """True if the next token is the one with the greatest logit."""
+        return self.greedy and not self.edits_logits
+
+    def edit_logits(self, logits: Array, allowed: Array | None = None) -> None:
+        """Apply everything that comes before the temperature to one row of logits, `[vocabulary]`, in place.
+
+        `allowed` is the grammar's mask. Scalars are assigned one by one: an index list would be copied to a GPU, and
+        everybody would wait for that.
+        """
         xp = array_namespace(logits)
         params = self.params
         if self._tables is None:
@@ -118,16 +134,15 @@ class SamplerState:
         if tables.counts is not None:
             logits -= tables.counts * params.frequency_penalty
             logits -= xp.astype(tables.counts > 0, logits.dtype) * params.presence_penalty
-        if banned := self._ends_of_bad_words():
-            logits[banned] = -math.inf
-        if self.grammar is not None:
-            allowed = xp.asarray(self.grammar.allowed(), device=device(logits))
+        for token in self._ends_of_bad_words():
+            logits[token] = -math.inf
+        if allowed is not None:
             logits[...] = xp.where(allowed, logits, -math.inf)
-        if tables.held_back is not None and len(self._generated) < params.min_tokens:
+        if tables.held_back is not None and self._holds_back:
             held_back = xp.asarray(logits, copy=True)
             held_back[tables.held_back] = -math.inf
-            if self.grammar is None or bool(xp.max(held_back) > -math.inf):  # otherwise the grammar allows only the end
-                logits[...] = held_back
+            # If the grammar allows only the end, nothing is held back.
+            logits[...] = held_back if allowed is None else xp.where(xp.max(held_back) > -math.inf, held_back, logits)
 
     def _make_tables(self, logits: Array) -> _Tables:
         xp, where, vocab_size = array_namespace(logits), device(logits), logits.shape[0]
@@ -146,6 +161,9 @@ class SamplerState:
         if self.params.allowed_token_ids is not None:
             forbidden = xp.ones(vocab_size, dtype=xp.bool, device=where)
             forbidden[list(self.params.allowed_token_ids)] = False
+        if self._bad_tokens:
+            forbidden = xp.zeros(vocab_size, dtype=xp.bool, device=where) if forbidden is None else forbidden
+            forbidden[self._bad_tokens] = True
         if known := [token for token in self._held_back if token < vocab_size]:
             held_back = xp.asarray(known, device=where)
         return _Tables(seen, counts, bias, forbidden, held_back)
@@ -173,7 +191,7 @@ class SamplerState:
         return min(self._random.random(), _BELOW_ONE)
 
     def record(self, token_id: int) -> None:
-        """Record a generated token. `sample` and `sample_draft` do this for the tokens that they return."""
+        """Record a generated token. `sample` and `sample_drafts` do this for the tokens that they return."""
         self._last_token = token_id
         self._generated.append(token_id)
         if self._tables is not None:
@@ -201,32 +219,45 @@ def sample(logits: Array, states: list[SamplerState]) -> list[Sampled]:
     `top_p`, `min_p`, `typical_p`. Logprobs are those of the model's own distribution, before any of these. A row without
     a usable logit fails alone. The tokens are recorded in `states`.
     """
-    sampled = _choose(logits, states)
-    for state, choice in zip(states, sampled, strict=True):
-        if choice.error is None:
-            state.record(choice.token_id)
-    return sampled
+    return [choice for (choice,) in sample_drafts(logits, states, [()] * len(states))]
 
 
-def sample_draft(logits: Array, state: SamplerState, draft: Sequence[int]) -> list[Sampled]:
-    """Choose the next tokens of one sequence: those that `draft` predicts correctly, and one more.
+def sample_drafts(logits: Array, states: list[SamplerState], drafts: Sequence[Sequence[int]]) -> list[list[Sampled]]:
+    """Choose the next tokens of each sequence: those that its draft predicts correctly, and one more.
 
-    Row i of `logits`, `[len(draft) + 1, vocabulary]`, follows the first i tokens of the draft, none of which may end the
-    sequence. The result and the state are those of `sample` called for one row after the other, up to the first token
-    that differs from the draft, the first error or the end of the grammar.
+    Each sequence has `len(draft) + 1` rows of `logits`, `[rows, vocabulary]`, one after the other. Its row i follows the
+    first i tokens of its draft, none of which may end the sequence. The result and the states are those of `sample`
+    called for one row of a sequence after the other, up to the first token that differs from the draft, the first error
+    or the end of the grammar.
+
+    There are at most as many passes as the longest draft has rows, whatever the number of sequences: a GPU's results are
+    waited for in each of them.
     """
-    if state.greedy and not state.edits_logits:
-        choices = iter(_choose(logits, [state] * len(logits)))
-    else:  # each row is edited after the preceding token is recorded
-        choices = (_choose(logits[row : row + 1], [state])[0] for row in range(len(logits)))
-    sampled = []
-    for choice, drafted in zip(choices, [*draft, None], strict=True):
-        sampled.append(choice)
+    firsts = list(accumulate((len(draft) + 1 for draft in drafts), initial=0))
+    chosen: list[list[Sampled]] = [[] for _ in states]
+    going: Sequence[int] = range(len(states))
+    while going:
+        # Other rows are edited after the preceding token is recorded, or take a random number if it is right.
+        counts = {i: firsts[i + 1] - firsts[i] - len(chosen[i]) if states[i].is_plain else 1 for i in going}
+        rows = [firsts[i] + len(chosen[i]) + k for i, count in counts.items() for k in range(count)]
+        owners = [states[i] for i, count in counts.items() for _ in range(count)]
+        choices = iter(_choose(logits if len(rows) == logits.shape[0] else logits[rows], owners))
+        going = [
+            i for i, count in counts.items() if _accept(list(islice(choices, count)), states[i], drafts[i], chosen[i])
+        ]
+    return chosen
+
+
+def _accept(choices: list[Sampled], state: SamplerState, draft: Sequence[int], chosen: list[Sampled]) -> bool:
+    """Record the next choices, as long as the draft predicts them. Returns whether there are more to come."""
+    for choice in choices:
+        drafted = draft[len(chosen)] if len(chosen) < len(draft) else None
+        chosen.append(choice)
         if choice.error is None:
             state.record(choice.token_id)
         if choice.token_id != drafted or state.ended:
-            break
-    return sampled
+            return False
+    return True
 
 
 @np.errstate(all="ignore")  # infinities are usual here, and rows of NaN are reported as errors
@@ -235,9 +266,11 @@ def _choose(logits: Array, states: list[SamplerState]) -> list[Sampled]:
     logits = xp.astype(logits, xp.float32, copy=False)
     wanted = [row for row, state in enumerate(states) if state.params.logprobs is not None]
     raw = logits[wanted] if wanted else None
+    masks = [state.grammar.allowed() for state in states if state.grammar is not None]
+    allowed = iter(xp.asarray(np.stack(masks), device=device(logits)) if masks else ())
     for row, state in enumerate(states):
         if state.edits_logits:
-            state.edit_logits(logits[row])
+            state.edit_logits(logits[row], None if state.grammar is None else next(allowed))
     tokens = xp.argmax(logits, axis=-1)
     best = xp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
     stochastic = [row for row, state in enumerate(states) if not state.greedy]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from paged_runner import StoredTokensBackend, StoredTokensRunner
 
 from backends.paged import backend as paged_backend
 from backends.paged.backend import PagedBackend
+from backends.paged.sequence import Chunk
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt, TokenRequest
@@ -100,7 +103,8 @@ def test_samples_of_one_prompt_are_one_prefill() -> None:
     assert sum(len(chunk.token_ids) for chunks in runner.forwards for chunk in chunks) == 33 + 5
 
 
-def test_drafts_save_steps() -> None:
+def test_drafts_save_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged_backend, "time", SimpleNamespace(monotonic=lambda: 0.0))  # drafts cost nothing
     steps = {}
     for lookup in (0, 4):
         runner = StoredTokensRunner(100)
@@ -110,6 +114,33 @@ def test_drafts_save_steps() -> None:
     counters = backend.counters
     assert steps[4] == steps[0] - counters.spec_decode_num_accepted_tokens
     assert counters.spec_decode_num_draft_tokens >= counters.spec_decode_num_accepted_tokens > 10
+
+
+class TimedRunner(StoredTokensRunner):
+    """A step takes a second, and `per_token` seconds for each token. With few different tokens, texts repeat themselves."""
+
+    def __init__(self, per_token: float) -> None:
+        super().__init__(100, vocab_size=8)
+        self.now = 0.0
+        self._per_token = per_token
+
+    def forward(self, chunks: list[Chunk]) -> Any:
+        self.now += 1 + self._per_token * sum(len(chunk.token_ids) for chunk in chunks)
+        return super().forward(chunks)
+
+
+def test_drafts_that_cost_more_than_they_save_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafted, texts = {}, []
+    for per_token in (0.01, 5.0):
+        runner = TimedRunner(per_token)
+        monkeypatch.setattr(paged_backend, "time", SimpleNamespace(monotonic=lambda runner=runner: runner.now))
+        backend = make_backend(runner, prompt_lookup_num_tokens=4)
+        backend.warm_up()
+        items = [request(f"r{n}", [n, 3, 4, 5, 6], max_tokens=80, seed=n, ignore_eos=True) for n in range(4)]
+        texts.append([tokens(outputs) for outputs in run(backend, items).values()])
+        drafted[per_token] = backend.counters.spec_decode_num_draft_tokens
+    assert drafted[5.0] < drafted[0.01] / 2
+    assert texts[0] == texts[1]
 
 
 def test_cached_tokens_are_told_once() -> None:

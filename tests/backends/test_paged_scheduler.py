@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -119,7 +120,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(budget=st.integers(0, 40), drafts=st.lists(st.integers(0, 9), max_size=6), accepted=st.integers(0, 6))
     def step(self, budget: int, drafts: list[int], accepted: int) -> None:
         chunks = self.engine.step(budget, accepted, drafts)
-        assert bool(chunks) == bool(len(self.engine.scheduler) or chunks)
+        assert chunks or not self.engine.sequences
 
     @rule(seconds=st.floats(0, 100))
     def wait(self, seconds: float) -> None:
@@ -142,11 +143,13 @@ AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=40, 
 test_any_order = AnyOrder.TestCase
 
 
-def test_same_prompt_is_computed_once() -> None:
+@pytest.mark.parametrize("budget", [16, 10, 7])
+def test_same_prompt_is_computed_once(budget: int) -> None:
+    """Also if a step ends within a block."""
     engine = Engine(num_blocks=100, max_num_seqs=8)
     for number in range(8):
         engine.add(f"r{number}", range(41), new=3)
-    engine.run(budget=16)
+    engine.run(budget)
     # 41 tokens once, then for each other sequence the one token behind its last full block; then 2 more tokens for each.
     assert engine.computed_tokens == 41 + 7 * 1 + 8 * 2
 
@@ -207,6 +210,7 @@ def test_prompt_logits_need_all_positions() -> None:
     engine.add("second", range(40), new=3, first_logit=0)
     chunks = [*engine.step(budget=30), *engine.step(budget=30), *engine.step(budget=30)]
     assert [chunk.num_logits for chunk in chunks] == [30, 10, 1]
+    assert engine.scheduler.num_queried_tokens == 40, "the second prompt is not looked up"
 
 
 def test_long_prompt_takes_at_most_half_of_the_budget() -> None:
@@ -229,6 +233,55 @@ def test_short_prompts_do_not_starve_a_long_one() -> None:
         engine.step(budget=16)
     assert "long" not in engine.sequences
     assert number < 20
+
+
+@settings(max_examples=60)
+@given(
+    prompts=st.lists(st.tuples(st.sampled_from([0, 30, 60]), st.integers(9, 80)), min_size=1, max_size=6),
+    quiet_steps=st.integers(0, 6),
+    max_num_seqs=st.integers(2, 30),
+    budget=st.integers(6, 16),
+)
+@example(prompts=[(0, 60), (60, 40), (60, 10)], quiet_steps=1, max_num_seqs=30, budget=16)
+def test_endless_short_prompts_starve_nobody(
+    prompts: list[tuple[int, int]], quiet_steps: int, max_num_seqs: int, budget: int
+) -> None:
+    """Each prompt in turn gets half of the tokens, or the one that is computing the beginning of both.
+
+    In the example the third prompt, which is shorter, starts before the second. Then the short ones come.
+    """
+    engine = Engine(num_blocks=2000, max_num_seqs=max_num_seqs)
+    for number, (common, own) in enumerate(prompts):
+        engine.add(f"long{number}", [*range(common), *[number] * own], new=1)
+    for step in range(sum(common + own for common, own in prompts) // (budget // 2) + 4 * len(prompts)):
+        if step >= quiet_steps:
+            for number in range(2):
+                engine.add(f"short{step}.{number}", [1000 + 2 * step + number] * 8, new=1)
+        engine.step(budget)
+    assert not [name for name in engine.sequences if name.startswith("long")]
+
+
+def test_prompts_for_which_there_is_no_room_do_not_count() -> None:
+    engine = Engine(num_blocks=20, max_num_seqs=3)
+    for number in range(9):
+        engine.add(f"r{number}", [number] * 4, new=9)
+    assert engine.scheduler.num_prompts == 3, "as many as may run at once"
+    engine.step(budget=100)
+    assert (engine.scheduler.num_generating, engine.scheduler.num_prompts) == (3, 0)
+    engine = Engine(num_blocks=20, max_num_seqs=9)
+    engine.add("first", range(4), new=9)
+    engine.step()
+    engine.add("large", range(100, 172), new=1)
+    engine.add("small", range(200, 204), new=1)
+    assert engine.scheduler.num_prompts == 0, "nobody overtakes the one that waits for blocks"
+
+
+def test_drafts_get_what_prompts_cannot_use() -> None:
+    engine = Engine(num_blocks=200, max_num_seqs=1)
+    engine.add("first", range(4), new=50)
+    engine.step()
+    engine.add("second", range(100, 140), new=2)
+    assert [chunk.num_draft for chunk in engine.step(budget=8, drafts=[9] * 8)] == [8]
 
 
 def test_sequence_that_waits_for_blocks_is_not_overtaken_for_ever() -> None:
@@ -282,6 +335,17 @@ def test_memory_is_given_back_after_a_time_without_use() -> None:
     assert engine.pool.reclaimable(0) == []
 
 
+def test_memory_that_was_given_back_is_used_last_and_from_the_start() -> None:
+    pool = BlockPool(64)
+    blocks = pool.allocate(64)
+    pool.free(random.Random(1).sample(blocks, 64))
+    pool.reclaimable(60)
+    first = pool.allocate(8)
+    assert first == list(range(8)), "neighbours share pages"
+    pool.free(first[2:5])
+    assert pool.allocate(4) == [2, 3, 4, 8], "8 takes no memory yet"
+
+
 def test_least_recently_used_blocks_go_first() -> None:
     pool = BlockPool(3)
     blocks = pool.allocate(3)
@@ -312,14 +376,15 @@ def test_prefill_takes_as_long_as_the_rest_of_the_step() -> None:
     assert budget.tokens(0) == 512
 
 
-def test_each_of_several_prompts_may_take_as_long_up_to_four() -> None:
+def test_prompts_may_take_longer_if_as_many_wait_as_generate() -> None:
     budget = StepBudget(most=512, least=8)
     budget.observe(0.064, num_generating=0, num_extra_tokens=64)
-    budget.observe(0.1, num_generating=3, num_extra_tokens=0)
-    alone = budget.tokens(3, 1)
-    assert alone == budget.tokens(3)
-    assert 1.9 <= budget.tokens(3, 2) / alone <= 2.2
-    assert 3.9 <= budget.tokens(3, 30) / alone <= 4.4
+    budget.observe(0.1, num_generating=8, num_extra_tokens=0)
+    alone = budget.tokens(8, 1)
+    assert alone == budget.tokens(8, 2) == budget.tokens(8), "few who wait do not delay many"
+    assert 1.9 <= budget.tokens(8, 4) / alone <= 2.2
+    assert 3.9 <= budget.tokens(8, 8) / alone <= 4.4
+    assert budget.tokens(8, 8) == budget.tokens(8, 80)
 
 
 def test_the_pace_of_few_sequences_is_not_that_of_many() -> None:
@@ -332,6 +397,17 @@ def test_the_pace_of_few_sequences_is_not_that_of_many() -> None:
     assert budget.tokens(1) == few < 24
     assert 190 <= budget.tokens(32) <= 200
     assert 190 <= budget.tokens(20) <= 200, "the closest number known"
+
+
+def test_a_draft_costs_more_in_a_larger_batch() -> None:
+    """One sequence alone leaves the processor much to spare."""
+    budget = StepBudget(most=512, least=8)
+    assert budget.draft_cost(1) == 0, "not known yet"
+    budget.observe(0.064, num_generating=0, num_extra_tokens=64)
+    budget.observe(0.02, num_generating=1, num_extra_tokens=0)
+    budget.observe(0.04, num_generating=32, num_extra_tokens=0)
+    assert budget.draft_cost(1) == pytest.approx(0.05)
+    assert budget.draft_cost(32) == pytest.approx(0.8)
 
 
 def slowest_step(budget: StepBudget, *, decode: float, per_token: float, steps: int) -> float:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import time
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +43,17 @@ def test_growing_text_gives_the_same_as_reading_it_at_once(tokens: list[int], mo
         assert not draft or any(draft == known[end : end + most] for end in places)
 
 
+def test_a_long_prompt_holds_up_no_step() -> None:
+    """Reading 300,000 tokens takes about 10 ms. An index of their n-grams would take a second."""
+    prompt = random.Random(1).choices(range(30_000), k=300_000)
+    seconds = []
+    for _ in range(3):
+        began = time.thread_time()
+        PromptLookup(8).draft(prompt)
+        seconds.append(time.thread_time() - began)
+    assert min(seconds) < 0.2
+
+
 def test_wrong_drafts_are_followed_by_longer_and_longer_pauses() -> None:
     lookup = PromptLookup(4)
     drafted = []
@@ -63,3 +77,17 @@ def test_length_follows_what_was_right() -> None:
     assert len(lookup.draft(long)) == 3
     lookup.accepted(3, length=len(long))
     assert len(lookup.draft(long)) == 7
+
+
+def test_drafts_that_save_less_than_they_cost_are_given_up() -> None:
+    """Each time 3 of up to 8 tokens are right: too few if they cost 4 tokens, enough if they cost 2."""
+    drafts = {}
+    for cost in (4.0, 2.0):
+        lookup, tokens, drafts[cost] = PromptLookup(8), [*range(20), *range(4)], 0
+        for length in range(len(tokens), 500):
+            if lookup.draft(tokens):
+                drafts[cost] += 1
+                lookup.accepted(3, length=length + 1, cost=cost)
+            tokens.append(tokens[-20])
+    assert drafts[4.0] < 20
+    assert drafts[2.0] > 400

@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from backends.grammar import GrammarMatcher, Vocabulary, grammar_text
-from backends.sampling.sampler import Sampled, SamplerState, Watermark, logprobs_and_best, sample, sample_draft
+from backends.sampling.sampler import Sampled, SamplerState, Watermark, logprobs_and_best, sample, sample_drafts
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.text.bundle import TOKENIZER_FILE, build_byte_bundle
 
@@ -267,6 +267,12 @@ def test_min_tokens_blocks_all_end_ids(convert: Convert) -> None:
     assert [sample(convert(logits), [state])[0].token_id for _ in range(3)] == [8, 8, 2]
 
 
+@pytest.mark.parametrize(("bias", "edits"), [(None, False), ({1: 1.0}, True)])
+def test_min_tokens_edit_no_logits_once_there_are_enough(bias: dict[int, float] | None, edits: bool) -> None:
+    params = SamplingParams(min_tokens=2, logit_bias=bias)
+    assert [make_state(params, output=[5] * count).edits_logits for count in range(4)] == [True, True, edits, edits]
+
+
 def test_bad_words_are_never_completed(convert: Convert) -> None:
     """A one-token word is never generated. The last token of a longer word is not generated after its others."""
     logits = torch.zeros(1, VOCAB_SIZE)
@@ -354,7 +360,7 @@ def assert_same_as_one_by_one(
     draft[wrong_at:] = [(token + 1) % logits.shape[1] for token in draft[wrong_at:]]
     single, drafted = make(), make()
     expected = sample_one_by_one(convert, logits, single, draft)
-    assert sample_draft(convert(logits), drafted, draft) == expected
+    assert sample_drafts(convert(logits), [drafted], [draft]) == [expected]
     following = make_logits(9, spread=1.0)[:, : logits.shape[1]]
     assert sample(convert(following), [drafted]) == sample(convert(following), [single])
     return expected
@@ -404,6 +410,25 @@ def test_draft_gives_the_same_as_one_token_at_a_time(
     assert len(expected) == min(wrong_at, num_drafted) + 1
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    params=st.lists(sampling_params | st.just(SamplingParams(temperature=0)), min_size=1, max_size=5),
+    drafts=st.lists(st.lists(st.integers(0, 3), max_size=4), min_size=5, max_size=5),
+    logits_seed=st.integers(0, 10**6),
+)
+def test_drafts_of_other_sequences_change_nothing(
+    convert: Convert, params: list[SamplingParams], drafts: list[list[int]], logits_seed: int
+) -> None:
+    drafts = drafts[: len(params)]
+    logits = make_logits(logits_seed, rows=sum(len(draft) + 1 for draft in drafts), spread=1.0)
+    logits[:, :4] += 8.0
+    alone, end = [], 0
+    for param, draft in zip(params, drafts, strict=True):
+        start, end = end, end + len(draft) + 1
+        alone.append(sample_one_by_one(convert, logits[start:end], make_state(param), draft))
+    assert sample_drafts(convert(logits), [make_state(param) for param in params], drafts) == alone
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("wrong_at", [0, 2, 9])
 def test_draft_follows_the_grammar_to_its_end(
@@ -426,7 +451,7 @@ def test_draft_follows_the_grammar_to_its_end(
     assert re.fullmatch("a[bc]d[ef]", bytes(right).decode())
     draft = [*right, 0, 0]
     draft[wrong_at:] = [0] * len(draft[wrong_at:])
-    sampled = sample_draft(convert(logits), drafted, draft)
+    (sampled,) = sample_drafts(convert(logits), [drafted], [draft])
     assert [choice.token_id for choice in sampled] == right[: wrong_at + 1]
     assert drafted.ended == (wrong_at > 2)
 
@@ -436,6 +461,6 @@ def test_draft_ends_at_the_first_unusable_row(convert: Convert, params: Sampling
     logits = torch.zeros(4, VOCAB_SIZE)
     logits[:, 7] = 99.0
     logits[2, 7] = math.inf
-    sampled = sample_draft(convert(logits), make_state(params), [7, 7, 7])
+    (sampled,) = sample_drafts(convert(logits), [make_state(params)], [[7, 7, 7]])
     assert [choice.token_id for choice in sampled] == [7, 7, -1]
     assert sampled[-1].error == "the model gave logits that are not finite numbers"
