@@ -128,6 +128,10 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
                 field="prompt_logprobs",
             )
 
+    def check_items(self, field: str, items: Sequence[object]) -> None:
+        """Check the number of items in a conversation."""
+        _check_count(field, items, self.max_messages, "items", "max_messages")
+
     def check_parts(self, field: str, parts: Sequence[object]) -> None:
         """Check the number of content parts in a prompt."""
         _check_count(field, parts, self.max_content_parts, "parts", "max_content_parts")

@@ -90,6 +90,8 @@ def _missing(path: str) -> str:
         if "local_runtime" in current_app.blueprints:
             return f"{start}; the SageMaker runtime's are {_listed('/endpoints')}"
         return f"{start}: start it with --local-runtime for the SageMaker runtime's API"
+    if _below(path, "/v1/responses"):
+        return f"{start}: responses are not stored"
     if meant := _meant(path):
         return f"{start}; did you mean {meant}?"
     if instead := next((route for prefix, route in _INSTEAD.items() if _below(path, prefix)), None):
@@ -101,7 +103,6 @@ def _missing(path: str) -> str:
 
 _INSTEAD = {
     "/v1/messages": "POST /v1/chat/completions",
-    "/v1/responses": "POST /v1/chat/completions",
     "/api": "POST /v1/chat/completions",
     "/v2": "POST /v1/chat/completions",
 }

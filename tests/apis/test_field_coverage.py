@@ -28,6 +28,7 @@ IGNORED = "x-lmi-ignored-parameters"
         ("/chat_tokenize", {"messages": MESSAGES, "temperature": 1}, "top_a"),
         ("/v1/chat/completions", {"messages": MESSAGES, "stream": True}, "top_a"),
         ("/v1/completions", {"prompt": "a"}, "top_a"),
+        ("/v1/responses", {"input": "a"}, "top_a"),
         ("/chat/completions", {"model": "m", "messages": MESSAGES}, "top_a"),
         ("/complete", {"model": "m", "prompt": "a", "maximum_tokens": 1}, "top_a"),
     ],

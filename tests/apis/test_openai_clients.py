@@ -146,6 +146,55 @@ def test_openai_tools_that_may_be_called(openai: Outcomes) -> None:
     assert "<tool_call>" in text_of(openai["none"])
 
 
+def response_text(response: dict[str, Any]) -> str:
+    return "".join(part["text"] for item in response["output"] for part in item["content"])
+
+
+def test_openai_responses(openai: Outcomes, expected: dict[str, Any]) -> None:
+    assert openai["response_text"] == text_of(expected)
+    usage = token_counts(expected["usage"])
+    for call in ("response", "async_response"):
+        response = openai[call]
+        assert response_text(response) == text_of(expected)
+        assert (response["status"], response["store"]) == ("incomplete", False)
+        assert (response["usage"]["input_tokens"], response["usage"]["output_tokens"]) == (
+            usage["prompt_tokens"],
+            usage["completion_tokens"],
+        )
+    for call in ("response_stream", "async_response_stream"):
+        deltas = [event["delta"] for event in openai[call] if event["type"] == "response.output_text.delta"]
+        assert len(deltas) > MAX_TOKENS // 2
+        assert "".join(deltas) == text_of(expected)
+        assert response_text(openai[call][-1]["response"]) == text_of(expected)
+    logprobs = openai["response_logprobs"]["output"][0]["content"][0]["logprobs"]
+    assert [len(token["top_logprobs"]) for token in logprobs] == [2] * MAX_TOKENS
+    assert openai["response_helper"]["events"][0] == "response.created"
+    assert openai["response_helper"]["events"][-1] == "response.completed"
+    assert "Hello" in response_text(openai["response_helper"]["response"])
+    jsonschema.validate(openai["response_parse"], CITY)
+
+
+def test_openai_responses_with_tools(openai: Outcomes) -> None:
+    for call in ("response_named", "response_required"):
+        [called] = openai[call]["output"]
+        assert (called["type"], called["name"]) == ("function_call", "rank_city")
+        jsonschema.validate(json.loads(called["arguments"]), CITY)
+    told = openai["response_auto"]
+    [called] = [item for item in told["response"]["output"] if item["type"] == "function_call"]
+    assert json.loads(called["arguments"]) == {"city": "Rome", "rank": 2}
+    assert {"response.function_call_arguments.delta", "response.function_call_arguments.done"} <= set(told["events"])
+    assert "sunny" in openai["response_conversation"]
+
+
+def test_openai_responses_are_not_stored(openai: Outcomes) -> None:
+    for call in ("response_retrieved", "response_deleted", "response_cancelled"):
+        kind, message = openai.error(call)
+        assert (kind, "not stored" in message) == ("openai.NotFoundError", True)
+    *_, error, failed = openai["response_failed"]
+    assert (error["type"], "failed at token 2" in error["message"]) == ("error", True)
+    assert (failed["type"], failed["response"]["error"]["code"]) == ("response.failed", "server_error")
+
+
 def test_openai_completions(openai: Outcomes, model_server: Server) -> None:
     [plain] = complete(model_server, logprobs=2, echo=True)["choices"]
     text = plain["text"].removeprefix(PROMPT)
@@ -187,6 +236,7 @@ def test_openai_models_and_headers(openai: Outcomes, model_server: Server, expec
         ("invalid_type", "BadRequestError", 400, "max_tokens", None),
         ("invalid_stream", "BadRequestError", 400, "n", None),
         ("invalid_completion", "BadRequestError", 400, "suffix", None),
+        ("stored", "BadRequestError", 400, "previous_response_id", None),
         ("too_long", "BadRequestError", 400, "messages", "context_length_exceeded"),
         ("failed", "InternalServerError", 500, None, None),
         ("overloaded", "RateLimitError", 429, None, None),

@@ -19,6 +19,8 @@ from lmi_handlers.apis.lmi.body import LmiParameters
 from lmi_handlers.apis.lmi.dialect import LmiDialect
 from lmi_handlers.apis.openai.body import ChatCompletionBody, CompletionBody
 from lmi_handlers.apis.openai.dialect import ChatDialect, CompletionsDialect
+from lmi_handlers.apis.openai.response_body import ResponseBody
+from lmi_handlers.apis.openai.response_dialect import ResponseDialect
 from lmi_handlers.apis.tgi.body import TgiCompatBody, TgiParameters
 from lmi_handlers.apis.tgi.dialect import CompatDialect
 from lmi_handlers.config.budget import Budget
@@ -66,6 +68,9 @@ WIRES = {
     "completions": Wire(
         CompletionsDialect(model_facts, budget=BUDGET), {"prompt": "hi"}, frozenset(CompletionBody.__struct_fields__)
     ),
+    "responses": Wire(
+        ResponseDialect(model_facts, budget=BUDGET), {"input": "hi"}, frozenset(ResponseBody.__struct_fields__)
+    ),
     "LMI": Wire(
         LmiDialect(ServingProperties(), {}),
         {"inputs": "hi"},
@@ -86,7 +91,10 @@ WIRES = {
 }
 """The dialects by the table's column headings."""
 
-TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("f", "g")]
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("f", "g")
+]
+FLAT_TOOLS = [{**tool["function"], "type": "function"} for tool in TOOLS]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 # A value of each field that differs from the default.
@@ -176,11 +184,25 @@ SAMPLES: dict[str, Any] = {
     "store": True,
     "service_tier": "auto",
     "guideline": "x",
+    "input": "ho",
+    "instructions": "x",
+    "previous_response_id": "x",
+    "conversation": "x",
+    "background": True,
+    "max_output_tokens": 5,
+    "truncation": "auto",
+    "include": ["message.output_text.logprobs"],
+    "text": {"format": {"type": "json_object"}},
+    "reasoning": {"effort": "low"},
+    "safety_identifier": "x",
+    "prompt_cache_key": "x",
+    "max_tool_calls": 5,
 }
 OTHER_SAMPLES: dict[tuple[str, str], Any] = {
     ("chat", "logprobs"): True,
     ("Aleph Alpha", "logprobs"): True,
     ("TGI", "return_full_text"): False,
+    ("responses", "tools"): FLAT_TOOLS,
 }
 """Values for dialects with a different type or default."""
 
@@ -203,6 +225,9 @@ OTHER_CONTEXTS: dict[tuple[str, str], dict[str, Any]] = {
     ("TGI", "seed"): {"do_sample": True},
     ("LMI", "logprobs"): {"details": True},
     ("LMI", "top_n_tokens"): {"details": True},
+    ("responses", "top_logprobs"): {"include": ["message.output_text.logprobs"]},
+    ("responses", "tool_choice"): {"tools": FLAT_TOOLS},
+    ("responses", "parallel_tool_calls"): {"tools": FLAT_TOOLS, "tool_choice": "required"},
 }
 
 BOUNDED: dict[str, Callable[[float], Any]] = {
@@ -290,7 +315,7 @@ SAMPLES[UNKNOWN] = 1
 def meaning(parsed: Parsed) -> str:
     """What to generate and how to format the answer."""
     request = msgspec.structs.replace(parsed.request, ignored_parameters=())
-    return re.sub(r"created=\d+", "", repr((request, parsed.formatter)))
+    return re.sub(r"created(_at)?=\d+", "", repr((request, parsed.formatter)))
 
 
 def refused(cell: Cell, fields: dict[str, Any]) -> bool:

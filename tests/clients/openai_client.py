@@ -1,4 +1,4 @@
-"""openai: `OpenAI` and `AsyncOpenAI`; chat with its helpers, text completions, models, headers and errors."""
+"""openai: `OpenAI` and `AsyncOpenAI`; chat and responses with their helpers, text completions, models and errors."""
 
 from __future__ import annotations
 
@@ -121,6 +121,54 @@ def tools(task: Task) -> Calls:
     }
 
 
+def responses(task: Task) -> Calls:
+    """Responses from the model, and free tool calls from the echo server."""
+    client, free = synchronous(task.model).responses, synchronous(task.echo).responses
+    acreate = asynchronous(task.model).responses.create
+    ask: dict[str, Any] = {
+        "model": "tgi",
+        "input": task.prompt,
+        "max_output_tokens": task.max_tokens,
+        "temperature": 0,
+    }
+    tool = {"type": "function", **task.tool["function"]}
+    forced = ask | {"max_output_tokens": 96, "tools": [tool], "parallel_tool_calls": False}
+    told: dict[str, Any] = {"model": "tgi", "input": CALL, "tools": [tool]}
+    parsing = ask | {"max_output_tokens": 96, "text_format": RankedCity}
+
+    def helped(**asked: Any) -> object:
+        with free.stream(**asked) as stream:
+            kinds = [event.type for event in stream]
+            return {"events": kinds, "response": stream.get_final_response()}
+
+    def conversation() -> object:
+        """Send the output back with the result of the call, as programs do."""
+        first = free.create(**told)
+        [call] = [item for item in first.output if item.type == "function_call"]
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+        asked = [{"role": "user", "content": "Call."}, *first.output, result]
+        return free.create(model="tgi", input=asked).output_text
+
+    return {
+        "response": lambda: client.create(**ask),
+        "response_text": lambda: client.create(**ask).output_text,
+        "async_response": lambda: acreate(**ask),
+        "response_stream": lambda: client.create(stream=True, **ask),
+        "async_response_stream": lambda: acreate(stream=True, **ask),
+        "response_logprobs": lambda: client.create(include=["message.output_text.logprobs"], top_logprobs=2, **ask),
+        "response_helper": lambda: helped(model="tgi", input="Hello"),
+        "response_parse": lambda: client.parse(**parsing).output_parsed,
+        "response_named": lambda: client.create(tool_choice={"type": "function", "name": "rank_city"}, **forced),
+        "response_required": lambda: client.create(tool_choice="required", **forced),
+        "response_auto": lambda: helped(**told),
+        "response_conversation": conversation,
+        "response_retrieved": lambda: free.retrieve("resp_1"),
+        "response_deleted": lambda: free.delete("resp_1"),
+        "response_cancelled": lambda: free.cancel("resp_1"),
+        "response_failed": lambda: free.create(model="tgi", input="RAISE@2", stream=True),
+    }
+
+
 def completions(task: Task) -> Calls:
     create = synchronous(task.model).completions.create
     acreate = asynchronous(task.model).completions.create
@@ -172,6 +220,7 @@ def errors(task: Task) -> Calls:
         "invalid_stream": lambda: attributes(lambda: ask(echo, "hello", stream=True, n=0)),
         "invalid_completion": lambda: attributes(lambda: echo.completions.create(model="tgi", prompt="a", suffix="b")),
         "too_long": lambda: attributes(lambda: ask(echo, "x" * 5000)),
+        "stored": lambda: attributes(lambda: echo.responses.create(model="tgi", input="a", previous_response_id="b")),
         "failed": lambda: attributes(lambda: ask(echo, "RAISE@2")),
         "failed_stream": lambda: ask(echo, "RAISE@2", stream=True),
         "overloaded": lambda: attributes(lambda: ask(synchronous(task.full), "hello")),
@@ -180,4 +229,5 @@ def errors(task: Task) -> Calls:
 
 
 if __name__ == "__main__":
-    main(lambda task: chat(task) | formats(task) | tools(task) | completions(task) | server(task) | errors(task))
+    parts = (chat, formats, tools, responses, completions, server, errors)
+    main(lambda task: {name: call for part in parts for name, call in part(task).items()})

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 
 def event_data(stream: str) -> list[str]:
-    """The data of each event. Fails unless each event is one line of data and an empty line."""
+    """The data of each event. Fails unless each event is at most a name, one line of data and an empty line."""
     *events, rest = stream.split("\n\n")
     assert rest == ""
+    events = [re.sub("^event: .+\n", "", event) for event in events]
     assert all(event.startswith("data:") and "\n" not in event for event in events)
     return [event.removeprefix("data:").removeprefix(" ") for event in events]
 

@@ -75,6 +75,7 @@ GENERATING = (
     "/models/m/invoke",
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/responses",
     "/chat/completions",
     "/complete",
     "/endpoints/m/invocations",
@@ -83,6 +84,7 @@ GENERATING = (
 BODIES: dict[str, object] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
     "/v1/completions": {"prompt": "a"},
+    "/v1/responses": {"input": "a"},
     "/chat/completions": {"model": "m", "messages": [{"role": "user", "content": "a"}]},
     "/complete": {"model": "m", "prompt": "a", "maximum_tokens": 1},
 }

@@ -129,16 +129,16 @@ def djl(answer: Any) -> str:
     return str(answer["message"])
 
 
-BELOW_V1 = "GET /v1/models, GET /v1/models/<model>"
+BELOW_V1 = "POST /v1/completions, POST /v1/responses, GET /v1/models, GET /v1/models/<model>"
 
 
 @pytest.mark.parametrize(
     ("path", "shape", "words"),
     [
-        ("/v1/embeddings", openai, "below /v1 there are POST /v1/chat/completions, POST /v1/completions, " + BELOW_V1),
+        ("/v1/embeddings", openai, "below /v1 there are POST /v1/chat/completions, " + BELOW_V1),
         ("/v1/audio/speech", openai, "POST /v1/chat/completions"),
-        ("/v1/responses", openai, "does not support this API; use POST /v1/chat/completions"),
-        ("/v1/responses/resp_1", openai, "does not support this API; use POST /v1/chat/completions"),
+        ("/v1/responses/resp_1", openai, "responses are not stored"),
+        ("/v1/responses/resp_1/input_items", openai, "responses are not stored"),
         ("/v1/messages", anthropic, "does not support this API; use POST /v1/chat/completions"),
         ("/v1/v1/chat/completions", openai, "did you mean POST /v1/chat/completions?"),
         ("/v1/chat/completion", openai, "did you mean POST /v1/chat/completions?"),
@@ -159,6 +159,13 @@ def test_error_for_an_unknown_route_suggests_the_right_one(
     message = shape(answer.json())
     assert message.startswith(f"{path} is not a route of this server")
     assert words in message
+
+
+def test_responses_are_not_stored(echo_server: Server) -> None:
+    url = f"{echo_server.url}/v1/responses/resp_1"
+    for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/cancel")):
+        answer = requests.request(method, url + path, timeout=10)
+        assert (answer.status_code, openai(answer.json()).partition(": ")[2]) == (404, "responses are not stored")
 
 
 def test_error_for_the_runtime_api_without_its_option(compat_server: Server, echo_server: Server) -> None:

@@ -25,6 +25,7 @@ JSON = "application/json"
 JSON_LINES = "application/jsonlines"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
 ALEPH_ALPHA = "/chat/completions"
 ALEPH_ALPHA_TEXT = "/complete"
 TGI = ("/generate", "/generate_stream", "/")
@@ -42,6 +43,10 @@ def chat(**fields: Any) -> bytes:
 
 def text(**fields: Any) -> bytes:
     return json.dumps({"prompt": "a", "max_tokens": 2} | fields).encode()
+
+
+def response(**fields: Any) -> bytes:
+    return json.dumps({"input": "a", "max_output_tokens": 2} | fields).encode()
 
 
 def completion(**fields: Any) -> bytes:
@@ -229,6 +234,47 @@ CASES: dict[str, Case] = {
     ),
     "a regular expression": ((COMPLETIONS,), JSON, lambda: text(guided_regex=LONG), "max_schema_bytes"),
     "a grammar of TGI": (TGI, JSON, lambda: inputs(grammar={"type": "regex", "value": LONG}), "max_schema_bytes"),
+    # Responses
+    "items": ((RESPONSES,), JSON, lambda: response(input=turns(24_000)), "max_messages"),
+    "parts of an item": (
+        (RESPONSES,),
+        JSON,
+        lambda: response(input=[{"role": "user", "content": [{"type": "input_text", "text": "a"}] * 40_000}]),
+        "max_content_parts",
+    ),
+    "calls as far as it goes": (
+        (RESPONSES,),
+        JSON,
+        lambda: response(input=[{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}] * 2048),
+        None,
+    ),
+    "arguments of a call": (
+        (RESPONSES,),
+        JSON,
+        lambda: response(input=[{"type": "function_call", "call_id": "c", "name": "f", "arguments": JSON_OBJECTS}]),
+        "max_json_containers",
+    ),
+    "unknown fields of an item": (
+        (RESPONSES,),
+        JSON,
+        lambda: fill(b'{"input":[{"role":"user","content":"a","x":[', b"{},", b"1]}]}"),
+        "max_json_containers",
+    ),
+    "functions": (
+        (RESPONSES,),
+        JSON,
+        lambda: response(tools=[{"type": "function", "name": f"f{number}"} for number in range(15_000)]),
+        "max_tools",
+    ),
+    "a text format": (
+        (RESPONSES,),
+        JSON,
+        lambda: response(text={"format": {"type": "json_schema", "name": "a", "schema": {"enum": STOPS}}}),
+        "text.format: has",
+    ),
+    "stops of responses": ((RESPONSES,), JSON, lambda: response(stop=STOPS), "max_strings"),
+    "metadata": ((RESPONSES,), JSON, lambda: response(metadata={"a": LONG}), "metadata"),
+    "a response's model": ((RESPONSES,), JSON, lambda: response(model=LONG), "1024"),
     "a model's name": ((CHAT, ALEPH_ALPHA), JSON, lambda: chat(model=LONG), "1024"),
 }
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from lmi_handlers.apis.documentation import GUIDED_BOUNDS, PRIORITY_BOUNDS, Bounds, sampling_bounds
 from lmi_handlers.apis.openai.body import MAX_LOGPROBS
+from lmi_handlers.config.budget import Budget
 from lmi_handlers.core.sampling_params import RANGES
 
 _LOGPROBS = {"minimum": 0, "maximum": MAX_LOGPROBS}
@@ -22,6 +23,16 @@ def completion_bounds() -> Bounds:
     return _common_bounds() | {
         "max_tokens": {"minimum": 0, "maximum": RANGES["max_tokens"][1]},  # 0 is for `echo`
         "logprobs": _LOGPROBS,
+    }
+
+
+def response_bounds(budget: Budget) -> Bounds:
+    """Return the bounds of responses."""
+    common = _common_bounds()
+    return common | {
+        "input": {"minItems": 1, "maxItems": budget.max_messages},
+        "max_output_tokens": common["max_tokens"],
+        "background": {"const": False},
     }
 
 

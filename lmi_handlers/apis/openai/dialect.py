@@ -160,6 +160,16 @@ class ChatDialect(OpenAIDialect):
 
     def parsed(self, payload: Payload, body: ChatCompletionBody, ignored: tuple[str, ...]) -> Parsed:
         """Check and translate. Raises `InvalidRequest`."""
+        places = [f"messages[{place}]" for place in range(len(body.messages))]
+        request, options = self.translated(payload, body, ignored, places)
+        kind = self._stream_formatter if request.stream else self._document_formatter
+        formatter = partial(kind, options=options)
+        return Parsed(request, formatter, body.alias, partial(check_length, "messages"), "messages")
+
+    def translated(
+        self, payload: Payload, body: ChatCompletionBody, ignored: tuple[str, ...], places: list[str]
+    ) -> tuple[GenerationRequest, ChatOptions]:
+        """Check and translate. `places` has the field of each message, for errors. Raises `InvalidRequest`."""
         self._budget.check_fields(body)
         tools = body.tools or []
         check_tools(tools)
@@ -175,7 +185,7 @@ class ChatDialect(OpenAIDialect):
             "skip_special_tokens": False if marked else None,
         }
         params = sampling_params(body, values)
-        chat = self._prompt(body, [] if choice == "none" else [tool.plain() for tool in tools])
+        chat = self._prompt(body, [] if choice == "none" else [tool.plain() for tool in tools], places)
         request = self._request(payload, body, ignored, params, (chat,))
         options = ChatOptions(
             model=self._model_name(body),
@@ -187,9 +197,7 @@ class ChatDialect(OpenAIDialect):
             include_usage=body.include_usage,
             continuous_usage=body.continuous_usage,
         )
-        kind = self._stream_formatter if _streams(payload, body) else self._document_formatter
-        formatter = partial(kind, options=options)
-        return Parsed(request, formatter, body.alias, partial(check_length, "messages"), "messages")
+        return request, options
 
     def _tool_calls(
         self, body: ChatCompletionBody, choice: str
@@ -218,7 +226,7 @@ class ChatDialect(OpenAIDialect):
         template = self._facts().chat_template
         return choose_reasoning_format(template, self._reasoning_parser, enabled=self._enable_reasoning)
 
-    def _prompt(self, body: ChatCompletionBody, tools: list[dict[str, Any]]) -> ChatPrompt:
+    def _prompt(self, body: ChatCompletionBody, tools: list[dict[str, Any]], places: list[str]) -> ChatPrompt:
         """Return the conversation. A final assistant message is continued unless the request says otherwise."""
         if not body.messages:
             raise InvalidRequest("must not be empty", field="messages")
@@ -228,7 +236,7 @@ class ChatDialect(OpenAIDialect):
             continues = last.role == "assistant" and not last.tool_calls and not body.add_generation_prompt
         opens = body.add_generation_prompt
         plain = Message.with_images if self._facts().capabilities.takes_images else Message.text_only
-        placed = [(f"messages[{place}]", message) for place, message in enumerate(body.messages)]
+        placed = list(zip(places, body.messages, strict=True))
         return ChatPrompt(
             messages=[plain(message, field) for field, message in placed],
             images=tuple(image for field, message in placed for image in message.images(field)),

@@ -1,4 +1,4 @@
-"""OpenAI's routes: `/v1/chat/completions`, `/v1/completions`, `/v1/embeddings` and `/v1/models`.
+"""OpenAI's routes: chat completions, completions, responses, embeddings and models, all under `/v1`.
 
 Sources: OpenAI's API reference; TGI's OpenAPI document for names.
 """
@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from formatters.openai import responses
+from formatters.openai import response_objects, responses
 from formatters.openai.chat import ChatJsonLinesFormatter, ChatSseFormatter
 from formatters.openai.completions import CompletionJsonLinesFormatter, CompletionSseFormatter
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.documentation import CHAT_EXAMPLE, PRIORITY_BOUNDS, QUESTION, Documentation
-from lmi_handlers.apis.openai import messages, tools
+from lmi_handlers.apis.openai import messages, response_body, response_items, tools
 from lmi_handlers.apis.openai.body import (
     DEFAULT_COMPLETION_TOKENS,
     ChatCompletionBody,
     CompletionBody,
     ResponseFormat,
 )
-from lmi_handlers.apis.openai.bounds import chat_bounds, completion_bounds
+from lmi_handlers.apis.openai.bounds import chat_bounds, completion_bounds, response_bounds
 from lmi_handlers.apis.openai.dialect import ChatDialect, CompletionsDialect
 from lmi_handlers.apis.openai.embeddings import EmbeddingsBody, EmbeddingsDialect
+from lmi_handlers.apis.openai.response_dialect import ResponseDialect
 from lmi_handlers.apis.routes import (
+    EVENTS,
     JSON,
     Document,
     Failure,
@@ -40,7 +43,7 @@ TAG = "Text Generation Inference"  # as in TGI's document, which has these route
 
 
 class OpenAIApi(Api):
-    """Chat completions, text completions, embeddings and models.
+    """Chat completions, text completions, responses, embeddings and models.
 
     Bodies with `messages` or `prompt` are OpenAI's on any route. With `option.task=text-embedding`, so are those with
     `input`.
@@ -57,6 +60,7 @@ class OpenAIApi(Api):
         self._completion = self._completions(CompletionSseFormatter)
         embeddings = EmbeddingsDialect(context.facts, budget=context.budget, normalize=context.properties.normalize)
         self._embeddings = generation(embeddings, EmbeddingsBody, {JSON: (responses.EmbeddingList,)})
+        self._response = self._responses()
         self.claims = {
             "messages": self._chats(ChatJsonLinesFormatter if lines else ChatSseFormatter),
             "prompt": self._completions(CompletionJsonLinesFormatter if asynchronous else CompletionSseFormatter),
@@ -82,16 +86,30 @@ class OpenAIApi(Api):
                 "ToolChoice": str | tools.ToolChoice | None,
                 "ToolType": str | tools.ToolChoice,
                 "Url": messages.ImageUrl,
+                # for references from types that msgspec cannot tell apart
+                "FunctionTool": response_body.FunctionTool,
+                "InputCall": response_items.InputCall,
+                "InputCallOutput": response_items.InputCallOutput,
+                "InputMessage": response_items.InputMessage,
+                "InputReasoning": response_items.InputReasoning,
+                "ResponseStreamEvent": response_objects.StreamEvent,
+                "ResponseText": response_body.ResponseText,
+                "ResponseToolChoice": response_body.ResponseToolChoice,
+                "ResponsesRequest": response_body.ResponseBody,
             },
             examples={
                 ChatCompletionBody: CHAT_EXAMPLE | {"max_tokens": 20},
                 CompletionBody: {"prompt": QUESTION, "max_tokens": 20},
                 EmbeddingsBody: {"input": QUESTION},
+                response_body.ResponseBody: {"input": QUESTION, "max_output_tokens": 20},
             },
             bounds={
                 "ChatRequest": chat_bounds(),
                 "CompletionRequest": completion_bounds(),
                 "EmbeddingsRequest": {"dimensions": {"minimum": 1}, **PRIORITY_BOUNDS},
+                "InputMessage": {"content": {"maxItems": context.budget.max_content_parts}},
+                "InputCallOutput": {"output": {"maxItems": context.budget.max_content_parts}},
+                "ResponsesRequest": response_bounds(context.budget),
             },
             union_bounds={
                 "Prompt": {"minItems": 1},
@@ -114,6 +132,7 @@ class OpenAIApi(Api):
             Route("POST", "/v1/chat/completions", "chat_completions", TAG, "Continue a conversation.", self._chat),
             Route("POST", "/v1/completions", "completions", TAG, "Generate text from prompts.", self._completion),
             Route("POST", "/v1/embeddings", "embeddings", TAG, "Embed texts.", self._embeddings),
+            Route("POST", "/v1/responses", "create_response", TAG, "Continue a conversation of items.", self._response),
             Route("GET", "/v1/models", "openai_get_model_info", TAG, "List the model and its adapters.", models),
             Route(
                 "GET",
@@ -132,18 +151,22 @@ class OpenAIApi(Api):
         return responses.OpenAIError(responses.OpenAIErrorDetails(message, kind, None, None))
 
     def _chats(self, stream_formatter: type[ChatSseFormatter]) -> Generation:
-        properties = self._context.properties
         dialect = ChatDialect(
-            self._context.facts,
-            budget=self._context.budget,
-            tool_call_parser=properties.tool_call_parser,
-            reasoning_parser=properties.reasoning_parser,
-            enable_reasoning=properties.enable_reasoning,
-            stream_formatter=stream_formatter,
+            self._context.facts, **self._parsers(), budget=self._context.budget, stream_formatter=stream_formatter
         )
         chunk = (responses.ChatCompletionChunk,)
         answers = {JSON: (responses.ChatCompletion,), stream_formatter.content_type: chunk}
         return generation(dialect, ChatCompletionBody, answers)
+
+    def _responses(self) -> Generation:
+        dialect = ResponseDialect(self._context.facts, **self._parsers(), budget=self._context.budget)
+        answers = {JSON: (response_objects.ResponseObject,), EVENTS: (response_objects.StreamEvent,)}
+        return generation(dialect, response_body.ResponseBody, answers)
+
+    def _parsers(self) -> dict[str, Any]:
+        """Return the options that say how to find tool calls and reasoning."""
+        names = ("tool_call_parser", "reasoning_parser", "enable_reasoning")
+        return {name: getattr(self._context.properties, name) for name in names}
 
     def _completions(self, stream_formatter: type[CompletionSseFormatter]) -> Generation:
         # TGI, unlike OpenAI, generates as many tokens as fit by default.
