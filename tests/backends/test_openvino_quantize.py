@@ -98,9 +98,9 @@ def compute(ir_file: Path, token_ids: list[int]) -> npt.NDArray[np.float32]:
 @pytest.mark.model
 @pytest.mark.long
 def test_perplexity(exact: Path, loss: Callable[[Path], float], tmp_path: Path) -> None:
-    """The loss is as documented, so that a better or worse way to round is noticed."""
+    """The loss is as documented (0.008 and 0.164 nats), so that a better or worse way to round is noticed."""
     expected = loss(exact)
-    for method, least, most, size in (("int8", -0.005, 0.005, 0.65), ("int4", 0.2, 0.26, 0.45)):
+    for method, least, most, size in (("int8", 0.004, 0.012, 0.65), ("int4", 0.14, 0.19, 0.45)):
         quantised = tmp_path / f"{method}.xml"
         quantize(exact, quantised, method)
         assert least < loss(quantised) - expected < most, method
