@@ -12,6 +12,7 @@ from lmi_handlers.core.errors import (
     DeadlineExceeded,
     EngineDead,
     EngineNotReady,
+    InvalidBody,
     InvalidJson,
     InvalidRequest,
     LMIError,
@@ -41,6 +42,7 @@ Kinds = tuple[type[LMIError], ...]
 
 READING: Kinds = (
     InvalidJson,
+    InvalidBody,
     InvalidRequest,
     MalformedRequest,
     RequestTimeout,

@@ -188,7 +188,7 @@ def test_tei_truncates_on_request(server: Server) -> None:
             413,
             "prompt_name: must be the name of one of the model's prompts (none)",
         ),
-        ({"inputs": "a", "encoding_format": "base64"}, 424, "encoding_format: must be float"),
+        ({"inputs": "a", "encoding_format": "base64"}, 422, "encoding_format: Invalid enum value"),
         ({"inputs": 1}, 422, "inputs: Expected"),
         ({"inputs": []}, 413, "inputs: must not be empty"),
     ],

@@ -332,3 +332,18 @@ def test_too_few_gpus(tensor: int, pipeline: int, gpus: int) -> None:
 )
 def test_enough_gpus_or_an_unknown_number(degree: Any, backend: str, gpus: int | None) -> None:
     check_gpus(ServingProperties(tensor_parallel_degree=degree), declaration(backend), gpus)
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "reason"),
+    [
+        ({}, "transformers", "option.task=text-embedding"),
+        ({"rolling_batch": "echo"}, "echo", "serving.properties asks for it"),
+        ({"rolling_batch": "vllm"}, "transformers", "vllm does not embed texts"),
+        ({"rolling_batch": "disable", "backend": "openvino"}, "transformers", "openvino does not embed texts"),
+    ],
+)
+def test_embeddings_come_from_a_backend_that_computes_them(options: dict[str, str], name: str, reason: str) -> None:
+    properties = ServingProperties(task="text-embedding", **options)  # type: ignore[arg-type]  # only text options
+    assert select_backend(properties) == Selection(name, reason)
+    assert properties.rolling

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -73,7 +74,7 @@ SAID_ELSEWHERE = {
     "when streaming tokens": "between fields, and of /generate_stream's only",
     "grammar is not valid": "which schemas there are is more than a schema says",
     "structured_outputs: json must not be empty": "the same",
-    r"prompt(\[\d+\])?: has no tokens": "what has tokens is for the tokenizer to say",
+    r"(prompts?|inputs?)(\[\d+\])?: has no tokens": "what has tokens is for the tokenizer to say",
     "must be at most one system message, then": "between messages",
     "must be token ids or a list of prompts": "a list is of one kind",
     "must be texts or token ids, not both": "the same",
@@ -84,6 +85,10 @@ SAID_ELSEWHERE = {
     r"`inputs` tokens \+ `max_new_tokens`": "the model's",
     "`truncate` must be": "the model's",
     "prompt and answer together": "the model's",
+    "embeddings need a server with option.task=text-embedding": "the server's task",
+    "(dimensions|compress_to_size): must be at most": "the model's",
+    "must be the name of one of the model's prompts": "the model's",
+    "cannot be combined with token ids": "between fields",
     "max_request_size": "the whole body's size",
     r"option\.max_(text_bytes|json_values|json_containers|image_bytes)": "the same",
     r"option\.max_(string_characters|schema_bytes|content_parts)": "of several values together",
@@ -167,6 +172,20 @@ def check_records(case: Case, response: schemathesis.Response, records: list[Any
     validator = jsonschema.Draft202012Validator(schema)
     for record in records:
         validator.validate(record)
+
+
+@pytest.fixture(scope="module")
+def embedding_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose vectors count the bytes of a text."""
+    properties = "option.rolling_batch=echo\noption.task=text-embedding\n"
+    server = Server(tmp_path_factory.mktemp("embedding") / "m", properties)
+    yield server.wait_ready()
+    server.stop()
+
+
+@api(document(task="text-embedding"), 12, boundaries=True).include(path_regex="embed").parametrize()
+def test_every_operation_that_embeds(case: Case, embedding_server: Server) -> None:
+    check(embedding_server, case)
 
 
 OTHER_NAMES = r"^/(predictions|models)/"

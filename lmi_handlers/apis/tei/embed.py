@@ -56,7 +56,7 @@ STATUS: dict[type[LMIError], int] = {
 
 
 class EmbedBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of `/embed`. `prompt_name` is one of the model's own prompts; the only `encoding_format` is float."""
+    """The body of `/embed`. `prompt_name` is one of the model's own prompts."""
 
     inputs: Prompts
     normalize: bool | None = None
@@ -64,7 +64,7 @@ class EmbedBody(msgspec.Struct, frozen=True, kw_only=True):
     truncation_direction: Literal["left", "right", "Left", "Right"] | None = None
     prompt_name: str | None = None
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    encoding_format: str | None = None
+    encoding_format: Literal["float"] | None = None
 
 
 class EmbedDialect(Dialect):
@@ -80,8 +80,6 @@ class EmbedDialect(Dialect):
     def parse(self, payload: Payload) -> Parsed:
         ignored = unknown_names(payload.fields, EmbedBody, nulls=False)
         body = decode_typed(payload.data, EmbedBody)
-        if body.encoding_format not in (None, "float"):
-            raise UnsupportedFeature("must be float", field="encoding_format")
         self._budget.check_sequences("inputs", num_prompts(body.inputs), 1)
         facts = self._facts()
         contents = split_prompts(body.inputs, "inputs")
