@@ -30,7 +30,8 @@ def check(environ: Mapping[str, str], *, show_all: bool) -> None:
         causes.append(str(error))
     if found:
         click.echo("\n".join(["Warnings", *(f"  {warning}" for warning in found), ""]))
-    click.echo(f"Model {configuration.properties.name} on backend {selection.name}: {selection.reason}\n")
+    where = f"on backend {selection.name}" if configuration.custom_code is None else "by its own code"
+    click.echo(f"Model {configuration.properties.name} {where}: {selection.reason}\n")
     click.echo(render_settings(loaded, configuration.backend, show_all=show_all), nl=False)
     try:
         if not causes:

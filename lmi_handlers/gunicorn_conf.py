@@ -27,17 +27,16 @@ from gunicorn.glogging import Logger
 from gunicorn.http.body import Body
 from gunicorn.systemd import listen_fds
 
-from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.config.server_settings import ALL_INTERFACES, ServerSettings, default_workers, is_loopback, netloc
+from lmi_handlers.config.server_settings import ALL_INTERFACES, default_workers, is_loopback, netloc
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.engine.settings import SOCKET_VARIABLE, EngineSettings
 from lmi_handlers.log import configure_logging, tell
-from lmi_handlers.start_up import check_port, mistakes, read_configuration, warnings
+from lmi_handlers.start_up import Configuration, check_port, mistakes, read_configuration, warnings
 from lmi_handlers.web.body_reader import BodyReader
 from lmi_handlers.web.client_socket import ClientSocket
 
 
-def _start_up() -> tuple[ServerSettings, ServingProperties]:
+def _start_up() -> Configuration:
     """Read and check all configuration. Each mistake is one error line, then the process exits: no traceback."""
     try:
         configuration = read_configuration(os.environ)
@@ -47,7 +46,7 @@ def _start_up() -> tuple[ServerSettings, ServingProperties]:
         tell("warning", warning)
     if causes := mistakes(configuration, os.environ):
         _fail(*causes)
-    return configuration.settings, configuration.properties
+    return configuration
 
 
 def _fail(*causes: str) -> NoReturn:
@@ -76,7 +75,8 @@ def _raise_file_limit() -> int:
 
 
 _started = float(os.environ.pop("LMI_STARTED", time.monotonic()))  # set by `lmi serve`
-_settings, _properties = _start_up()
+_configuration = _start_up()
+_settings, _properties = _configuration.settings, _configuration.properties
 
 bind = netloc(_settings.host, _settings.port)
 workers = _settings.workers or _properties.web_workers or default_workers()
@@ -135,7 +135,12 @@ def on_starting(server: Any) -> None:
     _tell_host(server.cfg.address)
     if SOCKET_VARIABLE in os.environ:
         return
-    _engine = EngineSettings(runtime_dir=tempfile.mkdtemp(prefix="lmi-"), properties=_properties, started=_started)
+    _engine = EngineSettings(
+        runtime_dir=tempfile.mkdtemp(prefix="lmi-"),
+        properties=_properties,
+        started=_started,
+        custom_code=_configuration.custom_code,
+    )
     os.environ[SOCKET_VARIABLE] = str(_engine.socket_path)
     # Ctrl-C reaches every process of a terminal. The supervisor and its engine ignore it: this process handles it.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)

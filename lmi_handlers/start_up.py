@@ -26,6 +26,7 @@ from backends.selection import (
 )
 from lmi_handlers.apis.api import Context
 from lmi_handlers.apis.registry import ServedApis
+from lmi_handlers.config.custom_code import FUNCTION, CustomCode, check_siblings, find_script
 from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.not_provided import check_scripts
 from lmi_handlers.config.properties import LoadedProperties, ServingProperties, load_properties
@@ -53,12 +54,16 @@ class PortTaken(ConfigError):
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
-    """What to serve, where, and with which backend. `is_default_model` is true if no model was configured."""
+    """What to serve, where, and with which backend. `is_default_model` is true if no model was configured.
+
+    With `custom_code`, the model's own code answers all requests, and no backend is used.
+    """
 
     settings: ServerSettings
     loaded: LoadedProperties
     selection: Selection
     is_default_model: bool
+    custom_code: CustomCode | None = None
 
     @property
     def properties(self) -> ServingProperties:
@@ -71,7 +76,10 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def backend(self) -> BackendDeclaration:
-        return declaration(self.selection.name)
+        return declaration(self.selection.name) if self.custom_code is None else _CUSTOM_CODE
+
+
+_CUSTOM_CODE = BackendDeclaration(name="model.py", location="", needs_model=False, passes_options=True)
 
 
 def read_configuration(environ: Mapping[str, str]) -> Configuration:
@@ -80,6 +88,8 @@ def read_configuration(environ: Mapping[str, str]) -> Configuration:
         log_format(environ, sys.stderr)
         settings = ServerSettings.from_environ(environ)
         loaded = load_properties(settings.model_dir, environ, registry())
+        if (script := find_script(settings.model_dir, loaded.properties.entry_point)) is not None:
+            return _with_custom_code(settings, loaded, script, count_gpus(environ, Path("/dev")) or 0)
         selection = select_backend(
             loaded.properties,
             find_gguf(loaded.properties.model_id, settings.model_dir),
@@ -98,9 +108,31 @@ def read_configuration(environ: Mapping[str, str]) -> Configuration:
     return Configuration(settings=settings, loaded=loaded, selection=selection, is_default_model=is_default_model)
 
 
+def _with_custom_code(settings: ServerSettings, loaded: LoadedProperties, script: Path, gpus: int) -> Configuration:
+    """Return the configuration for a model whose own code answers requests. That code gets every option."""
+    name = _CUSTOM_CODE.name
+    options = {setting.key.removeprefix("option."): setting.given for setting in loaded.explicit if setting.given}
+    explicit = tuple(
+        msgspec.structs.replace(setting, read_by=(*setting.read_by, name)) if setting.read_by else setting
+        for setting in loaded.explicit
+    )
+    return Configuration(
+        settings=settings,
+        loaded=msgspec.structs.replace(loaded, explicit=explicit),
+        selection=Selection(name, f"{script} defines {FUNCTION}(inputs)"),
+        is_default_model=False,
+        custom_code=CustomCode(
+            path=str(script),
+            properties=options | {"model_dir": str(settings.model_dir or script.parent)},
+            processes=loaded.properties.min_workers,
+            gpus=gpus,
+        ),
+    )
+
+
 def mistakes(configuration: Configuration, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the errors that prevent serving, as far as they can be found without loading the model."""
-    found = (_mistake(check, configuration, environ) for check in _CHECKS)
+    found = (_mistake(check, configuration, environ) for check in _checks(configuration))
     return tuple(dict.fromkeys(filter(None, found)))
 
 
@@ -134,7 +166,7 @@ def check_engine(configuration: Configuration) -> None:
 
     `lmi serve` leaves this to the engine process, which imports the engine anyway.
     """
-    if configuration.backend.passes_options:
+    if configuration.custom_code is None and configuration.backend.passes_options:
         properties = configuration.properties
         load_backend_class(configuration.selection.name, embeds=properties.embeds).check_options(properties)
 
@@ -174,6 +206,11 @@ def _check_scripts(configuration: Configuration, environ: Mapping[str, str]) -> 
     for directory in (configuration.model_dir, _local_model(configuration.properties)):
         if directory is not None:
             check_scripts(directory)
+
+
+def _check_custom_code(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
+    if configuration.custom_code is not None:
+        check_siblings(configuration.custom_code.directory)
 
 
 def _check_installed(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
@@ -220,6 +257,13 @@ _CHECKS: tuple[_Check, ...] = (
     _check_model,
     _check_chat_template,
 )
+
+
+_CHECKS_OF_CUSTOM_CODE: tuple[_Check, ...] = (_check_custom_code, _check_origins)
+
+
+def _checks(configuration: Configuration) -> tuple[_Check, ...]:
+    return _CHECKS if configuration.custom_code is None else _CHECKS_OF_CUSTOM_CODE
 
 
 def _mistake(check: _Check, configuration: Configuration, environ: Mapping[str, str]) -> str:

@@ -90,11 +90,9 @@ def _joined(content_type: str, contents: Iterable[Contents]) -> Types:
 
 
 def invoke_routes(endpoint: Invocations, model_name: str, *, embeds: bool = False) -> Sequence[Route]:
-    """Return `/invocations` and its other names, which DJL and multi-model endpoints use."""
+    """Return `/invocations` and its other names."""
     what = "Embed texts." if embeds else "Generate text from a prompt, or an answer to a conversation."
-    model = Parameter(name="model", place="path", description="The name of the served model.", values=(model_name,))
-    version = Parameter(name="version", place="path", description="Ignored: there is only one version.")
-    named = Parameter(name="model_name", place="query", description=model.description, values=model.values)
+    summary = f"{what} JSON lines are answered line by line."
     adapters = (
         Parameter(name="adapter", place="query", description="The adapter to use, unless the body names one."),
         Parameter(
@@ -103,6 +101,16 @@ def invoke_routes(endpoint: Invocations, model_name: str, *, embeds: bool = Fals
             description="The adapter to use, unless the body names one. Takes precedence over `adapter`.",
         ),
     )
+    return model_routes(endpoint, model_name, summary, adapters)
+
+
+def model_routes(
+    endpoint: Endpoint, model_name: str, summary: str, parameters: tuple[Parameter, ...] = ()
+) -> Sequence[Route]:
+    """Return `/invocations` and its other names, which DJL and multi-model endpoints use."""
+    model = Parameter(name="model", place="path", description="The name of the served model.", values=(model_name,))
+    version = Parameter(name="version", place="path", description="Ignored: there is only one version.")
+    named = Parameter(name="model_name", place="query", description=model.description, values=model.values)
     paths = {
         "/invocations": ("invocations", (named,)),
         "/predictions/{model}": ("predictions", (model,)),
@@ -111,17 +119,8 @@ def invoke_routes(endpoint: Invocations, model_name: str, *, embeds: bool = Fals
     }
     unknown = Failure(status=404, reason=str(ModelNotFound.__doc__), content=(FrontEndError,))
     return [
-        Route(
-            "POST",
-            path,
-            name,
-            "LMI",
-            f"{what} JSON lines are answered line by line.",
-            endpoint,
-            parameters=(*parameters, *adapters),
-            failures=(unknown,),
-        )
-        for path, (name, parameters) in paths.items()
+        Route("POST", path, name, "LMI", summary, endpoint, parameters=(*own, *parameters), failures=(unknown,))
+        for path, (name, own) in paths.items()
     ]
 
 

@@ -30,6 +30,7 @@ JSON_LINES = "application/jsonlines"
 EVENTS = "text/event-stream"
 TEXT = "text/plain"
 HTML = "text/html"
+ANY = "*/*"
 
 Types = tuple[Any, ...]
 """Alternative types."""
@@ -126,9 +127,9 @@ class Document(Endpoint, frozen=True, kw_only=True):
 
 
 class Status(Endpoint, frozen=True, kw_only=True):
-    """Answers programs that poll. Requests have no id and are not logged. `reply` never raises."""
+    """Answers programs that poll. Requests have no id and are not logged. `reply(model)` never raises."""
 
-    reply: Callable[[ServedModel], Reply]
+    reply: Callable[[Any], Reply]
 
 
 class Route(msgspec.Struct, frozen=True):

@@ -10,9 +10,9 @@ from msgspec import UNSET, UnsetType
 from lmi_handlers.apis.base import Reply, front_end_json
 from lmi_handlers.apis.routes import JSON, TEXT, Failure, Route, Status
 from lmi_handlers.core.errors import EngineNotReady
-from lmi_handlers.engine.client import EngineState
+from lmi_handlers.engine.status import EngineState
 from lmi_handlers.metrics.requests import CONTENT_TYPE
-from lmi_handlers.serving.served_model import ServedModel
+from lmi_handlers.serving.served import Served
 
 SAGEMAKER = "SageMaker"
 TGI = "Text Generation Inference"  # TGI has these routes, too
@@ -44,7 +44,7 @@ def server_routes(document: Callable[[], bytes]) -> Sequence[Route]:
     )
 
 
-def ping(model: ServedModel) -> Reply:
+def ping(model: Served) -> Reply:
     """SageMaker's health check: 200 once the model accepts requests, until then 503 with the phase in the body."""
     state = model.state
     if state is EngineState.READY:
@@ -55,6 +55,6 @@ def ping(model: ServedModel) -> Reply:
     return Reply(503, front_end_json({model.name: health}))
 
 
-def metrics(model: ServedModel) -> Reply:
+def metrics(model: Served) -> Reply:
     """Prometheus metrics, summed over all processes of this server."""
     return Reply(200, model.metrics.page().encode(), CONTENT_TYPE)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from lmi_handlers.config.custom_code import parse_script
 from lmi_handlers.core.errors import ConfigError, UnsupportedFeature
 
 
@@ -43,7 +44,10 @@ _NO_SECURE_MODE = (
     "secure mode is not supported, and the server does not start without the protection that was asked for: remove it, and "
     "check the contents of the model directory before you deploy it"
 )
-_NO_SCRIPTS = "Python code that comes with a model is not run: remove the file, or use LMI"
+_NO_SCRIPTS = (
+    "Python code that comes with a model is only run if it is a model.py with its own function handle(inputs): remove the file, "
+    "or write such a function"
+)
 _NO_CACHE = "answers are not stored: use stream, or one of SageMaker's asynchronous endpoints"
 
 NOT_PROVIDED: tuple[NotProvided, ...] = (
@@ -170,7 +174,10 @@ def refused_variables(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def check_scripts(model_dir: Path) -> None:
-    """Raise `ConfigError` if `model_dir` has a script that LMI or SageMaker would run."""
+    """Raise `ConfigError` if `model_dir` has a script that LMI or SageMaker would run.
+
+    A `model.py` with a function `handle` is run, unless an engine was asked for: see `custom_code`.
+    """
     for pattern in SCRIPTS:
         for path in sorted(model_dir.glob(pattern)):
             row = _FUNCTIONS.get(next(_names(path), ""))
@@ -180,11 +187,7 @@ def check_scripts(model_dir: Path) -> None:
 
 def _names(path: Path) -> Iterator[str]:
     """Yield the functions in the table that a script defines, imports or uses as decorators."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"{path} cannot be read as Python ({type(error).__name__}); {_NO_SCRIPTS}") from error
-    for node in tree.body:
+    for node in parse_script(path).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             decorators = [item.func if isinstance(item, ast.Call) else item for item in node.decorator_list]
             named = [item.attr if isinstance(item, ast.Attribute) else getattr(item, "id", "") for item in decorators]

@@ -68,8 +68,9 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     entry_point: Annotated[
         str | None,
         Option(
-            "LMI's handler, which chooses the backend (see Backends). An asynchronous handler batches continuously even with "
-            "`rolling_batch=disable`, and streams OpenAI's objects as JSON lines on the invoke routes.",
+            "LMI's handler, which chooses the backend (see Backends), or a Python file whose `handle` answers all requests. An "
+            "asynchronous handler batches continuously even with `rolling_batch=disable`, and streams OpenAI's objects as JSON "
+            "lines on the invoke routes.",
             server=True,
             key="option.entryPoint",
         ),
@@ -109,6 +110,15 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             key="job_queue_size",
         ),
     ] = 1000
+    min_workers: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=256)],
+        Option(
+            "Number of processes that run the model's own code (`model.py`), each answering one request or batch at a time. "
+            "Engines always have one process.",
+            server=True,
+            key="minWorkers",
+        ),
+    ] = 1
     min_priority: Annotated[
         Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=0)],
         Option("Lowest `priority` that a request may have. Lower values are more urgent.", server=True),

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from lmi_handlers.config.custom_code import find_script, names_script
 from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.no_effect import DEPRECATED_KEYS, NO_EFFECT
 from lmi_handlers.config.not_provided import OPTIONS_NOT_PROVIDED, refused_option, refused_variables
@@ -31,12 +32,14 @@ NEAR = 0.85
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """A name, its effective value and the source of the value: serving.properties, a variable or "default".
 
-    `read_by` is empty for unknown names and for names without effect. `note` then says why.
+    `read_by` is empty for unknown names and for names without effect. `note` then says why. `given` is the text as it
+    was written, "" for defaults and for secrets.
     """
 
     key: str
     value: Any
     source: str
+    given: str = ""
     read_by: tuple[str, ...] = ()
     note: str = ""
 
@@ -138,10 +141,13 @@ class _Loading:
         self.deprecated: list[str] = []
         self.unknown: list[UnknownName] = []
         self.mistakes: list[str] = []
+        self.refused: list[str] = []
 
     def load(self, environ: Mapping[str, str]) -> LoadedProperties:
         for entries in self._layers(environ):
             self._take(entries)
+        if not self._has_custom_code():  # which may read options in its own way
+            self.mistakes += self.refused
         self.mistakes += refused_variables(environ)
         self._check_batching()
         self._follow_handler()
@@ -167,6 +173,7 @@ class _Loading:
             **{name: value for name, value in self.values.items() if name in SHARED},
             model_dir=None if self.model_dir is None else str(self.model_dir),
             has_asynchronous_handler=entry_point is not None
+            and entry_point.text in self.registry.handlers
             and self.registry.handlers[entry_point.text][1].asynchronous,
             engine_options={name: value for name, value in self.values.items() if name not in SHARED},
             extra=self.extra,
@@ -231,14 +238,15 @@ class _Loading:
             self.mistakes.append(f"{entry.key} has value {redacted(entry.text)!r}: {error} (from {entry.source})")
         self._refuse(declared.key, entry)
         self.explicit[declared.key] = Setting(
-            key=declared.key, value=value, source=entry.source, read_by=declared.read_by
+            key=declared.key, value=value, source=entry.source, given=entry.text, read_by=declared.read_by
         )
 
     def _take_other(self, entry: _Entry) -> None:
         if entry.key in self.explicit:
             return
+        given = entry.text
         if is_secret(entry.key, entry.text):
-            entry = msgspec.structs.replace(entry, text=REDACTED)
+            entry, given = msgspec.structs.replace(entry, text=REDACTED), ""
         self._refuse(entry.key, entry)
         if entry.key in NO_EFFECT:
             note = NO_EFFECT[entry.key]
@@ -246,11 +254,18 @@ class _Loading:
             note = "the server always works in this way"
         else:
             note = self._unknown(entry)
-        self.explicit[entry.key] = Setting(key=entry.key, value=redacted(entry.text), source=entry.source, note=note)
+        self.explicit[entry.key] = Setting(
+            key=entry.key, value=redacted(entry.text), source=entry.source, given=given, note=note
+        )
 
     def _refuse(self, key: str, entry: _Entry) -> None:
         if reason := refused_option(key, entry.text):
-            self.mistakes.append(f"{redacted(reason)} (from {entry.source})")
+            refused = self.refused if key.startswith("option.") else self.mistakes
+            refused.append(f"{redacted(reason)} (from {entry.source})")
+
+    def _has_custom_code(self) -> bool:
+        entry_point = self.explicit.get("option.entryPoint")
+        return find_script(self.model_dir, None if entry_point is None else entry_point.text) is not None
 
     def _unknown(self, entry: _Entry) -> str:
         """Warn, and keep the text for a backend that may know the name. Returns the note for `lmi check`."""
@@ -281,12 +296,12 @@ class _Loading:
     def _follow_handler(self) -> None:
         """Let `option.entryPoint` choose the engine. An asynchronous handler also decides how requests are batched."""
         entry_point = self.explicit.get("option.entryPoint")
-        if entry_point is None:
+        if entry_point is None or names_script(entry_point.text):
             return
         if entry_point.text not in self.registry.handlers:
             self.mistakes.append(
                 f"option.entryPoint={entry_point.text} is not supported: must be one of {', '.join(self.registry.handlers)}; "
-                f"Python code that comes with a model is not run (from {entry_point.source})"
+                f"or a Python file in the model directory (from {entry_point.source})"
             )
             return
         backend, handler = self.registry.handlers[entry_point.text]

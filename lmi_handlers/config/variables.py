@@ -56,6 +56,7 @@ NATIVE: dict[str, Variable] = {
     "SERVING_BATCH_SIZE": Variable("batch_size"),
     "SERVING_MAX_BATCH_DELAY": Variable("max_batch_delay"),
     "SERVING_JOB_QUEUE_SIZE": Variable("job_queue_size"),
+    "SERVING_MIN_WORKERS": Variable("min_workers"),
     "SERVING_RETRY_THRESHOLD": Variable("restart_limit"),
 }
 """LMI's variables for settings of a model. serving.properties and `OPTION_*` take precedence over them."""

@@ -6,7 +6,6 @@ It uses plain threads, queues and sockets. In a gevent worker, gevent replaces t
 from __future__ import annotations
 
 import contextlib
-import enum
 import itertools
 import logging
 import socket
@@ -25,7 +24,6 @@ from lmi_handlers.core.errors import (
     InvalidRequest,
     LMIError,
 )
-from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.core.pooling_params import PoolingParams
 from lmi_handlers.core.request import EncodedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams
@@ -45,24 +43,13 @@ from lmi_handlers.engine.messages import (
 )
 from lmi_handlers.engine.sender import Sender
 from lmi_handlers.engine.settings import heartbeat_path
+from lmi_handlers.engine.status import EngineState, EngineStatus
 
 logger = logging.getLogger(__name__)
 
 _RECONNECT_INTERVAL = 0.1
 _LONGEST_RECONNECT_INTERVAL = 10.0
 _WATCH_INTERVAL = 0.1
-
-
-class EngineState(enum.Enum):
-    """STARTING also covers restarts. DRAINING means that this worker is shutting down.
-
-    STALLED means that the engine shows no sign of life. It may resume, or its supervisor kills it.
-    """
-
-    STARTING = "starting"
-    READY = "ready"
-    STALLED = "stalled"
-    DRAINING = "draining"
 
 
 class Generation:
@@ -161,15 +148,10 @@ class EngineClient:
     ) -> None:
         self._socket_path = socket_path
         self._on_announcement = on_announcement
-        self._stall_timeout = stall_timeout
-        self._heartbeat = HeartbeatReader(heartbeat_path(socket_path))
+        self.status = EngineStatus(HeartbeatReader(heartbeat_path(socket_path)), stall_timeout)
         self._sender: Sender | None = None
         self._generations: dict[int, Generation] = {}
         self._numbers = itertools.count(1)
-        self._state = EngineState.STARTING
-        self._ready = threading.Event()
-        self._draining = False
-        self._doing = Loading(LoadPhase.STARTING.value, time.monotonic())
 
     def start(self) -> None:
         """Start the threads that read from the engine and watch over the requests."""
@@ -179,26 +161,7 @@ class EngineClient:
     @property
     def state(self) -> EngineState:
         """The current state. It is known without asking the engine, so `/ping` can always answer."""
-        if self._draining:
-            return EngineState.DRAINING
-        return EngineState.STALLED if self._stall() is not None else self._state
-
-    @property
-    def phase(self) -> str:
-        """What the engine is doing, or what is wrong with it, in a few words."""
-        return self._stall() or self._doing.phase
-
-    @property
-    def phase_seconds(self) -> float:
-        """How long the current phase has lasted."""
-        return time.monotonic() - self._doing.since
-
-    def _stall(self) -> str | None:
-        return self._heartbeat.suspicion(self._stall_timeout) if self._state is EngineState.READY else None
-
-    def wait_ready(self, timeout: float) -> None:
-        """Return as soon as the engine accepts requests, or after `timeout` seconds."""
-        self._ready.wait(timeout)
+        return self.status.state
 
     def submit(
         self,
@@ -215,11 +178,10 @@ class EngineClient:
 
         Raises `EngineNotReady` if no engine accepts requests, `InvalidRequest` if the request is too large to send.
         """
+        self.status.check()
         sender = self._sender
-        if sender is None or self._state is not EngineState.READY:
-            raise EngineNotReady(f"the engine is not ready: {self.phase}")
-        if (stall := self._stall()) is not None:
-            raise EngineNotReady(stall)
+        if sender is None:  # the connection has just ended
+            raise EngineNotReady(f"the engine is not ready: {self.status.phase}")
         submit = Submit(next(self._numbers), request_id, prompts, sampling_params, priority, pooling_params)
         generation = Generation(self, sender, submit, time.monotonic() + timeout, connected)
         self._generations[submit.number] = generation
@@ -233,10 +195,6 @@ class EngineClient:
     def forget(self, generation: Generation) -> bool:
         """Stop delivering to a request. Returns False if that had already happened."""
         return self._generations.pop(generation.number, None) is not None
-
-    def start_draining(self) -> None:
-        """Note that the worker is shutting down. Requests in flight continue."""
-        self._draining = True
 
     def end_draining(self) -> None:
         """Fail the requests that are still in flight: the time to finish is over."""
@@ -273,10 +231,9 @@ class EngineClient:
             handled = False
             phase = f"the connection to the engine was dropped, reconnecting: {type(error).__name__}: {error}"
             cause = "the connection to the engine was dropped"
-        if handled and (stall := self._stall()) is not None:
+        if handled and (stall := self.status.stall()) is not None:
             cause = f"{stall}; it was ended"
-        self._ready.clear()
-        self._state, self._doing = EngineState.STARTING, Loading(phase, time.monotonic())
+        self.status.loading(Loading(phase, time.monotonic()))
         self._sender = None
         sender.close()
         channel.close()
@@ -296,11 +253,9 @@ class EngineClient:
                 failed.put(_error_of(message))
         elif isinstance(message, Ready):
             self._on_announcement(message)
-            self._state, self._doing = EngineState.READY, Loading("ready", time.monotonic())
-            self._ready.set()
+            self.status.ready()
         else:
-            self._ready.clear()
-            self._state, self._doing = EngineState.STARTING, message
+            self.status.loading(message)
             self._on_announcement(message)
 
     def _fail_all(self, error: LMIError) -> None:

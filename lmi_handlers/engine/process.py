@@ -31,6 +31,7 @@ from lmi_handlers.engine.loop import EngineLoop, Inbox
 from lmi_handlers.engine.messages import Loading, Ready
 from lmi_handlers.engine.model_files import find_config, find_gguf
 from lmi_handlers.engine.model_store import prepare_gguf, resolve_model
+from lmi_handlers.engine.parent import end_with_parent
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings, read_line
 from lmi_handlers.engine.worker_server import WorkerServer
 from lmi_handlers.log import configure_logging, tell
@@ -212,24 +213,13 @@ def _publish_load(loop: EngineLoop, backend: Backend, metrics: EngineMetrics) ->
     metrics.count(backend.counters)
 
 
-def _end_with_parent() -> None:
-    """Make this process and everything it starts end with its parent, which holds the other end of standard input.
-
-    A separate process watches for that: by then this one may be stopped, or native code may hold the GIL.
-    """
-    if os.getpgrp() != os.getpid():  # for example when started by hand
-        os.setpgid(0, 0)
-    watch = "import os, signal\nwhile os.read(0, 1024): pass\nos.killpg(0, signal.SIGKILL)"
-    os.posix_spawn(sys.executable, [sys.executable, "-I", "-S", "-c", watch], os.environ)
-
-
 def main() -> int:
     """Entry point of `python -m lmi_handlers.engine.process`. Reads its settings on standard input."""
     configure_logging()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal goes to the whole group; the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     settings = msgspec.json.decode(read_line(sys.stdin.fileno()), type=EngineSettings)
-    _end_with_parent()
+    end_with_parent()
     try:
         serve(settings)
     except ConfigError as error:

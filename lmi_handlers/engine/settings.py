@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.config.properties import ServingProperties
 
 SOCKET_VARIABLE = "LMI_ENGINE_SOCKET"
@@ -22,12 +23,19 @@ EXIT_LOAD_FAILED = 75
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The first line on the engine process's standard input, as JSON. Each server has its own `runtime_dir`.
 
-    `started` is when this load began, on the monotonic clock: when the server or, later, this engine was started.
+    `started` is when this load began, on the monotonic clock: when the server or, later, this engine was started. With
+    `custom_code`, a pool of processes that run it takes the engine's place.
     """
 
     runtime_dir: str
     properties: ServingProperties
     started: float
+    custom_code: CustomCode | None = None
+
+    @property
+    def module(self) -> str:
+        """The program to start."""
+        return "lmi_handlers.engine.process" if self.custom_code is None else "lmi_handlers.custom_code.pool"
 
     @property
     def socket_path(self) -> Path:

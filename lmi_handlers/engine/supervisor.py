@@ -109,7 +109,7 @@ class Supervisor:
         """Start an engine, wait until it ends or kill it, and return its exit status. Raises `EngineStays`."""
         self._ended_for = None
         Heartbeat.create(self._settings.heartbeat_path)  # a dead engine's must not be mistaken for the new one's
-        command = [sys.executable, "-m", "lmi_handlers.engine.process"]
+        command = [sys.executable, "-m", self._settings.module]
         with self._starting:
             self._engine = engine = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         assert engine.stdin is not None  # noqa: S101  follows from stdin=PIPE

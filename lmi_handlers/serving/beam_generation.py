@@ -25,8 +25,9 @@ from lmi_handlers.core.errors import (
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import BeamSearchParams, EncodedPrompt, GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams
-from lmi_handlers.engine.client import EngineClient, EngineState, Generation
+from lmi_handlers.engine.client import EngineClient, Generation
 from lmi_handlers.engine.messages import SequenceOutput
+from lmi_handlers.engine.status import EngineState
 from lmi_handlers.serving.beam_params import beam_endings, step_params
 from lmi_handlers.serving.beam_search import BeamSearch, Continuations
 from lmi_handlers.text.sequence import SequenceText, TextRules

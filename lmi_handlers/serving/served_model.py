@@ -8,69 +8,47 @@ from pathlib import Path
 
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.core.beside import RunBeside, at_once
+from lmi_handlers.core.beside import at_once
 from lmi_handlers.core.capabilities import Capabilities, check_adapter, check_sampling_params, check_task
 from lmi_handlers.core.errors import DeadlineExceeded, EngineNotReady, aliased
 from lmi_handlers.core.request import EncodedPrompt, GenerationRequest, RenderedPrompt
 from lmi_handlers.core.usage import Usage
-from lmi_handlers.engine.client import EngineClient, EngineState, Generation
+from lmi_handlers.engine.client import EngineClient, Generation
 from lmi_handlers.engine.messages import Loading, Ready
-from lmi_handlers.engine.settings import metrics_dir
 from lmi_handlers.media.images import image_loader
-from lmi_handlers.metrics.requests import RequestMetrics
 from lmi_handlers.serving.answer import Answer
 from lmi_handlers.serving.beam_generation import BeamGeneration
 from lmi_handlers.serving.beam_params import check_beam_search
 from lmi_handlers.serving.parsed import ModelFacts, Parsed
 from lmi_handlers.serving.pooled import PooledPrompt
 from lmi_handlers.serving.prompts import LoadedText, encode_prompts, takes_long, tokenize_prompts
+from lmi_handlers.serving.served import PATIENCE, Served
 from lmi_handlers.text.bundle import TextBundle, load_text_bundle
 from lmi_handlers.text.sequence import SequenceText, TextRules
 from lmi_handlers.text.tokenizer import Tokenizer
 
 
-class ServedModel:
-    """The model that this worker serves; its engine runs in another process. Thread-safe.
-
-    `run_beside` runs long work off the event loop. Workers that have an event loop set it.
-    """
+class ServedModel(Served):
+    """A model that an engine serves."""
 
     def __init__(self, properties: ServingProperties, socket_path: Path) -> None:
-        self.name = properties.name
-        self.metrics = RequestMetrics(metrics_dir(socket_path), self.name)
+        self._client = EngineClient(socket_path, self._on_announcement, properties.stall_timeout)
+        super().__init__(properties, socket_path, self._client.status)
         self._model_id = properties.model_id or self.name
-        self.predict_timeout = properties.predict_timeout
-        self.run_beside: RunBeside = at_once
         self._images = image_loader(properties)
         self._budget = Budget.of(properties)
         self._loaded: LoadedText | None = None
         self._text: tuple[TextBundle, Tokenizer] | None = None
-        self._client = EngineClient(socket_path, self._on_announcement, properties.stall_timeout)
 
     def start(self) -> None:
         """Connect to the engine in the background."""
         self._client.start()
 
     @property
-    def state(self) -> EngineState:
-        """The engine's state, for `/ping`. Never blocks."""
-        return self._client.state
-
-    @property
-    def phase(self) -> str:
-        """What the engine is doing, in a few words."""
-        return self._client.phase
-
-    @property
-    def phase_seconds(self) -> float:
-        """How long the engine has been doing that."""
-        return self._client.phase_seconds
-
-    @property
     def loaded(self) -> LoadedText:
         """The model's tokenizer and limits. Raises `EngineNotReady` unless it is loaded or loads within a second."""
         if self._loaded is None:
-            self._client.wait_ready(_PATIENCE)
+            self._status.wait_ready(PATIENCE)
         if self._loaded is None:
             raise EngineNotReady(f"the engine is not ready: {self.phase}")
         return self._loaded
@@ -81,10 +59,6 @@ class ServedModel:
         loaded = self.loaded
         bundle = loaded.bundle
         return ModelFacts(self._model_id, bundle.tool_template, loaded.capabilities, bundle.prompts)
-
-    def start_draining(self) -> None:
-        """Make `/ping` report that the worker is shutting down."""
-        self._client.start_draining()
 
     def end_draining(self) -> None:
         """Fail all requests that are still in flight."""
@@ -97,7 +71,7 @@ class ServedModel:
         """
         request = parsed.request
         _check_sequences(parsed, self._budget)
-        self._client.wait_ready(_PATIENCE)
+        self._status.wait_ready(PATIENCE)
         loaded = self.loaded
         _check_limits(parsed, loaded.capabilities)
         run = self.run_beside if takes_long(request) else at_once
@@ -203,11 +177,3 @@ def _check_limits(parsed: Parsed, capabilities: Capabilities) -> None:
         check_sampling_params(parsed.request.sampling_params, capabilities)
         for prompt in parsed.request.prompts:
             check_adapter(prompt.adapter, capabilities)
-
-
-_PATIENCE = 1.0
-"""Seconds that a request waits for an engine that is not ready.
-
-Another worker may have answered `/ping` with 200 because it heard from the engine a moment earlier. A worker that was
-just started has not heard from it at all.
-"""

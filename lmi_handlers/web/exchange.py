@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import IO
+from typing import IO, Protocol
 
 from flask import Response, current_app, request
 from werkzeug.exceptions import RequestEntityTooLarge
@@ -27,7 +27,7 @@ from lmi_handlers.core.errors import (
 )
 from lmi_handlers.core.turns import give_way
 from lmi_handlers.core.usage import Usage
-from lmi_handlers.serving.answer import Answer
+from lmi_handlers.serving.served import Served
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.web.access_log import log_request
 from lmi_handlers.web.connection import client_connected, hold_next, limit_writes
@@ -45,7 +45,7 @@ class Exchange:
     """
 
     def __init__(self, dialect: Dialect, *, counts: bool = True) -> None:
-        model: ServedModel = current_app.extensions["lmi_model"]
+        model: Served = current_app.extensions["lmi_model"]
         self.usage = Usage(started=time.monotonic())
         self.counts = counts
         self._model = model
@@ -70,6 +70,10 @@ class Exchange:
         not supported, and `QueueFull` if too many large bodies are arriving.
         """
         check_headers(request.headers.get)
+        return self.any_body(max_request_size)
+
+    def any_body(self, max_request_size: int) -> bytes:
+        """Read the request body like `body`, whatever the headers ask for."""
         coding = request.headers.get("Content-Encoding", "identity")
         if coding.lower() not in ("", "identity"):
             raise UnsupportedMediaType(f"Content-Encoding {coding[:20]!r} is not supported: send the body as it is")
@@ -108,19 +112,33 @@ class Exchange:
         self.headers.update(self.dialect.answer_headers(parsed.request, self.usage))
         return self.stream(first, chunks, answer.content_type, answer)
 
-    def document(self, body: bytes, content_type: str) -> Response:
+    def document(self, body: bytes, content_type: str | None, status: int = 200) -> Response:
         """Send a complete body. The client has `predict_timeout` seconds to read it."""
         self.limit_writes(time.monotonic() + self._model.predict_timeout)
         self.hold_next()  # the response head, until the body
-        response = Response(body, headers=self.headers, content_type=content_type)
-        self.log(200)
+        response = self._respond(body, content_type, status)
+        self.log(status)
         return response
 
-    def stream(self, first: bytes, rest: Iterator[bytes], content_type: str, answer: Answer | None = None) -> Response:
+    def stream(
+        self,
+        first: bytes,
+        rest: Iterator[bytes],
+        content_type: str | None,
+        answer: Closing | None = None,
+        status: int = 200,
+    ) -> Response:
         """Send `first` and then `rest`, one chunk per item."""
         self.hold_next()  # the response head, until the first record
-        body = StreamBody(self, first, rest, answer)
-        return Response(body, headers=self.headers, content_type=content_type, direct_passthrough=True)
+        return self._respond(StreamBody(self, first, rest, answer, status), content_type, status)
+
+    def _respond(self, body: bytes | StreamBody, content_type: str | None, status: int) -> Response:
+        """Return the response, without a `Content-Type` if that is None."""
+        streams = isinstance(body, StreamBody)
+        response = Response(body, status, self.headers, content_type=content_type, direct_passthrough=streams)
+        if content_type is None:
+            del response.headers["Content-Type"]
+        return response
 
     def refuse(self, error: LMIError) -> Response:
         """Send an error in the dialect's format."""
@@ -156,14 +174,27 @@ _LAST_RECORD = 1.0
 """Seconds after its deadline in which a stream may still write its last record."""
 
 
+class Closing(Protocol):
+    """An answer that is streamed until the monotonic time `deadline`. `failure` is what has ended it early."""
+
+    deadline: float
+    failure: LMIError | None
+
+    def close(self) -> None:
+        """Stop generating it."""
+
+
 class StreamBody:
     """A streamed response body.
 
     The server closes it at its end or when the client has left. That aborts the generation and logs the request.
     """
 
-    def __init__(self, exchange: Exchange, first: bytes, rest: Iterator[bytes], answer: Answer | None) -> None:
+    def __init__(
+        self, exchange: Exchange, first: bytes, rest: Iterator[bytes], answer: Closing | None, status: int
+    ) -> None:
         self._exchange = exchange
+        self._status = status
         self._first = first
         self._rest = rest
         self._answer = answer
@@ -190,7 +221,7 @@ class StreamBody:
             self._failure = self._answer.failure
         elif hasattr(self._rest, "close"):
             self._rest.close()
-        self._exchange.log(200, self._failure)
+        self._exchange.log(self._status, self._failure)
 
 
 class ArrivingBodies:

@@ -16,6 +16,7 @@ from werkzeug.exceptions import HTTPException
 
 from lmi_handlers.apis.api import Api
 from lmi_handlers.apis.base import front_end_json
+from lmi_handlers.serving.custom_model import CustomModel
 
 Shape = Callable[[int, str, str], object]
 """Makes the error document from `(status, kind, message)`. `kind` is Werkzeug's exception name, e.g. `NotFound`."""
@@ -90,6 +91,8 @@ def _missing(path: str) -> str:
         if "local_runtime" in current_app.blueprints:
             return f"{start}; the SageMaker runtime's are {_listed('/endpoints')}"
         return f"{start}: start it with --local-runtime for the SageMaker runtime's API"
+    if isinstance(current_app.extensions["lmi_model"], CustomModel):
+        return f"{start}: the model is served by its own code, which answers POST /invocations with any body"
     if _below(path, "/v1/responses"):
         return f"{start}: responses are not stored"
     if meant := _meant(path):

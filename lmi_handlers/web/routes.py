@@ -9,12 +9,16 @@ import msgspec
 from flask import Flask, Response, request
 
 from lmi_handlers.apis.base import Payload
+from lmi_handlers.apis.custom_code import Invoked
 from lmi_handlers.apis.invocations import Invocations
 from lmi_handlers.apis.routes import JSON, Document, Endpoint, Generation, Route, Status
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import LMIError, UnsupportedMediaType
+from lmi_handlers.serving.custom_model import CustomModel
+from lmi_handlers.serving.served import Served
 from lmi_handlers.serving.served_model import ServedModel
+from lmi_handlers.web.custom_code import CustomCodeView
 from lmi_handlers.web.exchange import Exchange
 from lmi_handlers.web.invocations import InvocationsView
 
@@ -22,7 +26,7 @@ View = Callable[..., Response]
 """Answers the request that Flask is handling. The arguments are the path's parameters."""
 
 
-def add_routes(app: Flask, routes: Iterable[Route], model: ServedModel, properties: ServingProperties) -> None:
+def add_routes(app: Flask, routes: Iterable[Route], model: Served, properties: ServingProperties) -> None:
     """Add the routes to `app`. The name of each view is like `GET /info`."""
     views = _Views(model, properties)
     for route in routes:
@@ -41,7 +45,7 @@ def _rule(route: Route) -> str:
 class _Views:
     """Makes a view for each kind of endpoint."""
 
-    def __init__(self, model: ServedModel, properties: ServingProperties) -> None:
+    def __init__(self, model: Served, properties: ServingProperties) -> None:
         self._model = model
         self._properties = properties
         self._max_request_size = properties.max_request_size
@@ -56,16 +60,28 @@ class _Views:
             case Status():
                 return self._status(endpoint)
             case Invocations():
-                return InvocationsView(self._model, endpoint, self._properties).invoke
+                return InvocationsView(self._generating, endpoint, self._properties).invoke
+            case Invoked():
+                return CustomCodeView(self._custom, endpoint.dialects[0], self._properties).invoke
         raise TypeError(f"no view for {type(endpoint).__name__}")
 
+    @property
+    def _generating(self) -> ServedModel:
+        assert isinstance(self._model, ServedModel)  # noqa: S101  otherwise there are no such routes
+        return self._model
+
+    @property
+    def _custom(self) -> CustomModel:
+        assert isinstance(self._model, CustomModel)  # noqa: S101  as above
+        return self._model
+
     def _generation(self, endpoint: Generation) -> View:
-        dialect = endpoint.dialect
+        dialect, model = endpoint.dialect, self._generating
 
         def view() -> Response:
             exchange = Exchange(dialect)
             try:
-                return exchange.generate(self._model, self._payload(exchange))
+                return exchange.generate(model, self._payload(exchange))
             except LMIError as error:
                 return exchange.refuse(error)
 
@@ -73,6 +89,7 @@ class _Views:
 
     def _document(self, endpoint: Document) -> View:
         dialect, find, read = endpoint.dialects[0], endpoint.find, endpoint.read
+        model = self._generating
 
         def view(**path: str) -> Response:
             exchange = Exchange(dialect, counts=False)
@@ -81,7 +98,7 @@ class _Views:
                 if read is not None:
                     body, ignored = read(self._payload(exchange))
                     exchange.name_ignored(ignored)
-                return exchange.document(msgspec.json.encode(find(self._model, body)), JSON)
+                return exchange.document(msgspec.json.encode(find(model, body)), JSON)
             except LMIError as error:
                 return exchange.refuse(error)
 

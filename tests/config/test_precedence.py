@@ -159,7 +159,7 @@ def test_precedence(model_dir: Path, name: str, file: str, environ: dict[str, st
         ("OPTION_MPI_MODE", "option.mpi_mode"),
         ("OPTION_pythonExecutable", "option.pythonExecutable"),
         ("SERVING_CHUNKED_READ_TIMEOUT", "chunked_read_timeout"),
-        ("SERVING_MIN_WORKERS", "minWorkers"),
+        ("SERVING_MAX_WORKERS", "maxWorkers"),
     ],
 )
 def test_variable_without_effect_is_reported_with_its_name(variable: str, key: str) -> None:

@@ -24,13 +24,14 @@ from lmi_handlers.core.errors import (
     RequestFailed,
 )
 from lmi_handlers.engine import channel as channel_module
-from lmi_handlers.engine.client import EngineClient, EngineState
+from lmi_handlers.engine.client import EngineClient
 from lmi_handlers.engine.messages import (
     Loading,
     Ready,
     SequenceOutput,
     Submit,
 )
+from lmi_handlers.engine.status import EngineState
 
 
 def test_client_reports_what_a_starting_engine_does(tmp_path: Path) -> None:
@@ -43,8 +44,8 @@ def test_client_reports_what_a_starting_engine_does(tmp_path: Path) -> None:
         submit(client, b"hello")
     engine = Engine(path)
     engine.server.announce(Loading("loading weights", time.monotonic() - 60))
-    wait_until(lambda: client.phase == "loading weights")
-    assert client.phase_seconds >= 60
+    wait_until(lambda: client.status.phase == "loading weights")
+    assert client.status.phase_seconds >= 60
     with pytest.raises(EngineNotReady, match="loading weights"):
         submit(client, b"hello")
     engine.start()
@@ -171,7 +172,7 @@ def test_worker_that_cannot_load_the_model_files_reports_it_and_retries(
     seen: list[str] = []
 
     def on_announcement(message: Loading | Ready) -> None:
-        seen.append(client.phase)
+        seen.append(client.status.phase)
         if failures and (failure := failures.pop(0)) is not None:
             raise failure
 
@@ -204,7 +205,7 @@ def test_invalid_message_from_the_engine_fails_the_requests_and_reconnects(
                 with pytest.raises(EngineDead, match="the connection to the engine was dropped"):
                     texts_of(generation)
                 wait_until(lambda: client.state is EngineState.STARTING)
-                assert cause in client.phase
+                assert cause in client.status.phase
                 assert cause in caplog.text
         with accepted(listener) as (_, channel):
             channel.send(Engine.ready)
@@ -233,7 +234,8 @@ import sys
 import time
 from pathlib import Path
 
-from lmi_handlers.engine.client import EngineClient, EngineState
+from lmi_handlers.engine.client import EngineClient
+from lmi_handlers.engine.status import EngineState
 
 client = EngineClient(Path(sys.argv[1]), lambda ready: None)
 _, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)

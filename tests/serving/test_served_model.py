@@ -17,8 +17,8 @@ from lmi_handlers.core.errors import EngineNotReady, InvalidRequest
 from lmi_handlers.core.request import GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.core.usage import Usage
-from lmi_handlers.engine.client import EngineState
 from lmi_handlers.engine.messages import Loading, Ready
+from lmi_handlers.engine.status import EngineState
 from lmi_handlers.serving.parsed import LengthCheck, Parsed, check_length
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.text.bundle import TOKENIZER_FILE, build_byte_bundle

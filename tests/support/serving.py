@@ -118,11 +118,15 @@ class Server:
 
     def engine(self) -> psutil.Process:
         """The current engine process."""
+        return self.supervised("lmi_handlers.engine.process")
+
+    def supervised(self, module: str) -> psutil.Process:
+        """The current process that runs this program."""
         for child in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # it has just ended
-                if "lmi_handlers.engine.process" in child.cmdline():
+                if module in child.cmdline():
                     return child
-        raise AssertionError("no engine process runs")
+        raise AssertionError(f"no process runs {module}")
 
     def web_worker(self) -> psutil.Process:
         """One of the web workers."""

@@ -31,7 +31,7 @@ from lmi_handlers.apis.tgi.chat import ChatBody, decode_chat
 from lmi_handlers.apis.tgi.dialect import CompatDialect, GenerateDialect
 from lmi_handlers.apis.tgi.tokenize import chat_tokenize, tokenize
 from lmi_handlers.core.errors import EngineNotReady, InvalidChat
-from lmi_handlers.engine.client import EngineState
+from lmi_handlers.engine.status import EngineState
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.text.spans import TokenSpan
 

@@ -1,0 +1,26 @@
+"""The invoke routes of a model that is served by its own code: bytes of any type, both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lmi_handlers.apis.invocations import model_routes
+from lmi_handlers.apis.lmi.dynamic import LmiDynamicDialect
+from lmi_handlers.apis.routes import ANY, READING, Endpoint, Kinds, Route
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import DeadlineExceeded, EngineDead, RequestFailed
+
+_SUMMARY = "Call the function in the model's own code. Its content types are up to that code."
+
+
+class Invoked(Endpoint, frozen=True, kw_only=True):
+    """Answers with what the model's own code returns. Errors are like those of LMI's dynamic batching."""
+
+    errors: Kinds = (*READING, DeadlineExceeded, RequestFailed, EngineDead)
+
+
+def custom_code_routes(properties: ServingProperties) -> Sequence[Route]:
+    """Return the routes."""
+    dialect = LmiDynamicDialect(properties, {})
+    endpoint = Invoked(dialects=(dialect,), bodies={ANY: (object,)}, answers={ANY: (object,)})
+    return model_routes(endpoint, properties.name, _SUMMARY)

@@ -1,0 +1,210 @@
+"""A web worker's view of the pool: whether requests are accepted, and one `Invocation` per request in flight.
+
+Like `lmi_handlers.engine.client`, it uses plain threads and sockets, which gevent replaces in a gevent worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from lmi_handlers.core import errors
+from lmi_handlers.core.errors import (
+    ClientDisconnected,
+    DeadlineExceeded,
+    EngineDead,
+    EngineNotReady,
+    InvalidRequest,
+    LMIError,
+    RequestFailed,
+)
+from lmi_handlers.custom_code.messages import Chunk, End, FromWorker, Head, Invoke, Serving, ToWorker, Watch
+from lmi_handlers.engine.channel import MAX_MESSAGE_SIZE, Channel
+from lmi_handlers.engine.heartbeat import HeartbeatReader
+from lmi_handlers.engine.messages import Loading
+from lmi_handlers.engine.settings import heartbeat_path
+from lmi_handlers.engine.status import EngineStatus
+
+logger = logging.getLogger(__name__)
+
+_RECONNECT_INTERVAL = 0.1
+_LOOK_INTERVAL = 0.1
+_READ_SIZE = 1 << 16
+_LENGTH = struct.Struct(">I")
+_GONE = "the process that starts the model's code has ended and is being restarted"
+
+_LATE = "the request did not finish within predict_timeout"
+_SHORTEST = 0.001
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+
+
+class Invocation:
+    """The answer to one request. `head` has status and headers; iterating yields the content as it arrives.
+
+    The iterator raises the error with which the request ends: that of the code, `DeadlineExceeded` or
+    `ClientDisconnected`. Closing it tells the pool that nobody waits any more. `failure` is the error that has ended
+    the request.
+    """
+
+    def __init__(self, sock: socket.socket, deadline: float, connected: Callable[[], bool]) -> None:
+        self.deadline = deadline
+        self.failure: LMIError | None = None
+        self._socket = sock
+        self._connected = connected
+        self._buffer = bytearray()
+        self._ended_by: LMIError | None = None
+        self.on_close: Callable[[Invocation], object] = lambda _: None
+
+    def begin(self, invoke: Invoke) -> None:
+        """Send the request and wait for the head. Raises the error with which the request ends before that."""
+        payload = _encoder.encode(invoke)
+        if len(payload) > MAX_MESSAGE_SIZE:
+            raise InvalidRequest(
+                f"the request is too long: {len(payload)} bytes, at most {MAX_MESSAGE_SIZE} are possible"
+            )
+        self._socket.settimeout(max(_SHORTEST, self.deadline - time.monotonic()))
+        try:
+            self._socket.sendall(_LENGTH.pack(len(payload)) + payload)
+        except TimeoutError as error:
+            raise DeadlineExceeded(_LATE) from error
+        except OSError as error:
+            raise EngineDead(f"{_GONE}; it was reading this request") from error
+        self._socket.settimeout(_LOOK_INTERVAL)
+        message = self._receive()
+        if not isinstance(message, Head):
+            raise self._end_of(message)
+        self.head = message
+
+    def __iter__(self) -> Iterator[bytes]:
+        while True:
+            message = self._receive()
+            if isinstance(message, Chunk):
+                yield message.data
+                continue
+            if isinstance(message, End) and message.error is None:
+                return
+            raise self._end_of(message)
+
+    def close(self) -> None:
+        """Stop waiting for the answer."""
+        self.on_close(self)
+        self._socket.close()
+
+    def end(self, error: LMIError) -> None:
+        """Make the reader raise `error` soon. Any thread may call it."""
+        self._ended_by = error
+
+    def _receive(self) -> ToWorker:
+        """Return the next message. Raises the error that ends the request if there is none."""
+        while True:
+            if (message := self._next()) is not None:
+                return message
+            if self._ended_by is not None:
+                raise self._ended_by
+            if time.monotonic() >= self.deadline:
+                raise DeadlineExceeded(_LATE)
+            try:
+                data = self._socket.recv(_READ_SIZE)
+            except TimeoutError:
+                if not self._connected():
+                    raise ClientDisconnected("the client closed the connection") from None
+                continue
+            except OSError:
+                data = b""
+            if not data:
+                raise EngineDead(f"{_GONE}; it worked on this request")
+            self._buffer += data
+
+    def _next(self) -> ToWorker | None:
+        """Return the first message in the buffer if it is complete."""
+        buffer = self._buffer
+        if len(buffer) < _LENGTH.size:
+            return None
+        end = _LENGTH.size + _LENGTH.unpack_from(buffer)[0]
+        if len(buffer) < end:
+            return None
+        message = _decoder.decode(bytes(buffer[_LENGTH.size : end]))
+        del buffer[:end]
+        return message
+
+    @staticmethod
+    def _end_of(message: ToWorker) -> LMIError:
+        if isinstance(message, End) and message.error is not None:
+            kind: type[LMIError] = getattr(errors, message.kind)
+            return kind(message.error)
+        return RequestFailed(f"the pool sent {type(message).__name__} at the wrong time")  # a bug of ours
+
+
+class CodeClient:
+    """Learns from the pool whether requests are accepted, and opens a connection for each request."""
+
+    def __init__(self, socket_path: Path, stall_timeout: float) -> None:
+        self.status = EngineStatus(HeartbeatReader(heartbeat_path(socket_path)), stall_timeout)
+        self._socket_path = socket_path
+        self._in_flight: set[Invocation] = set()
+
+    def start(self) -> None:
+        """Start the thread that follows the pool's state."""
+        threading.Thread(target=self._watch, name="pool-watch", daemon=True).start()
+
+    def invoke(self, invoke: Invoke, deadline: float, connected: Callable[[], bool]) -> Invocation:
+        """Send a request, and return it once its answer begins. It ends at the monotonic time `deadline`.
+
+        Raises `EngineNotReady` if no requests are accepted, and any other error with which the request ends.
+        """
+        self.status.check()
+        try:
+            sock = self._connect()
+        except OSError as error:
+            raise EngineNotReady(_GONE) from error
+        invocation = Invocation(sock, deadline, connected)
+        self._in_flight.add(invocation)
+        invocation.on_close = self._in_flight.discard
+        try:
+            invocation.begin(invoke)
+        except BaseException:
+            invocation.close()
+            raise
+        return invocation
+
+    def end_draining(self) -> None:
+        """Fail the requests that are still in flight: the time to finish is over."""
+        for invocation in list(self._in_flight):
+            invocation.end(EngineNotReady("the server is shutting down and the request did not finish in time"))
+
+    def _connect(self) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(str(self._socket_path))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _watch(self) -> None:
+        """Follow the pool's state, for ever."""
+        connected = False
+        while True:
+            with contextlib.suppress(OSError), self._connect() as sock:
+                connected = True
+                channel: Channel[FromWorker, ToWorker] = Channel(sock, _decoder)
+                channel.send(Watch())
+                for message in channel.receive():
+                    if isinstance(message, Serving):
+                        self.status.ready()
+                    elif isinstance(message, Loading):
+                        self.status.loading(message)
+            if connected:
+                connected = False
+                self.status.loading(Loading(_GONE, time.monotonic()))
+            time.sleep(_RECONNECT_INTERVAL)

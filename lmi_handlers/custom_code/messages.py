@@ -1,0 +1,109 @@
+"""The whole protocol between web workers, the pool and the processes that run a model's own code.
+
+    web worker  -- Invoke -->  pool  -- Batch, Abort -->  process with model.py
+    web worker  <-- Head, Chunk .., End --  pool  <-- Head, Chunk .., End --  process with model.py
+
+Each message is a MessagePack array tagged with its name, framed as in `lmi_handlers.engine.channel`. A web worker opens
+one connection per request, so closing it aborts the request, and a client that reads slowly slows its own request down
+and nothing else. One more connection, opened with `Watch`, tells it whether requests are accepted.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from lmi_handlers.config.custom_code import CustomCode
+from lmi_handlers.engine.messages import Loading
+
+# From a web worker
+
+
+class Invoke(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Call the function. `properties` are the request's headers, `parts` its content: (name, bytes) in order."""
+
+    request_id: str
+    properties: dict[str, str]
+    parts: list[tuple[str, bytes]]
+
+
+class Watch(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Send `Loading` and `Serving` on this connection, now and on every change."""
+
+
+# From the pool to a process that runs the code
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Import the code and call the function once, with these properties and no content. The first message."""
+
+    code: CustomCode
+    properties: dict[str, str]
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Answer these requests with one call. `dynamic` says that the function expects a batch, even of one."""
+
+    number: int
+    invocations: list[Invoke]
+    dynamic: bool
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Nobody waits for the answers to the batch `number` any more. They still end with `End`."""
+
+    number: int
+
+
+# From a process that runs the code to the pool
+
+
+class Loaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The code has been imported and called once."""
+
+
+class LoadError(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The code cannot be used. `traceback` has only the author's frames. `temporary` means that another try may help."""
+
+    message: str
+    traceback: str
+    temporary: bool = False
+
+
+# The answer to request `index` of the batch: from such a process to the pool, and on to the web worker
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Status and headers. `streams` says that the chunks are to be sent on one by one."""
+
+    index: int
+    code: int
+    properties: dict[str, str]
+    streams: bool
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Content of the answer."""
+
+    index: int
+    data: bytes
+
+
+class End(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The answer is complete, or has failed for the reason `error`. `kind` is a class in `lmi_handlers.core.errors`."""
+
+    index: int
+    error: str | None = None
+    kind: str = "RequestFailed"
+
+
+# From the pool to a web worker
+
+
+class Serving(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Requests are accepted from now on."""
+
+
+FromWorker = Invoke | Watch
+ToWorker = Loading | Serving | Head | Chunk | End
+FromPool = Load | Batch | Abort
+FromCode = Loaded | LoadError | Head | Chunk | End

@@ -1,0 +1,82 @@
+"""Whether requests are accepted, as a web worker knows it: from what the engine process announces and from its heartbeat."""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+
+from lmi_handlers.core.errors import EngineNotReady
+from lmi_handlers.core.load_phase import LoadPhase
+from lmi_handlers.engine.heartbeat import HeartbeatReader
+from lmi_handlers.engine.messages import Loading
+
+
+class EngineState(enum.Enum):
+    """STARTING also covers restarts. DRAINING means that this worker is shutting down.
+
+    STALLED means that the engine shows no sign of life. It may resume, or its supervisor kills it.
+    """
+
+    STARTING = "starting"
+    READY = "ready"
+    STALLED = "stalled"
+    DRAINING = "draining"
+
+
+class EngineStatus:
+    """The state of the engine, or of what runs in its place. Known without asking it, so `/ping` can always answer."""
+
+    def __init__(self, heartbeat: HeartbeatReader, stall_timeout: float) -> None:
+        self._heartbeat = heartbeat
+        self._stall_timeout = stall_timeout
+        self._ready = threading.Event()
+        self._draining = False
+        self._doing = Loading(LoadPhase.STARTING.value, time.monotonic())
+
+    @property
+    def state(self) -> EngineState:
+        if self._draining:
+            return EngineState.DRAINING
+        if not self._ready.is_set():
+            return EngineState.STARTING
+        return EngineState.READY if self.stall() is None else EngineState.STALLED
+
+    @property
+    def phase(self) -> str:
+        """What the engine is doing, or what is wrong with it, in a few words."""
+        return self.stall() or self._doing.phase
+
+    @property
+    def phase_seconds(self) -> float:
+        """How long the current phase has lasted."""
+        return time.monotonic() - self._doing.since
+
+    def stall(self) -> str | None:
+        """Return why an engine that is ready should get no requests for now, or None."""
+        return self._heartbeat.suspicion(self._stall_timeout) if self._ready.is_set() else None
+
+    def wait_ready(self, timeout: float) -> None:
+        """Return as soon as requests are accepted, or after `timeout` seconds."""
+        self._ready.wait(timeout)
+
+    def check(self) -> None:
+        """Raise `EngineNotReady` unless requests are accepted. Draining does not matter."""
+        if not self._ready.is_set():
+            raise EngineNotReady(f"the engine is not ready: {self._doing.phase}")
+        if (stall := self.stall()) is not None:
+            raise EngineNotReady(stall)
+
+    def ready(self) -> None:
+        """Note that requests are accepted from now on."""
+        self._doing = Loading("ready", time.monotonic())
+        self._ready.set()
+
+    def loading(self, doing: Loading) -> None:
+        """Note that requests are not accepted, and what is going on."""
+        self._ready.clear()
+        self._doing = doing
+
+    def start_draining(self) -> None:
+        """Note that the worker is shutting down. Requests in flight continue."""
+        self._draining = True

@@ -1,0 +1,60 @@
+"""What a web worker serves, whoever answers: an engine, or the model's own code."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.beside import RunBeside, at_once
+from lmi_handlers.engine.settings import metrics_dir
+from lmi_handlers.engine.status import EngineState, EngineStatus
+from lmi_handlers.metrics.requests import RequestMetrics
+
+PATIENCE = 1.0
+"""Seconds that a request waits for an engine that is not ready.
+
+Another worker may have answered `/ping` with 200 because it heard from the engine a moment earlier. A worker that was
+just started has not heard from it at all.
+"""
+
+
+class Served(ABC):
+    """The model that this worker serves. What answers runs in other processes. Thread-safe.
+
+    `run_beside` runs long work off the event loop. Workers that have an event loop set it.
+    """
+
+    def __init__(self, properties: ServingProperties, socket_path: Path, status: EngineStatus) -> None:
+        self.name = properties.name
+        self.metrics = RequestMetrics(metrics_dir(socket_path), self.name)
+        self.predict_timeout = properties.predict_timeout
+        self.run_beside: RunBeside = at_once
+        self._status = status
+
+    @abstractmethod
+    def start(self) -> None:
+        """Connect in the background."""
+
+    @property
+    def state(self) -> EngineState:
+        """The engine's state, for `/ping`. Never blocks."""
+        return self._status.state
+
+    @property
+    def phase(self) -> str:
+        """What the engine is doing, in a few words."""
+        return self._status.phase
+
+    @property
+    def phase_seconds(self) -> float:
+        """How long the engine has been doing that."""
+        return self._status.phase_seconds
+
+    def start_draining(self) -> None:
+        """Make `/ping` report that the worker is shutting down."""
+        self._status.start_draining()
+
+    @abstractmethod
+    def end_draining(self) -> None:
+        """Fail all requests that are still in flight."""

@@ -1,0 +1,139 @@
+"""`Input` and `Output`, as handlers use them, without a server."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from lmi_handlers.custom_code import ndlist
+from lmi_handlers.custom_code.encode_decode import decode, encode
+from lmi_handlers.custom_code.inputs import Input
+from lmi_handlers.custom_code.outputs import Output
+
+
+def test_json_is_written_as_djl_writes_it() -> None:
+    output = Output().add_as_json({"text": "é", "numbers": np.array([1, 2]), "half": np.float32(0.5)})
+    assert output.data().decode() == '{\n  "text":"é",\n  "numbers":[\n    1,\n    2\n  ],\n  "half":0.5\n}'
+
+
+def test_an_error_is_written_as_djl_writes_it() -> None:
+    output = Output().error("no")
+    assert (output.code, output.properties) == (424, {"Content-Type": "application/json"})
+    assert output.data() == b'{\n  "code":424,\n  "message":"invoke handler failure",\n  "error":"no"\n}'
+
+
+@pytest.mark.parametrize(
+    ("value", "data"), [("é", "é".encode()), (b"\xff", b"\xff"), (bytearray(b"x"), b"x"), ([1], b"[\n  1\n]")]
+)
+def test_values_become_bytes(value: object, data: bytes) -> None:
+    assert Output().add(value).data() == data
+
+
+def test_the_content_named_data_is_sent_before_others() -> None:
+    assert Output().add("first", key="a").add("second", key="data").data() == b"second"
+    assert Output().add("first", key="a").add("second", key="b").data() == b"first"
+
+
+@pytest.mark.parametrize(
+    ("item", "data"),
+    [("é", "é".encode()), (b"x", b"x"), (["é"], b'{"outputs": ["\\u00e9"]}\n'), ({"a": np.int64(1)}, b'{"a": 1}\n')],
+)
+def test_items_of_a_stream_without_formatter(item: object, data: bytes) -> None:
+    assert Output().format(item) == data
+
+
+def test_properties_are_found_in_any_case() -> None:
+    given = Input({"Content-Type": "text/plain"}, [("data", b"x")])
+    assert given.get_property("content-type") == given.get_property("CONTENT-TYPE") == "text/plain"
+    properties = given.get_properties()
+    assert properties["content-type"] == properties.get("cOntent-type") == "text/plain"
+    assert "content-type" in properties
+    assert "accept" not in properties
+    assert properties.get("accept", "none") == "none"
+    assert given.get_property("accept") is None
+
+
+def test_content_by_name() -> None:
+    given = Input({}, [("first", b'{"a": 1}'), ("data", b"main"), ("empty", b"")])
+    assert given.get_as_string() == "main"
+    assert given.get_as_json("first") == {"a": 1}
+    assert given.contains_key("first")
+    assert not given.contains_key("empty")
+    with pytest.raises(KeyError, match="other"):
+        given.get_as_bytes("other")
+    assert Input({}, [("first", b"x")]).get_as_bytes() == b"x"
+
+
+def test_an_input_without_content_is_empty() -> None:
+    empty = Input({"a": "b"})
+    assert empty.is_empty()
+    assert empty.get_as_bytes() is None
+    with pytest.raises(ValueError, match="no content"):
+        empty.get_as_json()
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "value"),
+    [
+        ("application/json", b"[1]", [1]),
+        ("text/plain", b"x", "x"),
+        ("audio/wav", b"\xff", b"\xff"),
+    ],
+)
+def test_data_as_its_type_suggests(kind: str, data: bytes, value: object) -> None:
+    assert Input({"Content-Type": kind}, [("data", data)]).get_data() == value
+
+
+def test_a_batch() -> None:
+    parts = [Input({"X-A": str(number)}, [("data", str(number).encode())]) for number in range(2)]
+    batch = Input.of_batch(parts)
+    assert (batch.is_batch(), batch.get_batch_size(), batch.is_empty()) == (True, 2, False)
+    assert [item.get_as_json() for item in batch.get_batches()] == [0, 1]
+    assert batch.get_property("batch_001_x-a") == "1"
+    assert not parts[0].is_batch()
+    assert parts[0].get_batches() == [parts[0]]
+
+
+@pytest.mark.parametrize("kind", ["float32", "int64", "uint8", "bool"])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+def test_arrays_survive_both_formats(kind: str, shape: tuple[int, ...]) -> None:
+    array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(kind)
+    for encoded in (ndlist.encode([array, array]), ndlist.encode_npz([array, array])):
+        for decoded in ndlist.decode(encoded):
+            assert decoded.dtype == array.dtype
+            np.testing.assert_array_equal(decoded, array)
+
+
+def test_an_ndlist_has_djls_bytes() -> None:
+    head = b"\0\0\0\1" + b"\0\4NDAR" + b"\0\0\0\3" + b"\0" + b"\0\7default" + b"\0\7FLOAT32"
+    shape = b"\0\0\0\1" + b"\0\0\0\0\0\0\0\1" + b"\0\0\0\1" + b"\0?"
+    assert ndlist.encode(np.array([1.0], np.float32)) == head + shape + b"<" + b"\0\0\0\4" + b"\0\0\x80\x3f"
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"\0\0\0\1\0\4NDAR", b"\0\0\0\1\0\4XXXX\0\0\0\3"])
+def test_what_is_no_ndlist_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="not an NDList"):
+        ndlist.decode(data)
+
+
+def test_pickled_arrays_are_not_loaded() -> None:
+    archive = ndlist.encode_npz([np.array([{"a": 1}], dtype=object)])
+    with pytest.raises(ValueError, match="allow_pickle"):
+        ndlist.decode(archive)
+
+
+def test_decode_and_encode_by_content_type() -> None:
+    assert decode(Input({}, [("data", b'{"inputs": "a"}')]), "application/json") == {"inputs": "a"}
+    assert decode(Input({}, [("data", b"inputs,x\na,1\nb,2\n")]), "text/csv") == {"inputs": ["a", "b"]}
+    assert decode(Input({}, [("data", b"hi")]), "text/plain; charset=utf-8") == {"inputs": ["hi"]}
+    assert decode(Input(), None) == {"inputs": ""}
+    with pytest.raises(ValueError, match="first line"):
+        decode(Input({}, [("data", b"a,b\n1,2\n")]), "text/csv")
+    output = Output()
+    encode(output, [{"a": 1, "b": 2}], "text/csv")
+    assert (output.properties, output.data()) == ({"Content-Type": "text/csv"}, b"a,b\r\n1,2\r\n")
+    output = Output()
+    encode(output, [{"a": 1}], "application/json")
+    assert json.loads(output.data()) == [{"a": 1}]
