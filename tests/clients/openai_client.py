@@ -224,7 +224,7 @@ def errors(task: Task) -> Calls:
         "failed": lambda: attributes(lambda: ask(echo, "RAISE@2")),
         "failed_stream": lambda: ask(echo, "RAISE@2", stream=True),
         "overloaded": lambda: attributes(lambda: ask(synchronous(task.full), "hello")),
-        "unknown_path": lambda: attributes(lambda: echo.embeddings.create(model="tgi", input="hello")),
+        "unknown_path": lambda: attributes(lambda: echo.moderations.create(input="hello")),
     }
 
 

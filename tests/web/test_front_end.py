@@ -129,13 +129,13 @@ def djl(answer: Any) -> str:
     return str(answer["message"])
 
 
-BELOW_V1 = "POST /v1/completions, POST /v1/responses, GET /v1/models, GET /v1/models/<model>"
+BELOW_V1 = "POST /v1/completions, POST /v1/embeddings, POST /v1/responses, GET /v1/models, GET /v1/models/<model>"
 
 
 @pytest.mark.parametrize(
     ("path", "shape", "words"),
     [
-        ("/v1/embeddings", openai, "below /v1 there are POST /v1/chat/completions, " + BELOW_V1),
+        ("/v1/moderations", openai, "below /v1 there are POST /v1/chat/completions, " + BELOW_V1),
         ("/v1/audio/speech", openai, "POST /v1/chat/completions"),
         ("/v1/responses/resp_1", openai, "responses are not stored"),
         ("/v1/responses/resp_1/input_items", openai, "responses are not stored"),
