@@ -327,7 +327,7 @@ def test_values_that_disable_an_unsupported_feature_are_accepted(tmp_path: Path,
         ),
         ("SAGEMAKER_MULTI_MODEL", "true", "SAGEMAKER_MULTI_MODEL=true is not supported: each server serves one model"),
         ("SAGEMAKER_ENABLE_STATEFUL_SESSIONS", "true", "SAGEMAKER_ENABLE_STATEFUL_SESSIONS=true is not supported"),
-        ("HF_TASK", "text-embedding", "option.task=text-embedding is not supported: only text generation is supported"),
+        ("HF_TASK", "fill-mask", "option.task=fill-mask is not supported: "),
         ("OPTION_BEDROCK_COMPAT", "true", "option.bedrock_compat=true is not supported"),
         ("SERVING_LOAD_MODELS", "a=/a,b=/b", "load_models=a=/a,b=/b is not supported: each server serves one model"),
         (
