@@ -15,10 +15,10 @@ class StepBudget:
     """The maximum number of tokens in a step, besides one for each generating sequence.
 
     `most` if nobody is generating. Otherwise as many as take as long as the step would take without them, but at least
-    `least`: so they at most double the time between two tokens, unless even `least` tokens take longer. If many prompts
-    wait beside few sequences that generate, they may take longer, up to four times as long if there are as many: the
-    sooner they generate too, the more tokens come from every step. The times are those of the latest steps. So that they
-    stay right while there are always such tokens, a step now and then has none.
+    `least`: so they at most double the time between two tokens, unless even `least` tokens take longer. If more than one
+    prompt waits beside few sequences that generate, they may take longer, up to four times as long if there are as many:
+    the sooner they generate too, the more tokens come from every step. The times are those of the latest steps. So that
+    they stay right while there are always such tokens, a step now and then has none.
     """
 
     def __init__(self, most: int, least: int) -> None:
@@ -43,7 +43,7 @@ class StepBudget:
         decode_seconds = self._decoding(num_generating)
         if decode_seconds is None or not self._seconds_per_token:
             return self._least
-        shares = min(max(1, _MAX_SHARES * num_prompts / num_generating), _MAX_SHARES)
+        shares = min(max(1, _MAX_SHARES * (num_prompts - 1) / num_generating), _MAX_SHARES)
         total = num_generating + int(shares * decode_seconds / self._seconds_per_token)
         return min(self._most, max(self._least, total // _MULTIPLE * _MULTIPLE - num_generating))
 
