@@ -100,6 +100,19 @@ def test_query_and_form_are_content(server: Server) -> None:
     ).json() == [["a", "1"], ["b", "2"]]
 
 
+def test_a_form_has_a_limited_number_of_fields(server: Server) -> None:
+    part = b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n'
+    for content_type, one, end in (
+        ("application/x-www-form-urlencoded", b"a=1&", b"a=1"),
+        ("multipart/form-data; boundary=b", part, part + b"--b--\r\n"),
+    ):
+        headers = {"Content-Type": content_type}
+        assert len(call(server, "content", one * 999 + end, headers=headers).json()) == 1000
+        answer = call(server, "content", one * 1000 + end, headers=headers)
+        assert answer.status_code == 413
+        assert "at most 1000 fields" in answer.text
+
+
 @pytest.mark.parametrize("status", [200, 201, 404, 500, 599])
 def test_status_codes(server: Server, status: int) -> None:
     answer = call(server, "status", str(status))
