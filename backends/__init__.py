@@ -45,12 +45,12 @@ def declaration(name: str) -> BackendDeclaration:
     raise ConfigError(f"unknown backend {name!r}; known: {', '.join(sorted({*known.backends, *known.unusable}))}")
 
 
-def load_backend_class(name: str, *, embeds: bool = False) -> type[Backend]:
+def load_backend_class(name: str, *, pools: bool = False) -> type[Backend]:
     """Import the adapter called `name`. Raises `ConfigError` if it does not exist or cannot be imported.
 
-    With `embeds`, import the adapter that embeds prompts. The backend must declare one.
+    With `pools`, import the adapter that embeds and classifies prompts. The backend must declare one.
     """
-    location = declaration(name).pooling if embeds else declaration(name).location
+    location = declaration(name).pooling if pools else declaration(name).location
     return load_class("backend", {name: location}, name, Backend)  # type: ignore[type-abstract]  # for a type check
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.engine_counters import EngineCounters
+from lmi_handlers.core.errors import UnsupportedFeature
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import TokenRequest
 
@@ -107,6 +109,23 @@ class Backend(ABC):
         restarted. May be read from any thread, even during a step.
         """
         return 0
+
+    def read_adapter(self, name: str, folder: Path) -> Any:  # noqa: ARG002  for overrides
+        """Read and check the LoRA adapter in `folder`. Returns what `add_adapter` needs. May be called from any thread.
+
+        Raises `InvalidRequest`, which names the adapter, if it cannot be used with this model.
+        """
+        raise UnsupportedFeature(f"the {self.capabilities.backend} backend loads no adapters while it serves")
+
+    def add_adapter(self, name: str, folder: Path, adapter: Any, *, pinned: bool = False) -> None:  # noqa: ARG002  as above
+        """Make an adapter available under `name`, in place of one that may have it. `adapter` is from `read_adapter`.
+
+        A `pinned` one always stays in memory. Raises `InvalidRequest` if there is no room for it.
+        """
+        raise UnsupportedFeature(f"the {self.capabilities.backend} backend loads no adapters while it serves")
+
+    def remove_adapter(self, name: str) -> None:
+        """Forget an adapter that no sequence uses. Unknown names are ignored."""
 
     def on_idle(self) -> None:
         """Called several times a second while there are no sequences, for what can wait, such as giving memory back."""

@@ -22,6 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from lmi_handlers.core.program import command
+
 NICENESS = 5
 """With all cores busy, a question still gets a quarter of one: 10 s of CPU time take at most 40 s."""
 
@@ -104,7 +106,7 @@ class LimitedProcess:
 
     def _start(self) -> subprocess.Popen[bytes]:
         process = self._process = subprocess.Popen(
-            [sys.executable, "-m", self._module],
+            command(self._module),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # error messages of libraries; the client gets the cause

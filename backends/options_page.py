@@ -24,9 +24,10 @@ option is set in several places, the first of these takes precedence. Empty valu
 1. the variables marked *overrides* below
 2. `serving.properties`
 3. the environment variable `OPTION_NAME`, for `option.name`
-4. LMI's other variables
-5. the variables of the Text Generation Inference container
-6. the default
+4. the variables `SM_VLLM_*` of SageMaker's image of vLLM
+5. LMI's other variables
+6. the variables of the Text Generation Inference container
+7. the default
 
 `lmi check` prints every option that is set, with its value and its source. With `--all` it also
 prints the others. It exits with status 1 if `lmi serve` would not start, or if an option is
@@ -49,13 +50,21 @@ _VARIABLES = """\
 
 `LOG_FORMAT` is `json` (one JSON object per line) or `text`. It defaults to `text` if standard error
 is a terminal, in colour unless `NO_COLOR` is set, and to `json` otherwise. Lines about the
-configuration, which begin with `lmi: `, are always text.
+configuration, which begin with `lmi: `, are always text. `SAGEMAKER_CONTAINER_LOG_LEVEL`, or else
+`LOG_LEVEL`, is `INFO` (the default, also numeric: `20`), `WARNING` or `ERROR`.
 
 `API_KEY` is the key that clients must send: see [tgi.md](tgi.md#headers-keys-origins).
 `LMI_MODEL_DIR`, `LMI_HOST`, `LMI_PORT` and `LMI_WORKERS` have the same effect as the options
 `--model-dir`, `--host`, `--port` and `--workers` of `lmi serve`. SageMaker's
-`SAGEMAKER_BIND_TO_PORT` sets the port if nothing else does. `GUNICORN_CMD_ARGS` passes arguments to
-gunicorn, and `VLLM_LOGGING_LEVEL` (`ERROR` by default) sets the level of vLLM's own log.
+`SAGEMAKER_BIND_TO_PORT` and `SAGEMAKER_MODEL_PATH` set the port and the directory if nothing else
+does. vLLM's own processes connect to each other on ports from the start of
+`SAGEMAKER_SAFE_PORT_RANGE` on. `GUNICORN_CMD_ARGS` passes arguments to gunicorn, and
+`VLLM_LOGGING_LEVEL` (`ERROR` by default) sets the level of vLLM's own log.
+
+SageMaker's image of vLLM turns variables into flags: `SM_VLLM_MAX_MODEL_LEN=4096` is
+`--max-model-len 4096`, `true` is a flag without a value, `false` is no flag and a JSON array is
+several values. Here they set the options that these flags stand for ([migrating.md](migrating.md)).
+`lmi check` shows which, and what has no effect.
 """
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -76,13 +77,16 @@ class Preparing(Generic[Compiled, Images]):
                 refused.append(refusal(request.request_id, failure))
         return ready, refused
 
-    def wait(self) -> None:
-        """Wait up to 20 ms for the next result. For a backend that has nothing else to do."""
+    def wait(self, others: Sequence[Future[Any]] = ()) -> None:
+        """Wait up to 20 ms for the next result, or for one of `others`. For a backend that has nothing else to do."""
         pending: list[Future[Any]] = [
-            future
-            for entry in self._entries.values()
-            for future in entry[1:]
-            if future is not None and not future.done()
+            *others,
+            *(
+                future
+                for entry in self._entries.values()
+                for future in entry[1:]
+                if future is not None and not future.done()
+            ),
         ]
         wait(pending, _WAIT, FIRST_COMPLETED)
 

@@ -46,10 +46,13 @@ def select_backend(
     """
     known = registry()
     name = known.requested(properties)
-    if properties.embeds:
+    if properties.pools:
         if name != "auto" and declaration(name).pooling:
             return Selection(declaration(name).name, "serving.properties asks for it")
-        reason = "option.task=text-embedding" if name == "auto" else f"{declaration(name).name} does not embed texts"
+        does = "embed" if properties.embeds else "score"
+        reason = (
+            f"option.task={properties.task}" if name == "auto" else f"{declaration(name).name} does not {does} texts"
+        )
         return Selection(FALLBACK, reason)
     if name != "auto":
         return Selection(declaration(name).name, "serving.properties asks for it")
@@ -60,6 +63,7 @@ def select_backend(
         gpu=find_gpu(os.environ, Path("/dev")),
         architectures=_architectures(config_file),
         gguf=_gguf_header(gguf_file),
+        adapters=properties.enable_lora,
     )
 
 
@@ -70,11 +74,13 @@ def choose_backend(
     gpu: str | None,
     architectures: tuple[str, ...],
     gguf: GgufHeader | None = None,
+    adapters: bool = False,
 ) -> Selection:
     """Resolve `auto`: the first candidate that is installed, has its GPU and can serve the model; else transformers.
 
     `builds` has None for an engine that is not installed. `gpu` is the vendor, or None without a GPU. `architectures`
     come from the model's config.json. They are empty if not known yet. `gguf` is None for a model of another format.
+    `adapters` tells whether LoRA adapters are to be served.
     """
     if architectures and not any(name.endswith(_GENERATING) for name in architectures):
         return Selection(FALLBACK, f"the faster engines do not generate text with a {architectures[0]}")
@@ -85,6 +91,8 @@ def choose_backend(
             reasons.append(f"{candidate.name} is not installed")
         elif (reason := candidate.why_not(gguf, architectures)) is not None:
             reasons.append(f"{candidate.name} {reason}")
+        elif adapters and "adapters" in candidate.unsupported:
+            reasons.append(f"{candidate.name} does not support adapters (option.enable_lora)")
         elif candidate.cpu_only and gpu is not None and builds.get(FALLBACK) == "gpu":
             reasons.append(f"{candidate.name} does not use the {gpu} GPU")
         elif not candidate.gpus:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import tokenizers
 
-from lmi_handlers.engine.cache_dir import default_cache_dir
-from lmi_handlers.engine.model_files import locate_model
-from lmi_handlers.engine.model_store import resolve_model
+from lmi_handlers.model_files.cache_dir import default_cache_dir
+from lmi_handlers.model_files.locate import locate_model
+from lmi_handlers.model_files.resolve import resolve_model
 
 WORDS = ("time", "people", "way", "water", "day", "part", "place", "work", "life", "world", "house", "river", "night")
 

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
@@ -32,8 +33,11 @@ class Formatter(ABC):
     """
 
     content_type: ClassVar[str]
+    """ "" for a response without the header."""
     streams: ClassVar[bool]
     """Whether `feed` returns records. If not, the response is sent with a Content-Length."""
+    waits: ClassVar[bool] = False
+    """Whether `feed` and `finish` wait for another process, so they must run where requests may wait."""
 
     def __init__(self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...]) -> None:
         self.request = request
@@ -41,6 +45,21 @@ class Formatter(ABC):
         self.prompt_tokens = tuple(prompt.num_tokens for prompt in prompts)
         self.cached_tokens: int | None = None
         """How many of them came from the engine's prefix cache. Set as the sequences begin, if the engine says."""
+        self.truncated: str | None = None
+        """The option whose time limit has ended the text. Set before the last deltas."""
+
+    def tell(self, inner: Formatter) -> None:
+        """Pass what has been set since the beginning to a formatter that writes in the place of this one."""
+        inner.prompt_tokens, inner.cached_tokens, inner.truncated = (
+            self.prompt_tokens,
+            self.cached_tokens,
+            self.truncated,
+        )
+
+    @property
+    def cut_by(self) -> str | UnsetType:
+        """`truncated` as a field of the last record of a stream, which tells why `finish_reason` is "length"."""
+        return UNSET if self.truncated is None else self.truncated
 
     @abstractmethod
     def feed(self, delta: TextDelta) -> bytes:
@@ -53,6 +72,9 @@ class Formatter(ABC):
     def error(self, error: LMIError) -> bytes:  # noqa: ARG002  used by streaming formatters
         """Return the record that tells the client why the stream ends early. Only called if `streams` is true."""
         return b""
+
+    def close(self) -> None:
+        """Called once there are no more deltas, however the answer has ended. May be called twice."""
 
 
 class CompletionOutput:
@@ -73,8 +95,8 @@ class CompletionOutput:
 
     @property
     def cumulative_logprob(self) -> float:
-        """The log probability of the whole sequence."""
-        return math.fsum(token.logprob or 0.0 for token in self.tokens)
+        """The log probability of the whole sequence. One without tokens ranks last."""
+        return math.fsum(token.logprob or 0.0 for token in self.tokens) if self.tokens else -math.inf
 
     @property
     def mean_logprob(self) -> float:

@@ -4,92 +4,191 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from flask import Flask
+from flask import Flask, request
 from werkzeug.exceptions import HTTPException
 
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.custom_code import custom_code_routes
 from lmi_handlers.apis.documentation import Documentation
+from lmi_handlers.apis.models.routes import management_routes
+from lmi_handlers.apis.models.server import store_routes
 from lmi_handlers.apis.registry import ServedApis
 from lmi_handlers.apis.routes import Route
 from lmi_handlers.apis.server import server_routes
-from lmi_handlers.config.server_settings import default_workers, is_loopback
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.config.server_settings import ServerSettings, default_workers, is_loopback
+from lmi_handlers.configuration import (
+    Configuration,
+    StoreConfiguration,
+    model_environ,
+    read_configuration,
+    read_store,
+)
+from lmi_handlers.core.beside import RunBeside
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.engine.settings import SOCKET_VARIABLE
+from lmi_handlers.custom_code.formatting.client import FormatterClient
+from lmi_handlers.engine.settings import SOCKET_VARIABLE, formatter_socket_path
+from lmi_handlers.models.registry import RUNTIME_VARIABLE, Registered
+from lmi_handlers.models.shelf import Shelf
 from lmi_handlers.openapi.document import openapi_document
 from lmi_handlers.sagemaker_runtime.routes import local_runtime
 from lmi_handlers.serving.custom_model import CustomModel
 from lmi_handlers.serving.served import Served
 from lmi_handlers.serving.served_model import ServedModel
-from lmi_handlers.start_up import read_configuration
+from lmi_handlers.telemetry.tracing import worker_traces
 from lmi_handlers.web.access_control import AccessControl
+from lmi_handlers.web.connection import local_port
+from lmi_handlers.web.dispatcher import Dispatcher
 from lmi_handlers.web.exchange import ArrivingBodies
+from lmi_handlers.web.front import add_front_routes, front_app
 from lmi_handlers.web.front_end_errors import FrontEndErrors
 from lmi_handlers.web.routes import add_routes
 from lmi_handlers.web.start_page import add_start_page
 
 
-class _App(Flask):
-    """Flask without `async def` views. It would look for them three times per request."""
+class ModelApp(Flask):
+    """The application that serves one model. Without `async def` views: Flask would look for them three times per request."""
+
+    model: Served
+
+    def use_threads(self, run_beside: RunBeside) -> None:
+        """Run long work with `run_beside`, off the event loop."""
+        self.model.run_beside = run_beside
+
+    def start_draining(self) -> None:
+        """Make `/ping` report that the worker is shutting down."""
+        self.model.start_draining()
+
+    def end_draining(self) -> None:
+        """Fail all requests that are still in flight."""
+        self.model.end_draining()
 
     def ensure_sync(self, func: Callable[..., Any]) -> Callable[..., Any]:
         return func
 
 
-def create_app() -> Flask:
+def create_app() -> ModelApp | Dispatcher:
     """Create the application from serving.properties and the environment. Raises `ConfigError`.
 
     The engine runs in another process. The environment variable `LMI_ENGINE_SOCKET` names its socket; gunicorn's
     configuration `python:lmi_handlers.gunicorn_conf` starts an engine and sets the variable.
     """
+    worker_traces()  # its imports take a moment, which no request should wait for
+    if (store := read_store(os.environ)) is not None:
+        return store_app(store)
     configuration = read_configuration(os.environ)
-    settings, properties = configuration.settings, configuration.properties
     if SOCKET_VARIABLE not in os.environ:
         raise ConfigError(f"{SOCKET_VARIABLE} is not set: run gunicorn with -c python:lmi_handlers.gunicorn_conf")
-    socket_path = Path(os.environ[SOCKET_VARIABLE])
-    app = _App(__name__, static_folder=None)
+    bodies = ArrivingBodies.of(configuration.properties.max_request_size)
+    return model_app(configuration, [Path(path) for path in os.environ[SOCKET_VARIABLE].split(os.pathsep)], bodies)
+
+
+def model_app(configuration: Configuration, socket_paths: Sequence[Path], bodies: ArrivingBodies) -> ModelApp:
+    """Create the application for one model, whose engines listen on `socket_paths`. Raises `ConfigError`.
+
+    `bodies` reads the request bodies of all applications of this worker.
+    """
+    settings, properties = configuration.settings, configuration.properties
+    app = ModelApp(__name__, static_folder=None)
     # One byte more than allowed, because Werkzeug silently truncates a chunked body at its limit.
     app.config["MAX_CONTENT_LENGTH"] = properties.max_request_size + 1
-    app.extensions["lmi_bodies"] = ArrivingBodies.of(properties.max_request_size)
-    api_key = os.environ.get("API_KEY")  # a secret: read only here and kept out of the settings
-    access = AccessControl(properties.cors_allowed_origin, api_key, loopback_only=is_loopback(settings.host))
+    app.extensions["lmi_bodies"] = bodies
+    access = _access(settings, properties)
+    workers = settings.workers or properties.web_workers or default_workers()
     model: Served
     own: Sequence[Route]
     documentation: Sequence[Documentation] = ()
     served_apis: Iterable[Api] = ()
     if configuration.custom_code is not None:
-        model = CustomModel(properties, socket_path)
+        model = CustomModel(properties, socket_paths[0])
         own = custom_code_routes(properties)
     else:
-        model = generating = ServedModel(properties, socket_path)
+        has_formatters = configuration.formatters is not None
+        formatters = FormatterClient(formatter_socket_path(socket_paths[0].parent)) if has_formatters else None
+        model = generating = ServedModel(properties, socket_paths, formatters)
         apis = ServedApis(
             Context(
                 properties=properties,
                 facts=lambda: generating.facts,
                 sampled_defaults=configuration.backend.sampled_defaults,
-                workers=settings.workers or properties.web_workers or default_workers(),
+                workers=workers,
             )
         )
         own, documentation, served_apis = apis.routes(), apis.documentation(), apis.apis.values()
-    app.extensions["lmi_model"] = model
+    app.model = app.extensions["lmi_model"] = model
 
     @cache
     def document() -> bytes:
         return openapi_document(
-            routes, documentation, properties, has_api_key=bool(api_key), checks_names=access.checks_names
+            routes, documentation, properties, has_api_key=access.has_key, checks_names=access.checks_names
         )
 
-    routes = [*own, *server_routes(document)]
+    routes = [*own, *server_routes(document, properties)]
     add_routes(app, routes, model, properties)
     if isinstance(model, ServedModel):
         add_start_page(app, model)
     app.register_error_handler(HTTPException, FrontEndErrors(served_apis).answer)
     access.install(app)
-    if settings.local_runtime:
-        app.register_blueprint(local_runtime(split_payload_parts=settings.split_payload_parts))
+    if settings.local_runtime is not None:
+        app.register_blueprint(local_runtime(settings.local_runtime, workers=workers))
     model.start()
     return app
+
+
+def store_app(configuration: StoreConfiguration) -> Dispatcher:
+    """Create the application of a server with several models. Raises `ConfigError`.
+
+    The manager of models runs in another process. `LMI_MODELS_RUNTIME` names the directory that it shares with us.
+    """
+    if RUNTIME_VARIABLE not in os.environ:
+        raise ConfigError(f"{RUNTIME_VARIABLE} is not set: run gunicorn with -c python:lmi_handlers.gunicorn_conf")
+    settings, store, properties = configuration.settings, configuration.store, configuration.properties
+    limit = properties.max_request_size
+    bodies = ArrivingBodies.of(limit)
+    shelf = Shelf(
+        Path(os.environ[RUNTIME_VARIABLE]),
+        partial(_app_of, bodies),
+        patience=properties.predict_timeout,
+        most_waiting=properties.job_queue_size,
+        default_model=store.default_model,
+    )
+    access = _access(settings, properties)
+    apis = ServedApis(Context(properties=properties)).apis.values()
+    front = front_app(shelf, access, apis, bodies, limit)
+    add_front_routes(front, store_routes(), shelf, properties)
+
+    def may_manage() -> bool:
+        if store.management is not None:
+            return local_port(request.environ) == store.management[1]
+        return store.multi_model or is_loopback(settings.host) or access.has_key
+
+    add_front_routes(front, management_routes(multi_model=store.multi_model), shelf, properties, may_manage)
+    dispatcher = Dispatcher(front, shelf, access, limit)
+    if settings.local_runtime is not None:
+        workers = settings.workers or properties.web_workers or default_workers()
+        front.register_blueprint(local_runtime(settings.local_runtime, workers=workers))
+    shelf.start()
+    return dispatcher
+
+
+def _app_of(bodies: ArrivingBodies, entry: Registered, runtime_dir: Path) -> ModelApp:
+    environ = model_environ(os.environ, entry.directory)
+    configuration = read_configuration(environ, {"option.model_name": entry.name} | entry.options)
+    engines = configuration.engine_settings(str(runtime_dir), 0.0).each
+    return model_app(configuration, [engine.socket_path for engine in engines], bodies)
+
+
+def _access(settings: ServerSettings, properties: ServingProperties) -> AccessControl:
+    api_key = os.environ.get("API_KEY")  # a secret: read only here and kept out of the settings
+    management = None if settings.store is None else settings.store.management
+    loopback_port = management[1] if management is not None and is_loopback(management[0]) else None
+    return AccessControl(
+        properties.cors_allowed_origin,
+        api_key,
+        loopback_only=is_loopback(settings.host),
+        loopback_port=loopback_port,
+    )

@@ -3,23 +3,69 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
-from typing import NoReturn
+from pathlib import Path
 
 import click
 
+from backends import registry
+from lmi_handlers.config.custom_code import CustomCode
+from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.config.report import render_settings
+from lmi_handlers.configuration import CUSTOM_CODE, model_environ, read_configuration, read_store
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.log import tell
-from lmi_handlers.start_up import PortTaken, check_engine, check_port, mistakes, read_configuration, warnings
+from lmi_handlers.custom_code.once import load_once
+from lmi_handlers.custom_code.runner import CodeError
+from lmi_handlers.log import fail
+from lmi_handlers.migration.tgi import translate_tgi
+from lmi_handlers.migration.vllm import translate_vllm
+from lmi_handlers.model_files.s3_url import is_s3
+from lmi_handlers.models.source import models_at_start
+from lmi_handlers.start_up import (
+    PortTaken,
+    check_engine,
+    check_formatters,
+    check_port,
+    mistakes,
+    preview_download,
+    warnings,
+)
 
 
-def check(environ: Mapping[str, str], *, show_all: bool) -> None:
-    """Print warnings, options and errors. Exits with status 1 after an error or an unknown option."""
+def check(environ: Mapping[str, str], *, show_all: bool, runs_code: bool) -> None:
+    """Check one model, or each model in a model store. Exits with status 1 after an error or an unknown option."""
+    try:
+        configuration = read_store(environ)
+    except ConfigError as error:
+        fail(str(error))
+    if configuration is None:
+        _check_model(environ, show_all=show_all, runs_code=runs_code)
+        return
+    store, has_failed = configuration.store, False
+    for name, url in models_at_start(store):
+        directory = Path(store.directory) / url
+        if not directory.is_dir():
+            click.echo(f"Model {name} is not checked: {url} is fetched when the server starts\n")
+            continue
+        try:
+            _check_model(model_environ(environ, str(directory)), show_all=show_all, runs_code=runs_code)
+        except SystemExit:  # the others are checked, too
+            has_failed = True
+        click.echo()
+    if has_failed:
+        sys.exit(1)
+
+
+def _check_model(environ: Mapping[str, str], *, show_all: bool, runs_code: bool) -> None:
+    """Print warnings, options and errors, and load the model's own code if `runs_code`.
+
+    Exits with status 1 after an error or an unknown option.
+    """
     try:
         configuration = read_configuration(environ)
     except ConfigError as error:
-        _fail(str(error))
+        fail(str(error))
     selection, loaded = configuration.selection, configuration.loaded
     found, causes = [*warnings(configuration)], [*mistakes(configuration, environ)]
     try:
@@ -28,23 +74,63 @@ def check(environ: Mapping[str, str], *, show_all: bool) -> None:
         found.append(f"{error}: `lmi serve` starts once it is free")
     except ConfigError as error:
         causes.append(str(error))
+    download, certain = "", True
+    try:
+        if not causes:
+            download, certain = preview_download(configuration, environ)
+    except ConfigError as error:
+        causes.append(str(error))
+    if not certain:
+        found.append(download)
     if found:
         click.echo("\n".join(["Warnings", *(f"  {warning}" for warning in found), ""]))
-    where = f"on backend {selection.name}" if configuration.custom_code is None else "by its own code"
+    is_own_code = configuration.backend is CUSTOM_CODE
+    where = "by its own code" if is_own_code else f"on backend {selection.name}"
     click.echo(f"Model {configuration.properties.name} {where}: {selection.reason}\n")
+    if download and certain:
+        click.echo(f"{download}\n")
     click.echo(render_settings(loaded, configuration.backend, show_all=show_all), nl=False)
     try:
         if not causes:
             check_engine(configuration)
+            if runs_code and configuration.formatters is not None:
+                check_formatters(configuration)
+                paths = dict.fromkeys(script.path for script in configuration.formatters.scripts)
+                click.echo(f"\nThe formatters in {', '.join(paths)} were loaded.")
     except ConfigError as error:
         causes.append(str(error))
+    if runs_code and is_own_code and is_s3(configuration.properties.model_id):
+        click.echo("\nThe model's own code was not loaded, because that would download the model: lmi run loads it.")
+    elif not causes and runs_code and is_own_code and configuration.custom_code is not None:
+        causes += _load(configuration.custom_code, configuration.properties)
+    if not runs_code and (is_own_code or configuration.formatters):
+        click.echo("\nThe model's own code was not loaded (--no-code).")
     if causes:
-        _fail(*causes)
+        fail(*causes)
     if loaded.unknown_names(configuration.backend):
         sys.exit(1)
 
 
-def _fail(*causes: str) -> NoReturn:
-    for cause in causes:
-        tell("error", cause)
-    sys.exit(1)
+def translate(server: str, command: str) -> str:
+    """Return the serving.properties that means the same as a command of `server`. Exits with status 1 after an error."""
+    try:
+        return _TRANSLATE[server](command, registry().options)
+    except ConfigError as error:
+        fail(str(error))
+
+
+_TRANSLATE = {"tgi": translate_tgi, "vllm": translate_vllm}
+
+
+def _load(code: CustomCode, properties: ServingProperties) -> list[str]:
+    """Import the code and call it once, and say so. Returns the error if that fails."""
+    click.echo(f"\nLoading {code.path}, and calling {code.function} once without content ..")
+    started = time.monotonic()
+    try:
+        load_once(code, properties)
+    except CodeError as error:
+        if error.traceback:
+            click.echo(error.traceback, err=True)
+        return [str(error)]
+    click.echo(f"It works. This took {time.monotonic() - started:.1f} s.")
+    return []

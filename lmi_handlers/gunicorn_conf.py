@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 from gunicorn.glogging import Logger
@@ -28,31 +28,36 @@ from gunicorn.http.body import Body
 from gunicorn.systemd import listen_fds
 
 from lmi_handlers.config.server_settings import ALL_INTERFACES, default_workers, is_loopback, netloc
+from lmi_handlers.configuration import Configuration, StoreConfiguration, read_configuration, read_store
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.program import command
 from lmi_handlers.engine.settings import SOCKET_VARIABLE, EngineSettings
-from lmi_handlers.log import configure_logging, tell
-from lmi_handlers.start_up import Configuration, check_port, mistakes, read_configuration, warnings
+from lmi_handlers.log import configure_logging, fail, tell
+from lmi_handlers.models.registry import RUNTIME_VARIABLE
+from lmi_handlers.models.settings import ManagerSettings
+from lmi_handlers.start_up import check_port, mistakes, warnings
+from lmi_handlers.telemetry.tracing import worker_traces
+from lmi_handlers.web import gevent_worker  # noqa: F401  before Flask, which the checks may import: see there
 from lmi_handlers.web.body_reader import BodyReader
 from lmi_handlers.web.client_socket import ClientSocket
 
 
-def _start_up() -> Configuration:
-    """Read and check all configuration. Each mistake is one error line, then the process exits: no traceback."""
+def _start_up() -> Configuration | StoreConfiguration:
+    """Read and check all configuration. Each mistake is one error line, then the process exits: no traceback.
+
+    The manager checks each of several models when it loads them.
+    """
     try:
+        if (store := read_store(os.environ)) is not None:
+            return store
         configuration = read_configuration(os.environ)
     except ConfigError as error:
-        _fail(str(error))
+        fail(str(error))
     for warning in warnings(configuration):
         tell("warning", warning)
     if causes := mistakes(configuration, os.environ):
-        _fail(*causes)
+        fail(*causes)
     return configuration
-
-
-def _fail(*causes: str) -> NoReturn:
-    for cause in causes:
-        tell("error", cause)
-    sys.exit(1)
 
 
 _OTHER_FILES = 1024
@@ -78,7 +83,8 @@ _started = float(os.environ.pop("LMI_STARTED", time.monotonic()))  # set by `lmi
 _configuration = _start_up()
 _settings, _properties = _configuration.settings, _configuration.properties
 
-bind = netloc(_settings.host, _settings.port)
+_management = None if _settings.store is None else _settings.store.management
+bind = [netloc(*address) for address in ((_settings.host, _settings.port), _management) if address is not None]
 workers = _settings.workers or _properties.web_workers or default_workers()
 worker_class = "lmi_handlers.web.gevent_worker.ClientLimitingWorker"
 worker_connections = max(64, min(4096, _raise_file_limit() - _OTHER_FILES))
@@ -106,11 +112,14 @@ class logger_class(Logger):  # type: ignore[misc]  # noqa: N801  gunicorn has no
         """Does nothing."""
 
 
-DRAIN_SECONDS = 24.0
+DRAIN_SECONDS = 23.0
 """Requests still running this long after a SIGTERM get a well-formed error. gunicorn's timeout is a little longer."""
 
 _DRAIN_SILENCE = 3.0
 """During shutdown, a client is cut off if it has sent and read nothing for this many seconds."""
+
+_TRACES_END = 1.0
+"""Seconds in which a worker sends its last traces during shutdown."""
 
 _LISTENER_CLOSES = 1.2
 """Seconds until a gevent worker that was told to stop no longer accepts connections."""
@@ -118,7 +127,7 @@ _LISTENER_CLOSES = 1.2
 logger = logging.getLogger(__name__)
 
 _in_flight = 0
-_engine: EngineSettings | None = None
+_engine: EngineSettings | ManagerSettings | None = None
 _supervisor_pid: int | None = None
 
 
@@ -131,20 +140,24 @@ def on_starting(server: Any) -> None:
         for address in _own_addresses(server):
             check_port(*address)
     except ConfigError as error:
-        _fail(str(error))
+        fail(str(error))
     _tell_host(server.cfg.address)
-    if SOCKET_VARIABLE in os.environ:
+    if SOCKET_VARIABLE in os.environ and isinstance(_configuration, Configuration):
         return
-    _engine = EngineSettings(
-        runtime_dir=tempfile.mkdtemp(prefix="lmi-"),
-        properties=_properties,
-        started=_started,
-        custom_code=_configuration.custom_code,
-    )
-    os.environ[SOCKET_VARIABLE] = str(_engine.socket_path)
+    runtime_dir = tempfile.mkdtemp(prefix="lmi-")
+    if isinstance(_configuration, StoreConfiguration):
+        program = "lmi_handlers.model_manager"
+        _engine = ManagerSettings(
+            runtime_dir=runtime_dir, store=_configuration.store, started=_started, drain_seconds=DRAIN_SECONDS
+        )
+        os.environ[RUNTIME_VARIABLE] = runtime_dir
+    else:
+        program = "lmi_handlers.engine.supervisor"
+        _engine = _configuration.engine_settings(runtime_dir, _started)
+        os.environ[SOCKET_VARIABLE] = os.pathsep.join(str(replica.socket_path) for replica in _engine.each)
     # Ctrl-C reaches every process of a terminal. The supervisor and its engine ignore it: this process handles it.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    supervisor = subprocess.Popen([sys.executable, "-m", "lmi_handlers.engine.supervisor"], stdin=subprocess.PIPE)
+    supervisor = subprocess.Popen(command(program), stdin=subprocess.PIPE)
     signal.signal(signal.SIGINT, handler)
     assert supervisor.stdin is not None  # noqa: S101  follows from stdin=PIPE
     supervisor.stdin.write(msgspec.json.encode(_engine) + b"\n")
@@ -188,11 +201,12 @@ def _tell_host(addresses: list[Any]) -> None:
     hosts = [address[0] if isinstance(address, tuple) else "" for address in addresses]
     loopback = bool(hosts) and all(map(is_loopback, hosts))
     os.environ["LMI_HOST"] = hosts[0] if loopback else ALL_INTERFACES
-    if _settings.local_runtime and not loopback and not os.environ.get("API_KEY"):
+    runtime = _settings.local_runtime
+    if runtime is not None and runtime.keys_file is None and not loopback and not os.environ.get("API_KEY"):
         tell(
             "warning",
-            f"the local runtime does not check signatures, and other machines can reach {bind}; "
-            "set API_KEY, or do not use --host",
+            f"the local runtime does not check signatures, and other machines can reach {bind[0]}; "
+            "set API_KEY or --local-runtime-keys, or do not use --host",
         )
 
 
@@ -232,7 +246,7 @@ def post_worker_init(worker: Any) -> None:
     if "gevent" in type(worker).__module__:
         from lmi_handlers.web.gevent_threads import threads_beside  # only a gevent worker may import it
 
-        worker.wsgi.extensions["lmi_model"].run_beside = threads_beside()
+        worker.wsgi.use_threads(threads_beside())
     threading.Thread(target=_drain, args=(worker,), daemon=True).start()
     # Everything loaded so far stays loaded, so exclude it from garbage collection. Requests create few cycles, so
     # collect less often: not in the middle of a burst, in which 256 requests hold 20,000 objects.
@@ -261,8 +275,7 @@ def _drain(worker: Any) -> None:
             _engine.failure_path.write_text("1")
             os.kill(os.getppid(), signal.SIGTERM)
             break
-    model = worker.wsgi.extensions["lmi_model"]
-    model.start_draining()
+    worker.wsgi.start_draining()
     deadline = time.monotonic() + DRAIN_SECONDS
     time.sleep(_LISTENER_CLOSES)
     while _in_flight and time.monotonic() < deadline:
@@ -270,15 +283,31 @@ def _drain(worker: Any) -> None:
         if hasattr(worker, "cut_silent"):  # our worker class
             worker.cut_silent(_DRAIN_SILENCE)
     if _in_flight:
-        model.end_draining()
+        worker.wsgi.end_draining()
         time.sleep(1.0)
+    if (traces := worker_traces()) is not None:
+        traces.shutdown(_TRACES_END)
     os.kill(os.getpid(), signal.SIGQUIT)  # makes gunicorn stop at once, which is safe now
 
 
-def on_exit(server: Any) -> None:  # noqa: ARG001  gunicorn's hook signature
+def worker_exit(server: Any, worker: Any) -> None:  # noqa: ARG001  gunicorn's hook signature
+    """The worker's loop has ended. `_drain`'s signal may still come: Python would show a traceback of its own exit."""
+    if worker.pid == os.getpid():  # the arbiter calls this too, for a worker that it finds missing
+        signal.signal(signal.SIGQUIT, lambda *_: os._exit(0))
+
+
+_SUPERVISOR_ENDS = 2.0
+"""Seconds in which the supervisor has to end the engine, to publish the last metrics and to end itself."""
+
+
+def on_exit(server: Any) -> None:
     """Clean up. Exit with status 1 if the server stopped because of the engine."""
     if _engine is None:
         return
+    # The supervisor ends when the pipe closes. In a container, every process ends with this one.
+    server.lmi_supervisor.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.lmi_supervisor.wait(_SUPERVISOR_ENDS)
     failed = _engine.failure_path.exists()
     shutil.rmtree(Path(_engine.runtime_dir), ignore_errors=True)
     if failed:

@@ -9,18 +9,23 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.redaction import without_hidden
 
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _LOG_FORMATS = ("json", "text")
 _OURS = ("lmi_handlers", "backends", "formatters")
+
+MODEL_VARIABLE = "LMI_LOG_MODEL"
+"""Environment variable with the name of the model that a process works for, if the server has several."""
 
 _DIM, _BOLD, _RESET = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 _COLOURS = {logging.DEBUG: _DIM, logging.INFO: "\x1b[32m", logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m"}
@@ -37,6 +42,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        line.update(_model_field())
         line.update(_extra_fields(record))
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -46,7 +52,8 @@ class JsonLines(logging.Formatter):
 class TextLines(logging.Formatter):
     """Renders a record as `12:34:56.789 INFO    engine ready  backend=echo model=m`, in colour if `coloured`.
 
-    Fields that are None are left out. Control characters, which may come from a client, are escaped.
+    Fields that are None are left out. A field `exception`, which is a traceback, follows on lines of its own. Control
+    characters, which may come from a client, are escaped.
     """
 
     def __init__(self, *, coloured: bool) -> None:
@@ -60,7 +67,9 @@ class TextLines(logging.Formatter):
         message = _printable(record.getMessage())
         if record.name.partition(".")[0] not in _OURS:
             message = f"{record.name}: {message}"
-        fields = "".join(f" {key}={_shown(value)}" for key, value in _extra_fields(record).items() if value is not None)
+        extra = _model_field() | _extra_fields(record)
+        tracebacks = [str(extra.pop("exception", None) or "")]
+        fields = "".join(f" {key}={_shown(value)}" for key, value in extra.items() if value is not None)
         line = (
             f"{self._paint(_DIM, f'{clock}.{int(record.msecs):03d}')} "
             f"{self._paint(_COLOURS.get(level, ''), f'{record.levelname:<7}')} {message}"
@@ -68,19 +77,19 @@ class TextLines(logging.Formatter):
         if fields:
             line += f" {self._paint(_DIM, fields)}"
         if record.exc_info:
-            line += f"\n{_printable(self.formatException(record.exc_info))}"
-        return line
+            tracebacks.append(self.formatException(record.exc_info))
+        return "\n".join([line, *map(_printable, filter(None, tracebacks))])
 
     def _paint(self, colour: str, text: str) -> str:
         return f"{colour}{text}{_RESET}" if self._coloured and colour else text
 
 
-def configure_logging(level: int = logging.INFO) -> None:
-    """Log everything from `level` up to standard error, replacing any earlier configuration."""
+def configure_logging() -> None:
+    """Log to standard error, replacing any earlier configuration."""
     handler = logging.StreamHandler(sys.stderr)
     as_text = log_format(os.environ, sys.stderr) == "text"
     handler.setFormatter(TextLines(coloured=_takes_colours(sys.stderr)) if as_text else JsonLines())
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.basicConfig(level=log_level(os.environ), handlers=[handler], force=True)
     # No line shows these, and collecting them takes half the time of a record. The library's documentation names all
     # four for that purpose ("Optimization" in its how-to).
     logging._srcfile = None  # noqa: SLF001  documented there
@@ -98,6 +107,16 @@ def log_format(environ: Mapping[str, str], stream: TextIO) -> str:
     return given or ("text" if stream.isatty() else "json")
 
 
+def log_level(environ: Mapping[str, str]) -> int:
+    """Return the level that SageMaker's variables ask for, by name or Python's number, from INFO to ERROR.
+
+    What libraries log below INFO may contain prompts and keys. Other programs' values of `LOG_LEVEL` mean INFO.
+    """
+    text = environ.get("SAGEMAKER_CONTAINER_LOG_LEVEL") or environ.get("LOG_LEVEL") or ""
+    level = int(text) if re.fullmatch(r"\d{1,3}", text, re.ASCII) else logging.getLevelName(text.upper())
+    return min(max(level, logging.INFO), logging.ERROR) if isinstance(level, int) else logging.INFO
+
+
 def tell(kind: str, message: str) -> None:
     """Write `lmi: error: ..` or `lmi: warning: ..` to standard error, for the operator who has just started the server.
 
@@ -105,15 +124,29 @@ def tell(kind: str, message: str) -> None:
     """
     if _takes_colours(sys.stderr):
         kind = f"{_COLOURS[logging.ERROR if kind == 'error' else logging.WARNING]}{_BOLD}{kind}{_RESET}"
+    if model := os.environ.get(MODEL_VARIABLE):
+        message = f"model {model}: {message}"
     print(f"lmi: {kind}: {message}", file=sys.stderr, flush=True)
+
+
+def fail(*causes: str) -> NoReturn:
+    """Write each cause as an error, and exit with status 1."""
+    for cause in causes:
+        tell("error", cause)
+    sys.exit(1)
 
 
 def _takes_colours(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+def _model_field() -> dict[str, object]:
+    model = os.environ.get(MODEL_VARIABLE)
+    return {"model": model} if model else {}
+
+
 def _extra_fields(record: logging.LogRecord) -> dict[str, object]:
-    return {key: value for key, value in vars(record).items() if key not in _STANDARD_FIELDS}
+    return without_hidden({key: value for key, value in vars(record).items() if key not in _STANDARD_FIELDS})
 
 
 def _shown(value: object) -> str:

@@ -1,4 +1,4 @@
-"""The checks that need no loaded model, shared by `lmi serve` and `lmi check`."""
+"""What is checked before a model is loaded, shared by `lmi serve` and `lmi check`."""
 
 from __future__ import annotations
 
@@ -6,44 +6,35 @@ import contextlib
 import errno
 import os
 import socket
-import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import msgspec
-
-from backends import declaration, load_backend_class, registry
+from backends import load_backend_class, registry
 from backends.paged.memory import free_memory, warn_of_excess
 from backends.paged.options import PagedOptions
-from backends.selection import (
-    Selection,
-    check_format,
-    check_gpus,
-    check_installed,
-    count_gpus,
-    find_gpu,
-    select_backend,
-)
+from backends.selection import check_format, check_gpus, check_installed, count_gpus, find_gpu
 from lmi_handlers.apis.api import Context
 from lmi_handlers.apis.registry import ServedApis
-from lmi_handlers.config.custom_code import FUNCTION, CustomCode, check_siblings, find_script
+from lmi_handlers.config.custom_code import check_siblings
 from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.not_provided import check_scripts
-from lmi_handlers.config.properties import LoadedProperties, ServingProperties, load_properties
-from lmi_handlers.config.server_settings import ServerSettings, netloc, parse_origins
-from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.engine.adapters import find_adapters
-from lmi_handlers.engine.cache_dir import default_cache_dir
-from lmi_handlers.engine.model_files import (
-    DEFAULT_MODEL_NAME,
-    check_conversion,
-    find_config,
-    find_gguf,
-    has_model_files,
-    locate_model,
-)
-from lmi_handlers.log import log_format
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.config.scripts import find_requirements
+from lmi_handlers.config.server_settings import netloc, parse_origins
+from lmi_handlers.configuration import CUSTOM_CODE, Configuration, local_model, unreadable
+from lmi_handlers.core.errors import ConfigError, LoadFailed
+from lmi_handlers.engine.adapters import AdapterSources, find_adapters
+from lmi_handlers.engine.companion import check_loading
+from lmi_handlers.engine.settings import EngineSettings
 from lmi_handlers.media.images import image_loader
+from lmi_handlers.model_files.cache_dir import default_cache_dir, model_cache
+from lmi_handlers.model_files.fetch import preview
+from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME, check_conversion, find_gguf, locate_model
+from lmi_handlers.model_files.pickled import check_weights
+from lmi_handlers.model_files.s3_url import is_s3
+from lmi_handlers.model_files.secure_mode import SecureMode
+from lmi_handlers.telemetry.settings import TelemetrySettings
 from lmi_handlers.text.bundle import read_chat_template
 from lmi_handlers.text.output_parsers.reasoning import choose_reasoning_format, reasoning_format
 from lmi_handlers.text.output_parsers.tool_formats import choose_tool_format
@@ -51,83 +42,6 @@ from lmi_handlers.text.output_parsers.tool_formats import choose_tool_format
 
 class PortTaken(ConfigError):
     """The port is in use, perhaps by this very server."""
-
-
-class Configuration(msgspec.Struct, frozen=True, kw_only=True):
-    """What to serve, where, and with which backend. `is_default_model` is true if no model was configured.
-
-    With `custom_code`, the model's own code answers all requests, and no backend is used.
-    """
-
-    settings: ServerSettings
-    loaded: LoadedProperties
-    selection: Selection
-    is_default_model: bool
-    custom_code: CustomCode | None = None
-
-    @property
-    def properties(self) -> ServingProperties:
-        return self.loaded.properties
-
-    @property
-    def model_dir(self) -> Path | None:
-        """The model directory, with serving.properties, if there is one."""
-        return self.settings.model_dir
-
-    @property
-    def backend(self) -> BackendDeclaration:
-        return declaration(self.selection.name) if self.custom_code is None else _CUSTOM_CODE
-
-
-_CUSTOM_CODE = BackendDeclaration(name="model.py", location="", needs_model=False, passes_options=True)
-
-
-def read_configuration(environ: Mapping[str, str]) -> Configuration:
-    """Read serving.properties and the environment, choose the backend and name the model. Raises `ConfigError`."""
-    try:
-        log_format(environ, sys.stderr)
-        settings = ServerSettings.from_environ(environ)
-        loaded = load_properties(settings.model_dir, environ, registry())
-        if (script := find_script(settings.model_dir, loaded.properties.entry_point)) is not None:
-            return _with_custom_code(settings, loaded, script, count_gpus(environ, Path("/dev")) or 0)
-        selection = select_backend(
-            loaded.properties,
-            find_gguf(loaded.properties.model_id, settings.model_dir),
-            find_config(loaded.properties, default_cache_dir(environ)),
-        )
-        is_default_model = (
-            declaration(selection.name).needs_model
-            and loaded.properties.model_id is None
-            and (settings.model_dir is None or not has_model_files(settings.model_dir))
-        )
-    except OSError as error:
-        raise _unreadable(error) from error
-    if is_default_model and not any(setting.key == "option.model_name" for setting in loaded.explicit):
-        properties = msgspec.structs.replace(loaded.properties, model_name=DEFAULT_MODEL_NAME)
-        loaded = msgspec.structs.replace(loaded, properties=properties)
-    return Configuration(settings=settings, loaded=loaded, selection=selection, is_default_model=is_default_model)
-
-
-def _with_custom_code(settings: ServerSettings, loaded: LoadedProperties, script: Path, gpus: int) -> Configuration:
-    """Return the configuration for a model whose own code answers requests. That code gets every option."""
-    name = _CUSTOM_CODE.name
-    options = {setting.key.removeprefix("option."): setting.given for setting in loaded.explicit if setting.given}
-    explicit = tuple(
-        msgspec.structs.replace(setting, read_by=(*setting.read_by, name)) if setting.read_by else setting
-        for setting in loaded.explicit
-    )
-    return Configuration(
-        settings=settings,
-        loaded=msgspec.structs.replace(loaded, explicit=explicit),
-        selection=Selection(name, f"{script} defines {FUNCTION}(inputs)"),
-        is_default_model=False,
-        custom_code=CustomCode(
-            path=str(script),
-            properties=options | {"model_dir": str(settings.model_dir or script.parent)},
-            processes=loaded.properties.min_workers,
-            gpus=gpus,
-        ),
-    )
 
 
 def mistakes(configuration: Configuration, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -143,12 +57,21 @@ def warnings(configuration: Configuration) -> Iterator[str]:
         where = "" if configuration.model_dir is None else f" and {configuration.model_dir} holds no model"
         name = "" if properties.name == DEFAULT_MODEL_NAME else f", under the name {properties.name}"
         yield f"option.model_id is not set{where}: serving the default model, {DEFAULT_MODEL_NAME}{name}"
-    if configuration.model_dir is not None and (configuration.model_dir / "requirements.txt").exists():
-        yield f"{configuration.model_dir / 'requirements.txt'} is ignored: install packages in the image"
+    yield from _uninstalled(configuration)
     yield from configuration.loaded.warnings(backend)
     if excess := _excess_memory(properties, backend):
         yield excess
     yield from registry().unusable.values()
+
+
+def _uninstalled(configuration: Configuration) -> Iterator[str]:
+    """Yield a warning if there is a requirements.txt that is not installed."""
+    code, model_dir = configuration.custom_code or configuration.formatters, configuration.model_dir
+    if code is None:
+        if model_dir is not None and (file := find_requirements(model_dir, None)) is not None:
+            yield f"{file} is ignored: install packages in the image"
+    elif code.requirements is None and (file := find_requirements(Path(code.directory), model_dir)) is not None:
+        yield f"{file} is ignored: set option.install_requirements=true, or install packages in the image"
 
 
 def _excess_memory(properties: ServingProperties, backend: BackendDeclaration) -> str:
@@ -168,7 +91,38 @@ def check_engine(configuration: Configuration) -> None:
     """
     if configuration.custom_code is None and configuration.backend.passes_options:
         properties = configuration.properties
-        load_backend_class(configuration.selection.name, embeds=properties.embeds).check_options(properties)
+        load_backend_class(configuration.selection.name, pools=properties.pools).check_options(properties)
+
+
+def check_formatters(configuration: Configuration) -> None:
+    """Import the model's formatters, in a process of their own. Raises `ConfigError`.
+
+    `lmi serve` leaves this to the process that runs them.
+    """
+    if configuration.formatters is not None:
+        with tempfile.TemporaryDirectory() as directory:
+            check_loading(
+                EngineSettings(
+                    runtime_dir=directory,
+                    properties=configuration.properties,
+                    started=0.0,
+                    formatters=configuration.formatters,
+                )
+            )
+
+
+def preview_download(configuration: Configuration, environ: Mapping[str, str]) -> tuple[str, bool]:
+    """Say what the server would download from S3, "" for nothing, and whether that is certain. Raises `ConfigError`.
+
+    `lmi serve` leaves this to the engine process, too.
+    """
+    properties = configuration.properties
+    if configuration.custom_code is not None or not is_s3(properties.model_id):
+        return "", True
+    try:
+        return preview(str(properties.model_id), model_cache(properties, environ))
+    except LoadFailed as error:
+        return str(error), False
 
 
 def check_port(host: str, port: int) -> None:
@@ -193,24 +147,54 @@ def _check_apis(configuration: Configuration, environ: Mapping[str, str]) -> Non
 def _check_text_options(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
     properties = configuration.properties
     choose_tool_format("", properties.tool_call_parser)
-    image_loader(properties)
     if properties.reasoning_parser is not None:
         reasoning_format(properties.reasoning_parser)
+
+
+def _check_images(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
+    image_loader(configuration.properties)
 
 
 def _check_origins(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
     parse_origins(configuration.properties.cors_allowed_origin or "")
 
 
+def _check_local_runtime(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
+    if (settings := configuration.settings.local_runtime) is not None:
+        # Flask brings a log handler, which the arbiter must not have before gevent (see web/gevent_worker.py).
+        from lmi_handlers.sagemaker_runtime.routes import check_local_runtime
+
+        check_local_runtime(settings)
+
+
+def _check_telemetry(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
+    TelemetrySettings.from_environ(environ)
+
+
+def _check_secure_mode(configuration: Configuration, environ: Mapping[str, str]) -> None:
+    if (secure_mode := SecureMode.from_environ(environ)) is not None:
+        has_custom_code = configuration.custom_code is not None or configuration.formatters is not None
+        secure_mode.check(configuration.loaded, configuration.model_dir, has_custom_code=has_custom_code)
+
+
 def _check_scripts(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
-    for directory in (configuration.model_dir, _local_model(configuration.properties)):
+    for directory in (configuration.model_dir, local_model(configuration.properties)):
         if directory is not None:
             check_scripts(directory)
 
 
 def _check_custom_code(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
+    for script in configuration.formatters.scripts if configuration.formatters is not None else ():
+        check_siblings(Path(script.path).parent)
     if configuration.custom_code is not None:
-        check_siblings(configuration.custom_code.directory)
+        check_siblings(Path(configuration.custom_code.directory))
+
+
+def _check_reload(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
+    if configuration.settings.reload:
+        raise ConfigError(
+            f"--reload loads a model's own code again, and this model is served by the backend {configuration.selection.name}"
+        )
 
 
 def _check_installed(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
@@ -232,10 +216,24 @@ def _check_model(configuration: Configuration, environ: Mapping[str, str]) -> No
             cache_dir=default_cache_dir(environ),
         )
         gguf_file = path if path is not None and path.is_file() else None
-        check_format(configuration.backend, gguf_file)
+        if not is_s3(properties.model_id):  # which may hold either format
+            check_format(configuration.backend, gguf_file)
         if gguf_file is not None and configuration.backend.reads_gguf is None:
             check_conversion(gguf_file, default_cache_dir(environ))
+        if path is not None and path.is_dir():
+            check_weights(path, properties)
     find_adapters(properties, path)
+    AdapterSources(properties, path)
+    model_cache(properties, environ)
+
+
+def _check_task(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
+    """A GGUF file, such as the default model, has a language model and nothing else."""
+    file = find_gguf(configuration.properties.model_id, configuration.model_dir)
+    if file is not None:
+        raise ConfigError(
+            f"{configuration.selection.reason} needs a model in transformers' format, but {file} is served"
+        )
 
 
 def _check_chat_template(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
@@ -248,10 +246,16 @@ def _check_chat_template(configuration: Configuration, environ: Mapping[str, str
 _Check = Callable[[Configuration, Mapping[str, str]], None]
 
 _CHECKS: tuple[_Check, ...] = (
+    _check_secure_mode,
     _check_apis,
     _check_text_options,
+    _check_images,
     _check_origins,
+    _check_local_runtime,
+    _check_telemetry,
+    _check_reload,
     _check_scripts,
+    _check_custom_code,
     _check_installed,
     _check_gpus,
     _check_model,
@@ -259,11 +263,31 @@ _CHECKS: tuple[_Check, ...] = (
 )
 
 
-_CHECKS_OF_CUSTOM_CODE: tuple[_Check, ...] = (_check_custom_code, _check_origins)
+_CHECKS_OF_CUSTOM_CODE: tuple[_Check, ...] = (
+    _check_secure_mode,
+    _check_custom_code,
+    _check_origins,
+    _check_local_runtime,
+    _check_telemetry,
+)
+
+_CHECKS_OF_TASKS: tuple[_Check, ...] = (
+    _check_images,
+    _check_origins,
+    _check_local_runtime,
+    _check_telemetry,
+    _check_reload,
+    _check_scripts,
+    _check_installed,
+    _check_task,
+    _check_model,
+)
 
 
 def _checks(configuration: Configuration) -> tuple[_Check, ...]:
-    return _CHECKS if configuration.custom_code is None else _CHECKS_OF_CUSTOM_CODE
+    if configuration.custom_code is None:
+        return _CHECKS
+    return _CHECKS_OF_CUSTOM_CODE if configuration.backend is CUSTOM_CODE else _CHECKS_OF_TASKS
 
 
 def _mistake(check: _Check, configuration: Configuration, environ: Mapping[str, str]) -> str:
@@ -273,19 +297,5 @@ def _mistake(check: _Check, configuration: Configuration, environ: Mapping[str, 
     except ConfigError as error:
         return str(error)
     except OSError as error:
-        return str(_unreadable(error))
+        return str(unreadable(error))
     return ""
-
-
-def _local_model(properties: ServingProperties) -> Path | None:
-    """The directory that `option.model_id` names, or None if it is not a directory."""
-    if properties.model_id is None or "://" in properties.model_id:
-        return None
-    path = Path(properties.model_dir or ".") / Path(properties.model_id).expanduser()
-    return path if path.is_dir() else None
-
-
-def _unreadable(error: OSError) -> ConfigError:
-    """A `ConfigError` for a directory without read permission, a name that is too long, and the like."""
-    name = f"{error.filename}: " if error.filename else ""
-    return ConfigError(f"{name}{error.strerror or error}")

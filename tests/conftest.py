@@ -18,11 +18,11 @@ from serving import API_KEY, Server, StartServer
 from waiting import wait_until
 from werkzeug.local import LocalProxy
 
-from lmi_handlers.engine.cache_dir import default_cache_dir
 from lmi_handlers.engine.client import EngineClient
-from lmi_handlers.engine.model_files import DEFAULT_MODEL_NAME
-from lmi_handlers.engine.model_store import resolve_model
 from lmi_handlers.engine.status import EngineState
+from lmi_handlers.model_files.cache_dir import default_cache_dir
+from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME
+from lmi_handlers.model_files.resolve import resolve_model
 
 # No deadlines, because test machines may be slow. CI uses the same examples in every run, so failures are reproducible.
 settings.register_profile("default", deadline=None)

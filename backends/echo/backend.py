@@ -17,8 +17,7 @@ With `option.echo_faults=true` these words in a prompt cause a fault at the give
     ADD@1     adding the request takes `option.echo_load_seconds` seconds
     ABORT@3   aborting the request from then on takes `option.echo_load_seconds` seconds
 
-With `option.task=text-embedding`, the embedding of a prompt counts its tokens: number i of the vector is how many token
-ids leave the remainder i when divided by `EMBEDDING_SIZE`.
+With `option.task=text-embedding` and `text-ranking`, it answers with the vectors and scores of `backends.echo.pooled`.
 
 `option.echo_fault` makes loading slow (`slow_load`, by `option.echo_load_seconds`), fail (`raise_in_load`), run out of
 memory (`out_of_memory_in_load`) or exit the process (`exit_in_load`).
@@ -32,21 +31,20 @@ import os
 import re
 import signal
 import time
-from array import array
 from collections.abc import Callable
 
 from backends.base import Backend, ModelFiles
 from backends.echo import DECLARATION
 from backends.echo.options import DEFAULT_BATCH_SIZE, EchoOptions
+from backends.echo.pooled import EMBEDDING_SIZE, EMBEDDING_TASKS, RANKING_TASKS, pooled
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import ConfigError, InvalidRequest, LoadFailed
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
-from lmi_handlers.core.pooling_params import PoolingParams
+from lmi_handlers.core.pooling_params import PoolingTask
 from lmi_handlers.core.request import TokenRequest
 
 MAX_MODEL_LEN = 1 << 20
-EMBEDDING_SIZE = 16
 _FAULT = re.compile(rb"\b(REFUSE|RAISE|DIE|CRASH|SLEEP|WORK|HANG|MUTE|GRIP|ADD|ABORT)@(\d+)\b")
 _PAUSE = 0.001
 _LOGPROB = -0.5
@@ -82,7 +80,7 @@ class EchoBackend(Backend):
         tokens_per_second: float,
         faults: bool,
         sleep_seconds: float,
-        embeds: bool = False,
+        pooling_tasks: tuple[PoolingTask, ...] = (),
     ) -> None:
         self._eos_token_id = model.eos_token_ids[0] if model.eos_token_ids else None
         self._capabilities = Capabilities(
@@ -93,7 +91,9 @@ class EchoBackend(Backend):
             max_logprobs=20,
             unsupported=tuple(DECLARATION.unsupported),
             device="cpu",
-            embedding_size=EMBEDDING_SIZE if embeds else None,
+            pooling_tasks=pooling_tasks,
+            embedding_size=EMBEDDING_SIZE if "embed" in pooling_tasks else None,
+            labels=("LABEL_0",) if "classify" in pooling_tasks else (),
         )
         self._tokens_per_second = tokens_per_second
         self._faults = faults
@@ -122,7 +122,7 @@ class EchoBackend(Backend):
             tokens_per_second=options.echo_tokens_per_second or math.inf,
             faults=options.echo_faults,
             sleep_seconds=options.echo_load_seconds,
-            embeds=properties.embeds,
+            pooling_tasks=EMBEDDING_TASKS if properties.embeds else RANKING_TASKS if properties.ranks else (),
         )
 
     @property
@@ -193,7 +193,7 @@ class EchoBackend(Backend):
                 request_id=request.request_id,
                 token_ids=[],
                 finish_reason=FinishReason.EOS_TOKEN,
-                embedding=embedding(prompt, request.pooling_params),
+                embedding=pooled(request.prompt, request.pooling_params),
             )
         ends = (
             sequence.produced == len(prompt)
@@ -244,13 +244,3 @@ class EchoBackend(Backend):
         # Works only with the byte-level tokenizer, whose ids are the bytes of the prompt.
         match = _FAULT.search(bytes(token_id for token_id in prompt if token_id < 256))
         return (match[1].decode(), int(match[2])) if match else None
-
-
-def embedding(prompt: list[int], params: PoolingParams) -> bytes:
-    """Return the vector of a prompt as float32 numbers."""
-    counts = [0.0] * EMBEDDING_SIZE
-    for token_id in prompt:
-        counts[token_id % EMBEDDING_SIZE] += 1
-    counts = counts[: params.dimensions]
-    length = math.hypot(*counts) if params.normalize else 1.0
-    return array("f", [count / (length or 1.0) for count in counts]).tobytes()

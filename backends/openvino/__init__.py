@@ -47,5 +47,7 @@ DECLARATION = BackendDeclaration(
     priority=5,
     cpu_only=True,
     rolling_batch=("openvino",),
-    unsupported={"adapters": "the weights are served as they are"},
+    unsupported={
+        "adapters": "the weights are served as they are; `auto` takes transformers if `option.enable_lora` is on"
+    },
 )

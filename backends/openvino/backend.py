@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from backends.base import ModelFiles
+from backends.max_model_len import choose_max_model_len
 from backends.openvino import DECLARATION
 from backends.openvino.checkpoint import context_length, convert_checkpoint, converter
 from backends.openvino.gguf import convert_gguf
@@ -16,7 +17,7 @@ from backends.openvino.options import OpenVinoOptions
 from backends.openvino.quantize import check_method, quantize
 from backends.openvino.runner import OpenVinoRunner, kv_block
 from backends.paged.backend import MAX_LOGPROBS, PagedBackend
-from backends.paged.memory import available_on_cpu, choose_max_model_len, choose_num_blocks, free_memory
+from backends.paged.memory import available_on_cpu, choose_num_blocks, free_memory
 from backends.paged.options import DEFAULT_BATCH_SIZE, DEFAULT_PREFILL_TOKENS
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
@@ -17,6 +16,7 @@ from typing import Any
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError, ConversionRefused, LMIError, LoadFailed, UnsupportedModel
+from lmi_handlers.core.program import command
 
 _NEEDED = ("torch", "transformers")
 
@@ -65,7 +65,7 @@ def convert_checkpoint(path: Path, folder: Path, report: Callable[[str], None], 
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(
-            [sys.executable, "-m", "backends.openvino.tracing", job],
+            command("backends.openvino.tracing", job),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,

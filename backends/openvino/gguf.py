@@ -8,6 +8,8 @@ scales and zero points are computed from the file again, as float32.
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -21,7 +23,7 @@ import openvino_genai
 from openvino import opset13
 
 from backends.openvino.model import MODEL_NAME
-from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.errors import ConfigError, LoadFailed
 from lmi_handlers.core.gguf import GgufTensor, read_gguf_header
 
 
@@ -29,7 +31,7 @@ def convert_gguf(gguf_file: Path, folder: Path, report: Callable[[str], None]) -
     """Write the model in `gguf_file` into `folder`, which exists, as openvino_model.xml and .bin.
 
     `report` is called with a short phase. Raises `ConfigError` if OpenVINO supports neither the architecture nor the
-    types of the weights.
+    types of the weights, and `LoadFailed` if there is no room for the model.
     """
     report(f"converting {gguf_file.name}")
     rounded = [tensor for tensor in read_gguf_header(gguf_file).tensors if tensor.type in _UNPACKERS]
@@ -38,22 +40,30 @@ def convert_gguf(gguf_file: Path, folder: Path, report: Callable[[str], None]) -
         model = openvino.Core().read_model(Path(written) / MODEL_NAME)
         if rounded:
             _restore(model, gguf_file, rounded)
-        openvino.save_model(model, folder / MODEL_NAME, compress_to_fp16=False)
+        try:
+            openvino.save_model(model, folder / MODEL_NAME, compress_to_fp16=False)
+        except RuntimeError as error:
+            free = shutil.disk_usage(folder).free // 2**20
+            raise LoadFailed(f"the converted model cannot be written to {folder}, which has {free} MiB left") from error
 
 
 def _read(gguf_file: Path, folder: Path) -> None:
     """Write the model into `folder` as OpenVINO reads it."""
-    # The reader writes beside the file that it is given.
-    link = folder / gguf_file.name
-    link.symlink_to(gguf_file.resolve())
+    # The reader writes beside the file that it is given, and opens it for writing, which /opt/ml/model does not allow.
+    file = folder / gguf_file.name
+    if os.access(gguf_file, os.W_OK):
+        file.symlink_to(gguf_file.resolve())
+    else:
+        shutil.copyfile(gguf_file, file)
     # A tokenizer without files, because converting the one in the file would take longer than reading the weights.
     (no_files := folder / "tokenizer").mkdir()
     tokenizer = openvino_genai.Tokenizer(no_files)
     try:
-        openvino_genai.LLMPipeline(link, tokenizer, "CPU", enable_save_ov_model=True)
+        openvino_genai.LLMPipeline(file, tokenizer, "CPU", enable_save_ov_model=True)
     except (IndexError, RuntimeError) as error:  # an IndexError if the file lacks metadata
         reason = str(error).strip().rpartition("\n")[2]
         raise ConfigError(f"option.model_id: OpenVINO cannot convert {gguf_file}: {reason}") from error
+    file.unlink()
 
 
 class _Quantised(NamedTuple):

@@ -14,6 +14,7 @@ import msgspec
 from backends.base import Backend
 from backends.grammar import GrammarMatcher, Vocabulary
 from backends.grammar_compiler import GrammarCompiler
+from backends.paged.adapter_cache import AdapterCache
 from backends.paged.block_pool import BlockPool
 from backends.paged.generation import Generation
 from backends.paged.options import DEFAULT_PREFILL_TOKENS
@@ -27,7 +28,7 @@ from backends.sampling.bad_words import BadWords
 from backends.sampling.sampler import NOT_FINITE, Sampled, SamplerState, sample_drafts
 from lmi_handlers.core.capabilities import Capabilities, check_prompt
 from lmi_handlers.core.engine_counters import EngineCounters
-from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.core.errors import ConfigError, InvalidRequest
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import TokenRequest
 
@@ -55,15 +56,19 @@ class PreparedImages(Protocol):
     def model_kwargs(self) -> Mapping[str, Any]: ...
 
 
+_Prepared = Prepared[GrammarMatcher, PreparedImages]
+
+
 class PagedBackend(Backend):
     """Continuous batching over a `Runner`.
 
     Each step computes the next token of every running sequence and a part of the waiting prompts. Sequences wait
-    separately until their grammar is compiled and their images are prepared.
+    separately until their grammar is compiled, their images are prepared and their adapter is in memory.
 
     `capabilities` are those of the model. The size of the KV cache may lower `max_model_len`. `tokenizer_file` is a
     tokenizer.json; if it does not exist, grammars and bad words are not supported. `images` prepares prompts with
-    images, and `watermark` makes a processor for the first request that asks for one.
+    images, and `watermark` makes a processor for the first request that asks for one. `adapters` are given to the
+    runner with the sequences that use them; None if it supports none.
     """
 
     def __init__(
@@ -78,8 +83,11 @@ class PagedBackend(Backend):
         prompt_lookup_num_tokens: int = 0,
         images: ImagePreparer[Any] | None = None,
         watermark: Callable[[], Any] | None = None,
+        adapters: AdapterCache | None = None,
     ) -> None:
         self._runner = runner
+        self._adapters = adapters
+        self._awaiting_adapter: dict[str, _Prepared] = {}
         self._eos_token_ids = frozenset(eos_token_ids)
         self._prompt_lookup_num_tokens = prompt_lookup_num_tokens
         self._images = images
@@ -105,7 +113,12 @@ class PagedBackend(Backend):
         if tokenizer_file is not None and tokenizer_file.exists():
             self._bad_words = BadWords(tokenizer_file, runner.vocab_size)
             self._grammars = self._grammar_compiler(tokenizer_file)
-        needs = {"bad_words": self._bad_words, "structured_outputs": self._grammars, "watermark": watermark}
+        needs = {
+            "bad_words": self._bad_words,
+            "structured_outputs": self._grammars,
+            "watermark": watermark,
+            "adapters": adapters,
+        }
         self._capabilities = msgspec.structs.replace(
             capabilities,
             max_model_len=min(capabilities.max_model_len, runner.num_blocks * runner.block_size),
@@ -150,7 +163,9 @@ class PagedBackend(Backend):
 
     @property
     def capabilities(self) -> Capabilities:
-        return self._capabilities
+        if self._adapters is None:
+            return self._capabilities
+        return msgspec.structs.replace(self._capabilities, adapters=self._adapters.names)
 
     def add_request(self, request: TokenRequest) -> None:
         """Queue a sequence. Errors in its grammar or images are returned by a later `step`."""
@@ -160,12 +175,13 @@ class PagedBackend(Backend):
         if self._images is not None and request.prompt.image_prompt is not None:
             images = self._images.submit(request)
         if grammar is None and images is None:
-            self._start(request)
+            self._start_or_wait(Prepared(request, None, None))
         else:
             self._preparing.add(request, grammar, images)
 
     def abort(self, request_id: str) -> None:
-        if not self._preparing.discard(request_id) and request_id in self._generations:
+        waited = self._preparing.discard(request_id) or self._awaiting_adapter.pop(request_id, None) is not None
+        if not waited and request_id in self._generations:
             self._end(self._generations[request_id])
 
     def step(self) -> list[TokenOutput]:
@@ -173,7 +189,7 @@ class PagedBackend(Backend):
         outputs = self._take_prepared()
         if not self._generations:
             if not outputs:
-                self._preparing.wait()
+                self._preparing.wait([] if self._adapters is None else self._adapters.reading)
                 self._progress += 1  # preparing has its own time limits
             return outputs
         num_generating = self._scheduler.num_generating
@@ -197,8 +213,8 @@ class PagedBackend(Backend):
 
     @property
     def num_preparing(self) -> int:
-        """Number of sequences whose grammar or images are being prepared, at most `max_num_seqs`."""
-        return min(len(self._preparing), self._capabilities.max_num_seqs)
+        """Number of sequences that wait for their grammar, images or adapter, at most `max_num_seqs`."""
+        return min(len(self._preparing) + len(self._awaiting_adapter), self._capabilities.max_num_seqs)
 
     @property
     def progress(self) -> int:
@@ -232,24 +248,62 @@ class PagedBackend(Backend):
         if self._images is not None:
             self._images.close()
 
+    def add_adapters(self, folders: Mapping[str, Path]) -> None:
+        """Read the adapters of a model that is being loaded. Raises `ConfigError` if one cannot be used."""
+        for name, folder in folders.items():
+            try:
+                self.add_adapter(name, folder, self.read_adapter(name, folder))
+            except InvalidRequest as error:  # noqa: PERF203  it ends the loop
+                raise ConfigError(f"option.enable_lora: {error}") from error
+
+    def read_adapter(self, name: str, folder: Path) -> Any:
+        """Read and check an adapter. See `Backend`."""
+        return super().read_adapter(name, folder) if self._adapters is None else self._adapters.read(name, folder)
+
+    def add_adapter(self, name: str, folder: Path, adapter: Any, *, pinned: bool = False) -> None:
+        """Add an adapter. See `Backend`."""
+        assert self._adapters is not None  # noqa: S101  otherwise `read_adapter` has raised
+        self._adapters.add(name, folder, adapter, pinned=pinned)
+
+    def remove_adapter(self, name: str) -> None:
+        """Forget an adapter. See `Backend`."""
+        if self._adapters is not None:
+            self._adapters.remove(name)
+
     # Sequences
 
     def _take_prepared(self) -> list[TokenOutput]:
         """Start the sequences that are ready, and return an error output for each one that failed."""
         prepared, refused = self._preparing.collect()
-        return refused + [output for item in prepared if (output := self._start_or_refuse(item)) is not None]
+        awaiting, self._awaiting_adapter = self._awaiting_adapter, {}
+        for item in [*awaiting.values(), *prepared]:
+            try:
+                self._start_or_wait(item)
+            except InvalidRequest as error:  # noqa: PERF203  one failure must not affect the others
+                refused.append(refusal(item.request.request_id, error))
+        return refused
 
-    def _start_or_refuse(self, item: Prepared[GrammarMatcher, PreparedImages]) -> TokenOutput | None:
-        try:
-            self._start(item.request, item.grammar, item.images)
-        except InvalidRequest as error:
-            return refusal(item.request.request_id, error)
-        return None
+    def _start_or_wait(self, item: _Prepared) -> None:
+        """Start a sequence, unless it has to wait for its adapter. Raises `InvalidRequest`.
 
-    def _start(
-        self, request: TokenRequest, grammar: GrammarMatcher | None = None, images: PreparedImages | None = None
-    ) -> None:
+        Adapters get their places in the batch in order of arrival, so that none waits for ever.
+        """
+        name = item.request.prompt.adapter
+        if name is None or self._adapters is None:
+            self._start(item)
+            return
+        adapter = None
+        if not self._awaiting_adapter:
+            in_use = {running.sequence.adapter for running in self._generations.values()} - {None}
+            adapter = self._adapters.get(name, in_use)
+        if adapter is None:
+            self._awaiting_adapter[item.request.request_id] = item
+        else:
+            self._start(item, adapter)
+
+    def _start(self, item: _Prepared, adapter: Any | None = None) -> None:
         """Raises `InvalidRequest` if the prompt with its images is too long."""
+        request, images = item.request, item.images
         params = request.sampling_params
         token_ids = list(request.prompt.token_ids if images is None else images.token_ids)
         if images is not None:
@@ -260,8 +314,9 @@ class PagedBackend(Backend):
             token_ids,
             max_len if params.max_tokens is None else min(max_len, len(token_ids) + params.max_tokens),
             first_logit=-1 if params.prompt_logprobs is None else 0,
-            cache_key=_cache_key(request) if self._runner.shares_blocks else b"",
+            cache_key=self._cache_key(request) if self._runner.shares_blocks else b"",
             model_kwargs={} if images is None else images.model_kwargs,
+            adapter=adapter,
         )
         state = SamplerState(
             params,
@@ -270,7 +325,7 @@ class PagedBackend(Backend):
             bad_words=self._bad_words.token_ids(params.bad_words) if self._bad_words else None,
             watermark=self._watermark_processor() if params.watermark else None,
         )
-        state.grammar = grammar
+        state.grammar = item.grammar
         num_draft = params.prompt_lookup_num_tokens
         if num_draft is None:
             num_draft = self._prompt_lookup_num_tokens
@@ -376,13 +431,12 @@ class PagedBackend(Backend):
             self._watermark = self._make_watermark()
         return self._watermark
 
-
-def _cache_key(request: TokenRequest) -> bytes:
-    """Return what the keys and values of a prompt depend on besides its tokens: the adapter and the images."""
-    adapter, images = request.prompt.adapter, request.prompt.image_prompt
-    if adapter is None and images is None:
-        return b""
-    digest = hashlib.blake2b((adapter or "").encode())
-    for image in [] if images is None else images.images:
-        digest.update(hashlib.blake2b(image.data).digest())
-    return digest.digest()
+    def _cache_key(self, request: TokenRequest) -> bytes:
+        """Return what the keys and values of a prompt depend on besides its tokens: the adapter and the images."""
+        adapter, images = request.prompt.adapter, request.prompt.image_prompt
+        if adapter is None and images is None:
+            return b""
+        digest = hashlib.blake2b(self._adapters.key(adapter) if self._adapters is not None and adapter else b"")
+        for image in [] if images is None else images.images:
+            digest.update(hashlib.blake2b(image.data).digest())
+        return digest.digest()

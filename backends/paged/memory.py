@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-import re
 from pathlib import Path
 
+from lmi_handlers.config.sizes import parse_bytes
 from lmi_handlers.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 _OPTION = "option.kv_cache_memory_bytes"
-_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_MOST = 2.0**40  # of any unit, because infinity has no integer
 _SHARE_OF_CPU = 0.5
 """Of the free memory. The rest is for activations, the web workers and whatever else runs on the machine."""
 _SHARE_OF_GPU = 0.9
@@ -81,21 +79,6 @@ def available_on_gpu(free: int, total: int, utilization: float | None) -> int:
     `utilization` is `option.gpu_memory_utilization`: the share of the `total` memory that everything together may use.
     """
     return max(0, int(total * (utilization or _SHARE_OF_GPU)) - (total - free))
-
-
-def choose_max_model_len(limit: int | None, asked: int | None, *, default: int = 4096) -> int:
-    """Return `asked`, else the model's own `limit`, else `default`. Raises `ConfigError` if `asked` exceeds the limit."""
-    if asked is not None and limit is not None and asked > limit:
-        raise ConfigError(f"option.max_model_len: must be at most {limit}, the model's limit, got {asked}")
-    return asked or limit or default
-
-
-def parse_bytes(text: str, name: str) -> int:
-    """Return the number of bytes that `text` stands for, such as "256M". Raises `ConfigError` that starts with `name`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
-    if match is None:
-        raise ConfigError(f"{name}: must be a number of bytes such as 268435456, 256M or 2G, got {text}")
-    return int(min(float(match[1]), _MOST) * _UNITS[match[2]])
 
 
 def free_memory(root: Path = Path("/")) -> int | None:

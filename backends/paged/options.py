@@ -10,6 +10,10 @@ from lmi_handlers.config.option import NonNegativeInt, Option
 
 DEFAULT_BATCH_SIZE = 32
 DEFAULT_PREFILL_TOKENS = 512
+DEFAULT_MAX_LORAS = 4
+"""LMI's default."""
+DEFAULT_MAX_LORA_RANK = 16
+"""vLLM's and LMI's default."""
 
 
 class PagedOptions(msgspec.Struct, frozen=True, kw_only=True):

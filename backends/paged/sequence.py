@@ -19,6 +19,7 @@ class Sequence:
     otherwise the last known token's. `draft` are tokens that are likely to follow; they are computed in the same step
     if there is room. `cache_key` distinguishes sequences that must not share blocks although their tokens are equal,
     such as those of different adapters. `model_kwargs` are additional arguments for the model's first forward pass.
+    `adapter` is what the runner adds to the model's weights, None for the model itself.
     """
 
     request_id: str
@@ -27,6 +28,7 @@ class Sequence:
     first_logit: int = -1
     cache_key: bytes = b""
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    adapter: Any | None = None
     prompt_len: int = field(init=False)
     num_computed: int = field(init=False, default=0)
     num_cached_tokens: int | None = field(init=False, default=None)

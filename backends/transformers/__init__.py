@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from backends.paged.options import DEFAULT_BATCH_SIZE
+from backends.paged.options import DEFAULT_BATCH_SIZE, DEFAULT_MAX_LORA_RANK, DEFAULT_MAX_LORAS
 from backends.transformers.options import TransformersOptions
 from lmi_handlers.config.declaration import BackendDeclaration, Handler
 
 DECLARATION = BackendDeclaration(
     name="transformers",
     location="backends.transformers.backend:TransformersBackend",
-    pooling="backends.transformers.embedding:EmbeddingBackend",
+    pooling="backends.transformers.pooling_backend:PoolingBackend",
     requires=("torch", "transformers", "accelerate"),
     install="lmi-handlers[transformers]",
     options=TransformersOptions,
@@ -25,11 +25,18 @@ DECLARATION = BackendDeclaration(
         "gpu_memory_utilization",
         "kv_cache_memory_bytes",
         "limit_mm_per_prompt",
+        "enable_lora",
+        "max_loras",
+        "max_lora_rank",
+        "max_cpu_loras",
     ),
-    defaults={"max_rolling_batch_size": DEFAULT_BATCH_SIZE},
+    defaults={
+        "max_rolling_batch_size": DEFAULT_BATCH_SIZE,
+        "max_loras": DEFAULT_MAX_LORAS,
+        "max_lora_rank": DEFAULT_MAX_LORA_RANK,
+    },
     rolling_batch=("scheduler",),
     handlers={"djl_python.huggingface": Handler()},
-    unsupported={"adapters": "the weights are served as they are"},
     untested=(
         "Anything on a GPU. Attention copies each layer's blocks into one padded batch before it computes, which was chosen "
         "for CPUs with 16-bit types; how fast that is on a GPU is not known.",

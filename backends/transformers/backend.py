@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,21 @@ import torch
 from transformers import WatermarkLogitsProcessor
 
 from backends.base import ModelFiles
+from backends.max_model_len import choose_max_model_len
+from backends.paged.adapter_cache import AdapterCache
 from backends.paged.backend import MAX_LOGPROBS, PagedBackend
 from backends.paged.memory import available_on_cpu, available_on_gpu, choose_num_blocks, free_memory
-from backends.paged.options import DEFAULT_BATCH_SIZE, DEFAULT_PREFILL_TOKENS
+from backends.paged.options import (
+    DEFAULT_BATCH_SIZE,
+    DEFAULT_MAX_LORA_RANK,
+    DEFAULT_MAX_LORAS,
+    DEFAULT_PREFILL_TOKENS,
+)
 from backends.transformers import DECLARATION
 from backends.transformers.images import ImageProcessor
 from backends.transformers.kv_cache import BLOCK_SIZE
-from backends.transformers.loading import choose_max_model_len, choose_runner, load_model, sequential_runner
+from backends.transformers.loading import choose_runner, load_model, position_limit, sequential_runner
+from backends.transformers.lora import read_adapter
 from backends.transformers.options import TransformersOptions
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
@@ -33,8 +42,8 @@ GREENLIST_RATIO = 0.5
 class TransformersBackend(PagedBackend):
     """Serves any causal language model of the transformers library.
 
-    `kv_cache_memory_bytes` and `gpu_memory_utilization` are the options of these names. `processor` is the library's
-    processor for the model's images.
+    `kv_cache_memory_bytes`, `gpu_memory_utilization`, `max_loras`, `max_cpu_loras` and `max_lora_rank` are the options
+    of these names. `processor` is the library's processor for the model's images.
     The other arguments are those of `PagedBackend`.
     """
 
@@ -52,10 +61,13 @@ class TransformersBackend(PagedBackend):
         prompt_lookup_num_tokens: int = 0,
         tokenizer_file: Path | None = None,
         processor: Any | None = None,
+        max_loras: int = DEFAULT_MAX_LORAS,
+        max_cpu_loras: int | None = None,
+        max_lora_rank: int = DEFAULT_MAX_LORA_RANK,
     ) -> None:
         embeddings: torch.Tensor = model.get_input_embeddings().weight
         vocab_size, device = embeddings.shape[0], embeddings.device
-        length = choose_max_model_len(model.config, max_model_len)
+        length = choose_max_model_len(position_limit(model), max_model_len)
 
         def num_blocks(bytes_per_block: int) -> int:
             free, available = _memory(device, gpu_memory_utilization)
@@ -75,7 +87,9 @@ class TransformersBackend(PagedBackend):
 
             images = ImagePreparer(ImageProcessor(processor, model.dtype).process)
         # Image models have their own positions and masks, which only the library's own generation code handles.
-        runner = choose_runner(model, length, num_blocks) if images is None else sequential_runner(model, num_blocks)
+        choose = sequential_runner if images is not None else partial(choose_runner, max_model_len=length)
+        runner = choose(model, num_blocks=num_blocks, max_loras=max_loras)
+        read = partial(read_adapter, shapes=runner.lora.shapes, max_rank=max_lora_rank, dtype=model.dtype)
         super().__init__(
             runner,
             Capabilities(
@@ -96,6 +110,7 @@ class TransformersBackend(PagedBackend):
             prompt_lookup_num_tokens=prompt_lookup_num_tokens,
             images=images,
             watermark=lambda: WatermarkLogitsProcessor(vocab_size, device=device, greenlist_ratio=GREENLIST_RATIO),
+            adapters=AdapterCache(read, max_loras=max_loras, max_cpu_loras=max_cpu_loras),
         )
 
     @classmethod
@@ -125,7 +140,11 @@ class TransformersBackend(PagedBackend):
             prompt_lookup_num_tokens=options.prompt_lookup_num_tokens or 0,
             tokenizer_file=tokenizer_file if tokenizer_file.exists() else None,
             processor=processor,
+            max_loras=properties.max_loras or DEFAULT_MAX_LORAS,
+            max_cpu_loras=properties.max_cpu_loras,
+            max_lora_rank=properties.max_lora_rank or DEFAULT_MAX_LORA_RANK,
         )
+        backend.add_adapters(model.adapters)
         report(LoadPhase.WARM_UP)
         backend.warm_up()
         return backend

@@ -13,6 +13,7 @@ import torch
 from backends.paged.runner import Runner
 from backends.paged.sequence import Chunk, Sequence
 from backends.transformers.kv_cache import BLOCK_SIZE
+from backends.transformers.lora_layers import LoraLayers
 from backends.transformers.memory_errors import is_out_of_memory, memory_errors
 
 logger = logging.getLogger(__name__)
@@ -31,14 +32,16 @@ class SequentialRunner(Runner):
 
     A model's state, be it keys and values or a recurrent state, stays in the keyword arguments that the library passes
     from one forward to the next. So this class works with any kind of cache. The `num_blocks` blocks only count tokens.
+    `lora` applies each sequence's adapter.
     """
 
     block_size = BLOCK_SIZE
     takes_partial_prompts = False
     shares_blocks = False
 
-    def __init__(self, model: Any, num_blocks: int) -> None:
+    def __init__(self, model: Any, num_blocks: int, lora: LoraLayers) -> None:
         self._model = model
+        self.lora = lora
         embeddings = model.get_input_embeddings().weight
         self._device: torch.device = embeddings.device
         self.vocab_size: int = embeddings.shape[0]
@@ -91,7 +94,8 @@ class SequentialRunner(Runner):
             is_first_iteration=state is None,
             **kwargs,
         )
-        output = self._model(**inputs, return_dict=True)
+        with self.lora.adapted([(sequence.adapter, len(chunk.token_ids))]):
+            output = self._model(**inputs, return_dict=True)
         kwargs = self._extended(kwargs, 1, output)
         # Images are cached now.
         kwargs = {name: value for name, value in kwargs.items() if not name.startswith("pixel_")}

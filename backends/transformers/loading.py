@@ -17,11 +17,12 @@ from transformers import (
 )
 
 from backends.cpu_dtype import choose_cpu_dtype
-from backends.paged.runner import Runner
+from backends.paged.options import DEFAULT_MAX_LORAS
 from backends.paged.sequence import Chunk, Sequence
 from backends.transformers.attention import ATTENTION_NAME
 from backends.transformers.fallback import SequentialRunner
 from backends.transformers.kv_cache import BLOCK_SIZE
+from backends.transformers.lora_layers import AdaptableLayers, LoraLayers
 from backends.transformers.options import TransformersOptions
 from backends.transformers.packing import LinearInputs, can_pack, pack, unpack
 from backends.transformers.rolling import RollingRunner
@@ -43,9 +44,6 @@ QUANTIZATIONS: dict[str, dict[str, bool]] = {
     "bitsandbytes4": {"load_in_4bit": True},
 }
 """Values of option.quantize, under LMI's names, with the arguments of transformers' `BitsAndBytesConfig`."""
-
-# Default for option.max_model_len if the model states no limit (ALiBi, a recurrent state).
-UNBOUNDED_MAX_MODEL_LEN = 4096
 
 # Maximum relative error of the logits, compared with the model's own. Rounding gives about 1e-6, or 1e-2 for 16-bit
 # types. A missing mask or bias gives much more.
@@ -109,17 +107,23 @@ def _choose_dtype(asked: torch.dtype | None, config: Any, device_map: str | None
     return asked or "auto"
 
 
-def choose_max_model_len(config: Any, asked: int | None) -> int:
-    """Return `asked` or else the model's own limit. Raises `ConfigError` if `asked` exceeds that limit."""
-    limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if asked is None:
-        return limit or UNBOUNDED_MAX_MODEL_LEN
-    if limit is not None and asked > limit:
-        raise ConfigError(f"option.max_model_len: must be at most {limit}, the model's limit, got {asked}")
-    return asked
+def position_limit(model: Any) -> int | None:
+    """Return how many tokens the model has positions for, or None if it has no such limit."""
+    limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return None if limit is None else limit - _first_position(model)
 
 
-def choose_runner(model: Any, max_model_len: int, num_blocks: Callable[[int], int]) -> Runner:
+def _first_position(model: Any) -> int:
+    """Return the position of the first token. RoBERTa and its relatives leave out those up to the padding token's id."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            return int(module.padding_idx) + 1
+    return 0
+
+
+def choose_runner(
+    model: Any, max_model_len: int, num_blocks: Callable[[int], int], max_loras: int = DEFAULT_MAX_LORAS
+) -> RollingRunner | SequentialRunner:
     """Pack the model's weights if possible. Returns the fastest runner that gives the same logits as the model.
 
     `num_blocks` returns the size of the KV cache for a number of bytes per block.
@@ -131,17 +135,18 @@ def choose_runner(model: Any, max_model_len: int, num_blocks: Callable[[int], in
     if reason is None:
         stock = model.config._attn_implementation  # noqa: SLF001 (there is no public way to read it)
         model.set_attn_implementation(ATTENTION_NAME)
-        probe = RollingRunner(model, len(_PROBE_LENGTHS))
-        reason = _difference(lambda: _rolling_logits(probe), expected)
+        probe = RollingRunner(model, len(_PROBE_LENGTHS), LoraLayers(model, {}))
+        with AdaptableLayers(model) as adaptable:
+            reason = _difference(lambda: _rolling_logits(probe), expected)
         reason = reason or _window_missing(model.config.get_text_config(), probe.windows, max_model_len)
         if reason is None:
-            return RollingRunner(model, num_blocks(probe.block_bytes))
+            return RollingRunner(model, num_blocks(probe.block_bytes), LoraLayers(model, adaptable.modules, max_loras))
         model.set_attn_implementation(stock)
     logger.warning(
         "no rolling batch for this model; each sequence is computed separately",
         extra={"model_type": model.config.model_type, "reason": reason},
     )
-    return sequential_runner(model, num_blocks)
+    return sequential_runner(model, num_blocks, max_loras)
 
 
 def pack_if_equal(model: Any, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -156,15 +161,19 @@ def pack_if_equal(model: Any, compute: Callable[[], torch.Tensor]) -> torch.Tens
     return expected
 
 
-def sequential_runner(model: Any, num_blocks: Callable[[int], int]) -> SequentialRunner:
+def sequential_runner(
+    model: Any, num_blocks: Callable[[int], int], max_loras: int = DEFAULT_MAX_LORAS
+) -> SequentialRunner:
     """Return the runner for any model. The model's own cache for a block of tokens tells how large a block is."""
     tokens = torch.ones((1, BLOCK_SIZE), dtype=torch.long, device=model.get_input_embeddings().weight.device)
-    with torch.inference_mode():
+    with torch.inference_mode(), AdaptableLayers(model) as adaptable:
         cache = getattr(model(input_ids=tokens, use_cache=True), "past_key_values", None)
     layers = getattr(cache, "layers", ())
     stored = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
     # A recurrent state is as large for one token as for many. It is not counted.
-    return SequentialRunner(model, num_blocks(max(1, sum(x.nbytes for x in stored if x is not None))))
+    bytes_per_block = sum(x.nbytes for x in stored if x is not None)
+    lora = LoraLayers(model, adaptable.modules, max_loras)
+    return SequentialRunner(model, num_blocks(max(1, bytes_per_block)), lora)
 
 
 def _cannot_flatten(config: Any, max_model_len: int) -> str | None:

@@ -14,6 +14,7 @@ from backends.paged.sequence import Chunk, Sequence
 from backends.transformers.attention import MAX_DECODE_TOKENS
 from backends.transformers.kv_cache import BLOCK_SIZE, KVCache
 from backends.transformers.layout import BatchLayout, Segment, index_tensors
+from backends.transformers.lora_layers import LoraLayers
 from backends.transformers.memory_errors import memory_errors
 
 # The cost of one more call of the attention kernels, in positions that could be read in the same time. On a GPU reading
@@ -23,12 +24,16 @@ CALL_COST_GPU = 65536
 
 
 class RollingRunner(Runner):
-    """Flattens the step's tokens to `[1, tokens]`. Keys and values are in a cache of `num_blocks` blocks."""
+    """Flattens the step's tokens to `[1, tokens]`. Keys and values are in a cache of `num_blocks` blocks.
+
+    `lora` applies each sequence's adapter to its tokens.
+    """
 
     block_size = BLOCK_SIZE
 
-    def __init__(self, model: Any, num_blocks: int) -> None:
+    def __init__(self, model: Any, num_blocks: int, lora: LoraLayers) -> None:
         self._model = model
+        self.lora = lora
         embeddings: torch.Tensor = model.get_input_embeddings().weight
         self.vocab_size = embeddings.shape[0]
         self.num_blocks = num_blocks
@@ -78,13 +83,14 @@ class RollingRunner(Runner):
                 self._device,
             )
             layout = BatchLayout(self._cache, blocks, offsets, segments)
-            output = self._model(
-                input_ids=token_ids[None],
-                position_ids=at[None],
-                use_cache=False,
-                logits_to_keep=rows,
-                rolling_batch=layout,
-            )
+            with self.lora.adapted([(chunk.sequence.adapter, len(chunk.token_ids)) for chunk in ordered]):
+                output = self._model(
+                    input_ids=token_ids[None],
+                    position_ids=at[None],
+                    use_cache=False,
+                    logits_to_keep=rows,
+                    rolling_batch=layout,
+                )
         self.windows = layout.windows
         logits: torch.Tensor = output.logits[0, : len(wanted)]
         return logits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
-from backends.vllm.options import DEFAULT_BATCH_SIZE, VLLMOptions
+from backends.vllm.options import DEFAULT_BATCH_SIZE, NO_COUNTERPART, VLLMOptions
 from lmi_handlers.config.declaration import BackendDeclaration, Handler
 
 LOG_LEVEL = os.environ.get("VLLM_LOGGING_LEVEL", "ERROR").upper()
@@ -16,6 +16,7 @@ logging.getLogger("vllm").setLevel(LOG_LEVEL)  # must happen before vLLM is impo
 DECLARATION = BackendDeclaration(
     name="vllm",
     location="backends.vllm.backend:VLLMBackend",
+    pooling="backends.vllm.pooling_backend:VLLMPoolingBackend",
     requires=("vllm", "llguidance"),
     install="lmi-handlers[vllm]",
     options=VLLMOptions,
@@ -46,6 +47,7 @@ DECLARATION = BackendDeclaration(
         "max_cpu_loras",
     ),
     defaults={"max_rolling_batch_size": DEFAULT_BATCH_SIZE},
+    without_effect=NO_COUNTERPART,
     passes_options=True,
     priority=20,
     gpus=("NVIDIA", "AMD"),

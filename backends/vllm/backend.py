@@ -6,32 +6,22 @@ and it starts in a fraction of the time. With tensor or pipeline parallelism, vL
 
 from __future__ import annotations
 
+import backends.vllm.environment  # noqa: F401  before vLLM is imported
+
+# isort: split
+
+import contextlib
 import logging
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from backends.vllm import DECLARATION, LOG_LEVEL
-
-# Set before vLLM is imported, because it reads them only once.
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # send no usage data
-# This process has threads, and a forked child would inherit their locks. vLLM itself uses spawn on CPUs.
-os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-# For vLLM's child processes, which warn about libraries that vLLM uses, and about what a failed start leaves behind.
-os.environ.setdefault("PYTHONWARNINGS", "ignore")
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # each process would report how it binds threads and memory
-os.environ["VLLM_LOGGING_LEVEL"] = LOG_LEVEL
 
 from PIL import Image
 from vllm import LLMEngine
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import EngineInput
-from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
 
 from backends.base import Backend, ModelFiles
@@ -39,17 +29,18 @@ from backends.grammar import Vocabulary
 from backends.grammar_compiler import GrammarCompiler
 from backends.image_preparer import ImagePreparer
 from backends.preparing import Preparing, refusal
+from backends.vllm import DECLARATION
+from backends.vllm.adapters import EngineAdapters
 from backends.vllm.counting import of_lookup, of_run
 from backends.vllm.engine_args import GRAMMAR_LIBRARY, TOKENIZER_FILE, engine_arguments
-from backends.vllm.engine_config import engine_config
-from backends.vllm.errors import load_error, one_line
+from backends.vllm.errors import one_line
 from backends.vllm.model_runner import check_buffers, typical_processor
 from backends.vllm.sampling import engine_sampling_params, token_output
+from backends.vllm.start import Workers, checkpoint, start_engine
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.engine_counters import EngineCounters
 from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest
-from lmi_handlers.core.load_failure import load_failure
 from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import TokenRequest
@@ -58,11 +49,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 logger = logging.getLogger(__name__)
-# This module logs at length what it then raises. A level would not last: vLLM resets levels when it sets up logging.
-logging.getLogger("vllm.transformers_utils.repo_utils").addFilter(lambda _record: False)
 
 # vLLM compiles a grammar again when the request starts, which blocks all others for at most a third of this.
 _GRAMMAR_SECONDS = 0.1
+_READ_SIZE = 1 << 20
 _TRIAL_SECONDS = 2.0  # for compiling and a few tokens
 
 
@@ -88,14 +78,13 @@ class VLLMBackend(Backend):
         processor = engine.renderer.mm_processor
         if processor is not None and processor.info.allowed_mm_limits.get("image", 0) > 0:
             self._images = ImagePreparer(self._render)
-        # Watched here because vLLM takes ten seconds under load to notice a dead worker. Only its multiprocess executor
-        # has `workers`.
-        self._workers = [worker.proc for worker in getattr(engine.model_executor, "workers", ())]
-        self._adapters = {
-            name: LoRARequest(name, number, str(path)) for number, (name, path) in enumerate(model.adapters.items(), 1)
-        }
-        for name, adapter in self._adapters.items():
-            self._load_adapter(name, adapter)
+        self._workers = Workers(engine)
+        self._adapters = EngineAdapters(engine)
+        for name, folder in model.adapters.items():
+            try:
+                self._adapters.add(name, folder)
+            except InvalidRequest as error:  # noqa: PERF203  it ends the loop
+                raise ConfigError(f"option.enable_lora: {error}") from error
         logger.info(
             "model loaded",
             extra={
@@ -114,7 +103,7 @@ class VLLMBackend(Backend):
             vocab_size=config.model_config.get_vocab_size(),
             max_logprobs=config.model_config.max_logprobs,
             unsupported=(*DECLARATION.unsupported, *_unsupported_by(config)),
-            adapters=tuple(self._adapters),
+            adapters=self._adapters.names,
             device=config.device_config.device_type,
             dtype=str(config.model_config.dtype).removeprefix("torch."),
             takes_images=self._images is not None,
@@ -125,16 +114,10 @@ class VLLMBackend(Backend):
     @classmethod
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> Self:
         """Build the engine. Any failure raises `ConfigError` or `LoadFailed` with a one-line message."""
-        if model.path is None:
-            raise ConfigError(f"option.model_id: the {cls.declaration.name} backend needs a model")
-        if not model.path.is_dir():
-            raise ConfigError(f"option.model_id: vLLM needs the directory of a checkpoint, not {model.path.name}")
-        arguments = engine_arguments(model.path, properties, backend=cls.declaration, adapters=len(model.adapters))
+        path = checkpoint(model, cls.declaration.name)
+        arguments = engine_arguments(path, properties, backend=cls.declaration, adapters=len(model.adapters))
         report(LoadPhase.WEIGHTS)
-        try:
-            engine = LLMEngine.from_vllm_config(engine_config(arguments), disable_log_stats=True)
-        except Exception as error:  # the operator must hear of any failure to start
-            raise load_failure(load_error(error, arguments), error) from error
+        engine = start_engine(arguments)
         return cls(engine, model)
 
     @classmethod
@@ -211,10 +194,7 @@ class VLLMBackend(Backend):
 
     def check_health(self) -> None:
         """Check the worker processes, if there are any. Raises `EngineDead` with the name of a dead one."""
-        dead = connection.wait([worker.sentinel for worker in self._workers], timeout=0) if self._workers else ()
-        for worker in self._workers:
-            if worker.sentinel in dead:
-                raise EngineDead(f"vLLM's worker process {worker.name} has died; was it out of memory?")
+        self._workers.check_health()
 
     def close(self) -> None:
         """Stop vLLM's worker processes, if there are any, and the processes that try grammars and prepare images."""
@@ -223,6 +203,27 @@ class VLLMBackend(Backend):
         if self._images is not None:
             self._images.close()
         self._engine.engine_core.shutdown()
+
+    def read_adapter(self, name: str, folder: Path) -> None:  # noqa: ARG002  the base class's
+        """Bring the files into the page cache, so that vLLM, which reads them between two steps, need not wait for them."""
+        for file in folder.iterdir():
+            with contextlib.suppress(OSError), file.open("rb") as stream:
+                while stream.read(_READ_SIZE):
+                    pass
+
+    def add_adapter(self, name: str, folder: Path, adapter: None, *, pinned: bool = False) -> None:  # noqa: ARG002  as above
+        """Load an adapter into vLLM."""
+        self._adapters.drop_replaced(self._adapters_in_use())
+        self._adapters.add(name, folder, pinned=pinned)
+        self._adapters.drop_replaced(self._adapters_in_use())
+
+    def remove_adapter(self, name: str) -> None:
+        """Unload an adapter from vLLM."""
+        self._adapters.remove(name)
+
+    def _adapters_in_use(self) -> set[str | None]:
+        requests = (running.record.lora_request for running in self._running.values())
+        return {None if request is None else request.lora_name for request in requests}
 
     def _start(self, request: TokenRequest, grammar: str | None = None, prompt: EngineInput | None = None) -> None:
         """Hand a sequence to vLLM. `grammar` and `prompt` are the compiled grammar's text and the prompt with images.
@@ -238,11 +239,13 @@ class VLLMBackend(Backend):
                 fields = self._engine.input_processor.generation_config_fields
                 params.update_from_generation_config(fields, self._engine.renderer.get_eos_token_id())
                 check_buffers(params)
+            name = request.prompt.adapter
+            adapter = None if name is None else self._adapters.get(name)
             engine_id = self._engine.add_request(
                 request.request_id,
                 prompt or {"type": "token", "prompt_token_ids": request.prompt.token_ids},
                 params,
-                lora_request=None if request.prompt.adapter is None else self._adapters[request.prompt.adapter],
+                lora_request=adapter,
                 priority=request.priority if self._by_priority else 0,
             )
         except (VLLMClientError, ValueError) as error:
@@ -289,13 +292,6 @@ class VLLMBackend(Backend):
         eos_token_ids = tuple(token for token in model.eos_token_ids if token < vocab_size)
         vocabulary = Vocabulary(str(model.path / TOKENIZER_FILE), vocab_size, eos_token_ids)
         return GrammarCompiler(vocabulary, str, time_limit=_TRIAL_SECONDS, cpu_limit=_GRAMMAR_SECONDS)
-
-    def _load_adapter(self, name: str, adapter: LoRARequest) -> None:
-        """Load an adapter before any request uses it. A failure during a step would end the whole batch."""
-        try:
-            self._engine.add_lora(adapter)
-        except Exception as error:
-            raise ConfigError(f"option.enable_lora: adapter {name!r} cannot be loaded: {one_line(error)}") from error
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ import secrets
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import vllm.envs as engine_environment
 from vllm import EngineArgs
@@ -22,7 +22,8 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from backends.vllm import DECLARATION
-from backends.vllm.options import DEFAULT_BATCH_SIZE
+from backends.vllm.arguments import ALIASES, ALONE, DTYPES, ONE_ENGINE, OURS
+from backends.vllm.options import DEFAULT_BATCH_SIZE, NO_COUNTERPART
 from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.option import text_of
 from lmi_handlers.config.properties import NEAR, ServingProperties
@@ -43,84 +44,14 @@ not support in later requests.
 TOKENIZER_FILE = "tokenizer.json"
 """The file that llguidance reads. If the model has none, vLLM chooses the grammar library."""
 
-ALIASES = {
-    "max_rolling_batch_size": "max_num_seqs",
-    "max_rolling_batch_prefill_tokens": "max_num_batched_tokens",
-    "tensor_parallel_degree": "tensor_parallel_size",
-    "pipeline_parallel_degree": "pipeline_parallel_size",
-    "quantize": "quantization",
-    "cpu_offload_gb_per_gpu": "cpu_offload_gb",
-}
-"""Our option -> the engine argument that it sets, if that has a different name."""
-
-OURS = {
-    "model": "use option.model_id",
-    "revision": "use option.revision",
-    "served_model_name": "use option.model_name",
-    "allowed_media_domains": "the server fetches images itself",
-    "tokenizer": "answers are decoded with the model's own tokenizer",
-    "skip_tokenizer_init": "grammars need the tokenizer",
-    "disable_log_stats": "the server has metrics of its own",
-    "use_tqdm_on_load": "the server logs the progress",
-    "generation_config": "sampling parameters are set per request",
-    "reasoning_parser": "grammars apply from the first token on",
-    "logits_processors": "typical_p is one of them",
-}
-"""Engine arguments that the server sets -> why, or what to use instead."""
-
-_ONE_ENGINE = "this server runs one engine; use option.tensor_parallel_degree, or more endpoints"
-_ONE_MACHINE = "this server runs on one machine"
-_GENERATES = "only text generation is supported"
-_QUEUE = "requests wait in the server's queue, not in vLLM's; use job_queue_size"
-
-ALONE: Mapping[str, str] = {
-    "data_parallel_size": _ONE_ENGINE,
-    "data_parallel_rank": _ONE_ENGINE,
-    "data_parallel_start_rank": _ONE_ENGINE,
-    "data_parallel_size_local": _ONE_ENGINE,
-    "data_parallel_address": _ONE_ENGINE,
-    "data_parallel_rpc_port": _ONE_ENGINE,
-    "data_parallel_hybrid_lb": _ONE_ENGINE,
-    "data_parallel_external_lb": _ONE_ENGINE,
-    "data_parallel_multi_port_external_lb": _ONE_ENGINE,
-    "data_parallel_backend": _ONE_ENGINE,
-    "enable_elastic_ep": _ONE_ENGINE,
-    "elastic_ep_max_dp_size": _ONE_ENGINE,
-    "enable_fault_tolerance": _ONE_ENGINE,
-    "nnodes": _ONE_MACHINE,
-    "node_rank": _ONE_MACHINE,
-    "runner": _GENERATES,
-    "convert": _GENERATES,
-    "mm_encoder_only": _GENERATES,
-    "max_num_queued_reqs": _QUEUE,
-    "max_num_queued_tokens": _QUEUE,
-}
-"""Engine arguments that must keep their default, because one engine is stepped in this process -> why.
-
-Most other values would make vLLM wait for peers that never start.
-"""
-
 _EXECUTORS = (None, "mp", "uni")
 """Supported executors. The others run workers on other machines, or expect someone else to start them."""
-
-NO_COUNTERPART = {
-    "device": "vLLM detects the device itself",
-    "preloaded_model": "vLLM has removed it",
-    "lora_extra_vocab_size": "vLLM has removed it",
-    "long_lora_scaling_factors": "vLLM has removed it",
-    "guided_decoding_backend": 'use option.structured_outputs_config={"backend": "xgrammar"}',
-    "record_acceptance_rate": "vLLM counts accepted tokens itself",
-    "speculative_telemetry": "vLLM counts accepted tokens itself",
-}
-"""LMI options that the current vLLM has no argument for -> why."""
 
 TEXT_LAYER = (
     "model_id",
     "revision",
 )
 """Options of LMI's vLLM handler that are handled outside the engine here."""
-
-DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def engine_arguments(
@@ -149,10 +80,10 @@ def engine_arguments(
     # By default, unseeded requests would get the same samples after every restart.
     texts.setdefault("seed", str(secrets.randbits(32)))
     arguments = EngineArgs.from_cli_args(_parse({"model": str(path)} | texts))
-    _check_alone(arguments)
+    _check_alone(arguments, pools=properties.pools)
     arguments.disable_log_stats = True
     arguments.use_tqdm_on_load = False
-    arguments.runner = "generate"  # by default, vLLM loads some models for embeddings only
+    arguments.runner = _runner(pools=properties.pools)  # by default, vLLM decides by the model
     if arguments.structured_outputs_config.backend == "auto" and (path / TOKENIZER_FILE).exists():
         arguments.structured_outputs_config.backend = GRAMMAR_LIBRARY
     if current_platform.is_cpu() and arguments.enable_chunked_prefill is None:
@@ -164,12 +95,18 @@ def engine_arguments(
     return arguments
 
 
-def _check_alone(arguments: EngineArgs) -> None:
-    """Raise `ConfigError` for options that need more than this one engine."""
+def _runner(*, pools: bool) -> Literal["generate", "pooling"]:
+    return "pooling" if pools else "generate"
+
+
+def _check_alone(arguments: EngineArgs, *, pools: bool) -> None:
+    """Raise `ConfigError` for options that need more than this one engine, or another task."""
     for name, reason in ALONE.items():
+        if name == "convert" and pools:
+            continue
         value = getattr(arguments, name)
         # Compare with the class attribute, because an instance without a model would load vLLM's default model.
-        if value not in (getattr(EngineArgs, name), "generate" if name == "runner" else None):
+        if value not in (getattr(EngineArgs, name), _runner(pools=pools) if name == "runner" else None):
             raise ConfigError(f"{option_of(name)} has value {value!r}: {reason}")
     stages = arguments.pipeline_parallel_size
     if stages > 1 and current_platform.is_cpu():  # in vLLM 0.32 the first step raises KeyError
@@ -180,7 +117,7 @@ def _check_alone(arguments: EngineArgs) -> None:
     if executor not in _EXECUTORS:
         raise ConfigError(f"option.distributed_executor_backend has value {executor!r}: must be mp or uni")
     if engine_environment.VLLM_DP_SIZE > 1:  # vLLM reads this variable if the option is not set
-        raise ConfigError(f"VLLM_DP_SIZE has value {engine_environment.VLLM_DP_SIZE}: {_ONE_ENGINE}")
+        raise ConfigError(f"VLLM_DP_SIZE has value {engine_environment.VLLM_DP_SIZE}: {ONE_ENGINE}")
 
 
 def _make_room(arguments: EngineArgs, adapters: int, *, explicit: bool) -> None:

@@ -27,9 +27,10 @@ def typical_processor(config: VllmConfig) -> str | None:
     """Return the logits processor that implements `typical_p` in this configuration, or None if none can.
 
     With asynchronous scheduling, any logits processor makes the first runner wait for the previous step's tokens in
-    every step, even if no request uses it. With speculative decoding the first runner accepts no processor at all.
+    every step, even if no request uses it. With speculative decoding the first runner accepts no processor at all, and
+    neither does a model that pools.
     """
-    if config.speculative_config is not None:
+    if config.speculative_config is not None or config.model_config.runner_type == "pooling":
         return None
     if config.use_v2_model_runner:
         return _TYPICAL_V2

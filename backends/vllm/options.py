@@ -11,6 +11,17 @@ from lmi_handlers.config.option import NonNegativeFloat, NonNegativeInt, Option
 DEFAULT_BATCH_SIZE = 256
 """LMI's default for this engine."""
 
+NO_COUNTERPART = {
+    "device": "vLLM detects the device itself",
+    "preloaded_model": "vLLM has removed it",
+    "lora_extra_vocab_size": "vLLM has removed it",
+    "long_lora_scaling_factors": "vLLM has removed it",
+    "guided_decoding_backend": 'use option.structured_outputs_config={"backend": "xgrammar"}',
+    "record_acceptance_rate": "vLLM counts accepted tokens itself",
+    "speculative_telemetry": "vLLM counts accepted tokens itself",
+}
+"""LMI options that the current vLLM has no argument for -> why."""
+
 
 class VLLMOptions(msgspec.Struct, frozen=True, kw_only=True):
     """LMI's options for vLLM."""

@@ -126,7 +126,9 @@ class CompletionSseFormatter(CompletionFormatter):
             events += event(encode(responses.AlephAlphaStreamChunk(**self.fields(index, new))))
         if new.finish_reason is not None:
             reason = FINISH_REASONS[new.finish_reason]
-            events += event(encode(responses.AlephAlphaStreamSummary(index, options.model_version, reason)))
+            events += event(
+                encode(responses.AlephAlphaStreamSummary(index, options.model_version, reason, self.cut_by))
+            )
         return events
 
     def finish(self) -> bytes:

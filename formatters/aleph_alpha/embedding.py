@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from formatters.aleph_alpha import responses
 from formatters.base import encode
-from formatters.embeddings import EmbeddingFormatter, numbers
+from formatters.pooling import PoolingFormatter, numbers
 from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 
 
-class ModelEmbeddingFormatter(EmbeddingFormatter):
+class ModelEmbeddingFormatter(PoolingFormatter):
     """An answer that names the model."""
 
     def __init__(self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...], *, model_version: str) -> None:

@@ -69,11 +69,12 @@ class AlephAlphaStreamChunk(_Part, tag_field="type", tag="stream_chunk"):
 
 
 class AlephAlphaStreamSummary(Response, tag_field="type", tag="stream_summary"):
-    """Marks the end of one of the completions."""
+    """Marks the end of one of the completions. `truncated` names the option that has ended it before its time."""
 
     index: Count
     model_version: str
     finish_reason: AlephAlphaFinishReason
+    truncated: str | UnsetType = UNSET
 
 
 class AlephAlphaCompletionSummary(Response, tag_field="type", tag="completion_summary"):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from formatters.base import encode
-from formatters.embeddings import EmbeddingFormatter, numbers
+from formatters.pooling import PoolingFormatter, numbers
 from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 
 
-class VectorsFormatter(EmbeddingFormatter):
+class VectorsFormatter(PoolingFormatter):
     """A list of vectors, or for a `single` input its vector alone: `[0.5,..]`."""
 
     def __init__(self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...], *, single: bool) -> None:

@@ -76,7 +76,8 @@ class LmiBestOfResponse(Response):
 class LmiStreamDetails(Response):
     """Included in the last record of a stream if the request sets `details`.
 
-    A failed stream only has `finish_reason`.
+    A failed stream only has `finish_reason`. `truncated` names the option that has ended the text before its time. Then
+    the details are there even if the request does not set `details`, with nothing but these two.
     """
 
     finish_reason: FinishReason
@@ -84,6 +85,7 @@ class LmiStreamDetails(Response):
     inputs: str | UnsetType = UNSET
     prefill: list[LmiToken] | UnsetType = UNSET
     top_tokens: list[list[LmiToken]] | UnsetType = UNSET
+    truncated: str | UnsetType = UNSET
 
 
 class LmiRecord(Response):

@@ -103,7 +103,11 @@ class JsonLinesFormatter(LmiFormatter):
         if delta.finish_reason is None:
             return b"".join([self.frame(self._record(token)) for token in delta.tokens])
         *earlier, last = delta.tokens or (_NO_TOKEN,)
-        details = self._details(output, delta.finish_reason, len(output.tokens)) if self.request.details else UNSET
+        details: responses.LmiStreamDetails | UnsetType = UNSET
+        if self.request.details:
+            details = self._details(output, delta.finish_reason, len(output.tokens))
+        elif self.truncated is not None:
+            details = responses.LmiStreamDetails(delta.finish_reason, truncated=self.truncated)
         record = responses.LmiRecord(self.token(last), self.generated_text(output), details)
         return b"".join([*(self.frame(self._record(token)) for token in earlier), self.frame(dumps(record))])
 
@@ -131,7 +135,7 @@ class JsonLinesFormatter(LmiFormatter):
         self, output: CompletionOutput, reason: FinishReason, generated_tokens: int
     ) -> responses.LmiStreamDetails:
         return responses.LmiStreamDetails(
-            reason, generated_tokens, output.prompt, self.prefill(output), self.top_tokens(output)
+            reason, generated_tokens, output.prompt, self.prefill(output), self.top_tokens(output), self.cut_by
         )
 
 

@@ -47,7 +47,7 @@ class MindieSseFormatter(TgiSseFormatter):
     def record(self, token: Token, index: int, complete: CompletionOutput | None) -> msgspec.Struct:  # noqa: ARG002
         details = None
         if complete is not None and self.request.details:
-            details = responses.MindieStreamDetails(**self.facts(complete, 0))
+            details = responses.MindieStreamDetails(**self.facts(complete, 0), truncated=self.cut_by)
         return responses.MindieStreamResponse(
             token_object(token), None if complete is None else self.generated_text(complete), details
         )

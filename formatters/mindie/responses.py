@@ -48,11 +48,12 @@ class MindieResponse(Response, kw_only=True):
 
 
 class MindieStreamDetails(Response):
-    """Included in the last event of a stream if the request sets `details`."""
+    """Included in the last event of a stream if the request sets `details`. `truncated` is as in TGI's."""
 
     finish_reason: FinishReason
     generated_tokens: Count
     seed: Count | None
+    truncated: str | UnsetType = UNSET
 
 
 class MindieStreamResponse(Response):

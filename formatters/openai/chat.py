@@ -230,7 +230,8 @@ class ChatSseFormatter(ChatFormatter):
     def _chunk(
         self, index: int, delta: responses.ChatCompletionDelta, *, logprobs: Any = None, reason: Any = None
     ) -> bytes:
-        choice = responses.ChatCompletionChoice(index, delta, logprobs, reason)
+        cut_by = UNSET if reason is None else self.cut_by
+        choice = responses.ChatCompletionChoice(index, delta, logprobs, reason, cut_by)
         return self.frame(encode(self.chunk([choice], self.usage() if self.options.continuous_usage else None)))
 
 

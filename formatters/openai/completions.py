@@ -135,7 +135,7 @@ class CompletionSseFormatter(CompletionFormatter):
             return b""
         self._lengths[delta.index] = length + len(text)
         reason = FINISH_REASONS[delta.finish_reason]
-        choice = responses.CompletionDelta(delta.index, text, self.logprobs(tokens, length), reason)
+        choice = responses.CompletionDelta(delta.index, text, self.logprobs(tokens, length), reason, self.cut_by)
         return self._chunk([choice], self.usage() if self.options.continuous_usage else None)
 
     def finish(self) -> bytes:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 
 from formatters.base import encode
-from formatters.embeddings import EmbeddingFormatter, numbers
 from formatters.openai import responses
+from formatters.pooling import PoolingFormatter, numbers
 from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 
 
-class EmbeddingListFormatter(EmbeddingFormatter):
+class EmbeddingListFormatter(PoolingFormatter):
     """All vectors in one list: as JSON numbers, or with `as_base64` as little-endian float32 numbers in base64.
 
     `{"object":"list","data":[{"object":"embedding","index":0,"embedding":[0.5,..]}],"model":"..","usage":{..}}`

@@ -151,12 +151,16 @@ class ChatCompletionDelta(Response, kw_only=True):
 
 
 class ChatCompletionChoice(Response):
-    """The new part of one of the answers. `finish_reason` is set once that answer has ended."""
+    """The new part of one of the answers. `finish_reason` is set once that answer has ended.
+
+    `truncated`, which OpenAI does not have, names the option that has ended it before its time.
+    """
 
     index: Count
     delta: ChatCompletionDelta
     logprobs: ChatCompletionLogprobs | None
     finish_reason: ChatFinishReason | None
+    truncated: str | UnsetType = UNSET
 
 
 class ChatCompletionChunk(Response):
@@ -208,12 +212,16 @@ class CompletionFinal(Response):
 
 
 class CompletionDelta(Response):
-    """The new part of one of the answers. `finish_reason` is set once that answer has ended."""
+    """The new part of one of the answers. `finish_reason` is set once that answer has ended.
+
+    `truncated` is that of a chat.
+    """
 
     index: Count
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: TextFinishReason | None
+    truncated: str | UnsetType = UNSET
 
 
 class Chunk(Response):

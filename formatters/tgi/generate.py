@@ -102,7 +102,9 @@ class TgiSseFormatter(TgiFormatter):
         """Return the event of token number `index`, of the last one with the complete output."""
         details = None
         if complete is not None and self.request.details:
-            details = responses.StreamDetails(**self.facts(complete, 0), input_length=self.prompt_tokens[0])
+            details = responses.StreamDetails(
+                **self.facts(complete, 0), input_length=self.prompt_tokens[0], truncated=self.cut_by
+            )
         return responses.StreamResponse(
             index=index,
             token=token_object(token),

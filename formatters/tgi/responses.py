@@ -62,12 +62,16 @@ class GenerateResponse(Response):
 
 
 class StreamDetails(Response):
-    """Included in the last event of a stream if the request sets `details`."""
+    """Included in the last event of a stream if the request sets `details`.
+
+    `truncated`, which TGI does not have, names the option that has ended the text before its time.
+    """
 
     finish_reason: FinishReason
     generated_tokens: Count
     seed: Count | None
     input_length: Count
+    truncated: str | UnsetType = UNSET
 
 
 class StreamResponse(Response, kw_only=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
 
 import msgspec
 
@@ -51,7 +50,7 @@ class Api(ABC):
 
     documentation: Documentation = Documentation()
 
-    prefixes: ClassVar[tuple[str, ...]] = ()
+    prefixes: tuple[str, ...] = ()
     """Paths at and below which `router_error` applies. The longest matching prefix of all APIs wins."""
 
     @abstractmethod

@@ -21,7 +21,8 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A request as received over HTTP.
 
     `accept` is the `Accept` header. `stream` is true if the client called SageMaker's streaming API. `adapter` comes
-    from a header or the query string; the body takes precedence.
+    from a header or the query string; the body takes precedence. `context` is what the model's input formatter returned
+    for its output formatter.
     """
 
     data: bytes
@@ -30,6 +31,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     accept: str = ""
     stream: bool = False
     adapter: str | None = None
+    context: bytes = b""
 
     @cached_property
     def fields(self) -> Mapping[str, msgspec.Raw]:

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
+from lmi_handlers.core.conversion import conversion_error
 from lmi_handlers.core.errors import InvalidBody, InvalidJson
 
 T = TypeVar("T")
@@ -46,10 +47,3 @@ def unknown_names(fields: Mapping[str, msgspec.Raw], kind: type[msgspec.Struct],
 
 def _is_null(value: msgspec.Raw) -> bool:
     return memoryview(value).nbytes == len(b"null") and bytes(value) == b"null"
-
-
-def conversion_error(error: msgspec.ValidationError, *, prefix: str = "") -> InvalidBody:
-    """Turn msgspec's message ("Expected `int`, got `str` - at `$.seed`") into one that starts with the field."""
-    message, _, path = str(error).replace(" - at `key` in `$", " as a name - at `$").partition(" - at `$")
-    field = (prefix + path.rstrip("`")).lstrip(".")
-    return InvalidBody(message, field=field or None)

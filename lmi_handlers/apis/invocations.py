@@ -24,7 +24,11 @@ from lmi_handlers.apis.routes import (
     Route,
     Types,
 )
+from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import InvalidRequest, ModelNotFound
+
+ADAPTER_IDENTIFIER = "X-Amzn-SageMaker-Adapter-Identifier"
+"""Header that names the adapter to use."""
 
 PlainPrompt = Annotated[str, msgspec.Meta(min_length=1)]
 """A `text/plain` body."""
@@ -89,19 +93,31 @@ def _joined(content_type: str, contents: Iterable[Contents]) -> Types:
     return tuple(kind for content in contents for kind in content.get(content_type, ()))
 
 
-def invoke_routes(endpoint: Invocations, model_name: str, *, embeds: bool = False) -> Sequence[Route]:
+def invoke_routes(endpoint: Invocations, properties: ServingProperties) -> Sequence[Route]:
     """Return `/invocations` and its other names."""
-    what = "Embed texts." if embeds else "Generate text from a prompt, or an answer to a conversation."
+    what = (
+        "Embed texts."
+        if properties.embeds
+        else "Score pairs of texts."
+        if properties.ranks
+        else "Generate text from a prompt, or an answer to a conversation."
+    )
     summary = f"{what} JSON lines are answered line by line."
-    adapters = (
+    parameters = (
         Parameter(name="adapter", place="query", description="The adapter to use, unless the body names one."),
         Parameter(
-            name="X-Amzn-SageMaker-Adapter-Identifier",
+            name=ADAPTER_IDENTIFIER,
             place="header",
             description="The adapter to use, unless the body names one. Takes precedence over `adapter`.",
         ),
+        Parameter(
+            name="X-Amzn-SageMaker-Session-Id",
+            place="header",
+            description='The session of this request. The body `{"requestType": "NEW_SESSION"}` begins one, and '
+            '`{"requestType": "CLOSE"}` ends it.',
+        ),
     )
-    return model_routes(endpoint, model_name, summary, adapters)
+    return model_routes(endpoint, properties.name, summary, parameters)
 
 
 def model_routes(
@@ -124,10 +140,11 @@ def model_routes(
     ]
 
 
-def root_route(generation: Generation, *, embeds: bool = False) -> Route:
-    """Return `POST /`: TGI's route for both streams and single answers, or TEI's for embeddings."""
-    if embeds:
-        return Route("POST", "/", "compat_embed", "Text Embeddings Inference", "Embed texts.", generation)
+def root_route(generation: Generation, properties: ServingProperties) -> Route:
+    """Return `POST /`: TGI's route for both streams and single answers, or TEI's for embeddings or scores."""
+    if properties.pools:
+        name, what = ("compat_embed", "Embed texts.") if properties.embeds else ("compat_rerank", "Score texts.")
+        return Route("POST", "/", name, "Text Embeddings Inference", what, generation)
     return Route(
         "POST",
         "/",

@@ -19,8 +19,10 @@ APIS: dict[str, str] = {
     "openai": "lmi_handlers.apis.openai.routes:OpenAIApi",
     "tgi": "lmi_handlers.apis.tgi.routes:TgiApi",
     "tei": "lmi_handlers.apis.tei.routes:TeiApi",
+    "vllm": "lmi_handlers.apis.vllm.routes:VllmApi",
     "mindie": "lmi_handlers.apis.mindie.routes:MindieApi",
     "aleph_alpha": "lmi_handlers.apis.aleph_alpha.routes:AlephAlphaApi",
+    "adapters": "lmi_handlers.apis.adapters.routes:AdaptersApi",
 }
 """Name -> location of the class."""
 
@@ -44,19 +46,18 @@ class ServedApis:
         """Raises `ConfigError` if an API cannot be used, or one of its options is wrong, or two APIs collide."""
         self.apis = {name: _api(name, context) for name in available_apis()}
         chosen = _chosen(self.apis, context.properties)
-        embeds = context.properties.embeds
         native = next(api.native for api in (chosen, self.apis["lmi"]) if api.native is not None)
-        # TEI's has `POST /` only if the server embeds texts.
+        # TEI's has `POST /` only if the server embeds or scores texts.
         root = next(api.root for api in (self.apis["tei"], chosen, self.apis["tgi"]) if api.root is not None)
         claims = {field: generation for api in self.apis.values() for field, generation in api.claims.items()}
         self.invocations: Invocations = invocations(native, claims)
         self.root: Generation = root
         shared = [
-            *invoke_routes(self.invocations, context.properties.name, embeds=embeds),
-            root_route(root, embeds=embeds),
+            *invoke_routes(self.invocations, context.properties),
+            root_route(root, context.properties),
         ]
         own = {name: _routes(name, api) for name, api in self.apis.items()}
-        _check_collisions(self.apis, {"server": [*shared, *server_routes(bytes)], **own})
+        _check_collisions(self.apis, {"server": [*shared, *server_routes(bytes, context.properties)], **own})
         self._routes = [*shared, *(route for routes in own.values() for route in routes)]
 
     def routes(self) -> Sequence[Route]:

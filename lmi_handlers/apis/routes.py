@@ -126,6 +126,15 @@ class Document(Endpoint, frozen=True, kw_only=True):
     read: Callable[[Payload], tuple[Any, tuple[str, ...]]] | None = None
 
 
+class Action(Endpoint, frozen=True, kw_only=True):
+    """Changes what is served, or describes it. The first of `dialects` renders the errors that `act` raises.
+
+    `act` gets the model, the path's parameters, and the fields of the query and of a JSON body, which is optional.
+    """
+
+    act: Callable[[Any, Mapping[str, str], Mapping[str, Any]], Reply]
+
+
 class Status(Endpoint, frozen=True, kw_only=True):
     """Answers programs that poll. Requests have no id and are not logged. `reply(model)` never raises."""
 
@@ -138,7 +147,7 @@ class Route(msgspec.Struct, frozen=True):
     `failures` are error responses that do not come from the endpoint's dialects.
     """
 
-    method: Literal["GET", "POST"]
+    method: Literal["GET", "POST", "PUT", "DELETE"]
     path: str
     name: str
     tag: str

@@ -1,18 +1,21 @@
-"""The server's own routes, which answer about the server: `/ping`, `/metrics` and `/openapi.json`."""
+"""The server's own routes, which answer about the server: `/ping`, `/metrics`, `/execution-parameters`, `/openapi.json`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from lmi_handlers.apis.base import Reply, front_end_json
 from lmi_handlers.apis.routes import JSON, TEXT, Failure, Route, Status
+from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import EngineNotReady
 from lmi_handlers.engine.status import EngineState
 from lmi_handlers.metrics.requests import CONTENT_TYPE
 from lmi_handlers.serving.served import Served
+from lmi_handlers.serving.served_model import ServedModel
 
 SAGEMAKER = "SageMaker"
 TGI = "Text Generation Inference"  # TGI has these routes, too
@@ -26,16 +29,44 @@ class Health(msgspec.Struct):
     seconds: float | UnsetType = UNSET
 
 
-def server_routes(document: Callable[[], bytes]) -> Sequence[Route]:
+class ExecutionParameters(msgspec.Struct, rename="pascal"):
+    """How SageMaker sends the records of a batch transform job, unless the job says so itself."""
+
+    max_concurrent_transforms: int
+    batch_strategy: str
+    max_payload_in_mb: int = msgspec.field(name="MaxPayloadInMB")
+
+
+MAX_TRANSFORM_MB = 100
+"""SageMaker's limit for `MaxPayloadInMB`, and for its product with `MaxConcurrentTransforms`."""
+
+LINES_AT_A_TIME = 32
+"""Maximum number of records of one JSON-lines body in the engine at a time."""
+
+
+def server_routes(document: Callable[[], bytes], properties: ServingProperties) -> Sequence[Route]:
     """Return the routes. `document` returns the OpenAPI document."""
     states = (dict[str, Health],)
     health = "Check whether requests are accepted, and if not, why."
     unhealthy = Failure(status=503, reason=str(EngineNotReady.__doc__), content=states)
     pings = Status(reply=ping, answers={JSON: states})
     openapi = Status(reply=lambda _: Reply(200, document()), answers={JSON: (dict[str, object],)})
+    parameters = Status(
+        reply=partial(execution_parameters, max_request_size=properties.max_request_size),
+        answers={JSON: (ExecutionParameters,)},
+    )
     return (
         Route("GET", "/ping", "ping", SAGEMAKER, health, pings, failures=(unhealthy,)),
         Route("POST", "/ping", "post_ping", SAGEMAKER, health, pings, failures=(unhealthy,)),
+        Route(
+            "GET",
+            "/execution-parameters",
+            "execution_parameters",
+            SAGEMAKER,
+            "Get the best parameters for a batch transform job.",
+            parameters,
+            failures=(unhealthy,),
+        ),
         Route(
             "GET", "/metrics", "metrics", TGI, "Get Prometheus metrics.", Status(reply=metrics, answers={TEXT: (str,)})
         ),
@@ -58,3 +89,18 @@ def ping(model: Served) -> Reply:
 def metrics(model: Served) -> Reply:
     """Prometheus metrics, summed over all processes of this server."""
     return Reply(200, model.metrics.page().encode(), CONTENT_TYPE)
+
+
+def execution_parameters(model: Served, *, max_request_size: int) -> Reply:
+    """Return what fills the engine: several records per body, or single records if the model's own code answers."""
+    if not isinstance(model, ServedModel):
+        concurrent, strategy = 1, "SINGLE_RECORD"
+    else:
+        try:
+            places = model.facts.capabilities.max_num_seqs
+        except EngineNotReady:
+            return ping(model)
+        # One more, so that the engine has work while the last records of a body are answered.
+        concurrent, strategy = min(places // LINES_AT_A_TIME + 1, MAX_TRANSFORM_MB), "MULTI_RECORD"
+    megabytes = max(1, min(max_request_size >> 20, MAX_TRANSFORM_MB // concurrent))
+    return Reply(200, msgspec.json.encode(ExecutionParameters(concurrent, strategy, megabytes)))

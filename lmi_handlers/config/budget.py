@@ -118,6 +118,15 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
                 f"asks for {asked}; at most {self.max_sequences} are allowed (option.max_sequences)", field=field
             )
 
+    def check_repeated(self, field: str, text: str, times: int) -> None:
+        """Check a text that is computed several times, once with each of several others."""
+        if len(text) * times > self.max_text_bytes:
+            raise InvalidRequest(
+                f"has {len(text)} characters, for each of {times} texts; at most {self.max_text_bytes} are allowed in all "
+                "(option.max_text_bytes)",
+                field=field,
+            )
+
     def check_prompt_logprobs(self, tokens: int, alternatives: int) -> None:
         """Check how many log probabilities of prompt tokens an answer would have."""
         values = tokens * (1 + alternatives)

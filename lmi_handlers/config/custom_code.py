@@ -1,4 +1,4 @@
-"""Finds the code that a model directory brings: a Python file with a function that answers requests, as LMI has it."""
+"""The function that answers requests in place of an engine, and what a Python file defines."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import ConfigError
 
 SCRIPT = "model.py"
@@ -15,48 +16,42 @@ SCRIPT = "model.py"
 
 FUNCTION = "handle"
 
-_HIDDEN = ("lmi_handlers", "backends", "formatters", "djl_python")
+MAX_CALLS = 32
+"""How many requests LMI works on at a time if `option.max_rolling_batch_size` is not set."""
+
+_HIDDEN = ("lmi_handlers", "backends", "formatters", "djl_python", "sagemaker_inference")
 """Top-level packages that the code would get in place of modules of its own with these names."""
 
 
 class CustomCode(msgspec.Struct, frozen=True, kw_only=True):
-    """A file to import and the function in it that answers requests.
+    """A function that answers requests, and how to get it.
 
-    `properties` are the options by LMI's names without `option.`, as text: the first call gets them. `processes` import
-    the file, each on one of the `gpus`, if there are any.
+    `loader` is called with this in each process and returns the function: `module:name`, where the module is ours. It
+    may raise anything. `path` is what it loads, and `function` is what messages call the function. `directory` is the
+    working directory of each call. `properties` are the options by LMI's names without `option.`, as text: the first
+    call gets them; a loader that needs them typed has them in `options`. There are so many `processes`, each on one of
+    the `gpus`, if there are any, and up to `max_processes` while requests have to wait. In each, an asynchronous
+    function answers up to `max_calls` batches at a time. `requirements` is a file with packages to install first. They
+    are then in `packages`, which is on `sys.path` before `directory`.
     """
 
+    loader: str = "lmi_handlers.custom_code.script:load"
     path: str
+    function: str = FUNCTION
+    directory: str
     properties: dict[str, str]
+    options: ServingProperties | None = None
     processes: int = 1
+    max_processes: int = 1
+    max_calls: int = MAX_CALLS
     gpus: int = 0
-
-    @property
-    def directory(self) -> Path:
-        """The folder of the file. It is the working directory of the code."""
-        return Path(self.path).parent
+    requirements: str | None = None
+    packages: str | None = None
 
 
 def names_script(entry_point: str | None) -> bool:
     """Tell whether `option.entryPoint` names a Python file, and not one of LMI's own handlers."""
     return entry_point is not None and entry_point.endswith(".py") and "://" not in entry_point
-
-
-def find_script(model_dir: Path | None, entry_point: str | None) -> Path | None:
-    """Return the file that answers requests, or None if an engine does. Imports nothing.
-
-    Raises `ConfigError` if `option.entryPoint` names a file that is not there or lacks the function.
-    """
-    if names_script(entry_point):
-        path = (model_dir or Path.cwd()) / str(entry_point)
-        if not path.is_file():
-            raise ConfigError(f"option.entryPoint={entry_point}: {path} does not exist")
-        if FUNCTION not in defined_names(path):
-            raise ConfigError(f"option.entryPoint={entry_point}: {path} defines no function {FUNCTION}(inputs)")
-        return path
-    if entry_point is not None or model_dir is None or not (path := model_dir / SCRIPT).is_file():
-        return None
-    return path if FUNCTION in defined_names(path) else None
 
 
 def check_siblings(directory: Path) -> None:

@@ -59,7 +59,7 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     Name and place
         `name`             in `option.backend` and `option.rolling_batch`
         `location`         of the `Backend` class, "module:Class"; only the engine process imports it
-        `pooling`          location of the class that serves `option.task=text-embedding`; empty if there is none
+        `pooling`          location of the class that serves embeddings and scores (`option.task`); empty if there is none
         `requires`         libraries that it imports; alternatives are separated by |. `auto` looks at the first
         `install`          what pip installs them with, such as "my-engine[gpu]"
 
@@ -67,6 +67,7 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
         `options`          struct of the backend's own options; no secrets, because `lmi check` and the log show them
         `reads`            names of the shared options (fields of `ServingProperties`) that it reads
         `defaults`         its defaults for shared options that have none, for the documentation
+        `without_effect`   names of options that it accepts for LMI's sake -> why they have no effect
         `passes_options`   options that it does not read are passed to the engine, which checks them
                            (`passed_on`, `Backend.check_options`)
         `needs_model`      false if it generates without weights; it then gets a byte-level tokenizer
@@ -98,6 +99,7 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     options: type[msgspec.Struct] = NoOptions
     reads: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = NOTHING
+    without_effect: Mapping[str, str] = NOTHING
     passes_options: bool = False
     needs_model: bool = True
     reads_gguf: GgufFormats | None = None

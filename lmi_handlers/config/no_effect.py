@@ -8,7 +8,7 @@ DEPRECATED_KEYS = {
 }
 """Aliases that LMI has deprecated."""
 
-_ONE_PROCESS = "there is always one engine process"
+_WORKERS = "use minWorkers and maxWorkers, which say how many engines or processes of the model's own code there are"
 _NO_MPI = "engines start their own processes and do not need MPI"
 _NO_SCHEDULER = "LMI has removed the scheduler that used it"
 _CONVERSION = "checkpoints are not converted"
@@ -21,14 +21,13 @@ NO_EFFECT: dict[str, str] = {
     "option.mpi_mode": _NO_MPI,
     "option.use_passive_workers": _NO_MPI,
     "option.cluster_size": _NO_MPI,
-    "option.async_mode": "every backend accepts requests while it generates",
-    "option.parallel_loading": _ONE_PROCESS,
-    "maxWorkers": "minWorkers is the number of processes that run the model's own code; engines have one",
-    "gpu.minWorkers": _ONE_PROCESS,
-    "gpu.maxWorkers": _ONE_PROCESS,
-    "cpu.minWorkers": _ONE_PROCESS,
-    "cpu.maxWorkers": _ONE_PROCESS,
-    "max_idle_time": "idle engines are not stopped",
+    "option.async_mode": "every engine accepts requests while it generates, and so does a handle that is async def",
+    "option.adapters": "adapters are what is in the folder adapters/; LMI does not read it either",
+    "option.parallel_loading": "engines always load at the same time",
+    "gpu.minWorkers": _WORKERS,
+    "gpu.maxWorkers": _WORKERS,
+    "cpu.minWorkers": _WORKERS,
+    "cpu.maxWorkers": _WORKERS,
     "load_on_devices": "see option.device_map, option.tensor_parallel_degree and CUDA_VISIBLE_DEVICES",
     "required_memory_mb": _MEMORY,
     "reserved_memory_mb": _MEMORY,
@@ -69,7 +68,7 @@ NO_EFFECT: dict[str, str] = {
     "option.rotary_scaling_type": _CONVERSION,
     "option.rotary_scaling_factor": _CONVERSION,
     "option.enable_trt_overlap": _CONVERSION,
-    "chunked_read_timeout": "use option.predict_timeout, the only time limit for a request",
+    "chunked_read_timeout": "use option.predict_timeout, option.response_deadline or option.stream_deadline",
     "wait_model_loading": "the port is open and /ping answers while the model is loading",
     "allow_multi_status": "/ping always returns 200 or 503",
     "number_of_netty_threads": _FRONT_END,

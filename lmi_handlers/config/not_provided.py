@@ -9,9 +9,11 @@ import ast
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from lmi_handlers.config.custom_code import parse_script
+from lmi_handlers.config.tasks import TASKS
 from lmi_handlers.core.errors import ConfigError, UnsupportedFeature
 
 
@@ -26,7 +28,10 @@ class Place(Enum):
 
 @dataclass(frozen=True)
 class NotProvided:
-    """A name in one place, and what to do instead. `harmless` values (in lower case) need nothing that is missing."""
+    """A name in one place, and what to do instead. `harmless` values need nothing that is missing.
+
+    They are patterns in lower case, in which `*` stands for any text.
+    """
 
     place: Place
     name: str
@@ -35,18 +40,16 @@ class NotProvided:
 
     def refuses(self, value: str) -> bool:
         """Tell whether `value` asks for something that is not supported."""
-        return value.strip().lower() not in ("", *self.harmless)
+        return not any(fnmatchcase(value.strip().lower(), pattern) for pattern in ("", *self.harmless))
 
 
 _OFF = ("false", "0", "no", "off")
-_NO_SESSIONS = "sessions are not supported: remove it, and send the whole conversation with each request"
-_NO_SECURE_MODE = (
-    "secure mode is not supported, and the server does not start without the protection that was asked for: remove it, and "
-    "check the contents of the model directory before you deploy it"
-)
 _NO_SCRIPTS = (
-    "Python code that comes with a model is only run if it is a model.py with its own function handle(inputs): remove the file, "
-    "or write such a function"
+    "Python code that comes with a model is only run if it answers all requests, with handle(inputs) or SageMaker's model_fn, "
+    "and if it is in the directory of serving.properties: remove the file, or write such a function"
+)
+_NO_FASTAPI = (
+    "FastAPI's functions are not called: write handle(inputs), @input_formatter or @output_formatter in model.py"
 )
 _NO_CACHE = "answers are not stored: use stream, or one of SageMaker's asynchronous endpoints"
 
@@ -60,15 +63,15 @@ NOT_PROVIDED: tuple[NotProvided, ...] = (
     NotProvided(
         Place.OPTION,
         "option.handler",
-        "the server handles requests itself: use handle or remove it",
+        "engines answer requests themselves, and model.py defines no such function: define it, use handle or remove the option",
         ("handle",),
     ),
     NotProvided(Place.OPTION, "option.input_formatter", "the server parses request bodies itself: remove it"),
     NotProvided(
         Place.OPTION,
         "option.task",
-        "only text generation and embeddings are supported: use text-generation or text-embedding, or remove it",
-        ("auto", "generate", "text-generation", "image-text-to-text", "text-embedding"),
+        "it is not one of the tasks that are supported: use one of them, or remove it",
+        ("auto", *TASKS, "generate", "text-generation", "image-text-to-text", "text-embedding", "text-ranking"),
     ),
     NotProvided(
         Place.OPTION,
@@ -76,9 +79,6 @@ NOT_PROVIDED: tuple[NotProvided, ...] = (
         "there is no Bedrock mode: remove it and send bodies in LMI's or OpenAI's format",
         _OFF,
     ),
-    NotProvided(Place.OPTION, "option.enable_stateful_sessions", _NO_SESSIONS, _OFF),
-    NotProvided(Place.OPTION, "option.sessions_path", _NO_SESSIONS),
-    NotProvided(Place.OPTION, "option.sessions_expiration", _NO_SESSIONS),
     NotProvided(
         Place.OPTION, "option.stop_sequence", "stop sequences are set per request: send parameters.stop_sequences"
     ),
@@ -94,35 +94,24 @@ NOT_PROVIDED: tuple[NotProvided, ...] = (
         "adapters are served together with their model: set option.model_id to the model, and option.enable_lora=true",
         _OFF,
     ),
-    NotProvided(
-        Place.OPTION,
-        "load_models",
-        "each server serves one model: set its directory with `lmi serve --model-dir` or LMI_MODEL_DIR",
-        ("all",),
+    *(
+        NotProvided(Place.VARIABLE, name, _NO_FASTAPI)
+        for name in (
+            # SageMaker's standard for containers
+            "CUSTOM_FASTAPI_PING_HANDLER",
+            "CUSTOM_FASTAPI_INVOCATION_HANDLER",
+            "CUSTOM_FASTAPI_MIDDLEWARE_THROTTLE",
+            "CUSTOM_FASTAPI_MIDDLEWARE_PRE_POST_PROCESS",
+            "CUSTOM_PRE_PROCESS",
+            "CUSTOM_POST_PROCESS",
+        )
     ),
-    NotProvided(
-        Place.OPTION,
-        "model_store",
-        "each server serves one model: set its directory with `lmi serve --model-dir` or LMI_MODEL_DIR",
-        ("/opt/ml/model",),
-    ),
-    NotProvided(
-        Place.VARIABLE,
-        "SAGEMAKER_MULTI_MODEL",
-        "each server serves one model: use one endpoint or inference component per model",
-        _OFF,
-    ),
-    NotProvided(Place.VARIABLE, "SAGEMAKER_SECURE_MODE", _NO_SECURE_MODE, _OFF),
-    NotProvided(Place.VARIABLE, "SAGEMAKER_SECURITY_CONTROLS", _NO_SECURE_MODE),
-    NotProvided(Place.VARIABLE, "SAGEMAKER_UNTRUSTED_CHANNELS", _NO_SECURE_MODE),
-    NotProvided(Place.VARIABLE, "SAGEMAKER_ENABLE_STATEFUL_SESSIONS", _NO_SESSIONS, _OFF),
+    NotProvided(Place.VARIABLE, "CUSTOM_SCRIPT_FILENAME", "option.entryPoint names the file: use that", ("model.py",)),
     *(
         NotProvided(Place.FUNCTION, name, _NO_SCRIPTS)
         for name in (
-            # LMI's handler, followed by its decorators
+            # LMI's handler, followed by its decorators for one
             "handle",
-            "input_formatter",
-            "output_formatter",
             "init_handler",
             "prediction_handler",
             # SageMaker's scripts
@@ -138,15 +127,12 @@ NOT_PROVIDED: tuple[NotProvided, ...] = (
             "custom_sagemaker_ping_handler",
         )
     ),
-    NotProvided(Place.HEADER, "X-Amzn-SageMaker-Session-Id", _NO_SESSIONS),
     NotProvided(Place.HEADER, "x-synchronous", _NO_CACHE, ("true",)),
     NotProvided(Place.HEADER, "x-starting-token", _NO_CACHE),
 )
 
 SCRIPTS = ("model.py", "adapters/*/model.py", "code/inference.py")
 """Where LMI and SageMaker look for code in a model directory."""
-
-_CUSTOM_ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 
 
 def rows(place: Place) -> dict[str, NotProvided]:
@@ -176,7 +162,7 @@ def refused_variables(environ: Mapping[str, str]) -> Iterator[str]:
 def check_scripts(model_dir: Path) -> None:
     """Raise `ConfigError` if `model_dir` has a script that LMI or SageMaker would run.
 
-    A `model.py` with a function `handle` is run, unless an engine was asked for: see `custom_code`.
+    A script that answers all requests is run, unless an engine was asked for: see `custom_code`.
     """
     for pattern in SCRIPTS:
         for path in sorted(model_dir.glob(pattern)):
@@ -196,13 +182,10 @@ def _names(path: Path) -> Iterator[str]:
             yield from (item.name for item in node.names if item.name in _FUNCTIONS)
 
 
-def check_headers(header: Callable[[str], str | None]) -> None:
+def check_headers(header: Callable[[str], str | None], attributes: Mapping[str, str]) -> None:
     """Raise `UnsupportedFeature` if a header or custom attribute asks for something that is not supported."""
-    attributes = {}
-    for pair in (header(_CUSTOM_ATTRIBUTES) or "").split(";"):
-        name, _, value = pair.partition("=")
-        attributes[name.strip().lower()] = value
+    lowered = {name.lower(): value for name, value in attributes.items()}
     for name, row in _HEADERS.items():
-        for given in (header(name) or "", attributes.get(name.lower(), "")):
+        for given in (header(name) or "", lowered.get(name.lower(), "")):
             if row.refuses(given):
                 raise UnsupportedFeature(f"{name}: {given[:64]!r} is not supported: {row.instead}")

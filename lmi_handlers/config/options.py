@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from lmi_handlers.config.option import Fraction, NonNegativeInt, Option, PositiveInt, Value
+from lmi_handlers.config.option import Fraction, NonNegativeInt, Option, PositiveFloat, PositiveInt, Value
 from lmi_handlers.core.request import MAX_PRIORITY
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -28,8 +28,8 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     model_id: Annotated[
         str | None,
         Option(
-            "Model to serve: a directory, a `.gguf` file or a Hugging Face id. Defaults to the model in the model directory, "
-            "or to SmolLM2-135M-Instruct if the directory holds no model.",
+            "Model to serve: a directory, a `.gguf` file, a Hugging Face id or `s3://bucket/folder/`. Defaults to the model in "
+            "the model directory, or to SmolLM2-135M-Instruct if the directory holds no model.",
             server=True,
             aliases=("option.s3url",),
         ),
@@ -46,15 +46,41 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     revision: Annotated[
         str | None, Option("Branch, tag or commit on the Hugging Face hub. Defaults to the main branch.", server=True)
     ] = None
+    model_cache_size: Annotated[
+        str | None,
+        Option(
+            "Room for models from S3 in the cache, in bytes or with a suffix such as `200G` (powers of 1024). The least "
+            "recently used ones that no server uses are deleted. By default, only a full disk is a reason to delete any.",
+            server=True,
+        ),
+    ] = None
     task: Annotated[
         str | None,
         Option(
-            "Task of the model, which TGI's `/info` reports. `text-embedding` serves embeddings; all other supported tasks "
-            "generate text.",
+            "Task of the model, which TGI's `/info` reports. `text-embedding` serves embeddings, `text-ranking` scores of "
+            "texts, `text-generation` text. For classification, summaries, images and other tasks see [tasks](tasks.md). "
+            "Defaults to what the architecture in config.json is for.",
             server=True,
         ),
     ] = None
     trust_remote_code: Annotated[bool, Option("Runs Python code that comes with the model.")] = False
+    allow_pickle: Annotated[
+        bool,
+        Option(
+            "Loads weights from pickle files (`pytorch_model.bin`, `adapter_model.bin`, `*.pt`) if there are no safetensors. "
+            "Such a file may contain code that runs when it is loaded.",
+            server=True,
+        ),
+    ] = False
+
+    install_requirements: Annotated[
+        bool,
+        Option(
+            "Installs the `requirements.txt` of the model's own code when the server starts, into a folder of the cache. Wheels "
+            "in a folder `requirements` beside it are preferred.",
+            server=True,
+        ),
+    ] = False
 
     # Engine and batching
 
@@ -75,6 +101,12 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             key="option.entryPoint",
         ),
     ] = None
+    handler: Annotated[
+        str,
+        Option(
+            "Name of the function that answers requests, in a file `model.py` or that of `entryPoint`.", server=True
+        ),
+    ] = "handle"
     backend: Annotated[
         str,
         Option("Backend to use if `rolling_batch` does not name one: `auto` or a name (see Backends).", server=True),
@@ -113,12 +145,39 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     min_workers: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=256)],
         Option(
-            "Number of processes that run the model's own code (`model.py`), each answering one request or batch at a time. "
-            "Engines always have one process.",
+            "Number of engines that serve the model, each with GPUs of its own. Defaults to the number of GPUs divided by the "
+            "GPUs that one engine takes (see `option.tensor_parallel_degree`), and to 1 on a CPU. For a `model.py`, the number "
+            "of processes that run it.",
             server=True,
             key="minWorkers",
         ),
     ] = 1
+    max_workers: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=256)] | None,
+        Option(
+            "Maximum number of engines. For a `model.py`, more processes than `minWorkers` are started while requests have to "
+            "wait. Defaults to `minWorkers` on GPUs. On CPUs, it defaults to the number of CPUs divided by `OMP_NUM_THREADS` "
+            "or, without that, to 2.",
+            server=True,
+            key="maxWorkers",
+        ),
+    ] = None
+    max_idle_time: Annotated[
+        PositiveInt,
+        Option(
+            "Seconds after which a process that exceeds `minWorkers` is ended if it has had no request.",
+            server=True,
+            key="max_idle_time",
+        ),
+    ] = 60
+    idle_timeout: Annotated[
+        PositiveInt | None,
+        Option(
+            "On a server with several models: seconds without a request after which the model's engines are ended. The next "
+            "request starts them again, and waits for that.",
+            server=True,
+        ),
+    ] = None
     min_priority: Annotated[
         Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=0)],
         Option("Lowest `priority` that a request may have. Lower values are more urgent.", server=True),
@@ -168,6 +227,25 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     predict_timeout: Annotated[
         PositiveInt, Option("Maximum seconds for one request, from the arrival of its body.", server=True)
     ] = 240
+    response_deadline: Annotated[
+        PositiveFloat | None,
+        Option(
+            "Seconds after which an answer that is not streamed ends with the text that it has: see [deadlines](deadlines.md). "
+            "Must be less than `predict_timeout`.",
+            server=True,
+        ),
+    ] = None
+    stream_deadline: Annotated[
+        PositiveFloat | None, Option("The same for streams, which may last longer on SageMaker.", server=True)
+    ] = None
+    server_timing: Annotated[
+        bool,
+        Option(
+            "Adds the header `Server-Timing` to answers: the milliseconds of each phase. A stream's has those before its first "
+            "token.",
+            server=True,
+        ),
+    ] = False
     client_timeout: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=86_400)],
         Option(
@@ -193,6 +271,14 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             key="cors_allowed_origin",
         ),
     ] = None
+    custom_attributes: Annotated[
+        str,
+        Option(
+            "Keys, separated by commas. If a request has them in `X-Amzn-SageMaker-Custom-Attributes`, the answer has them too, "
+            "and so has the request log: see [custom attributes](custom-attributes.md).",
+            server=True,
+        ),
+    ] = ""
     compute_type: Annotated[
         str | None,
         Option(
@@ -201,6 +287,29 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             server=True,
         ),
     ] = None
+
+    # Sessions
+
+    enable_stateful_sessions: Annotated[
+        bool, Option("Offers SageMaker's stateful sessions on the invoke routes.", server=True)
+    ] = True
+    session_history: Annotated[
+        bool,
+        Option(
+            "Keeps the conversation of each session: its clients send only the new messages of a chat.", server=True
+        ),
+    ] = False
+    sessions_path: Annotated[
+        str | None,
+        Option(
+            "Directory of the sessions. Defaults to a temporary one, which is deleted when the server ends.",
+            server=True,
+        ),
+    ] = None
+    sessions_expiration: Annotated[
+        PositiveInt, Option("Seconds from a session's beginning to its end.", server=True)
+    ] = 1200
+    max_sessions: Annotated[PositiveInt, Option("Maximum number of sessions at a time.", server=True)] = 10_000
 
     # Limits of a request
 
@@ -284,7 +393,19 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     # Life of the engine process
 
-    model_loading_timeout: Annotated[PositiveInt, Option("Maximum seconds for loading the model.", server=True)] = 1200
+    model_loading_timeout: Annotated[
+        PositiveInt,
+        Option(
+            "Maximum seconds for loading the model. While a download from S3 advances, they do not pass.", server=True
+        ),
+    ] = 1200
+    formatter_timeout: Annotated[
+        PositiveInt,
+        Option(
+            "Maximum seconds for a call of a formatter in `model.py`. After that, the process that runs it is replaced.",
+            server=True,
+        ),
+    ] = 30
     stall_timeout: Annotated[
         PositiveInt,
         Option(
@@ -432,6 +553,20 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     max_loras: Annotated[PositiveInt | None, Option("Maximum number of LoRA adapters in one batch.")] = None
     max_lora_rank: Annotated[PositiveInt | None, Option("Maximum rank of a LoRA adapter.")] = None
     max_cpu_loras: Annotated[PositiveInt | None, Option("Maximum number of LoRA adapters kept in CPU memory.")] = None
+    adapter_management: Annotated[
+        bool, Option("With `enable_lora`, routes load and unload adapters while the server runs.", server=True)
+    ] = True
+    allow_runtime_lora_updating: Annotated[
+        bool, Option("Serves vLLM's `/v1/load_lora_adapter` and `/v1/unload_lora_adapter` as well.", server=True)
+    ] = False
+    adapter_store: Annotated[
+        str | None,
+        Option(
+            "Directories and S3 prefixes from which adapters may be loaded while the server runs, separated by commas. "
+            "Defaults to the model directory, the model's own and `/opt/ml`.",
+            server=True,
+        ),
+    ] = None
 
     # Not options
 
@@ -465,12 +600,22 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         return self.task == "text-embedding"
 
     @property
+    def ranks(self) -> bool:
+        """Whether the server answers with scores of texts, or of pairs of texts, instead of generated text."""
+        return self.task == "text-ranking"
+
+    @property
+    def pools(self) -> bool:
+        """Whether the server answers with embeddings or scores."""
+        return self.embeds or self.ranks
+
+    @property
     def rolling(self) -> bool:
         """True for continuous batching, False for dynamic batching of `batch_size` requests.
 
-        Embedding backends choose their batches themselves, by the number of tokens.
+        Backends that pool choose their batches themselves, by the number of tokens.
         """
-        return self.embeds or self.rolling_batch != "disable"
+        return self.pools or self.rolling_batch != "disable"
 
 
 def as_name(text: str) -> str:

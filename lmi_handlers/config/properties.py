@@ -10,16 +10,18 @@ from typing import Any
 
 import msgspec
 
-from lmi_handlers.config.custom_code import find_script, names_script
+from lmi_handlers.config.custom_code import FUNCTION, names_script
 from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.no_effect import DEPRECATED_KEYS, NO_EFFECT
 from lmi_handlers.config.not_provided import OPTIONS_NOT_PROVIDED, refused_option, refused_variables
 from lmi_handlers.config.option import DeclaredOption, InvalidValue, text_of
 from lmi_handlers.config.options import ServingProperties, as_name
-from lmi_handlers.config.redaction import REDACTED, is_secret, redacted
 from lmi_handlers.config.registry import SERVER, SHARED, Registry
-from lmi_handlers.config.variables import NATIVE, OVERRIDES, TGI, Variable
+from lmi_handlers.config.scripts import PREDICTIVE_HANDLERS, find_script
+from lmi_handlers.config.variables import NATIVE, OVERRIDES, SM_VLLM, TGI, Given, Variable
+from lmi_handlers.core.custom_attributes import list_keys
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.redaction import REDACTED, is_hidden, is_secret, redacted
 
 __all__ = ["LoadedProperties", "ServingProperties", "Setting", "load_properties", "read_properties"]
 
@@ -46,7 +48,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """The value as written in the file, with credentials redacted."""
-        return redacted(text_of(self.value))
+        return REDACTED if is_hidden(self.key) else redacted(text_of(self.value))
 
 
 class UnknownName(msgspec.Struct, frozen=True):
@@ -89,15 +91,22 @@ class LoadedProperties(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def load_properties(model_dir: Path | None, environ: Mapping[str, str], registry: Registry) -> LoadedProperties:
+def load_properties(
+    model_dir: Path | None,
+    environ: Mapping[str, str],
+    registry: Registry,
+    given: Iterable[Given] = (),
+    overrides: Mapping[str, str] | None = None,
+) -> LoadedProperties:
     """Read the variables in `environ`, and serving.properties in `model_dir` if it exists.
 
-    `registry` has the options that may be set. An unknown name is only a warning. Raises `ConfigError` that lists all
-    mistakes at once.
+    `registry` has the options that may be set, and `given` what variables of other servers set. `overrides` take
+    precedence over everything: they come with the request that loads one of several models. An unknown name is only a
+    warning. Raises `ConfigError` that lists all mistakes at once.
     """
     if model_dir is not None and not model_dir.is_dir():
         raise ConfigError(f"model directory {model_dir} does not exist")
-    return _Loading(model_dir, registry).load(environ)
+    return _Loading(model_dir, registry, tuple(given)).load(environ, overrides or {})
 
 
 def read_properties(path: Path) -> dict[str, str]:
@@ -127,12 +136,18 @@ class _Entry(msgspec.Struct, frozen=True):
     text: str
     source: str
 
+    @property
+    def shown(self) -> str:
+        """The text for messages."""
+        return REDACTED if is_hidden(self.key) else redacted(self.text)
+
 
 class _Loading:
     """One run of `load_properties`. Collects settings, warnings and mistakes until everything has been read."""
 
-    def __init__(self, model_dir: Path | None, registry: Registry) -> None:
+    def __init__(self, model_dir: Path | None, registry: Registry, given: tuple[Given, ...]) -> None:
         self.model_dir = model_dir
+        self.given = given
         self.registry = registry
         self.keys = registry.keys
         self.values: dict[str, Any] = {}
@@ -143,15 +158,25 @@ class _Loading:
         self.mistakes: list[str] = []
         self.refused: list[str] = []
 
-    def load(self, environ: Mapping[str, str]) -> LoadedProperties:
+    def load(self, environ: Mapping[str, str], overrides: Mapping[str, str]) -> LoadedProperties:
+        self._take(_entries((key, text, "the request that loaded the model") for key, text in overrides.items()))
         for entries in self._layers(environ):
             self._take(entries)
-        if not self._has_custom_code():  # which may read options in its own way
+        for item in self.given:
+            if item.note:
+                text = environ[item.variable]
+                value = REDACTED if is_secret(item.variable, text) else text
+                self.explicit[item.variable] = Setting(
+                    key=item.variable, value=value, source=_source(item.variable), note=item.note
+                )
+        if not self._has_custom_code(environ):  # which may read options in its own way
             self.mistakes += self.refused
         self.mistakes += refused_variables(environ)
         self._check_batching()
         self._follow_handler()
         self._check_backend()
+        self._check_deadlines()
+        self._check_custom_attributes()
         if self.mistakes:
             raise ConfigError("\n".join(self.mistakes))
         self._name_model()
@@ -184,6 +209,7 @@ class _Loading:
         yield self._variables(OVERRIDES, environ)
         yield self._file()
         yield _option_variables(environ)
+        yield _entries((item.key, item.text, _source(item.variable)) for item in self.given)
         yield self._variables(NATIVE, environ)
         yield self._variables(TGI, environ)
         yield _server_variables(environ)
@@ -219,7 +245,7 @@ class _Loading:
             first = found.setdefault(declared.key, entry)
             if first.text != entry.text:
                 self.mistakes.append(
-                    f"{first.key}={redacted(first.text)} and {entry.key}={redacted(entry.text)} "
+                    f"{first.key}={first.shown} and {entry.key}={entry.shown} "
                     f"are the same option, but have different values (from {_sources(first.source, entry.source)})"
                 )
         for entry in found.values():
@@ -235,7 +261,7 @@ class _Loading:
         try:
             value = self.values[declared.name] = declared.parse(entry.text)
         except InvalidValue as error:
-            self.mistakes.append(f"{entry.key} has value {redacted(entry.text)!r}: {error} (from {entry.source})")
+            self.mistakes.append(f"{entry.key} has value {entry.shown!r}: {error} (from {entry.source})")
         self._refuse(declared.key, entry)
         self.explicit[declared.key] = Setting(
             key=declared.key, value=value, source=entry.source, given=entry.text, read_by=declared.read_by
@@ -255,7 +281,7 @@ class _Loading:
         else:
             note = self._unknown(entry)
         self.explicit[entry.key] = Setting(
-            key=entry.key, value=redacted(entry.text), source=entry.source, given=given, note=note
+            key=entry.key, value=entry.shown, source=entry.source, given=given, note=note
         )
 
     def _refuse(self, key: str, entry: _Entry) -> None:
@@ -263,9 +289,9 @@ class _Loading:
             refused = self.refused if key.startswith("option.") else self.mistakes
             refused.append(f"{redacted(reason)} (from {entry.source})")
 
-    def _has_custom_code(self) -> bool:
-        entry_point = self.explicit.get("option.entryPoint")
-        return find_script(self.model_dir, None if entry_point is None else entry_point.text) is not None
+    def _has_custom_code(self, environ: Mapping[str, str]) -> bool:
+        entry_point, handler = self.values.get("entry_point"), self.values.get("handler", FUNCTION)
+        return find_script(self.model_dir, entry_point, environ, handler) is not None
 
     def _unknown(self, entry: _Entry) -> str:
         """Warn, and keep the text for a backend that may know the name. Returns the note for `lmi check`."""
@@ -296,7 +322,7 @@ class _Loading:
     def _follow_handler(self) -> None:
         """Let `option.entryPoint` choose the engine. An asynchronous handler also decides how requests are batched."""
         entry_point = self.explicit.get("option.entryPoint")
-        if entry_point is None or names_script(entry_point.text):
+        if entry_point is None or names_script(entry_point.text) or entry_point.text in PREDICTIVE_HANDLERS:
             return
         if entry_point.text not in self.registry.handlers:
             self.mistakes.append(
@@ -338,6 +364,23 @@ class _Loading:
         if chosen not in ("auto", backend.value):
             self._conflict(rolling_batch, backend, "they name different backends")
 
+    def _check_deadlines(self) -> None:
+        timeout = self.values.get("predict_timeout", ServingProperties().predict_timeout)
+        for name in ("response_deadline", "stream_deadline"):
+            if (self.values.get(name) or 0) >= timeout:
+                deadline = self.explicit[f"option.{name}"]
+                self.mistakes.append(
+                    f"{deadline.key}={deadline.text} must be less than option.predict_timeout={timeout}, which ends the "
+                    f"request with an error (from {deadline.source})"
+                )
+
+    def _check_custom_attributes(self) -> None:
+        try:
+            list_keys(self.values.get("custom_attributes", ""))
+        except ValueError as error:
+            setting = self.explicit["option.custom_attributes"]
+            self.mistakes.append(f"{setting.key}: {error} (from {setting.source})")
+
     def _conflict(self, one: Setting, other: Setting, why: str) -> None:
         self.mistakes.append(
             f"{one.key}={one.text} conflicts with {other.key}={other.text}: {why} "
@@ -345,11 +388,11 @@ class _Loading:
         )
 
     def _name_model(self) -> None:
-        """Name the model after its directory, as LMI does, unless HF_MODEL_ID names the model."""
+        """Name the model after its directory, as LMI does, unless a variable such as HF_MODEL_ID names the model."""
         if self.model_dir is None or "model_name" in self.values:
             return
         model_id = self.explicit.get("option.model_id")
-        if model_id is None or model_id.source != _source("HF_MODEL_ID"):
+        if model_id is None or model_id.source not in (_source("HF_MODEL_ID"), _source(f"{SM_VLLM}MODEL")):
             self.values["model_name"] = as_name(self.model_dir.resolve().name) or "model"
 
 

@@ -13,12 +13,16 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from lmi_handlers.config.integers import integer
+from lmi_handlers.config.local_runtime import LocalRuntimeSettings
+from lmi_handlers.config.store_settings import StoreSettings
 from lmi_handlers.core.errors import ConfigError
 
 SAGEMAKER_MODEL_DIR = Path("/opt/ml/model")
 ALL_INTERFACES = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
 
+_OF_MODELS = ("serving.properties", "config.json", "*.gguf")
 _HOST = re.compile(r"[^\s*\\]+")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 """Browsers leave these out of origins."""
@@ -27,48 +31,91 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the HTTP server.
 
-    `local_runtime` adds SageMaker's own runtime API. `split_payload_parts` makes it split streams inside
-    records and characters, as AWS may.
+    `local_runtime` adds SageMaker's own runtime API. `reload` loads a model's own code again whenever it has changed. With
+    `store`, several models are served, and not the one in `model_dir`.
     """
 
     model_dir: Path | None
     host: str = ALL_INTERFACES
     port: int = 8080
     workers: int | None = None
-    local_runtime: bool = False
-    split_payload_parts: bool = False
+    local_runtime: LocalRuntimeSettings | None = None
+    reload: bool = False
+    store: StoreSettings | None = None
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> ServerSettings:
         """Read the settings from environment variables. Raises `ConfigError`.
 
-        SageMaker sets `SAGEMAKER_BIND_TO_PORT` to move a container off port 8080. The local runtime checks no
-        signatures, so it listens on loopback only, unless a host is given.
+        SageMaker sets `SAGEMAKER_BIND_TO_PORT` to move a container off port 8080, and `SAGEMAKER_SAFE_PORT_RANGE` to say
+        which other ports are free. The local runtime is for one machine, so it listens on loopback only, unless a host
+        is given.
         """
+        safe_ports(environ)
         port = environ.get("LMI_PORT") or environ.get("SAGEMAKER_BIND_TO_PORT") or "8080"
         workers = environ.get("LMI_WORKERS")
-        local_runtime = environ.get("LMI_LOCAL_RUNTIME") == "true"
+        local_runtime = LocalRuntimeSettings.from_environ(environ)
+        model_dir = find_model_dir(environ.get("LMI_MODEL_DIR"), environ.get("SAGEMAKER_MODEL_PATH"))
+        number = integer("LMI_PORT or SAGEMAKER_BIND_TO_PORT", port, 65535)
+        store = StoreSettings.from_environ(environ, model_dir)
+        if store is not None and store.management is not None and store.management[1] == number:
+            raise ConfigError(f"LMI_MANAGEMENT_ADDRESS must have a port of its own: {number} is the server's")
         return cls(
-            model_dir=find_model_dir(environ.get("LMI_MODEL_DIR")),
+            model_dir=model_dir,
             host=_unbracketed(environ.get("LMI_HOST") or (LOOPBACK if local_runtime else ALL_INTERFACES)),
-            port=_integer("LMI_PORT or SAGEMAKER_BIND_TO_PORT", port, 65535),
-            workers=None if workers is None else _integer("LMI_WORKERS", workers, 256),
+            port=number,
+            workers=None if workers is None else integer("LMI_WORKERS", workers, 256),
             local_runtime=local_runtime,
-            split_payload_parts=environ.get("LMI_SPLIT_PAYLOAD_PARTS") == "true",
+            reload=environ.get("LMI_RELOAD") == "true",
+            store=store,
         )
 
 
-def find_model_dir(given: str | None) -> Path | None:
-    """Return `given`, SageMaker's directory, or this one if it has a serving.properties. Raises `ConfigError`."""
+def find_model_dir(given: str | None, mounted: str | None = None) -> Path | None:
+    """Return the directory with the model and its serving.properties. Raises `ConfigError` for a path that is none.
+
+    It is `given`; or SageMaker's directory, which `mounted` may have moved; or this one if it has a serving.properties.
+    """
     if given is not None:
         path = Path(given)
         if not path.is_dir():
             raise ConfigError(f"--model-dir (LMI_MODEL_DIR) {given!r} is not a directory")
-        return path.resolve()
-    if SAGEMAKER_MODEL_DIR.is_dir():
-        return SAGEMAKER_MODEL_DIR
+        return _without_folder_of_archive(path.resolve())
+    path = Path(mounted) if mounted else SAGEMAKER_MODEL_DIR
+    if path.is_dir():
+        return _without_folder_of_archive(path)
+    if mounted or path.exists():
+        name = f"SAGEMAKER_MODEL_PATH {mounted!r}" if mounted else str(path)
+        raise ConfigError(
+            f"{name} is not a directory: a model is a folder of files, or an archive that SageMaker unpacks"
+        )
     here = Path.cwd()
     return here if (here / "serving.properties").is_file() else None
+
+
+def _without_folder_of_archive(path: Path) -> Path:
+    """Return the only entry of `path` if it is a folder with a model or a serving.properties, else `path`.
+
+    `tar czf model.tar.gz my-model` makes such an archive.
+    """
+    try:
+        entries = [entry for entry in path.iterdir() if not entry.name.startswith(".")]
+    except OSError:  # reported by whoever reads the files
+        return path
+    if len(entries) == 1 and entries[0].is_dir() and any(next(entries[0].glob(name), None) for name in _OF_MODELS):
+        return entries[0]
+    return path
+
+
+def safe_ports(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return the first and the last port of `SAGEMAKER_SAFE_PORT_RANGE`, if it is set. Raises `ConfigError`."""
+    text = environ.get("SAGEMAKER_SAFE_PORT_RANGE", "")
+    if not text:
+        return None
+    found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text, re.ASCII)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]) <= 65535:
+        raise ConfigError(f"SAGEMAKER_SAFE_PORT_RANGE has value {text!r}: must be two ports, such as 9000-9100")
+    return int(found[1]), int(found[2])
 
 
 def default_workers(cores: int | None = None) -> int:
@@ -122,9 +169,3 @@ def _origin(text: str) -> str:
 
 def _unbracketed(host: str) -> str:
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host
-
-
-def _integer(name: str, text: str, high: int) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= high):
-        raise ConfigError(f"{name} has value {text!r}: must be an integer from 1 to {high}")
-    return int(text)

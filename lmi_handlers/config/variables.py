@@ -31,6 +31,25 @@ class Variable:
     convert: Callable[[str], str] = str
 
 
+@dataclass(frozen=True)
+class Given:
+    """What a variable of another server sets: `key` in serving.properties and its text. Without a key, `note` says why."""
+
+    variable: str
+    key: str = ""
+    text: str = ""
+    note: str = ""
+
+
+SM_VLLM = "SM_VLLM_"
+"""Begins the variables of SageMaker's image of vLLM, which are flags of `vllm serve`."""
+
+
+def _no_restarts(text: str) -> str:
+    """Convert "false" to 0 restarts. Anything else leaves the number as it is."""
+    return "0" if BOOLEANS.get(text.lower()) is False else ""
+
+
 # If two variables in one table set the same option, the first one takes precedence.
 
 OVERRIDES: dict[str, Variable] = {
@@ -40,7 +59,11 @@ OVERRIDES: dict[str, Variable] = {
     "SAGEMAKER_STARTUP_TIMEOUT": Variable("model_loading_timeout"),
     "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": Variable("predict_timeout"),
     "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": Variable("default_accept"),
+    "SAGEMAKER_ENABLE_STATEFUL_SESSIONS": Variable("enable_stateful_sessions"),
+    "SAGEMAKER_SESSIONS_EXPIRATION": Variable("sessions_expiration"),
+    "SAGEMAKER_SESSIONS_PATH": Variable("sessions_path"),
     "SERVING_MAX_REQUEST_SIZE": Variable("max_request_size"),
+    "SERVING_CORS_ALLOWED_ORIGIN": Variable("cors_allowed_origin"),
 }
 """Variables that take precedence over serving.properties: SageMaker's own, then LMI's for the whole server."""
 
@@ -57,13 +80,22 @@ NATIVE: dict[str, Variable] = {
     "SERVING_MAX_BATCH_DELAY": Variable("max_batch_delay"),
     "SERVING_JOB_QUEUE_SIZE": Variable("job_queue_size"),
     "SERVING_MIN_WORKERS": Variable("min_workers"),
+    "SERVING_MAX_WORKERS": Variable("max_workers"),
+    "SERVING_MAX_IDLE_TIME": Variable("max_idle_time"),
     "SERVING_RETRY_THRESHOLD": Variable("restart_limit"),
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": Variable("allow_runtime_lora_updating"),
+    # SageMaker's samples, and its standard for containers
+    "SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY": Variable("max_cpu_loras"),
+    "PROCESS_AUTO_RECOVERY": Variable("restart_limit", _no_restarts),
+    "PROCESS_MAX_START_RETRIES": Variable("restart_limit"),
+    "STANDARD_AUTO_INSTALL_REQ": Variable("install_requirements"),
 }
-"""LMI's variables for settings of a model. serving.properties and `OPTION_*` take precedence over them."""
+"""Variables of LMI, vLLM and SageMaker for settings of a model. serving.properties and `OPTION_*` take precedence over them."""
 
 TGI: dict[str, Variable] = {
     "MODEL_ID": Variable("model_id"),
     "REVISION": Variable("revision"),
+    "SPECULATE": Variable("prompt_lookup_num_tokens"),
     "HF_MODEL_REVISION": Variable("revision"),
     "HF_MODEL_QUANTIZE": Variable("quantize"),
     "HF_MODEL_TRUST_REMOTE_CODE": Variable("trust_remote_code"),

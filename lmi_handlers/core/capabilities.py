@@ -5,12 +5,12 @@ Web workers call the checks before they submit a request. Errors use the field n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from lmi_handlers.core.errors import InvalidRequest, UnsupportedFeature
-from lmi_handlers.core.pooling_params import PoolingParams
+from lmi_handlers.core.pooling_params import PoolingParams, PoolingTask
 from lmi_handlers.core.sampling_params import SamplingParams
 
 
@@ -26,7 +26,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     `device` is torch's name for the device, for example "cpu" or "cuda". It is empty if the backend does not report it.
     `dtype` is the type of the weights, for example "bfloat16". It is empty if the backend does not report it.
     `takes_images` tells whether prompts may contain images.
-    `embedding_size` is the number of dimensions if the backend embeds prompts. It then generates no text.
+    `pooling_tasks` lists what the backend computes for a prompt. If it lists anything, the backend generates no text.
+    `embedding_size` is the number of dimensions if the backend embeds prompts. `labels` are the names of the scores if
+    it classifies them, in order. `pooling` is sentence-transformers' word for how the vectors of tokens become one.
     """
 
     backend: str
@@ -42,12 +44,15 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     dtype: str = ""
     takes_images: bool = False
+    pooling_tasks: tuple[PoolingTask, ...] = ()
     embedding_size: int | None = None
+    labels: tuple[str, ...] = ()
+    pooling: str = ""
 
     @property
     def max_input_tokens(self) -> int:
         """Maximum number of prompt tokens. At least one token must be left if there is something to generate."""
-        room = self.max_model_len - (self.embedding_size is None)
+        room = self.max_model_len - (not self.pooling_tasks)
         return room if self.max_input_len is None else min(self.max_input_len, room)
 
 
@@ -62,17 +67,22 @@ def check_prompt(prompt_token_ids: Sequence[int], capabilities: Capabilities) ->
 
 
 def check_task(params: PoolingParams | None, capabilities: Capabilities) -> None:
-    """Reject a request for text if the backend embeds, and for embeddings if it generates. `params` is None for text.
+    """Reject a request for something else than the backend computes. `params` is None for text.
 
     Raises `UnsupportedFeature`, or `InvalidRequest` if the vectors have too few dimensions.
     """
-    size = capabilities.embedding_size
+    tasks, size = capabilities.pooling_tasks, capabilities.embedding_size
     if params is None:
-        if size is not None:
-            raise UnsupportedFeature("this server embeds texts and generates none (option.task=text-embedding)")
-    elif size is None:
-        raise UnsupportedFeature("this server generates text; embeddings need a server with option.task=text-embedding")
-    elif params.dimensions is not None and params.dimensions > size:
+        if tasks:
+            does = "scores" if "classify" in tasks else "embeds"
+            raise UnsupportedFeature(f"this server {does} texts and generates none (option.task={_OPTION[tasks[0]]})")
+    elif params.task not in tasks:
+        if tasks and _OPTION[params.task] == _OPTION[tasks[0]]:
+            raise UnsupportedFeature(_OTHER_MODEL[params.task])
+        does = "generates text" if not tasks else "scores texts" if "classify" in tasks else "embeds texts"
+        asked = "scores need" if params.task == "classify" else "embeddings need"
+        raise UnsupportedFeature(f"this server {does}; {asked} a server with option.task={_OPTION[params.task]}")
+    elif params.dimensions is not None and size is not None and params.dimensions > size:
         raise InvalidRequest(f"must be at most {size}, got {params.dimensions}", field="dimensions")
 
 
@@ -116,3 +126,16 @@ def check_adapter(name: str | None, capabilities: Capabilities) -> None:
 
 
 _DEFAULTS = SamplingParams()
+
+_OPTION: Mapping[PoolingTask, str] = {
+    "embed": "text-embedding",
+    "embed_all": "text-embedding",
+    "embed_sparse": "text-embedding",
+    "classify": "text-ranking",
+}
+
+_OTHER_MODEL: Mapping[PoolingTask, str] = {
+    "embed": "this model only has sparse embeddings",
+    "embed_all": "this model has no embeddings of single tokens",
+    "embed_sparse": "this model has no sparse embeddings: it is not a SPLADE model",
+}

@@ -82,6 +82,6 @@ def _locked(lock_file: Path, report: Callable[[str], None]) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            report("waiting for another process to convert the model")
+            report("waiting for another process that does the same")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield

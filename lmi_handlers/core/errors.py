@@ -16,8 +16,13 @@
     │   │   ├── ContextLengthExceeded    the prompt is too long for the model
     │   │   └── InvalidChat              the model's chat template cannot render the messages
     │   ├── ModelNotFound            no model with that name is served here
+    │   ├── AdapterNotFound          no adapter with that name is loaded
+    │   ├── AdapterExists            another adapter with that name is loaded
+    │   ├── ModelExists              a model with that name is loaded or being loaded
+    │   ├── InsufficientMemory       the model needs more memory than is free
     │   ├── QueueFull                the job queue is full, or too many large bodies are arriving
     │   ├── DeadlineExceeded         `predict_timeout` seconds have passed
+    │   │   └── TextDeadline             the text had to end sooner, and there is none yet
     │   ├── RequestFailed            the engine could not continue this request
     │   └── ClientDisconnected       nobody is waiting for the answer any more
     └── EngineError              all requests of the engine fail
@@ -134,6 +139,22 @@ class ModelNotFound(RequestError):
     """The path or query names a model that is not served here."""
 
 
+class AdapterNotFound(RequestError):
+    """No adapter with that name is loaded."""
+
+
+class AdapterExists(RequestError):
+    """An adapter with that name is loaded, from another source."""
+
+
+class ModelExists(RequestError):
+    """A model with that name is loaded, or being loaded."""
+
+
+class InsufficientMemory(RequestError):
+    """The model needs more memory than is free, or as many models are loaded as may be."""
+
+
 class QueueFull(RequestError):
     """The job queue is full, or too many large bodies are arriving. Retry after `retry_after` seconds."""
 
@@ -142,6 +163,14 @@ class QueueFull(RequestError):
 
 class DeadlineExceeded(RequestError):
     """The request did not finish within `predict_timeout` seconds."""
+
+
+class TextDeadline(DeadlineExceeded):
+    """The time in which the text has to end has passed, as `option` says. It is an error only if there is no text yet."""
+
+    def __init__(self, option: str) -> None:
+        super().__init__(f"there was nothing to answer with when option.{option} had passed")
+        self.option = option
 
 
 class RequestFailed(RequestError):

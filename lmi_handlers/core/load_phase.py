@@ -14,6 +14,7 @@ class LoadPhase(str, enum.Enum):
 
     STARTING = "starting"
     IMPORTING = "importing the engine"
+    REQUIREMENTS = "installing requirements"
     MODEL = "preparing the model"
     """Locating it, and downloading or converting it if necessary."""
 

@@ -40,8 +40,10 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     `error` is the cause if `finish_reason` is ERROR. Only this sequence has failed, not the engine. `invalid_request`
     is set if the client's request is to blame, and `invalid_field` is the field of `SamplingParams` at fault, if known.
 
-    `embedding` is the vector of a request with `PoolingParams`, as little-endian float32 numbers. It comes in the only
-    output, which has no tokens and ends with EOS_TOKEN.
+    `embedding` is the result of a request with `PoolingParams`, as little-endian float32 numbers. It comes in the only
+    output, which has no tokens and ends with EOS_TOKEN. For "embed_all" it has the vectors of all tokens one after the
+    other. For "embed_sparse" it only has the numbers that are not zero, after their indices in the vocabulary as
+    little-endian int32 numbers.
     """
 
     request_id: str
@@ -79,7 +81,8 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     `text` is what a reader should see: special tokens are left out and stop strings are cut off, unless the request
     asks for them. The last delta of a sequence carries `finish_reason`. `prompt_tokens` is sent with the
-    first delta if prompt logprobs were requested. `embedding` is the vector if embeddings were requested.
+    first delta if prompt logprobs were requested. `embedding` is that of the
+    `TokenOutput`.
     """
 
     index: int = 0

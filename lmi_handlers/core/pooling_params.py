@@ -1,21 +1,33 @@
-"""How to turn the vectors of a prompt's tokens into one embedding, for all dialects and backends."""
+"""How to turn what a model computes for a prompt's tokens into one vector, for all dialects and backends."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import msgspec
 
 from lmi_handlers.core.errors import InvalidRequest
 
+PoolingTask = Literal["embed", "embed_all", "embed_sparse", "classify"]
+"""What to compute for a prompt: one vector, one vector per token, one weight per token of the vocabulary, or one score
+per label."""
+
+Activation = Literal["model", "sigmoid", "softmax", "none"]
+
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a request for embeddings asks of the pooler. Validated on construction; raises `InvalidRequest`.
+    """What a request asks of the pooler. Validated on construction; raises `InvalidRequest`.
 
-    `dimensions` keeps only the first numbers of each vector. `normalize` then scales the vector to length 1. Without it,
-    the vector is what the model's own files compute.
+    For `embed`: `dimensions` keeps only the first numbers of each vector. `normalize` then scales the vector to length
+    1. Without it, the vector is what the model's own files compute.
+
+    For `classify`: `activation` is applied to the scores. "model" is the function that the model's own files name.
     """
 
+    task: PoolingTask = "embed"
     normalize: bool = True
     dimensions: int | None = None
+    activation: Activation = "model"
 
     def __post_init__(self) -> None:
         if self.dimensions is not None and self.dimensions < 1:

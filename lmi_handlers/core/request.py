@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -59,21 +60,27 @@ class ImagePrompt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RenderedPrompt(msgspec.Struct, frozen=True):
-    """A prompt as formatters see it: its text, which a chat template may have rendered, and its number of tokens."""
+    """A prompt as formatters see it: its text, which a chat template may have rendered, and its tokens.
+
+    With images, `num_tokens` does not count theirs, and `token_ids` has one token per image.
+    """
 
     text: str
     num_tokens: int
+    token_ids: Sequence[int] = ()
 
 
 class EncodedPrompt(msgspec.Struct, frozen=True, array_like=True):
     """A prompt as the engine receives it. `adapter` names its LoRA adapter, None stands for the model itself.
 
-    With an `image_prompt`, `token_ids` are the ids of its text, with one token per image.
+    With an `image_prompt`, `token_ids` are the ids of its text, with one token per image. `token_type_ids` tells the
+    tokens of a `TextPair` apart, if the model's tokenizer does: 0 for the first text, 1 for the second.
     """
 
     token_ids: list[int]
     adapter: str | None = None
     image_prompt: ImagePrompt | None = None
+    token_type_ids: list[int] | None = None
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,8 +102,15 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     template_kwargs: dict[str, Any] = {}
 
 
-PromptContent = str | tuple[int, ...] | ChatPrompt
-"""What a client may send as a prompt: text, token ids or a conversation."""
+class TextPair(msgspec.Struct, frozen=True):
+    """Two texts that a cross-encoder reads together, such as a query and a document."""
+
+    first: str
+    second: str
+
+
+PromptContent = str | tuple[int, ...] | ChatPrompt | TextPair
+"""What a client may send as a prompt: text, token ids, a conversation or two texts."""
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -114,7 +128,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     `truncation_side` is where the others are removed. `ignored_parameters` are named in a response header. The other
     fields describe the format of the answer and are for formatters.
 
-    With `pooling_params`, the prompts are embedded and nothing is generated, so `sampling_params` has no effect.
+    With `pooling_params`, the prompts are embedded or classified and nothing is generated, so `sampling_params` has no
+    effect.
     """
 
     request_id: str
@@ -143,7 +158,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to generate, as a backend receives it. `sampling_params.n` is always 1.
 
-    With `pooling_params`, the prompt is embedded instead. Only a backend with an `embedding_size` gets these.
+    With `pooling_params`, the prompt is embedded or classified instead. Only a backend with `pooling_tasks` gets these.
     """
 
     request_id: str

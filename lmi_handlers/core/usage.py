@@ -10,9 +10,11 @@ class Usage(msgspec.Struct):
 
     `started` is the monotonic time at which the body had arrived. `validation_time` is how long parsing and tokenising
     took. `queue_time` is how long the request waited in the engine's queue. `first_token_time` is the time from
-    `started` to the first token. `cached_tokens` is how many of the `prompt_tokens` came from the engine's prefix
-    cache, 0 if the engine does not say. The request was sent to the engine as `sequences` sequences of at most
-    `max_tokens` tokens each. `finish_reasons` has one entry per finished sequence. `device` is what the engine says it runs on.
+    `started` to the first token, `last_token_time` to the last one. `cached_tokens` is how many of the `prompt_tokens`
+    came from the engine's prefix cache, 0 if the engine does not say. The request was sent to the engine as `sequences`
+    sequences of at most `max_tokens` tokens each, `samples` per prompt. `longest_sequence` is the number of tokens of the
+    longest one that has finished. `finish_reasons` has one entry per finished sequence. `truncated` is the option
+    whose time limit has ended the text, if any. `device` is what the engine says it runs on.
     """
 
     started: float
@@ -21,8 +23,12 @@ class Usage(msgspec.Struct):
     generated_tokens: int = 0
     sequences: int = 0
     max_tokens: int = 0
+    samples: int = 1
+    longest_sequence: int = 0
     validation_time: float | None = None
     queue_time: float | None = None
     first_token_time: float | None = None
+    last_token_time: float | None = None
     finish_reasons: list[str] = []
+    truncated: str | None = None
     device: str = ""

@@ -1,94 +1,93 @@
-"""A process that runs a model's own code: one call at a time, for the pool that has started it."""
+"""A process that runs a model's own code, for the pool that has started it."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
-import queue
 import signal
 import socket
 import sys
 import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
 
-import msgspec
-
-from lmi_handlers.custom_code.handler import Handler, load_error
-from lmi_handlers.custom_code.messages import Abort, Batch, End, FromCode, FromPool, Head, Load, Loaded
-from lmi_handlers.engine.channel import Channel
+from lmi_handlers.config.custom_code import CustomCode
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.custom_code.async_handler import AsyncHandler
+from lmi_handlers.custom_code.call import is_asynchronous, to_outputs
+from lmi_handlers.custom_code.connection import Connection
+from lmi_handlers.custom_code.failures import load_error, load_timeout
+from lmi_handlers.custom_code.handler import Handler
+from lmi_handlers.custom_code.inputs import Input
+from lmi_handlers.custom_code.messages import Load
+from lmi_handlers.custom_code.outputs import Output
 from lmi_handlers.engine.parent import end_with_parent
 from lmi_handlers.log import configure_logging
 
 
-class _Connection:
-    """The connection to the pool. A thread reads it, so that an `Abort` arrives during a call.
-
-    `aborted` is the number of the latest batch that was aborted.
-    """
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._channel: Channel[FromCode, FromPool] = Channel(sock, msgspec.msgpack.Decoder(FromPool))
-        self._received: queue.SimpleQueue[Load | Batch] = queue.SimpleQueue()
-        self.aborted = 0
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def receive(self) -> Load | Batch:
-        """Wait for the next message."""
-        return self._received.get()
-
-    def send(self, *messages: FromCode) -> None:
-        """Send messages with one write."""
-        self._channel.send_frame(b"".join([self._channel.frame(message) for message in messages]))
-
-    def _read(self) -> None:
-        for message in self._channel.receive():
-            if isinstance(message, Abort):
-                self.aborted = message.number
-            else:
-                self._received.put(message)
-        os._exit(1)  # the pool has gone
+def load_handler(load: Load) -> Handler | AsyncHandler:
+    """Get the function and call it once without content. Raises whatever the code raises."""
+    code = load.code
+    function = _function(code)
+    handler = AsyncHandler(function, code) if is_asynchronous(function) else Handler(function, code)
+    first = to_outputs(handler.call(Input(load.properties, function=code.function)))
+    if isinstance(first, Output) and first.stream_content is not None:
+        handler.exhaust(first.stream_content)  # a generator does nothing before
+    elif isinstance(first, Output) and first.code >= 300:
+        raise ConfigError(
+            f"{code.path}: {code.function} answered the first call, which has the options and no content, with the status "
+            f"{first.code}: {first.data().decode(errors='replace') or first.message}"
+        )
+    return handler
 
 
-def serve(connection: _Connection) -> int:
+def serve(connection: Connection) -> int:
     """Load the code and answer requests until the pool is gone. Returns 1 if the code cannot be used."""
     load = connection.receive()
     assert isinstance(load, Load)  # noqa: S101  the protocol
+    left = load.deadline - time.monotonic()
+    watch = threading.Timer(left, lambda: connection.send(load_timeout(threading.main_thread(), load.code)))
+    watch.daemon = True
+    watch.start()
     try:
-        handler = Handler(load)
+        handler = load_handler(load)
     except BaseException as error:  # noqa: BLE001  sys.exit too: the pool must know where
         connection.send(load_error(error, load.code))
         return 1
-    connection.send(Loaded())
-    while True:
-        batch = connection.receive()
-        assert isinstance(batch, Batch)  # noqa: S101  the protocol
-        _answer(handler, batch, connection)
+    watch.cancel()
+    handler.serve(connection)
+    return 1  # the code has stopped the event loop
 
 
-def _answer(handler: Handler, batch: Batch, connection: _Connection) -> None:
-    """Send a whole answer with one write, and each chunk of a stream with its own."""
-    number, pid = batch.number, os.getpid()
-    held: list[FromCode] = []
-    streams = False
-    for message in handler.answer(batch, lambda: connection.aborted == number):
-        if os.getpid() != pid:  # the code has forked, and this is not the process that the pool talks to
-            os._exit(0)
-        held.append(message)
-        if isinstance(message, Head):
-            streams = message.streams
-        elif streams or isinstance(message, End):
-            connection.send(*held)
-            held = []
+def _function(code: CustomCode) -> Callable[[Input], Any]:
+    module, _, name = code.loader.partition(":")
+    function: Callable[[Input], Any] = getattr(importlib.import_module(module), name)(code)
+    return function
+
+
+def ignore_signals() -> None:
+    """Ignore Ctrl-C and SIGTERM in this process, whose parent decides when it ends, but not in what the code starts.
+
+    Ignored signals would be inherited, and the code could not end its own processes.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+        os.register_at_fork(after_in_child=functools.partial(signal.signal, number, signal.SIG_DFL))
 
 
 def main() -> int:
     """Entry point of `python -m lmi_handlers.custom_code.child <descriptor of the connection>`."""
     configure_logging()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_signals()
     end_with_parent()
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123
         os.dup2(nothing.fileno(), sys.stdin.fileno())  # what the parent holds open is not input
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a TextIOWrapper
-    return serve(_Connection(socket.socket(fileno=int(sys.argv[1]))))
+    return serve(Connection(socket.socket(fileno=int(sys.argv[1]))))
 
 
 if __name__ == "__main__":
@@ -96,6 +95,9 @@ if __name__ == "__main__":
         status = main()
     except SystemExit as end:  # of the code
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001  the code's, or the connection is broken
+        traceback.print_exc()
+        status = 1
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # threads of the code do not keep the process

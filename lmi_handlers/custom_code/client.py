@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,10 +26,10 @@ from lmi_handlers.core.errors import (
     RequestFailed,
 )
 from lmi_handlers.custom_code.messages import Chunk, End, FromWorker, Head, Invoke, Serving, ToWorker, Watch
-from lmi_handlers.engine.channel import MAX_MESSAGE_SIZE, Channel
+from lmi_handlers.engine.channel import LENGTH, Channel, MessageTooLong, decode, frame, payload_length
 from lmi_handlers.engine.heartbeat import HeartbeatReader
 from lmi_handlers.engine.messages import Loading
-from lmi_handlers.engine.settings import heartbeat_path
+from lmi_handlers.engine.settings import POOL, heartbeat_path
 from lmi_handlers.engine.status import EngineStatus
 
 logger = logging.getLogger(__name__)
@@ -38,13 +37,11 @@ logger = logging.getLogger(__name__)
 _RECONNECT_INTERVAL = 0.1
 _LOOK_INTERVAL = 0.1
 _READ_SIZE = 1 << 16
-_LENGTH = struct.Struct(">I")
 _GONE = "the process that starts the model's code has ended and is being restarted"
 
 _LATE = "the request did not finish within predict_timeout"
 _SHORTEST = 0.001
 
-_encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 
 
@@ -67,23 +64,22 @@ class Invocation:
 
     def begin(self, invoke: Invoke) -> None:
         """Send the request and wait for the head. Raises the error with which the request ends before that."""
-        payload = _encoder.encode(invoke)
-        if len(payload) > MAX_MESSAGE_SIZE:
-            raise InvalidRequest(
-                f"the request is too long: {len(payload)} bytes, at most {MAX_MESSAGE_SIZE} are possible"
-            )
+        try:
+            message = frame(invoke)
+        except MessageTooLong as error:
+            raise InvalidRequest(f"the request is too long: {error}") from error
         self._socket.settimeout(max(_SHORTEST, self.deadline - time.monotonic()))
         try:
-            self._socket.sendall(_LENGTH.pack(len(payload)) + payload)
+            self._socket.sendall(message)
         except TimeoutError as error:
             raise DeadlineExceeded(_LATE) from error
         except OSError as error:
             raise EngineDead(f"{_GONE}; it was reading this request") from error
         self._socket.settimeout(_LOOK_INTERVAL)
-        message = self._receive()
-        if not isinstance(message, Head):
-            raise self._end_of(message)
-        self.head = message
+        head = self._receive()
+        if not isinstance(head, Head):
+            raise self._end_of(head)
+        self.head = head
 
     def __iter__(self) -> Iterator[bytes]:
         while True:
@@ -128,34 +124,47 @@ class Invocation:
     def _next(self) -> ToWorker | None:
         """Return the first message in the buffer if it is complete."""
         buffer = self._buffer
-        if len(buffer) < _LENGTH.size:
+        if len(buffer) < LENGTH.size:
             return None
-        end = _LENGTH.size + _LENGTH.unpack_from(buffer)[0]
+        end = LENGTH.size + payload_length(buffer)
         if len(buffer) < end:
             return None
-        message = _decoder.decode(bytes(buffer[_LENGTH.size : end]))
+        message = decode(bytes(buffer[LENGTH.size : end]), _decoder)
         del buffer[:end]
         return message
 
     @staticmethod
     def _end_of(message: ToWorker) -> LMIError:
-        if isinstance(message, End) and message.error is not None:
-            kind: type[LMIError] = getattr(errors, message.kind)
-            return kind(message.error)
-        return RequestFailed(f"the pool sent {type(message).__name__} at the wrong time")  # a bug of ours
+        error = failure_of(message) if isinstance(message, End) else None
+        return error or RequestFailed(f"the pool sent {type(message).__name__} at the wrong time")  # a bug of ours
+
+
+def failure_of(end: End) -> LMIError | None:
+    """Return the error with which a request has ended, if it has failed."""
+    kind: type[LMIError] = getattr(errors, end.kind)
+    return None if end.error is None else kind(end.error)
 
 
 class CodeClient:
     """Learns from the pool whether requests are accepted, and opens a connection for each request."""
 
     def __init__(self, socket_path: Path, stall_timeout: float) -> None:
-        self.status = EngineStatus(HeartbeatReader(heartbeat_path(socket_path)), stall_timeout)
+        self.status = EngineStatus(HeartbeatReader(heartbeat_path(socket_path), title=POOL), stall_timeout)
         self._socket_path = socket_path
         self._in_flight: set[Invocation] = set()
+        self._watched: socket.socket | None = None
+        self._closed = threading.Event()
 
     def start(self) -> None:
         """Start the thread that follows the pool's state."""
         threading.Thread(target=self._watch, name="pool-watch", daemon=True).start()
+
+    def close(self) -> None:
+        """Disconnect from the pool, and end the thread."""
+        self._closed.set()
+        if self._watched is not None:
+            with contextlib.suppress(OSError):  # the pool may have closed it already
+                self._watched.shutdown(socket.SHUT_RDWR)
 
     def invoke(self, invoke: Invoke, deadline: float, connected: Callable[[], bool]) -> Invocation:
         """Send a request, and return it once its answer begins. It ends at the monotonic time `deadline`.
@@ -192,19 +201,22 @@ class CodeClient:
         return sock
 
     def _watch(self) -> None:
-        """Follow the pool's state, for ever."""
-        connected = False
-        while True:
+        """Follow the pool's state until the client is closed."""
+        serving = False
+        while not self._closed.is_set():
             with contextlib.suppress(OSError), self._connect() as sock:
-                connected = True
+                self._watched = sock
+                if self._closed.is_set():  # meanwhile
+                    return
                 channel: Channel[FromWorker, ToWorker] = Channel(sock, _decoder)
                 channel.send(Watch())
                 for message in channel.receive():
+                    serving = isinstance(message, Serving)
                     if isinstance(message, Serving):
                         self.status.ready()
                     elif isinstance(message, Loading):
                         self.status.loading(message)
-            if connected:
-                connected = False
+            if serving:  # otherwise its last words say why
+                serving = False
                 self.status.loading(Loading(_GONE, time.monotonic()))
             time.sleep(_RECONNECT_INTERVAL)

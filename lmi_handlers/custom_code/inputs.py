@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lmi_handlers.custom_code import ndlist
+from lmi_handlers.custom_code.numpy_files import read_npz
 from lmi_handlers.custom_code.pair_list import PairList
 
 
@@ -134,7 +135,7 @@ class Input:
 
     def get_as_npz(self, key: str | None = None) -> list[Any]:
         """Return the arrays of an .npz archive."""
-        return ndlist.decode_npz(bytes(self._content(key)))
+        return read_npz(bytes(self._content(key)))
 
     def get_as_csv(self, key: str | None = None) -> list[dict[str, str]]:
         """Return one dict per line of CSV content, whose first line has the names."""

@@ -5,89 +5,112 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
 from lmi_handlers.core.errors import LMIError, QueueFull
 from lmi_handlers.custom_code.messages import Chunk, End, Head, Invoke
-from lmi_handlers.custom_code.streams import frame
 from lmi_handlers.engine.admission import DynamicBatch
+from lmi_handlers.engine.channel import MAX_MESSAGE_SIZE, frame
+
+MAX_BATCH_SIZE = MAX_MESSAGE_SIZE - (1 << 20)
+"""Bytes that the requests of one batch may have together, beside what the message adds to them."""
+
+_MUCH = 1 << 16
+"""Bytes that a web worker may have left unread. asyncio's default for `drain`."""
 
 
 class Job:
-    """A request. `left` is set once nobody waits for its answer; `ended` is done once the answer is complete."""
+    """A request. `ended` is done once the answer is complete; `left` is true once nobody waits for it any more."""
 
     def __init__(self, invoke: Invoke, writer: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
         self.invoke = invoke
         self.arrived = loop.time()
-        self.left = asyncio.Event()
         self.ended: asyncio.Future[None] = loop.create_future()
+        self.left = False
+        self.on_leave: Callable[[], object] = lambda: None
         self._writer = writer
 
-    async def send(self, message: Head | Chunk | End) -> None:
-        """Send a part of the answer, and wait while the web worker has much unread."""
-        if not self.left.is_set():
+    @property
+    def size(self) -> int:
+        """Bytes of the request's content and headers."""
+        invoke = self.invoke
+        headers = sum(len(name) + len(value) for name, value in invoke.properties.items())
+        return headers + sum(len(name) + len(data) for name, data in invoke.parts)
+
+    def send(self, message: Head | Chunk | End) -> None:
+        """Send a part of the answer. After its end, or once nobody waits, nothing is sent."""
+        if self.ended.done():
+            return
+        if not self.left:
             self._writer.write(frame(msgspec.structs.replace(message, index=0)))
-            with contextlib.suppress(OSError):  # the web worker closes the connection to abort the request
-                await self._writer.drain()
-        if isinstance(message, End) and not self.ended.done():
+        if isinstance(message, End):
             self.ended.set_result(None)
 
-    async def fail(self, error: LMIError) -> None:
-        """End the request with an error."""
-        await self.send(End(0, str(error), type(error).__name__))
+    def fail(self, error: LMIError) -> None:
+        """End the request with an error, unless it has ended."""
+        self.send(End(0, str(error), type(error).__name__))
+
+    def leave(self) -> None:
+        """Note that nobody waits any more."""
+        self.left = True
+        self.on_leave()
+
+    @property
+    def is_behind(self) -> bool:
+        """Tell whether the web worker has much unread."""
+        return not self.left and self._writer.transport.get_write_buffer_size() > _MUCH
+
+    async def caught_up(self) -> None:
+        """Wait until the web worker has read most of it, or has left."""
+        with contextlib.suppress(OSError):
+            await self._writer.drain()
 
 
 class WaitingJobs:
-    """The jobs that wait for a process, in order of arrival. At most `size` may wait while no process is free."""
+    """The jobs that wait for a process, in order of arrival: at most `size` of them."""
 
     def __init__(self, size: int, admission: DynamicBatch) -> None:
         self._size = size
         self._admission = admission
         self._jobs: deque[Job] = deque()
-        self._changed = asyncio.Condition()
-        self._takers = 0
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    async def add(self, job: Job) -> None:
+    def add(self, job: Job) -> None:
         """Add a job at the end. Raises `QueueFull`."""
-        if len(self._jobs) >= self._size + self._takers:
+        if len(self._jobs) >= self._size:
             raise QueueFull(f"{len(self._jobs)} requests are waiting already (job_queue_size={self._size})")
         self._jobs.append(job)
-        async with self._changed:
-            self._changed.notify_all()
-
-    async def put_back(self, jobs: list[Job]) -> None:
-        """Add jobs that no process has seen at the front."""
-        self._jobs.extendleft(reversed(jobs))
-        async with self._changed:
-            self._changed.notify_all()
 
     def discard(self, job: Job) -> None:
         """Remove a job if it is still waiting."""
         with contextlib.suppress(ValueError):
             self._jobs.remove(job)
 
-    async def take(self) -> list[Job]:
-        """Wait for a batch, and remove it."""
-        self._takers += 1
-        try:
-            async with self._changed:
-                while not (room := self._room()):
-                    with contextlib.suppress(asyncio.TimeoutError):
-                        await asyncio.wait_for(self._changed.wait(), self._delay())
-                return [self._jobs.popleft() for _ in range(room)]
-        finally:
-            self._takers -= 1
+    def clear(self) -> list[Job]:
+        """Remove all jobs, and return them."""
+        jobs = list(self._jobs)
+        self._jobs.clear()
+        return jobs
 
-    def _room(self) -> int:
-        return self._admission.room(waiting=len(self._jobs), oldest_wait=self._oldest_wait(), running=0)
+    def take(self) -> list[Job]:
+        """Remove a batch that may start now, and that fits into one message. Returns nothing if there is none."""
+        room = self._admission.room(waiting=len(self._jobs), oldest_wait=self.oldest_wait(), running=0)
+        jobs: list[Job] = []
+        size = 0
+        while len(jobs) < room and (not jobs or size + self._jobs[0].size <= MAX_BATCH_SIZE):
+            size += self._jobs[0].size
+            jobs.append(self._jobs.popleft())
+        return jobs
 
-    def _delay(self) -> float | None:
-        return self._admission.wait(self._oldest_wait()) if self._jobs else None
+    def delay(self) -> float | None:
+        """Return the seconds after which a batch may start that is not complete. None if there is none."""
+        return self._admission.wait(self.oldest_wait()) if self._jobs else None
 
-    def _oldest_wait(self) -> float:
+    def oldest_wait(self) -> float:
+        """Return the seconds that the first job has waited."""
         return asyncio.get_running_loop().time() - self._jobs[0].arrived if self._jobs else 0.0

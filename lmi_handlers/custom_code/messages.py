@@ -1,6 +1,6 @@
 """The whole protocol between web workers, the pool and the processes that run a model's own code.
 
-    web worker  -- Invoke -->  pool  -- Batch, Abort -->  process with model.py
+    web worker  -- Invoke -->  pool  -- Batch, Pause, Resume, Abort -->  process with model.py
     web worker  <-- Head, Chunk .., End --  pool  <-- Head, Chunk .., End --  process with model.py
 
 Each message is a MessagePack array tagged with its name, framed as in `lmi_handlers.engine.channel`. A web worker opens
@@ -34,14 +34,21 @@ class Watch(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Import the code and call the function once, with these properties and no content. The first message."""
+    """Get the function and call it once, with these properties and no content. The first message.
+
+    If that has not ended at the monotonic time `deadline`, the answer is a `LoadError` that says where it is.
+    """
 
     code: CustomCode
     properties: dict[str, str]
+    deadline: float
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Answer these requests with one call. `dynamic` says that the function expects a batch, even of one."""
+    """Answer these requests with one call. They have the numbers `number`, `number + 1` and so on, each used only once.
+
+    `dynamic` says that the function expects a batch, even of one.
+    """
 
     number: int
     invocations: list[Invoke]
@@ -54,11 +61,28 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):
     number: int
 
 
+class Pause(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Send no more of the stream that answers the request `number`: its client reads slowly."""
+
+    number: int
+
+
+class Resume(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Go on with that stream. It may have ended."""
+
+    number: int
+
+
+NOT_LOADED = "not loaded within option.model_loading_timeout"
+"""Says that `Load.deadline` has passed."""
+
 # From a process that runs the code to the pool
 
 
 class Loaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The code has been imported and called once."""
+    """The code has been imported and called once. From now on, it answers up to `max_calls` batches at a time."""
+
+    max_calls: int
 
 
 class LoadError(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -69,7 +93,7 @@ class LoadError(msgspec.Struct, frozen=True, array_like=True, tag=True):
     temporary: bool = False
 
 
-# The answer to request `index` of the batch: from such a process to the pool, and on to the web worker
+# The answer to the request with the number `index`: from such a process to the pool, and on to the web worker
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -105,5 +129,5 @@ class Serving(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 FromWorker = Invoke | Watch
 ToWorker = Loading | Serving | Head | Chunk | End
-FromPool = Load | Batch | Abort
+FromPool = Load | Batch | Abort | Pause | Resume
 FromCode = Loaded | LoadError | Head | Chunk | End

@@ -12,6 +12,8 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from lmi_handlers.custom_code.numpy_files import read_npy, read_npz
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -21,23 +23,13 @@ _MAGIC, _VERSION = "NDAR", 3
 def decode(data: bytes) -> list[np.ndarray[Any, Any]]:
     """Return the arrays of an NDList, an .npz archive or an .npy file. Raises `ValueError` if it is none of these."""
     if data[:2] == b"PK":
-        return decode_npz(data)
+        return read_npz(data)
     if data[:6] == b"\x93NUMPY":
-        import numpy as np
-
-        return [np.load(io.BytesIO(data))]
+        return [read_npy(data)]
     try:
         return _decode(data)
     except (struct.error, IndexError, TypeError, UnicodeDecodeError) as error:
         raise ValueError(f"the content is not an NDList: {error}") from error
-
-
-def decode_npz(data: bytes) -> list[np.ndarray[Any, Any]]:
-    """Return the arrays of an .npz archive. Pickled objects are not loaded."""
-    import numpy as np
-
-    with np.load(io.BytesIO(data)) as archive:
-        return [archive[name] for name in archive.files]
 
 
 def encode(arrays: Any) -> bytes:

@@ -128,7 +128,7 @@ class Output:
         if isinstance(item, Output):
             return item.data()
         line = {"outputs": item} if isinstance(item, list) else item
-        return json.dumps(line, default=_builtin).encode() + b"\n"
+        return json.dumps(line, default=builtin).encode() + b"\n"
 
 
 def encode(value: object) -> bytes:
@@ -143,11 +143,12 @@ def encode(value: object) -> bytes:
 def encode_json(value: object) -> bytes:
     """Encode as DJL does: indented by two, without a space after the colon; numpy's numbers and arrays are known."""
     return json.dumps(
-        value, ensure_ascii=False, allow_nan=False, indent=2, separators=(",", ":"), default=_builtin
+        value, ensure_ascii=False, allow_nan=False, indent=2, separators=(",", ":"), default=builtin
     ).encode()
 
 
-def _builtin(value: Any) -> object:
+def builtin(value: Any) -> object:
+    """Return a value that JSON has in place of a date, or of one of numpy's numbers and arrays. Raises `TypeError`."""
     if isinstance(value, datetime.datetime | datetime.date):
         return str(value)
     numpy = sys.modules.get("numpy")  # a value of its types exists only if it has been imported

@@ -1,7 +1,7 @@
 """The pool process: takes the web workers' requests, and hands them to the processes that run a model's own code.
 
-It runs in place of an engine and never imports the code. A process that hangs or dies is replaced, and only the request
-that it worked on fails.
+It runs in place of an engine and never imports the code. A process that hangs or dies is replaced, and only the
+requests that it worked on fail.
 """
 
 from __future__ import annotations
@@ -10,32 +10,31 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
-import sys
 import time
+from pathlib import Path
 
 import msgspec
 
 from lmi_handlers.config.custom_code import CustomCode
-from lmi_handlers.core.errors import LoadFailed, QueueFull
+from lmi_handlers.core.errors import ConfigError, LoadFailed, QueueFull
 from lmi_handlers.core.load_phase import LoadPhase
-from lmi_handlers.custom_code.job import Job, WaitingJobs
+from lmi_handlers.custom_code.job import Job
 from lmi_handlers.custom_code.messages import FromWorker, Invoke, Serving, Watch
-from lmi_handlers.custom_code.runner import CodeError, Runner
-from lmi_handlers.custom_code.streams import frame, receive
-from lmi_handlers.engine.admission import DynamicBatch
-from lmi_handlers.engine.channel import ProtocolError
+from lmi_handlers.custom_code.prepare import prepared
+from lmi_handlers.custom_code.processes import Processes, log_error
+from lmi_handlers.custom_code.runner import CodeError
+from lmi_handlers.custom_code.sources import PROPERTIES, Sources
+from lmi_handlers.custom_code.streams import receive
+from lmi_handlers.engine.channel import ProtocolError, frame
 from lmi_handlers.engine.heartbeat import PULSE_INTERVAL, Heartbeat
 from lmi_handlers.engine.load_report import LoadReport
 from lmi_handlers.engine.messages import Loading
-from lmi_handlers.engine.parent import end_with_parent
-from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings, read_line
-from lmi_handlers.log import configure_logging, tell
+from lmi_handlers.engine.settings import EngineSettings
+from lmi_handlers.engine.supervised import run_supervised
 from lmi_handlers.metrics.engine import EngineMetrics
 
-_FIRST_BACK_OFF = 0.5
-_LONGEST_BACK_OFF = 30.0
 _LOAD_INTERVAL = 0.1
+_RELOAD_INTERVAL = 0.5
 _BACKLOG = 4096
 _FLUSH = 0.2
 
@@ -45,23 +44,19 @@ _decoder = msgspec.msgpack.Decoder(FromWorker)
 
 
 class Pool:
-    """The requests of all web workers, and the processes that answer them. Everything runs in one event loop."""
+    """Serves the web workers. Everything runs in one event loop."""
 
     def __init__(self, settings: EngineSettings, code: CustomCode) -> None:
-        properties = settings.properties
+        default = {"sessions_path": str(settings.socket_path.parent / "sessions")}  # deleted when the server ends
+        code = msgspec.structs.replace(code, properties=default | code.properties)
         self._settings = settings
         self._code = code
-        self._properties = properties
-        self._dynamic = properties.batch_size > 1
-        self._waiting = WaitingJobs(
-            properties.job_queue_size, DynamicBatch(properties.batch_size, properties.max_batch_delay / 1000)
-        )
+        self._processes = Processes(code, settings.properties, self._follow)
         self._metrics = EngineMetrics(settings.metrics_dir)
         self._heartbeat = Heartbeat.create(settings.heartbeat_path)
         self._state: Loading | Serving = Loading(LoadPhase.STARTING.value, time.monotonic())
         self._watchers: set[asyncio.StreamWriter] = set()
-        self._running = 0
-        self._lost: set[int] = set()
+        self._sources = Sources(Path(code.directory)) if settings.reload else None
 
     async def run(self) -> None:
         """Serve until this process is killed. Raises `CodeError` if the code cannot be used."""
@@ -69,77 +64,64 @@ class Pool:
         path.unlink(missing_ok=True)
         server = await asyncio.start_unix_server(self._serve, path, backlog=_BACKLOG)
         report = LoadReport(self._settings.started, self._announce, self._metrics, self._heartbeat)
-        report(LoadPhase.MODEL)
-        try:
-            runners = await self._start_all()
-        except CodeError as error:
-            self._announce(Loading(str(error), time.monotonic()))
-            await asyncio.sleep(_FLUSH)
-            raise
+        with contextlib.ExitStack() as stack:
+            try:
+                code = await self._prepared(stack, report)
+                report(LoadPhase.MODEL)
+                await self._processes.start(code, self._time_to_load())
+            except CodeError as error:
+                self._announce(Loading(str(error), time.monotonic()))
+                await asyncio.sleep(_FLUSH)
+                raise
+            await self._serve_all(server, report)
+
+    async def _serve_all(self, server: asyncio.Server, report: LoadReport) -> None:
         self._heartbeat.start(patience=1.0)
         seconds = report.finish()
         self._announce(Serving())
         logger.info("model code ready", extra={"path": self._code.path, "seconds": round(seconds, 3)})
-        places = (self._keep(place, runner) for place, runner in enumerate(runners))
-        await asyncio.gather(server.serve_forever(), self._beat(), self._publish_load(), *places)
+        await asyncio.gather(
+            server.serve_forever(), self._beat(), self._publish_load(), self._processes.run(), self._reload()
+        )
 
-    async def _start_all(self) -> list[Runner]:
-        """Start the first processes, together. Raises the `CodeError` of any of them."""
-        return list(await asyncio.gather(*(self._start(place) for place in range(self._code.processes))))
+    async def _prepared(self, stack: contextlib.ExitStack, report: LoadReport) -> CustomCode:
+        """Return the code with all that it needs, which stays until `stack` ends. Raises `CodeError`."""
+        call_here = asyncio.get_running_loop().call_soon_threadsafe
 
-    async def _start(self, place: int) -> Runner:
-        return await Runner.start(self._code, place, self._properties.model_loading_timeout)
+        def report_here(phase: str) -> None:
+            call_here(report, phase)
 
-    async def _keep(self, place: int, runner: Runner) -> None:
-        """Let a process answer requests, and replace it whenever it ends: with back-off unless a request has ended it."""
-        failures = 0
-        while True:
-            failures = 0 if await self._use(runner) else failures + 1
-            logger.error("a process that runs the model's code has ended", extra={"restart_in": _back_off(failures)})
-            cause = f"{self._code.path}: its process has ended before any request"
-            while True:
-                if failures:
-                    self._lose(place, cause)
-                    await asyncio.sleep(_back_off(failures))
-                try:
-                    runner = await self._start(place)
-                    break
-                except CodeError as error:
-                    failures, cause = failures + 1, str(error)
-                    _log_error(error)
-            self._regain(place)
+        def progress_here(done: int, total: int) -> None:
+            call_here(report.download, done, total)
 
-    async def _use(self, runner: Runner) -> bool:
-        """Hand requests to a process until it has ended. Tells whether there were any."""
-        used = False
-        while True:
-            take = asyncio.ensure_future(self._waiting.take())
-            await asyncio.wait({take, runner.ended}, return_when=asyncio.FIRST_COMPLETED)
-            if runner.ended.done():
-                await self._give_back(take)
-                return used
-            used, jobs = True, take.result()
-            self._running += len(jobs)
-            try:
-                if not await runner.call(jobs, self._properties.predict_timeout, dynamic=self._dynamic):
-                    return used
-            finally:
-                self._running -= len(jobs)
+        needs = prepared(self._code, self._settings.properties, report_here, progress_here)
+        try:
+            return await asyncio.to_thread(stack.enter_context, needs)
+        except (ConfigError, LoadFailed) as error:
+            raise CodeError(error) from error
 
-    async def _give_back(self, take: asyncio.Task[list[Job]]) -> None:
-        take.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._waiting.put_back(await take)
+    def _time_to_load(self) -> float:
+        """Return the seconds that are left for loading. As for the supervisor, they begin after a download."""
+        began = max(self._settings.started, self._heartbeat.last_arrival)
+        return began + self._settings.properties.model_loading_timeout - time.monotonic()
 
-    def _lose(self, place: int, cause: str) -> None:
-        """Note that a place has no process for a while. Without any process, new requests are rejected."""
-        self._lost.add(place)
-        if len(self._lost) == self._code.processes:
+    async def _reload(self) -> None:
+        """Replace the processes whenever the code has changed, if that is wanted."""
+        while self._sources is not None:
+            await asyncio.sleep(_RELOAD_INTERVAL)
+            changed = await asyncio.to_thread(self._sources.changed)
+            if PROPERTIES in changed:
+                changed.remove(PROPERTIES)
+                logger.warning("serving.properties has changed: restart the server, which reads it only at its start")
+            if changed:
+                logger.info("the model's code has changed and is loaded again", extra={"files": changed})
+                self._processes.reload()
+
+    def _follow(self, cause: str | None) -> None:
+        """Without any process, new requests are rejected."""
+        if cause is not None:
             self._announce(Loading(cause, time.monotonic()))
-
-    def _regain(self, place: int) -> None:
-        self._lost.discard(place)
-        if not isinstance(self._state, Serving):
+        elif not isinstance(self._state, Serving):
             self._announce(Serving())
 
     def _announce(self, state: Loading | Serving) -> None:
@@ -156,8 +138,8 @@ class Pool:
                 await self._inform(reader, writer)
             else:
                 await self._answer(message, reader, writer)
-        except (EOFError, OSError):
-            pass  # the web worker has closed it
+        except (EOFError, OSError, asyncio.CancelledError):
+            pass  # the web worker has closed it, or this process ends
         except ProtocolError:
             logger.exception("a web worker sent an invalid message; disconnecting it")
         finally:
@@ -175,9 +157,9 @@ class Pool:
         """Queue a request, and return once it is answered or the web worker has closed the connection."""
         job = Job(invoke, writer)
         try:
-            await self._waiting.add(job)
+            self._processes.submit(job)
         except QueueFull as error:
-            await job.fail(error)
+            job.fail(error)
             return
         left = asyncio.ensure_future(reader.read(1))
         try:
@@ -185,8 +167,8 @@ class Pool:
         finally:
             left.cancel()
             if not job.ended.done():
-                job.left.set()
-                self._waiting.discard(job)
+                job.leave()
+                self._processes.waiting.discard(job)
 
     async def _beat(self) -> None:
         """Show other processes that the event loop runs."""
@@ -197,40 +179,26 @@ class Pool:
 
     async def _publish_load(self) -> None:
         while True:
-            self._metrics.set_load(running=self._running, waiting=len(self._waiting), kv_cache_usage=0.0)
+            processes = self._processes
+            self._metrics.set_load(running=processes.running, waiting=len(processes.waiting), kv_cache_usage=0.0)
             await asyncio.sleep(_LOAD_INTERVAL)
 
 
-def _back_off(failures: int) -> float:
-    """Return the seconds until the next start after so many failures in a row."""
-    return float(min(_FIRST_BACK_OFF * 2 ** (failures - 1), _LONGEST_BACK_OFF)) if failures else 0.0
-
-
-def _log_error(error: CodeError) -> None:
-    logger.error("the model's code cannot be loaded", extra={"cause": str(error), "exception": error.traceback or None})
-
-
-def main() -> int:
-    """Entry point of `python -m lmi_handlers.custom_code.pool`. Reads its settings on standard input."""
-    configure_logging()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in an engine process
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    settings = msgspec.json.decode(read_line(sys.stdin.fileno()), type=EngineSettings)
-    assert settings.custom_code is not None  # noqa: S101  otherwise there is an engine
-    end_with_parent()
+def serve(settings: EngineSettings) -> None:
+    """Serve until this process is killed. Raises `ConfigError` or `LoadFailed` if the code cannot be used."""
+    if settings.reload:
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # which is stale after two changes within a second
     try:
-        asyncio.run(Pool(settings, settings.custom_code).run())
+        asyncio.run(_serve(settings))
     except CodeError as error:
-        _log_error(error)
-        tell("error", str(error))
-        return EXIT_LOAD_FAILED if isinstance(error.error, LoadFailed) else EXIT_CONFIG
-    except Exception:
-        logger.exception("the pool died")
-        return 1
-    return 0
+        log_error(error)
+        raise error.error from error
+
+
+async def _serve(settings: EngineSettings) -> None:
+    assert settings.custom_code is not None  # noqa: S101  otherwise there is an engine
+    await Pool(settings, settings.custom_code).run()
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stderr.flush()
-    os._exit(code)
+    run_supervised(serve)

@@ -4,25 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
+import logging
 import os
 import signal
 import socket
-import sys
-from pathlib import Path
+import time
 
 import msgspec
 
-import lmi_handlers
-from lmi_handlers.config.custom_code import FUNCTION, CustomCode
-from lmi_handlers.core.errors import ConfigError, LoadFailed, RequestFailed
+from lmi_handlers.config.custom_code import CustomCode
+from lmi_handlers.core.errors import ConfigError, DeadlineExceeded, InvalidRequest, LoadFailed, RequestFailed
+from lmi_handlers.core.program import command
 from lmi_handlers.custom_code.job import Job
-from lmi_handlers.custom_code.messages import Abort, Batch, End, FromCode, Head, Load, Loaded, LoadError
-from lmi_handlers.custom_code.streams import frame, receive
-from lmi_handlers.engine.channel import ProtocolError
+from lmi_handlers.custom_code.messages import (
+    NOT_LOADED,
+    Abort,
+    Batch,
+    Chunk,
+    End,
+    FromCode,
+    Head,
+    Load,
+    Loaded,
+    LoadError,
+    Pause,
+    Resume,
+)
+from lmi_handlers.custom_code.streams import receive
+from lmi_handlers.engine.channel import MessageTooLong, ProtocolError, frame
+
+_OVERDUE = 2.0
+"""Seconds after which a process that should have said that its code hangs is assumed to hang itself."""
 
 _LINGER = 0.5
-"""Seconds after a process's end in which what it has sent may still arrive."""
+"""Seconds after a process's end in which what it has sent may still arrive, and the other way round."""
+
+_GRACE = 1.0
+"""Seconds in which a call that is late, and was told to end, must end."""
+
+_UNKILLABLE = 10.0
+"""Seconds after which a process that SIGKILL has not ended is given up. It waits for a device or a file system."""
+
+logger = logging.getLogger(__name__)
 
 _decoder = msgspec.msgpack.Decoder(FromCode)
 
@@ -36,93 +59,147 @@ class CodeError(Exception):
         self.traceback = traceback
 
 
+class _Answer:
+    """What a process has sent to answer a job. `ended` is done once it has ended the answer, or has ended itself."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.pause: asyncio.Future[None] | None = None
+        self._head: Head | None = None
+
+    @property
+    def streams(self) -> bool:
+        return self._head is not None and self._head.streams
+
+    def add(self, message: Head | Chunk | End) -> None:
+        """Pass on a part of the answer. Raises `ProtocolError`."""
+        if isinstance(message, Head) is (self._head is not None) and not isinstance(message, End):
+            raise ProtocolError("an answer must have one head, before its content")
+        if isinstance(message, Head):
+            self._head = message
+        self.job.send(message)
+        if isinstance(message, End):
+            self.ended.set_result(None)
+
+    def fail(self, cause: str) -> None:
+        """End the answer, because the process has ended."""
+        self.job.fail(RequestFailed(cause))
+        self.ended.set_result(None)
+
+
 class Runner:
-    """A process that has loaded the code. `ended` is done once it has ended, for whatever reason."""
+    """A process that has loaded the code. `ended` is done once it has ended, for whatever reason.
+
+    `was_used` is true after the first call, `idle_since` the event loop's time at the end of the latest one.
+    """
 
     def __init__(
-        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        code: CustomCode,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
+        self._code = code
+        self._name = f"the process that runs {code.function}"
         self._process = process
         self._reader = reader
         self._writer = writer
-        self._numbers = itertools.count(1)
-        self.ended = asyncio.ensure_future(self._wait())
+        self._max_calls = 0
+        self._calls: set[asyncio.Task[None]] = set()
+        self._answers: dict[int, _Answer] = {}
+        self._number = 1
+        self._cause: str | None = None
+        self._is_leaving = False
+        self._reading: asyncio.Future[None] | None = None
+        self.was_used = False
+        self.idle_since = asyncio.get_running_loop().time()
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting = asyncio.ensure_future(self._wait())
 
     @classmethod
     async def start(cls, code: CustomCode, place: int, timeout: float) -> Runner:
         """Start a process and load the code, which may take `timeout` seconds. Raises `CodeError`."""
-        ours, its = socket.socketpair()
-        with its:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "lmi_handlers.custom_code.child", str(its.fileno())),
-                stdin=asyncio.subprocess.PIPE,  # it ends when this closes
-                pass_fds=(its.fileno(),),
-                start_new_session=True,
-                cwd=Path(lmi_handlers.__file__).parents[1],  # python -m puts it first on sys.path
-            )
-        runner = cls(process, *await asyncio.open_unix_connection(sock=ours))
         try:
-            await asyncio.wait_for(runner._load(code, place), timeout)
+            ours, its = socket.socketpair()
+            with its, contextlib.ExitStack() as stack:
+                stack.callback(ours.close)
+                process = await asyncio.create_subprocess_exec(
+                    *command("lmi_handlers.custom_code.child", str(its.fileno())),
+                    stdin=asyncio.subprocess.PIPE,  # it ends when this closes
+                    pass_fds=(its.fileno(),),
+                    start_new_session=True,
+                )
+                stack.pop_all()
+        except OSError as error:  # too many processes or open files
+            raise CodeError(LoadFailed(f"{code.path}: its process cannot be started: {error}")) from error
+        runner = cls(code, process, *await asyncio.open_unix_connection(sock=ours))
+        try:
+            await asyncio.wait_for(runner._load(place, time.monotonic() + timeout), timeout + _OVERDUE)
         except asyncio.TimeoutError:
             await runner.end()
-            raise CodeError(
-                ConfigError(f"{code.path} did not load within model_loading_timeout ({timeout:g} s)")
-            ) from None
+            raise CodeError(ConfigError(f"{code.path}: {NOT_LOADED}")) from None
         except BaseException:
             await runner.end()
             raise
+        runner._reading = asyncio.ensure_future(runner._read())
         return runner
 
-    async def call(self, jobs: list[Job], timeout: float, *, dynamic: bool) -> bool:
-        """Answer the jobs with one call. Returns False if the process must be replaced: it has hung, or has died."""
-        batch = Batch(next(self._numbers), [job.invoke for job in jobs], dynamic)
-        pending = dict(enumerate(jobs))
-        begun: set[int] = set()
-        watch = asyncio.ensure_future(self._abort_unwanted(jobs, batch.number))
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
+    @property
+    def free(self) -> int:
+        """The number of calls that may be made now."""
+        return 0 if self._is_leaving else self._max_calls - len(self._calls)
+
+    @property
+    def idle(self) -> float:
+        """The seconds since the latest call, 0 during one."""
+        return 0.0 if self._calls else asyncio.get_running_loop().time() - self.idle_since
+
+    def call(self, jobs: list[Job], timeout: float, *, dynamic: bool) -> asyncio.Task[None]:
+        """Answer the jobs with one call. They have ended when the task has.
+
+        A call that takes longer than `timeout` seconds is told to end. If it does not, the process is ended.
+        """
+        number = self._number
         try:
-            self._writer.write(frame(batch))
-            while pending:
-                message = await asyncio.wait_for(receive(self._reader, _decoder), deadline - loop.time())
-                if isinstance(message, Loaded | LoadError) or message.index not in pending:
-                    raise ProtocolError("it has answered a request that it was not sent")
-                if isinstance(message, Head) is (message.index in begun) and not isinstance(message, End):
-                    raise ProtocolError("an answer must have one head, before its content")
-                begun.add(message.index)
-                await pending[message.index].send(message)
-                if isinstance(message, End):
-                    del pending[message.index]
-        except asyncio.TimeoutError:
-            cause = f"{FUNCTION} did not return within option.predict_timeout ({timeout:g} s); its process was replaced"
-        except (EOFError, OSError):
-            cause = f"the process that runs {FUNCTION} ended with {await self._how()} while it worked on this request"
-        except ProtocolError as error:
-            cause = (
-                f"the process that runs {FUNCTION} was replaced, because it wrote to the server's connection: {error}"
-            )
-        else:
-            return True
-        finally:
-            watch.cancel()
+            message = frame(Batch(number, [job.invoke for job in jobs], dynamic))
+        except MessageTooLong as error:  # a single job: batches are limited
+            for job in jobs:
+                job.fail(InvalidRequest(f"the request is too long: {error}"))
+            return asyncio.ensure_future(asyncio.sleep(0))
+        self._number += len(jobs)
+        self.was_used = True
+        answers = [_Answer(job) for job in jobs]
+        self._answers.update(enumerate(answers, number))
+        self._writer.write(message)
+        for job in jobs:
+            job.on_leave = lambda: self._abort_unwanted(number, jobs)
+        call = asyncio.ensure_future(self._finish(number, answers, timeout))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return call
+
+    async def retire(self) -> None:
+        """Make no further calls, and end the process after those that are being made."""
+        self._is_leaving = True
+        if self._calls:
+            await asyncio.wait(self._calls)
         await self.end()
-        for job in pending.values():
-            await job.fail(RequestFailed(cause))
-        return False
 
     async def end(self) -> None:
-        """Kill the process and all that it has started, and wait until it is gone."""
+        """Kill the process and all that it has started, and wait until it is gone, or given up."""
         self._kill()
         await self.ended
 
-    async def _load(self, code: CustomCode, place: int) -> None:
+    async def _load(self, place: int, deadline: float) -> None:
+        code = self._code
         device = str(place % code.gpus) if code.gpus else "-1"
-        self._writer.write(frame(Load(code, {**code.properties, "device_id": device})))
+        self._writer.write(frame(Load(code, {**code.properties, "device_id": device}, deadline)))
         try:
             message = await receive(self._reader, _decoder)
         except (EOFError, OSError) as error:
-            how = await self._how()
-            raise CodeError(ConfigError(f"{code.path}: its process ended with {how} while it was loaded")) from error
+            raise CodeError(ConfigError(f"{code.path}: its process {await self._how()} while it was loaded")) from error
         except ProtocolError as error:
             raise CodeError(
                 ConfigError(f"{code.path}: it wrote to the server's connection while it was loaded")
@@ -130,26 +207,88 @@ class Runner:
         if isinstance(message, LoadError):
             kind = LoadFailed if message.temporary else ConfigError
             raise CodeError(kind(message.message), message.traceback)
+        assert isinstance(message, Loaded)  # noqa: S101  the protocol
+        self._max_calls = message.max_calls
 
-    async def _abort_unwanted(self, jobs: list[Job], number: int) -> None:
+    async def _finish(self, number: int, answers: list[_Answer], timeout: float) -> None:
+        _, late = await asyncio.wait([answer.ended for answer in answers], timeout=timeout)
+        if late:
+            cause = f"did not return within option.predict_timeout ({timeout:g} s)"
+            for answer in answers:
+                answer.job.fail(DeadlineExceeded(f"{self._code.function} {cause}"))
+            self._writer.write(frame(Abort(number)))
+            _, stuck = await asyncio.wait(late, timeout=_GRACE)
+            if stuck:
+                self._is_leaving = True
+                self._cause = f"{self._name} was replaced, because another call {cause}"
+                self._kill()
+                await asyncio.wait(stuck)
+        self.idle_since = asyncio.get_running_loop().time()
+
+    async def _read(self) -> None:
+        """Pass on what the process sends until it has ended. Then the requests that it worked on fail."""
+        try:
+            while True:
+                self._take(await receive(self._reader, _decoder))
+        except (EOFError, OSError):
+            self._is_leaving = True
+            cause = f"{self._name} {await self._how()} while it worked on this request"
+        except ProtocolError as error:
+            self._is_leaving = True
+            cause = f"{self._name} was replaced, because it wrote to the server's connection: {error}"
+        await self.end()
+        for answer in self._answers.values():
+            answer.fail(self._cause or cause)
+
+    def _take(self, message: FromCode) -> None:
+        if isinstance(message, Loaded | LoadError) or (answer := self._answers.get(message.index)) is None:
+            raise ProtocolError("it has answered a request that it was not sent")
+        answer.add(message)
+        if isinstance(message, End):
+            del self._answers[message.index]
+        elif answer.streams and answer.pause is None and answer.job.is_behind:
+            answer.pause = asyncio.ensure_future(self._pause(message.index, answer))
+
+    async def _pause(self, number: int, answer: _Answer) -> None:
+        """Let a stream wait for its client, and nothing else."""
+        self._writer.write(frame(Pause(number)))
+        await answer.job.caught_up()
+        self._writer.write(frame(Resume(number)))
+        answer.pause = None
+
+    def _abort_unwanted(self, number: int, jobs: list[Job]) -> None:
         """Tell the process once nobody waits for any of the answers."""
-        await asyncio.gather(*(job.left.wait() for job in jobs))
-        self._writer.write(frame(Abort(number)))
+        if all(job.left for job in jobs):
+            self._writer.write(frame(Abort(number)))
 
     async def _how(self) -> str:
-        self._kill()
-        status = await self.ended
-        return f"status {status}" if status >= 0 else signal.Signals(-status).name
+        """Return how the process has ended, or why it will."""
+        await asyncio.wait({self.ended}, timeout=_LINGER)
+        if not self.ended.done():
+            return "closed the server's connection, and was replaced,"
+        status = self.ended.result()
+        return f"ended with status {status}" if status >= 0 else f"ended with {signal.Signals(-status).name}"
 
-    async def _wait(self) -> int:
-        """Wait for the process's end, end what it has left behind, and close the connection. Returns its status."""
+    async def _wait(self) -> None:
+        """Wait for the process's end, end what it has left behind, and close the connection."""
         status = await self._process.wait()
+        if not self.ended.done():
+            self.ended.set_result(status)
         self._kill()
         asyncio.get_running_loop().call_later(_LINGER, self._writer.close)  # a daemon may hold the other end open
-        return status
 
     def _kill(self) -> None:
+        if not self.ended.done():
+            asyncio.get_running_loop().call_later(_UNKILLABLE, self._give_up)
         with contextlib.suppress(
             ProcessLookupError, PermissionError
         ):  # macOS raises the latter if only zombies are left
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _give_up(self) -> None:
+        """Go on without the process if it has not ended."""
+        if not self.ended.done():
+            logger.error("a process that runs the model's code cannot be killed", extra={"pid": self._process.pid})
+            self._is_leaving = True
+            self._writer.transport.abort()
+            self.ended.set_result(-signal.SIGKILL)

@@ -18,7 +18,9 @@ Received = TypeVar("Received", bound=msgspec.Struct)
 MAX_MESSAGE_SIZE = 256 * 1024 * 1024
 """Maximum size of a message in bytes, in either direction."""
 
-_LENGTH = struct.Struct(">I")
+LENGTH = struct.Struct(">I")
+"""What precedes each message: its size in bytes."""
+
 _READ_BUFFER = 1 << 16
 
 
@@ -30,6 +32,33 @@ class ProtocolError(Exception):
     """The other end sent something that is not a message. The connection cannot be used any more: close it."""
 
 
+_encoder = msgspec.msgpack.Encoder()
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    """Return a message as bytes to send. Raises `MessageTooLong`."""
+    payload = _encoder.encode(message)
+    if len(payload) > MAX_MESSAGE_SIZE:
+        raise MessageTooLong(f"a message must have at most {MAX_MESSAGE_SIZE} bytes, got {len(payload)}")
+    return LENGTH.pack(len(payload)) + payload
+
+
+def payload_length(header: bytes | bytearray) -> int:
+    """Return how many bytes follow `header`, the first `LENGTH.size` bytes of a frame. Raises `ProtocolError`."""
+    (length,) = LENGTH.unpack_from(header)
+    if length > MAX_MESSAGE_SIZE:
+        raise ProtocolError(f"a message must have at most {MAX_MESSAGE_SIZE} bytes, got {length}")
+    return int(length)
+
+
+def decode(payload: bytes, decoder: msgspec.msgpack.Decoder[Received]) -> Received:
+    """Return the message that a frame holds. Raises `ProtocolError`."""
+    try:
+        return decoder.decode(payload)
+    except Exception as error:  # the types' own checks raise more than `DecodeError`
+        raise ProtocolError(f"a message cannot be decoded: {error}") from error
+
+
 class Channel(Generic[Sent, Received]):
     """One end of a connection. One thread sends, and one thread iterates over `receive`."""
 
@@ -37,7 +66,6 @@ class Channel(Generic[Sent, Received]):
         self._socket = sock
         self._reader = sock.makefile("rb", buffering=_READ_BUFFER)
         self._decoder = decoder
-        self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, message: Sent) -> None:
         """Write one message, which may block forever. Raises `OSError` if the other end is gone, `MessageTooLong`."""
@@ -45,10 +73,7 @@ class Channel(Generic[Sent, Received]):
 
     def frame(self, message: Sent) -> bytes:
         """Return the message as bytes to send. Raises `MessageTooLong`."""
-        payload = self._encoder.encode(message)
-        if len(payload) > MAX_MESSAGE_SIZE:
-            raise MessageTooLong(f"a message must have at most {MAX_MESSAGE_SIZE} bytes, got {len(payload)}")
-        return _LENGTH.pack(len(payload)) + payload
+        return frame(message)
 
     def send_frame(self, frame: bytes) -> None:
         """Write what `frame` returned, or several of these joined. Blocks and raises as `send` does."""
@@ -59,22 +84,16 @@ class Channel(Generic[Sent, Received]):
         with self._reader:
             while True:
                 try:
-                    header = self._reader.read(_LENGTH.size)
-                    if len(header) < _LENGTH.size:
+                    header = self._reader.read(LENGTH.size)
+                    if len(header) < LENGTH.size:
                         return
-                    (length,) = _LENGTH.unpack(header)
-                    if length > MAX_MESSAGE_SIZE:
-                        raise ProtocolError(f"a message must have at most {MAX_MESSAGE_SIZE} bytes, got {length}")
+                    length = payload_length(header)
                     payload = self._reader.read(length)
                 except OSError:
                     return
                 if len(payload) < length:
                     return
-                try:
-                    message = self._decoder.decode(payload)
-                except Exception as error:  # the types' own checks raise more than `DecodeError`
-                    raise ProtocolError(f"a message cannot be decoded: {error}") from error
-                yield message
+                yield decode(payload, self._decoder)
 
     def close(self) -> None:
         """Close the connection. A `receive` in another thread ends too."""

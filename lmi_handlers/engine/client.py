@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import queue
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 from lmi_handlers.core import errors
 from lmi_handlers.core.errors import (
@@ -23,27 +25,33 @@ from lmi_handlers.core.errors import (
     EngineNotReady,
     InvalidRequest,
     LMIError,
+    TextDeadline,
 )
+from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.pooling_params import PoolingParams
 from lmi_handlers.core.request import EncodedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.engine.adapter_registry import Registered
 from lmi_handlers.engine.arrivals import Arrivals
 from lmi_handlers.engine.channel import Channel, worker_end
 from lmi_handlers.engine.heartbeat import HeartbeatReader
 from lmi_handlers.engine.messages import (
     Abort,
+    AdapterChanged,
     EngineMessage,
     Failed,
+    LoadAdapter,
     Loading,
     Outputs,
     Ready,
     SequenceOutput,
     Submit,
+    UnloadAdapter,
     WorkerMessage,
 )
 from lmi_handlers.engine.sender import Sender
 from lmi_handlers.engine.settings import heartbeat_path
-from lmi_handlers.engine.status import EngineState, EngineStatus
+from lmi_handlers.engine.status import EngineState, EngineStatus, not_ready
 
 logger = logging.getLogger(__name__)
 
@@ -52,12 +60,22 @@ _LONGEST_RECONNECT_INTERVAL = 10.0
 _WATCH_INTERVAL = 0.1
 
 
+class Cutoff(NamedTuple):
+    """The monotonic `time` at which an answer ends with the text that it has, because `option` says so."""
+
+    time: float
+    option: str
+
+
 class Generation:
     """The outputs of one submitted request, as they arrive.
 
     Each iteration yields a list of all outputs that have arrived since the last one. The iterator ends when every
     sequence of the request has finished or has been aborted. It raises the error that ended the request: the engine's,
     `DeadlineExceeded` or `ClientDisconnected`. Leaving the `with` block early aborts the sequences still running.
+
+    At its `cutoff`, sequences that are still running end with `FinishReason.LENGTH`, and `truncated` names the option. If
+    nothing has been generated, or what is generated is no text, that raises `TextDeadline`.
 
     `failure` is the error with which the watcher thread has ended the request. It is set even if nobody iterates, and
     cleared when the iterator raises it.
@@ -70,16 +88,26 @@ class Generation:
         submit: Submit,
         deadline: float,
         connected: Callable[[], bool],
+        cutoff: Cutoff | None,
     ) -> None:
         self.number = submit.number
         self.deadline = deadline
+        self.cutoff = cutoff
+        self.truncated: str | None = None
         self.connected = connected
         self.failure: LMIError | None = None
         self._client = client
         self._sender = sender
+        self._generates = submit.pooling_params is None
+        self._begun = False
         sequences = len(submit.prompts) * submit.sampling_params.n
         self._running = set(range(sequences))
         self._arrivals = Arrivals(sequences)
+
+    @property
+    def running(self) -> int:
+        """How many of its sequences have not ended."""
+        return len(self._running)
 
     def __enter__(self) -> Generation:
         return self
@@ -93,7 +121,10 @@ class Generation:
         while self._running:
             batch, failure = self._collect(self._arrivals.take())
             if batch:
+                self._begun = self._generates
                 yield batch  # outputs that arrived before an error are still valid
+            if isinstance(failure, TextDeadline) and self._begun:
+                yield self._cut(failure.option)
             if failure is not None and self._running:  # otherwise it came too late to matter
                 try:
                     self.failure = None
@@ -112,7 +143,8 @@ class Generation:
 
     def end(self, failure: LMIError) -> None:
         """End the request at once, in the engine too, even if nobody iterates. Called by the watcher thread."""
-        self.failure = failure
+        if not isinstance(failure, TextDeadline):  # which is rarely an error
+            self.failure = failure
         if self._client.forget(self):
             self._sender.abort(Abort(self.number))
         self._arrivals.put(failure)
@@ -122,6 +154,13 @@ class Generation:
         if index in self._running:
             self._running.discard(index)
             self._sender.abort(Abort(self.number, index))
+
+    def _cut(self, option: str) -> list[SequenceOutput]:
+        """Return the ends of the sequences that are running."""
+        running, self._running = sorted(self._running), set()
+        self.truncated = option if running else None
+        end = TokenOutput(request_id="", token_ids=[], finish_reason=FinishReason.LENGTH)
+        return [SequenceOutput(self.number, index, end, 0.0) for index in running]
 
     def _collect(self, items: list[SequenceOutput | LMIError]) -> tuple[list[SequenceOutput], LMIError | None]:
         """Return the outputs of running sequences up to the first error, and that error."""
@@ -148,9 +187,13 @@ class EngineClient:
     ) -> None:
         self._socket_path = socket_path
         self._on_announcement = on_announcement
-        self.status = EngineStatus(HeartbeatReader(heartbeat_path(socket_path)), stall_timeout)
+        self._heartbeat = HeartbeatReader(heartbeat_path(socket_path))
+        self.status = EngineStatus(self._heartbeat, stall_timeout)
         self._sender: Sender | None = None
+        self._channel: Channel[WorkerMessage, EngineMessage] | None = None
+        self._closed = threading.Event()
         self._generations: dict[int, Generation] = {}
+        self._changes: dict[int, queue.SimpleQueue[LMIError | None]] = {}
         self._numbers = itertools.count(1)
 
     def start(self) -> None:
@@ -158,10 +201,22 @@ class EngineClient:
         threading.Thread(target=self._connect_forever, name="engine-reader", daemon=True).start()
         threading.Thread(target=self._watch, name="request-watch", daemon=True).start()
 
+    def close(self) -> None:
+        """Disconnect, and end the threads. Requests in flight fail."""
+        self._closed.set()
+        if self._channel is not None:
+            self._channel.close()
+
     @property
     def state(self) -> EngineState:
         """The current state. It is known without asking the engine, so `/ping` can always answer."""
         return self.status.state
+
+    @property
+    def load(self) -> int:
+        """How many sequences the engine has, as far as this worker knows: its own, or those in the engine's batch."""
+        own = sum(generation.running for generation in list(self._generations.values()))
+        return max(own, self._heartbeat.running)
 
     def submit(
         self,
@@ -173,17 +228,20 @@ class EngineClient:
         connected: Callable[[], bool],
         priority: int = 0,
         pooling_params: PoolingParams | None = None,
+        cutoff: Cutoff | None = None,
     ) -> Generation:
         """Start a request. It fails after `timeout` seconds, and is aborted as soon as `connected()` returns false.
+
+        Its text ends at the `cutoff`.
 
         Raises `EngineNotReady` if no engine accepts requests, `InvalidRequest` if the request is too large to send.
         """
         self.status.check()
         sender = self._sender
         if sender is None:  # the connection has just ended
-            raise EngineNotReady(f"the engine is not ready: {self.status.phase}")
+            raise EngineNotReady(not_ready(self.status.phase))
         submit = Submit(next(self._numbers), request_id, prompts, sampling_params, priority, pooling_params)
-        generation = Generation(self, sender, submit, time.monotonic() + timeout, connected)
+        generation = Generation(self, sender, submit, time.monotonic() + timeout, connected, cutoff)
         self._generations[submit.number] = generation
         try:
             sender.submit(submit)
@@ -191,6 +249,24 @@ class EngineClient:
             self.forget(generation)
             raise
         return generation
+
+    def load_adapter(self, name: str, adapter: Registered, *, timeout: float, replace: bool = False) -> None:
+        """Load an adapter into the engine, and wait until requests of all workers may use it.
+
+        Raises the engine's error or `EngineNotReady`. After `timeout` seconds it raises `DeadlineExceeded`; the engine
+        goes on, and registers the adapter if it can be loaded.
+        """
+        message = LoadAdapter(
+            next(self._numbers), name, adapter.source, adapter.version, adapter.pinned, replace, adapter.folder
+        )
+        self._change_adapter(message, timeout)
+
+    def unload_adapter(self, name: str, version: int | None = None, *, timeout: float) -> None:
+        """Refuse further requests for an adapter. Those in flight finish. Raises like `load_adapter`.
+
+        With `version`, an adapter that another one has replaced stays.
+        """
+        self._change_adapter(UnloadAdapter(next(self._numbers), name, version), timeout)
 
     def forget(self, generation: Generation) -> bool:
         """Stop delivering to a request. Returns False if that had already happened."""
@@ -200,9 +276,29 @@ class EngineClient:
         """Fail the requests that are still in flight: the time to finish is over."""
         self._fail_all(EngineNotReady("the server is shutting down and the request did not finish in time"))
 
+    def _change_adapter(self, message: LoadAdapter | UnloadAdapter, timeout: float) -> None:
+        self.status.check()
+        sender = self._sender
+        if sender is None:  # the connection has just ended
+            raise EngineNotReady(f"the engine is not ready: {self.status.phase}")
+        self._changes[message.number] = answer = queue.SimpleQueue[LMIError | None]()
+        try:
+            sender.submit(message)
+            error = answer.get(timeout=timeout)
+        except queue.Empty:
+            change = "loaded" if isinstance(message, LoadAdapter) else "unloaded"
+            raise DeadlineExceeded(
+                f"adapter {message.name!r} is not {change} yet, but will be, unless the log has an error; GET /adapters "
+                "lists the adapters that are loaded"
+            ) from None
+        finally:
+            del self._changes[message.number]
+        if error is not None:
+            raise error
+
     def _connect_forever(self) -> None:
         interval = _RECONNECT_INTERVAL
-        while True:
+        while not self._closed.is_set():
             with contextlib.ExitStack() as stack:
                 try:
                     sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -210,7 +306,10 @@ class EngineClient:
                 except OSError:  # no engine is listening, or no file descriptor is left
                     time.sleep(_RECONNECT_INTERVAL)
                     continue
-                served = self._serve(worker_end(sock))
+                if self._closed.is_set():  # meanwhile
+                    return
+                self._channel = worker_end(sock)
+                served = self._serve(self._channel)
             if served:
                 interval = _RECONNECT_INTERVAL
                 continue
@@ -248,9 +347,12 @@ class EngineClient:
                 if generation is not None:
                     generation.put(output)
         elif isinstance(message, Failed):
-            failed = self._generations.get(message.number)
+            failed = self._generations.get(message.number) or self._changes.get(message.number)
             if failed is not None:
                 failed.put(_error_of(message))
+        elif isinstance(message, AdapterChanged):
+            if message.number in self._changes:
+                self._changes[message.number].put(None)
         elif isinstance(message, Ready):
             self._on_announcement(message)
             self.status.ready()
@@ -261,15 +363,19 @@ class EngineClient:
     def _fail_all(self, error: LMIError) -> None:
         for generation in list(self._generations.values()):
             generation.put(error)
+        for change in list(self._changes.values()):
+            change.put(error)
 
     def _watch(self) -> None:
         """End requests whose client has disconnected or whose time is up, even if the engine sends nothing."""
-        while True:
+        while not self._closed.is_set():
             time.sleep(_WATCH_INTERVAL)
             now = time.monotonic()
             for generation in list(self._generations.values()):
                 if not generation.connected():
                     generation.end(ClientDisconnected("the client closed the connection"))
+                elif (cutoff := generation.cutoff) is not None and now >= cutoff.time:
+                    generation.end(TextDeadline(cutoff.option))
                 elif now >= generation.deadline:
                     generation.end(DeadlineExceeded("the request did not finish within predict_timeout"))
 

@@ -49,8 +49,8 @@ class Activity(enum.IntEnum):
 # Plain integers: indexing or comparing with enum members costs more than everything else that a step does here.
 _IDLE, _STEP = Activity.IDLE.value, Activity.STEP.value
 _PHASES = tuple(LoadPhase)
-_CELLS = 9
-_PULSE, _PROGRESS, _COMPUTING, _GIVEN_UP, _ACTIVITY, _SINCE, _RUNNING, _PATIENCE, _PHASE = range(_CELLS)
+_CELLS = 10
+_PULSE, _PROGRESS, _COMPUTING, _GIVEN_UP, _ACTIVITY, _SINCE, _RUNNING, _PATIENCE, _PHASE, _ARRIVED = range(_CELLS)
 _SIZE = 8 * _CELLS
 
 
@@ -90,6 +90,15 @@ class Heartbeat:
     def load(self, phase: LoadPhase) -> None:
         """Record what an engine that does not accept requests yet is doing."""
         self._cells[_PHASE] = _PHASES.index(phase)
+
+    def arrive(self) -> None:
+        """Record that a part of a download has arrived."""
+        self._cells[_ARRIVED] = self._clock()
+
+    @property
+    def last_arrival(self) -> float:
+        """When a part of a download arrived last, on the monotonic clock. 0.0 if none has."""
+        return self._cells[_ARRIVED]
 
     def start(self, *, patience: float) -> None:
         """Record that the engine accepts requests, and start to monitor it. The thread that runs the loop calls it."""
@@ -169,11 +178,15 @@ class Heartbeat:
 
 
 class HeartbeatReader:
-    """The side of the supervisor and the web workers. An engine that has not loaded never counts as stalled."""
+    """The side of the supervisor and the web workers. An engine that has not loaded never counts as stalled.
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    `title` is what messages call it.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic, *, title: str = "engine") -> None:
         self._path = path
         self._clock = clock
+        self._title = title
         self._cells: memoryview[float] | None = None
 
     @property
@@ -183,10 +196,22 @@ class HeartbeatReader:
         return cells is not None and cells[_PATIENCE] > 0
 
     @property
+    def running(self) -> int:
+        """How many sequences the engine had in its batch at its latest step."""
+        cells = self._mapped()
+        return 0 if cells is None or cells[_ACTIVITY] == _IDLE else int(cells[_RUNNING])
+
+    @property
     def load_phase(self) -> LoadPhase:
         """What the engine is doing if it is loading. If it has ended, what it did last."""
         cells = self._mapped()
         return LoadPhase.STARTING if cells is None else _PHASES[int(cells[_PHASE])]
+
+    @property
+    def last_arrival(self) -> float:
+        """When a part of a download arrived last, on the monotonic clock. 0.0 if none has."""
+        cells = self._mapped()
+        return 0.0 if cells is None else cells[_ARRIVED]
 
     def suspicion(self, stall_timeout: float) -> str | None:
         """Return why the engine should get no new requests for now, or None if all is well."""
@@ -199,7 +224,7 @@ class HeartbeatReader:
         # Work counts only once its requests are given up. Those that are still running may yet be answered.
         given_up = 0.0 if self._cells is None else self._cells[_GIVEN_UP]
         if given_up > stall_timeout:
-            return f"the engine has worked {given_up:.0f} s on requests that were given up, and made no progress"
+            return f"the {self._title} has worked {given_up:.0f} s on requests that were given up, and made no progress"
         return None
 
     def _stall(self, quiet_limit: float, stall_timeout: float, *, since: float = 0.0) -> str | None:
@@ -209,9 +234,7 @@ class HeartbeatReader:
         now = self._clock()
         silent = now - max(cells[_PULSE], since)
         if silent > quiet_limit:
-            return (
-                f"the engine process has not run for {silent:.0f} s: it is stopped, or native code holds Python's lock"
-            )
+            return f"the {self._title} process has not run for {silent:.0f} s: it is stopped, or native code holds Python's lock"
         if now - cells[_COMPUTING] < _COMPUTING_FOR:
             quiet_limit = stall_timeout * cells[_PATIENCE]
         quiet = now - max(cells[_PROGRESS], since)
@@ -220,8 +243,10 @@ class HeartbeatReader:
         activity, in_call = Activity(int(cells[_ACTIVITY])), now - cells[_SINCE]
         running = f"{int(cells[_RUNNING])} running"
         if activity is not Activity.IDLE and in_call >= _CALL_UNDER_WAY:
-            return f"the engine has made no progress in {in_call:.0f} s of one {activity.name.lower()} ({running})"
-        return f"the engine has made no progress for {quiet:.0f} s ({running})"
+            return (
+                f"the {self._title} has made no progress in {in_call:.0f} s of one {activity.name.lower()} ({running})"
+            )
+        return f"the {self._title} has made no progress for {quiet:.0f} s ({running})"
 
     def _mapped(self) -> memoryview[float] | None:
         if self._cells is None:

@@ -38,6 +38,10 @@ class Job(Generic[Worker]):
         self._submit = submit
         self._key = key
 
+    def uses_adapter(self, name: str) -> bool:
+        """Tell whether any of its prompts needs this adapter."""
+        return any(prompt.adapter == name for prompt in self._submit.prompts)
+
     def sequence(self, index: int) -> TokenRequest:
         """Return sequence `index` for the backend. Built only when it starts, because a request may have hundreds."""
         submit = self._submit

@@ -7,15 +7,34 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 from backends.base import Backend
-from lmi_handlers.core.errors import EngineDead, InvalidRequest, LMIError, QueueFull, RequestError, RequestFailed
+from lmi_handlers.core.errors import (
+    EngineDead,
+    InvalidRequest,
+    LMIError,
+    QueueFull,
+    RequestError,
+    RequestFailed,
+    UnsupportedFeature,
+)
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.engine.admission import Admission
 from lmi_handlers.engine.heartbeat import Activity, Heartbeat
 from lmi_handlers.engine.job_queue import Job, JobQueue
-from lmi_handlers.engine.messages import Abort, EngineMessage, Failed, Outputs, SequenceOutput, Submit, WorkerMessage
+from lmi_handlers.engine.messages import (
+    Abort,
+    EngineMessage,
+    LoadAdapter,
+    Outputs,
+    SequenceOutput,
+    Submit,
+    UnloadAdapter,
+    WorkerMessage,
+    failed,
+)
 
 _IDLE_WAIT = 0.2
 
@@ -31,7 +50,28 @@ class Disconnected:
     """Put in the inbox when a worker's connection has ended."""
 
 
-Inbox = queue.SimpleQueue[tuple[Worker, WorkerMessage | Disconnected]]
+class Call:
+    """Put in the inbox to run `action` between two steps. `done` gets what it returns or raises."""
+
+    def __init__(self, action: Callable[[EngineLoop], Any], done: Future[Any]) -> None:
+        self.action = action
+        self.done = done
+
+
+class _Nobody:
+    """Sends nothing."""
+
+    def send(self, message: EngineMessage) -> None:
+        """Drop the message."""
+
+
+NOBODY = _Nobody()
+"""Stands for the worker of messages that no worker has sent."""
+
+Inbox = queue.SimpleQueue[tuple[Worker, WorkerMessage | Disconnected | Call]]
+
+ChangeAdapter = Callable[[Worker, LoadAdapter | UnloadAdapter], None]
+"""Starts to load or unload an adapter. The worker is told when it is done. Never blocks."""
 
 
 class EngineLoop:
@@ -39,7 +79,7 @@ class EngineLoop:
 
     A sequence waits in the job queue until the admission policy has a place for it. Every submitted request ends in
     exactly one terminal message, unless it is aborted. `heartbeat` shows other processes what the loop is doing. If the
-    engine dies, `on_death` is called before its requests are failed.
+    engine dies, `on_death` is called before its requests are failed. `change_adapter` gets the messages about adapters.
     """
 
     def __init__(
@@ -50,8 +90,10 @@ class EngineLoop:
         inbox: Inbox,
         on_death: Callable[[], None] = lambda: None,
         heartbeat: Heartbeat | None = None,
+        change_adapter: ChangeAdapter | None = None,
     ) -> None:
         self._backend = backend
+        self._change_adapter = change_adapter or _refuse
         self._heartbeat = heartbeat or Heartbeat()
         self._on_death = on_death
         self._admission = admission
@@ -100,6 +142,10 @@ class EngineLoop:
         """
         return self._queue.sequences + self._inbox.qsize()
 
+    def uses_adapter(self, name: str) -> bool:
+        """Tell whether a request that waits or runs needs an adapter. Only for a `Call`."""
+        return any(job.uses_adapter(name) for job in self._jobs.values())
+
     def stop(self) -> None:
         """Make `run` return after the current step."""
         self._stopping = True
@@ -116,7 +162,7 @@ class EngineLoop:
                 while True:
                     worker, message = self._inbox.get_nowait()
                     if isinstance(message, Submit):
-                        worker.send(_failed(message.number, error))
+                        worker.send(failed(message.number, error))
 
     def _receive(self) -> None:
         timeout = 0.0
@@ -137,16 +183,26 @@ class EngineLoop:
             if not self._sequences:
                 self._backend.on_idle()
 
-    def _handle(self, worker: Worker, message: WorkerMessage | Disconnected) -> None:
+    def _handle(self, worker: Worker, message: WorkerMessage | Disconnected | Call) -> None:
         if isinstance(message, Submit):
             self._submit(worker, message)
         elif isinstance(message, Abort):
             job = self._jobs.get((worker, message.number))
             if job is not None:
                 self._abort(job, message.index)
+        elif isinstance(message, LoadAdapter | UnloadAdapter):
+            self._change_adapter(worker, message)
+        elif isinstance(message, Call):
+            self._call(message)
         else:
             for job in [job for (owner, _), job in self._jobs.items() if owner is worker]:
                 self._forget(job)
+
+    def _call(self, call: Call) -> None:
+        try:
+            call.done.set_result(call.action(self))
+        except Exception as error:  # noqa: BLE001  whoever waits for it handles it; no request is affected
+            call.done.set_exception(error)
 
     def _submit(self, worker: Worker, submit: Submit) -> None:
         self._admit()  # requests that have just arrived must not fill the queue while places are free
@@ -154,7 +210,7 @@ class EngineLoop:
         try:
             self._queue.add(job)
         except QueueFull as error:
-            worker.send(_failed(submit.number, error))
+            worker.send(failed(submit.number, error))
             return
         self._submitted += 1
         self._jobs[worker, submit.number] = job
@@ -230,7 +286,7 @@ class EngineLoop:
 
     @staticmethod
     def _tell(job: Job[Worker], error: LMIError) -> None:
-        job.worker.send(_failed(job.number, error))
+        job.worker.send(failed(job.number, error))
 
     def _forget(self, job: Job[Worker]) -> None:
         for request_id in job.running:
@@ -246,8 +302,5 @@ def _error_of(output: TokenOutput) -> RequestError:
     return InvalidRequest(cause, field=output.invalid_field) if output.invalid_request else RequestFailed(cause)
 
 
-def _failed(number: int, error: LMIError) -> Failed:
-    kind = type(error).__name__
-    if isinstance(error, InvalidRequest):
-        return Failed(number, kind, error.message, error.field)
-    return Failed(number, kind, str(error))
+def _refuse(worker: Worker, message: LoadAdapter | UnloadAdapter) -> None:
+    worker.send(failed(message.number, UnsupportedFeature("this engine loads no adapters while it serves")))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from lmi_handlers.core.capabilities import Capabilities
+from lmi_handlers.core.errors import InvalidRequest, LMIError
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.pooling_params import PoolingParams
 from lmi_handlers.core.request import EncodedPrompt
@@ -21,7 +22,7 @@ from lmi_handlers.core.sampling_params import SamplingParams
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Generate `sampling_params.n` sequences per prompt. `number` is chosen by the worker, unique per connection.
 
-    Sequence i of the answer belongs to prompt i // n. With `pooling_params`, embed each prompt instead.
+    Sequence i of the answer belongs to prompt i // n. With `pooling_params`, embed or classify each prompt instead.
     """
 
     number: int
@@ -37,6 +38,33 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     number: int
     index: int | None = None
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Load the adapter at `source` under `name`, or with `replace` in place of one that may have the name.
+
+    `version` is the same for all engines of a model, and for no other adapter. Answered by `AdapterChanged` or `Failed`.
+    It is not an error if the same adapter is loaded already. `folder` is where its files are, if it was loaded before.
+    """
+
+    number: int
+    name: str
+    source: str
+    version: int
+    pinned: bool = False
+    replace: bool = False
+    folder: str = ""
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Refuse further requests for an adapter, and drop it once no request uses it. Answered like `LoadAdapter`.
+
+    It is not an error if it is not loaded. With `version`, an adapter that another one has replaced stays.
+    """
+
+    number: int
+    name: str
+    version: int | None = None
 
 
 # From the engine process
@@ -90,5 +118,19 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     field: str | None = None
 
 
-WorkerMessage = Submit | Abort
-EngineMessage = Loading | Ready | Outputs | Failed
+class AdapterChanged(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The adapter is loaded or unloaded. A `Ready` with the new names was sent to every worker before."""
+
+    number: int
+
+
+WorkerMessage = Submit | Abort | LoadAdapter | UnloadAdapter
+EngineMessage = Loading | Ready | Outputs | Failed | AdapterChanged
+
+
+def failed(number: int, error: LMIError) -> Failed:
+    """Return the message that says why the worker's request `number` has failed."""
+    kind = type(error).__name__
+    if isinstance(error, InvalidRequest):
+        return Failed(number, kind, error.message, error.field)
+    return Failed(number, kind, str(error))

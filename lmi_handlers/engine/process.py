@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import queue
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,22 +19,25 @@ from backends.base import Backend, ModelFiles
 from backends.selection import FALLBACK, check_format, select_backend
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
-from lmi_handlers.core.errors import ConfigError, EngineDead, LoadFailed, UnsupportedModel
+from lmi_handlers.core.errors import EngineDead, UnsupportedModel
 from lmi_handlers.core.load_phase import LoadPhase
-from lmi_handlers.engine.adapters import find_adapters
+from lmi_handlers.engine.adapter_manager import AdapterManager
+from lmi_handlers.engine.adapter_registry import Registered, read_registry
+from lmi_handlers.engine.adapters import AdapterSources, find_adapters, own_adapter
 from lmi_handlers.engine.admission import Admission, DynamicBatch, RollingBatch
-from lmi_handlers.engine.cache_dir import checkpoint_dir, default_cache_dir
 from lmi_handlers.engine.heartbeat import CPU_PATIENCE, PULSE_INTERVAL, Heartbeat
 from lmi_handlers.engine.load_report import LoadReport
 from lmi_handlers.engine.loop import EngineLoop, Inbox
 from lmi_handlers.engine.messages import Loading, Ready
-from lmi_handlers.engine.model_files import find_config, find_gguf
-from lmi_handlers.engine.model_store import prepare_gguf, resolve_model
-from lmi_handlers.engine.parent import end_with_parent
-from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings, read_line
+from lmi_handlers.engine.settings import EngineSettings
+from lmi_handlers.engine.supervised import run_supervised
 from lmi_handlers.engine.worker_server import WorkerServer
-from lmi_handlers.log import configure_logging, tell
 from lmi_handlers.metrics.engine import EngineMetrics
+from lmi_handlers.model_files.cache_dir import checkpoint_dir, default_cache_dir
+from lmi_handlers.model_files.fetch import local_model
+from lmi_handlers.model_files.locate import find_config, find_gguf
+from lmi_handlers.model_files.pickled import check_weights
+from lmi_handlers.model_files.resolve import prepare_gguf, resolve_model
 from lmi_handlers.text.bundle import build_byte_bundle, build_text_bundle, copy_text_bundle, read_chat_template
 from lmi_handlers.text.output_parsers.reasoning import choose_reasoning_format
 
@@ -55,28 +57,61 @@ def serve(settings: EngineSettings) -> None:
     heartbeat = Heartbeat.create(settings.heartbeat_path)
     inbox: Inbox = queue.SimpleQueue()
     server = WorkerServer(settings.socket_path, inbox)
-    metrics = EngineMetrics(settings.metrics_dir)
+    metrics = EngineMetrics(settings.metrics_dir, replica=settings.replica, replicas=len(settings.replicas))
     report = LoadReport(settings.started, server.announce, metrics, heartbeat)
-    backend = _load(settings, report)
+    with contextlib.ExitStack() as files_in_use:
+        properties = files_in_use.enter_context(local_model(settings.properties, report, report.download))
+        settings = msgspec.structs.replace(settings, properties=properties)
+        _serve(settings, server, inbox, heartbeat, metrics, report, files_in_use)
+
+
+def _serve(
+    settings: EngineSettings,
+    server: WorkerServer,
+    inbox: Inbox,
+    heartbeat: Heartbeat,
+    metrics: EngineMetrics,
+    report: LoadReport,
+    files_in_use: contextlib.ExitStack,
+) -> None:
+    backend, files = _load(settings, report, files_in_use)
     capabilities = _served(backend.capabilities, settings.properties)
     admission = _admission(settings.properties, capabilities.max_num_seqs)
 
     def say_so() -> None:  # so that `/ping` fails before any request does
         server.announce(Loading("the engine has died and is being restarted", time.monotonic()))
 
-    loop = EngineLoop(backend, admission, settings.properties.job_queue_size, inbox, say_so, heartbeat)
+    ready = Ready(str(settings.bundle_dir), capabilities)
+    adapters = AdapterManager(
+        backend,
+        inbox,
+        lambda names: server.announce(_with(ready, names)),
+        runtime_dir=Path(settings.runtime_dir),
+        open=AdapterSources(settings.properties, files.path).open,
+        open_own=lambda path: own_adapter(path, settings.properties),
+        adapters={
+            name: Registered(str(source), folder=str(files.adapters[name]))
+            for name, source in find_adapters(settings.properties, files.path).items()
+            if name in files.adapters
+        },
+        reserved=(settings.properties.name, settings.properties.model_id or settings.properties.name),
+    )
+    adapters.restore()
+    loop = EngineLoop(backend, admission, settings.properties.job_queue_size, inbox, say_so, heartbeat, adapters.handle)
     start_repeating(_WATCH_INTERVAL, lambda: _watch(loop, backend, server, settings.properties.stall_timeout))
     heartbeat.start(patience=CPU_PATIENCE if capabilities.device == "cpu" else 1.0)
     start_repeating(PULSE_INTERVAL, heartbeat.beat)
     start_repeating(PULSE_INTERVAL, lambda: heartbeat.compare(backend.progress))
     start_repeating(_LOAD_INTERVAL, lambda: _publish_load(loop, backend, metrics))
+    start_repeating(_WATCH_INTERVAL, adapters.follow)
     seconds = report.finish()
-    server.announce(Ready(str(settings.bundle_dir), capabilities))
+    server.announce(_with(ready, adapters.names))
     logger.info(
         "engine ready",
         extra={
             "backend": capabilities.backend,
             "model": settings.properties.name,
+            "replica": settings.replica,
             "seconds": round(seconds, 3),
         },
     )
@@ -86,7 +121,9 @@ def serve(settings: EngineSettings) -> None:
         server.flush()
 
 
-def _load(settings: EngineSettings, report: LoadReport) -> Backend:
+def _load(
+    settings: EngineSettings, report: LoadReport, files_in_use: contextlib.ExitStack
+) -> tuple[Backend, ModelFiles]:
     properties = settings.properties
     model_dir = Path(properties.model_dir) if properties.model_dir else None
     gguf_file = find_gguf(properties.model_id, model_dir)
@@ -94,7 +131,7 @@ def _load(settings: EngineSettings, report: LoadReport) -> Backend:
     selection = select_backend(properties, gguf_file, find_config(properties, cache_dir))
     logger.info("backend selected", extra={"backend": selection.name, "reason": selection.reason})
     report(LoadPhase.IMPORTING)
-    backend_class = load_backend_class(selection.name, embeds=properties.embeds)
+    backend_class = load_backend_class(selection.name, pools=properties.pools)
     backend = declaration(selection.name)
     model_path: Path | None = None
     if backend.reads_gguf is None:
@@ -111,7 +148,9 @@ def _load(settings: EngineSettings, report: LoadReport) -> Backend:
             revision=properties.revision,
             cache_dir=cache_dir,
             report=report,
+            allow_pickle=properties.allow_pickle,
         )
+        check_weights(model_path, properties)
     report(LoadPhase.TOKENIZER)
     template = None
     if properties.chat_template is not None:
@@ -139,21 +178,34 @@ def _load(settings: EngineSettings, report: LoadReport) -> Backend:
     choose_reasoning_format(bundle.tool_template, properties.reasoning_parser, enabled=properties.enable_reasoning)
     report.bundle = settings.bundle_dir
     report(LoadPhase.WEIGHTS)
+    adapters = _still_served(find_adapters(properties, model_path), Path(settings.runtime_dir))
     files = ModelFiles(
         path=model_path,
         gguf_file=gguf_file,
         cache=checkpoint_dir(model_path, cache_dir) if model_path is not None and gguf_file is None else model_path,
         eos_token_ids=bundle.eos_token_ids,
         vocab_size=bundle.vocab_size,
-        adapters=find_adapters(properties, model_path),
+        adapters={name: files_in_use.enter_context(own_adapter(path, properties)) for name, path in adapters.items()},
     )
     try:
-        return backend_class.load(files, properties, report)
+        return backend_class.load(files, properties, report), files
     except UnsupportedModel as error:
         if gguf_file is not None or registry().requested(properties) != "auto":
             raise
         logger.warning("backend selected", extra={"backend": FALLBACK, "reason": str(error)})
-        return load_backend_class(FALLBACK).load(files, properties, report)
+        return load_backend_class(FALLBACK).load(files, properties, report), files
+
+
+def _still_served(found: dict[str, Path], runtime_dir: Path) -> dict[str, Path]:
+    """Leave out the model's adapters that were unloaded or replaced since the server was started."""
+    registered = read_registry(runtime_dir)
+    if registered is None:
+        return found
+    return {name: path for name, path in found.items() if name in registered and registered[name].is_own}
+
+
+def _with(ready: Ready, adapters: tuple[str, ...]) -> Ready:
+    return Ready(ready.bundle, msgspec.structs.replace(ready.capabilities, adapters=adapters))
 
 
 def _served(capabilities: Capabilities, properties: ServingProperties) -> Capabilities:
@@ -213,29 +265,5 @@ def _publish_load(loop: EngineLoop, backend: Backend, metrics: EngineMetrics) ->
     metrics.count(backend.counters)
 
 
-def main() -> int:
-    """Entry point of `python -m lmi_handlers.engine.process`. Reads its settings on standard input."""
-    configure_logging()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal goes to the whole group; the parent decides
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    settings = msgspec.json.decode(read_line(sys.stdin.fileno()), type=EngineSettings)
-    end_with_parent()
-    try:
-        serve(settings)
-    except ConfigError as error:
-        tell("error", str(error))
-        return EXIT_CONFIG
-    except LoadFailed as error:
-        tell("error", str(error))
-        return EXIT_LOAD_FAILED
-    except Exception:
-        logger.exception("engine died")
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    # Daemon threads may be in native code. Exiting without interpreter shutdown cannot hang on them.
-    code = main()
-    sys.stderr.flush()
-    os._exit(code)
+    run_supervised(serve)

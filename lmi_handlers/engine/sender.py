@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 from lmi_handlers.core.errors import EngineNotReady, InvalidRequest
 from lmi_handlers.engine.channel import Channel, MessageTooLong
-from lmi_handlers.engine.messages import Abort, EngineMessage, Submit, WorkerMessage
+from lmi_handlers.engine.messages import Abort, EngineMessage, LoadAdapter, Submit, UnloadAdapter, WorkerMessage
 
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 """Maximum size of the messages that wait for an engine that does not read, without the one being sent."""
@@ -25,7 +25,7 @@ class Sender:
         self._changed = threading.Condition()
         threading.Thread(target=self._run, name="engine-writer", daemon=True).start()
 
-    def submit(self, submit: Submit) -> None:
+    def submit(self, submit: Submit | LoadAdapter | UnloadAdapter) -> None:
         """Send a request. Raises `InvalidRequest` if it is too large, `EngineNotReady` if it cannot be queued."""
         try:
             frame = self._channel.frame(submit)

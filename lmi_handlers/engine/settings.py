@@ -8,10 +8,15 @@ from pathlib import Path
 import msgspec
 
 from lmi_handlers.config.custom_code import CustomCode
+from lmi_handlers.config.formatter_code import FormatterCode
 from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.log import MODEL_VARIABLE
 
 SOCKET_VARIABLE = "LMI_ENGINE_SOCKET"
-"""Environment variable with the path of the engine's Unix socket. If it is set, the server does not start an engine."""
+"""Environment variable with the path of the engine's Unix socket, or several with ":" between them.
+
+If it is set, the server does not start an engine.
+"""
 
 EXIT_CONFIG = 78
 """Exit status of an engine process if the model or an option is wrong (EX_CONFIG in sysexits)."""
@@ -20,17 +25,63 @@ EXIT_LOAD_FAILED = 75
 """Exit status of an engine process if loading failed but another try may succeed (EX_TEMPFAIL in sysexits)."""
 
 
+_GRACE = 5.0
+
+POOL = "pool"
+"""What messages call the process that runs in place of an engine and starts those that run a model's own code."""
+
+
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The first line on the engine process's standard input, as JSON. Each server has its own `runtime_dir`.
 
     `started` is when this load began, on the monotonic clock: when the server or, later, this engine was started. With
-    `custom_code`, a pool of processes that run it takes the engine's place.
+    `custom_code`, a pool of processes that run it takes the engine's place. With `reload`, it loads that code again
+    whenever it has changed. This engine is number `replica` of those that serve the model. `replicas` has the
+    `CUDA_VISIBLE_DEVICES` of each of them, "" to leave it as it is. With
+    `formatters`, a process that runs them is started beside the engines. `model` is the model's name on a server with
+    several models, else "".
     """
 
     runtime_dir: str
     properties: ServingProperties
     started: float
     custom_code: CustomCode | None = None
+    formatters: FormatterCode | None = None
+    reload: bool = False
+    replica: int = 0
+    replicas: tuple[str, ...] = ("",)
+    model: str = ""
+
+    @property
+    def each(self) -> list[EngineSettings]:
+        """The settings of all replicas."""
+        return [msgspec.structs.replace(self, replica=replica) for replica in range(len(self.replicas))]
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment variables of this replica's engine.
+
+        What an engine starts with multiprocessing must not look for modules in the working directory either, which may be
+        a model's folder. A model's own code may start scripts that rely on it.
+        """
+        gpus = self.replicas[self.replica]
+        safe = {"PYTHONSAFEPATH": "1"} if self.custom_code is None else {}  # Python 3.11 and later
+        return self.labels | safe | ({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {})
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The environment variables that make all processes of a model name it in their log."""
+        return {MODEL_VARIABLE: self.model} if self.model else {}
+
+    @property
+    def title(self) -> str:
+        """What messages call the process."""
+        return "engine" if self.custom_code is None else POOL
+
+    @property
+    def loading_limit(self) -> float:
+        """Seconds after which the supervisor ends a load. A pool ends it earlier, and says in which line the code is."""
+        return self.properties.model_loading_timeout + (0.0 if self.custom_code is None else _GRACE)
 
     @property
     def module(self) -> str:
@@ -40,16 +91,26 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def socket_path(self) -> Path:
         """The socket that workers connect to."""
-        return Path(self.runtime_dir) / "engine.sock"
+        return Path(self.runtime_dir) / f"engine-{self.replica}.sock"
+
+    @property
+    def formatter_socket_path(self) -> Path:
+        """The socket of the process that runs formatters. Exists once their files are loaded."""
+        return formatter_socket_path(Path(self.runtime_dir))
+
+    @property
+    def formatter_hang_path(self) -> Path:
+        """File in which the process that runs formatters says where one hangs."""
+        return Path(self.runtime_dir) / "formatters.hang"
 
     @property
     def bundle_dir(self) -> Path:
-        return Path(self.runtime_dir) / "text"
+        return Path(self.runtime_dir) / f"text-{self.replica}"
 
     @property
     def metrics_dir(self) -> Path:
         """Directory of the files in which each process keeps its metrics."""
-        return metrics_dir(self.socket_path)
+        return metrics_dir(Path(self.runtime_dir))
 
     @property
     def heartbeat_path(self) -> Path:
@@ -57,19 +118,29 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         return heartbeat_path(self.socket_path)
 
     @property
+    def cause_path(self) -> Path:
+        """File in which the engine process says why it could not load the model."""
+        return Path(self.runtime_dir) / f"cause-{self.replica}"
+
+    @property
     def failure_path(self) -> Path:
         """Exists once the server has given up on the engine. The server then exits with status 1."""
         return Path(self.runtime_dir) / "failed"
 
 
-def metrics_dir(socket_path: Path) -> Path:
-    """Return the metrics directory for the engine that listens on `socket_path`."""
-    return socket_path.with_name("metrics")
+def metrics_dir(runtime_dir: Path) -> Path:
+    """Return the metrics directory of the server with this `runtime_dir`."""
+    return runtime_dir / "metrics"
+
+
+def formatter_socket_path(runtime_dir: Path) -> Path:
+    """Return the socket of the process that runs the formatters of the server with this `runtime_dir`."""
+    return runtime_dir / "formatters.sock"
 
 
 def heartbeat_path(socket_path: Path) -> Path:
     """Return the heartbeat file of the engine that listens on `socket_path`."""
-    return socket_path.with_name("heartbeat")
+    return socket_path.with_suffix(".heartbeat")
 
 
 def read_line(descriptor: int) -> bytes:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import enum
 import threading
 import time
+from abc import ABC, abstractmethod
 
 from lmi_handlers.core.errors import EngineNotReady
 from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.engine.heartbeat import HeartbeatReader
 from lmi_handlers.engine.messages import Loading
+
+
+def not_ready(phase: str) -> str:
+    """Return what a client is told while no requests are accepted."""
+    return f"the model is not ready: {phase}"
 
 
 class EngineState(enum.Enum):
@@ -24,8 +30,35 @@ class EngineState(enum.Enum):
     DRAINING = "draining"
 
 
-class EngineStatus:
-    """The state of the engine, or of what runs in its place. Known without asking it, so `/ping` can always answer."""
+class Status(ABC):
+    """Whether a model accepts requests. Known without asking an engine, so `/ping` can always answer."""
+
+    @property
+    @abstractmethod
+    def state(self) -> EngineState:
+        """The current state."""
+
+    @property
+    @abstractmethod
+    def phase(self) -> str:
+        """What the engine is doing, or what is wrong with it, in a few words."""
+
+    @property
+    @abstractmethod
+    def phase_seconds(self) -> float:
+        """How long the current phase has lasted."""
+
+    @abstractmethod
+    def wait_ready(self, timeout: float) -> None:
+        """Return as soon as requests are accepted, or after `timeout` seconds."""
+
+    @abstractmethod
+    def start_draining(self) -> None:
+        """Note that the worker is shutting down. Requests in flight continue."""
+
+
+class EngineStatus(Status):
+    """The state of one engine, or of what runs in its place."""
 
     def __init__(self, heartbeat: HeartbeatReader, stall_timeout: float) -> None:
         self._heartbeat = heartbeat
@@ -43,13 +76,16 @@ class EngineStatus:
         return EngineState.READY if self.stall() is None else EngineState.STALLED
 
     @property
+    def accepts(self) -> bool:
+        """Whether the engine takes requests. Draining does not matter."""
+        return self._ready.is_set() and self.stall() is None
+
+    @property
     def phase(self) -> str:
-        """What the engine is doing, or what is wrong with it, in a few words."""
         return self.stall() or self._doing.phase
 
     @property
     def phase_seconds(self) -> float:
-        """How long the current phase has lasted."""
         return time.monotonic() - self._doing.since
 
     def stall(self) -> str | None:
@@ -57,13 +93,12 @@ class EngineStatus:
         return self._heartbeat.suspicion(self._stall_timeout) if self._ready.is_set() else None
 
     def wait_ready(self, timeout: float) -> None:
-        """Return as soon as requests are accepted, or after `timeout` seconds."""
         self._ready.wait(timeout)
 
     def check(self) -> None:
         """Raise `EngineNotReady` unless requests are accepted. Draining does not matter."""
         if not self._ready.is_set():
-            raise EngineNotReady(f"the engine is not ready: {self._doing.phase}")
+            raise EngineNotReady(not_ready(self._doing.phase))
         if (stall := self.stall()) is not None:
             raise EngineNotReady(stall)
 
@@ -78,5 +113,4 @@ class EngineStatus:
         self._doing = doing
 
     def start_draining(self) -> None:
-        """Note that the worker is shutting down. Requests in flight continue."""
         self._draining = True

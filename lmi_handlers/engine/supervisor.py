@@ -11,12 +11,18 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from lmi_handlers.core.program import command
+from lmi_handlers.engine.companion import Companion
 from lmi_handlers.engine.heartbeat import Heartbeat, HeartbeatReader
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings, read_line
 from lmi_handlers.log import configure_logging, tell
+from lmi_handlers.telemetry.publisher import Publisher, close_publishers, metrics_publishers
+from lmi_handlers.telemetry.settings import TelemetrySettings
 
 _FIRST_BACK_OFF = 0.5
 _LOOK_INTERVAL = 0.1
@@ -61,14 +67,17 @@ class Supervisor:
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
         self._properties = settings.properties
-        self._heartbeat = HeartbeatReader(settings.heartbeat_path)
+        self._heartbeat = HeartbeatReader(settings.heartbeat_path, title=settings.title)
         self._engine: subprocess.Popen[bytes] | None = None
         self._starting = threading.Lock()
+        self._stopping = threading.Event()
         self._ended_for: str | None = None
         """Why this process has killed the latest engine. None if it has not."""
+        self.cause = ""
+        """Why `run` has given up."""
 
     def run(self) -> int:
-        """Run engines until another start makes no sense. Returns the server's exit status.
+        """Run engines until another start makes no sense, or until `stop` is called. Returns the server's exit status.
 
         An error in the model or an option is only final if no engine has loaded before. After that, it probably means a
         file that is missing for a moment, or a device that has not recovered yet.
@@ -80,38 +89,80 @@ class Supervisor:
             try:
                 status = self._run_engine()
             except EngineStays as error:
-                tell("error", f"{error}; giving up")
+                self._give_up(f"{error}; giving up")
                 return 1
+            if self._stopping.is_set():
+                return 0
             has_loaded = has_loaded or self._heartbeat.serving
             if status == EXIT_CONFIG and not has_loaded:
+                self.cause = self._ended_for or self._last_words() or _describe(status)
                 return status
             delay = restarts.after_death(time.monotonic())
             last = self._ended_for or _describe(status)
             phase = None if self._heartbeat.serving else self._heartbeat.load_phase.value
-            logger.error("engine process ended", extra={"status": last, "phase": phase, "restart_in": delay})
+            logger.error(
+                f"{self._settings.title} process ended",
+                extra={
+                    "model": properties.name,
+                    "replica": self._settings.replica,
+                    "status": last,
+                    "phase": phase,
+                    "restart_in": delay,
+                },
+            )
             if delay is None:
-                tell(
-                    "error",
-                    f"the engine died {properties.restart_limit + 1} times "
-                    f"in {properties.restart_window:g} s (last: {last}); giving up",
+                self._give_up(
+                    f"the {self._settings.title} died {properties.restart_limit + 1} times "
+                    f"in {properties.restart_window:g} s (last: {self._last_words() or last}); giving up"
                 )
                 return 1
-            time.sleep(delay)
+            self._stopping.wait(delay)
             self._settings = msgspec.structs.replace(self._settings, started=time.monotonic())
 
     def end_engine(self) -> None:
         """Kill the running engine, which may not be able to notice that its parent is gone. Starts no engine again."""
+        self._stopping.set()  # its death is no failure
         self._starting.acquire()
         if self._engine is not None:
             _end_group(self._engine.pid)
 
+    @property
+    def serving(self) -> bool:
+        """Whether the engine has loaded."""
+        return self._heartbeat.serving
+
+    def stop(self) -> None:
+        """Kill the running engine, and make `run` return."""
+        self._stopping.set()
+        with self._starting:
+            if self._engine is not None and self._engine.returncode is None:
+                _end_group(self._engine.pid)
+
+    def _give_up(self, cause: str) -> None:
+        self.cause = cause
+        tell("error", f"model {self._settings.model}: {cause}" if self._settings.model else cause)
+
+    def _last_words(self) -> str:
+        """Return why the latest engine could not load the model, as far as it has said so."""
+        try:
+            return self._settings.cause_path.read_text()
+        except OSError:
+            return ""
+
     def _run_engine(self) -> int:
         """Start an engine, wait until it ends or kill it, and return its exit status. Raises `EngineStays`."""
         self._ended_for = None
+        self._settings.cause_path.unlink(missing_ok=True)
         Heartbeat.create(self._settings.heartbeat_path)  # a dead engine's must not be mistaken for the new one's
-        command = [sys.executable, "-m", self._settings.module]
         with self._starting:
-            self._engine = engine = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+            if self._stopping.is_set():
+                return 0
+            self._engine = engine = subprocess.Popen(
+                command(self._settings.module),
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+                env=os.environ | self._settings.environ,
+            )
         assert engine.stdin is not None  # noqa: S101  follows from stdin=PIPE
         try:
             with contextlib.suppress(BrokenPipeError):  # the engine has ended already; its exit status says why
@@ -136,10 +187,11 @@ class Supervisor:
             looked = now
             if self._heartbeat.serving:
                 if cause := self._heartbeat.stall(properties.stall_timeout, since=since):
-                    logger.critical("engine is stalled; killing it", extra={"cause": cause})
+                    extra = {"model": properties.name, "cause": cause}
+                    logger.critical(f"{self._settings.title} is stalled; killing it", extra=extra)
                     self._ended_for = f"it was stalled and was killed: {cause}"
                     return _kill(engine)
-            elif now - started > properties.model_loading_timeout:
+            elif now - max(started, self._heartbeat.last_arrival) > self._settings.loading_limit:
                 self._ended_for = (
                     f"loading took longer than model_loading_timeout ({properties.model_loading_timeout:g} s), "
                     f"the last phase was {self._heartbeat.load_phase.value!r}"
@@ -156,7 +208,7 @@ def _kill(engine: subprocess.Popen[bytes]) -> int:
         return engine.wait(_KILL_TIMEOUT)
     except subprocess.TimeoutExpired as error:
         raise EngineStays(
-            f"the engine process (pid {engine.pid}) still exists {_KILL_TIMEOUT:g} s after SIGKILL: it is stuck in the kernel"
+            f"process {engine.pid} still exists {_KILL_TIMEOUT:g} s after SIGKILL: it is stuck in the kernel"
         ) from error
 
 
@@ -178,27 +230,44 @@ def _describe(status: int) -> str:
 def main() -> int:
     """Entry point of `python -m lmi_handlers.engine.supervisor`, a child of gunicorn's arbiter.
 
-    Reads its settings on standard input. After giving up, it tells the arbiter to shut down. The arbiter's `on_exit`
-    hook sets the exit status.
+    Reads its settings on standard input. Once it has given up on all replicas, it tells the arbiter to shut down. The
+    arbiter's `on_exit` hook sets the exit status.
     """
     configure_logging()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # requests in flight must finish first; then the pipe closes
     parent = os.getppid()
     settings = msgspec.json.decode(read_line(sys.stdin.fileno()), type=EngineSettings)
-    supervisor = Supervisor(settings)
-    threading.Thread(target=_end_with_parent, args=(supervisor,), daemon=True).start()
-    status = supervisor.run()
-    settings.failure_path.write_text(str(status))
-    os.kill(parent, signal.SIGTERM)
-    return status
+    supervisors = [Supervisor(replica) for replica in settings.each]
+    telemetry = TelemetrySettings.from_environ(os.environ)
+    publishers = metrics_publishers(telemetry, settings.metrics_dir, settings.properties.name)
+    for publisher in publishers:
+        publisher.start()
+    end = threading.Thread(target=_end_with_parent, args=(supervisors, publishers), daemon=True)
+    end.start()
+
+    def give_up(status: int) -> None:
+        settings.failure_path.write_text(str(status))
+        os.kill(parent, signal.SIGTERM)
+
+    if settings.formatters is not None:
+        Companion(settings, lambda: give_up(1)).start()
+    with ThreadPoolExecutor(len(supervisors)) as threads:
+        statuses = [*threads.map(Supervisor.run, supervisors)]
+    if 0 in statuses:  # the arbiter is gone: the engines were stopped, and that thread ends this process
+        end.join()
+    give_up(max(statuses))
+    close_publishers(publishers)
+    return max(statuses)
 
 
-def _end_with_parent(supervisor: Supervisor) -> None:
-    """Kill the engine and exit when standard input ends, because the arbiter and all its workers are gone."""
+def _end_with_parent(supervisors: Iterable[Supervisor], publishers: Iterable[Publisher]) -> None:
+    """Kill the engines and exit when standard input ends, because the arbiter and all its workers are gone."""
     while os.read(sys.stdin.fileno(), 1024):  # not `sys.stdin`, whose lock would interfere with this process's exit
         pass
-    supervisor.end_engine()
+    for supervisor in supervisors:
+        supervisor.end_engine()
+    close_publishers(publishers)
     os._exit(0)
 
 

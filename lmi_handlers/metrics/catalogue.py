@@ -15,6 +15,11 @@ from lmi_handlers.metrics.series import Catalogue
 
 FAILURES = ("validation", "template", "overloaded", "generation", "dropped", "timeout", "not_ready")
 FINISHED_REASONS = ("stop", "length", "abort", "error")
+OTHER_STATUS = "other"
+STATUSES = (
+    *("200", "204", "400", "404", "408", "409", "413", "415", "422", "424", "429", "500", "501", "502", "503", "504"),
+    OTHER_STATUS,
+)
 
 _TGI_SECONDS = [float(f"{0.0001 * 1.5**step:.6g}") for step in range(1, 36)]
 _REQUEST_SECONDS = [0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680]
@@ -65,8 +70,12 @@ BATCH_SIZE = _gauge("tgi_batch_current_size", "sequences", "Sequences in the eng
 RUNNING = _gauge("vllm:num_requests_running", "sequences", "Sequences in the engine's batch.")
 WAITING = _gauge("vllm:num_requests_waiting", "sequences", "Sequences waiting in the engine's queue.")
 KV_CACHE_USAGE = _gauge("vllm:kv_cache_usage_perc", "share", "Share of the KV cache in use, from 0 to 1.")
+GPU_CACHE_USAGE = _gauge("vllm:gpu_cache_usage_perc", "share", "The same, under the name of vLLM up to 0.9.")
 PROMPT_TOKENS = _counter(
     "vllm:prompt_tokens_total", "tokens", "Prompt tokens of all requests that have received a token."
+)
+CACHED_TOKENS = _counter(
+    "vllm:prompt_tokens_cached_total", "tokens", "Those of them that the engine found in its prefix cache."
 )
 GENERATION_TOKENS = _counter("vllm:generation_tokens_total", "tokens", "Generated tokens, counted as they arrive.")
 FINISHED = _counter(
@@ -119,12 +128,22 @@ DECODE_TIME = _histogram(
     _REQUEST_SECONDS,
 )
 REQUEST_PROMPT_TOKENS = _histogram("vllm:request_prompt_tokens", "tokens", "Prompt tokens per request.", _TOKENS)
+REQUEST_COMPUTED_TOKENS = _histogram(
+    "vllm:request_prefill_kv_computed_tokens",
+    "tokens",
+    "Prompt tokens per request that were not in the prefix cache.",
+    _TOKENS,
+)
 REQUEST_GENERATION_TOKENS = _histogram(
     "vllm:request_generation_tokens", "tokens", "Generated tokens per answer, over all sequences.", _TOKENS
 )
 REQUEST_MAX_TOKENS = _histogram(
     "vllm:request_params_max_tokens", "tokens", "Maximum tokens per sequence, as requested.", _TOKENS
 )
+REQUEST_LONGEST_SEQUENCE = _histogram(
+    "vllm:request_max_num_generation_tokens", "tokens", "Generated tokens of an answer's longest sequence.", _TOKENS
+)
+REQUEST_SAMPLES = _histogram("vllm:request_params_n", "sequences", "Sequences per prompt (`n`).", [1, 2, 5, 10, 20])
 
 ENGINE_COUNTERS = {
     field: _counter(f"vllm:{field}_total", unit, documentation)
@@ -138,6 +157,11 @@ ENGINE_COUNTERS = {
 }
 """By field of `EngineCounters`."""
 
+RESPONSES = _counter(
+    "lmi_responses_total", "responses", "Responses to requests for an API, by HTTP status.", "status", STATUSES
+)
+DOWNLOADED_BYTES = _gauge("lmi_download_bytes", "bytes", "Bytes of the model in S3 that are in the cache.")
+DOWNLOAD_SIZE = _gauge("lmi_download_size_bytes", "bytes", "Bytes of all files that the model in S3 needs.")
 LOAD_SECONDS = _gauge(
     "lmi_load_seconds",
     "seconds",
@@ -172,7 +196,11 @@ when a worker or an engine is replaced. Every series exists from the start.
 
 _DIFFERENCES = """\
 TGI's series have no label except `err`. All of vLLM's have `model_name` and `engine`, which is
-always `0`. `lmi_load_seconds` is this server's own.
+always `0`. Those that are called `lmi_` are this server's own, and have no label of the model.
+
+`lmi_responses_total` also counts requests that generate nothing, such as `/tokenize`, and a batch
+body once. It leaves out `/ping`, `/metrics`, and what is rejected before it reaches an API: wrong
+paths, methods and API keys. A stream whose status was 200 when it failed is counted as 200.
 
 The engine counts `vllm:prefix_cache_*`, `vllm:spec_decode_*` and `vllm:num_preemptions_total`.
 `openvino`, `transformers` and `vllm` count all of them; `vllm` counts the last two when a sequence
@@ -209,6 +237,11 @@ ends. `tensorrt_llm` counts only the prefix cache. What an engine does not count
 ## Not provided
 
 * TGI's `tgi_batch_*` except the size: engines do not report which part of a step was prefill.
+* vLLM's series of single engine steps and cache blocks (`vllm:iteration_tokens_total`,
+  `vllm:kv_block_*`, `vllm:num_requests_waiting_by_reason`, `vllm:prompt_tokens_by_source`), of its
+  configuration (`vllm:cache_config_info`) and of adapters (`vllm:lora_requests_info`), and those
+  that vLLM itself has removed (`vllm:num_requests_swapped`, `vllm:cpu_cache_usage_perc`).
+* DJL's names (`RequestLatency`, `QueueLength` and others).
 """
 
 

@@ -35,6 +35,10 @@ class Cells:
             for cell in metric.cells if metric.kind == "gauge" else ():
                 self._cells[cell] = 0.0
 
+    def close(self) -> None:
+        """Close the file. Values can still be changed, so that late ones do no harm."""
+        os.close(self._descriptor)
+
     def add(self, counter: Metric, amount: float = 1.0, label_value: str = "") -> None:
         """Increase the counter's series for `label_value`."""
         self._cells[counter.first + counter.label_values.index(label_value)] += amount

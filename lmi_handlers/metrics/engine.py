@@ -12,15 +12,21 @@ from lmi_handlers.metrics.cells import Cells
 
 
 class EngineMetrics:
-    """The metrics of the engine process. `directory` holds the values of all processes of this server."""
+    """The metrics of one of the `replicas` of an engine. `directory` holds the values of all processes of this server.
 
-    def __init__(self, directory: Path) -> None:
+    `/metrics` adds up the values of all processes, so each replica reports its part of a share.
+    """
+
+    def __init__(self, directory: Path, *, replica: int = 0, replicas: int = 1) -> None:
         self._cells = Cells(directory, CATALOGUE)
         self._counted = EngineCounters()
+        self._replica = replica
+        self._replicas = replicas
 
     def set_load(self, *, running: int, waiting: int, kv_cache_usage: float) -> None:
         """Set the number of running and waiting sequences, and the share of the cache in use."""
-        self._cells.set(catalogue.KV_CACHE_USAGE, kv_cache_usage)
+        for gauge in (catalogue.KV_CACHE_USAGE, catalogue.GPU_CACHE_USAGE):
+            self._cells.set(gauge, kv_cache_usage / self._replicas)
         for gauge in (catalogue.RUNNING, catalogue.BATCH_SIZE):
             self._cells.set(gauge, running)
         for gauge in (catalogue.WAITING, catalogue.QUEUE_SIZE):
@@ -32,6 +38,12 @@ class EngineMetrics:
             self._cells.add(metric, getattr(counters, field) - getattr(self._counted, field))
         self._counted = counters
 
+    def set_download(self, done: int, total: int) -> None:
+        """Set how many bytes of the model have been downloaded, and how many it has."""
+        self._cells.set(catalogue.DOWNLOADED_BYTES, done)
+        self._cells.set(catalogue.DOWNLOAD_SIZE, total)
+
     def set_load_seconds(self, phase: LoadPhase, seconds: float) -> None:
-        """Set how long a phase of the load has taken."""
-        self._cells.set(catalogue.LOAD_SECONDS, seconds, phase.value)
+        """Set how long a phase of the load has taken. Only the first replica's counts."""
+        if self._replica == 0:
+            self._cells.set(catalogue.LOAD_SECONDS, seconds, phase.value)

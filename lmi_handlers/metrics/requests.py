@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from lmi_handlers.core.errors import (
@@ -21,7 +22,7 @@ from lmi_handlers.core.usage import Usage
 from lmi_handlers.metrics import catalogue
 from lmi_handlers.metrics.catalogue import CATALOGUE
 from lmi_handlers.metrics.cells import Cells, totals
-from lmi_handlers.metrics.series import Metric, exposition
+from lmi_handlers.metrics.series import Metric, Values, exposition
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -45,6 +46,11 @@ _UNFINISHED = {"dropped": "abort", "timeout": "abort", "not_ready": "abort", "ge
 """By cause of failure, how the request's unfinished sequences are counted. Other causes have none."""
 
 
+def page_of(models: Iterable[RequestMetrics]) -> str:
+    """Return the text for `GET /metrics` of a server with several models. All series name their model."""
+    return exposition(CATALOGUE.metrics, [model.values() for model in models], labels_all=True)
+
+
 class RequestMetrics:
     """Request metrics of one worker, and the page with those of all workers. Thread-safe.
 
@@ -57,9 +63,17 @@ class RequestMetrics:
         self._cells = Cells(directory, CATALOGUE)
         self._lock = threading.Lock()
 
+    def close(self) -> None:
+        """Stop counting."""
+        self._cells.close()
+
     def page(self) -> str:
         """Return the text for `GET /metrics`."""
-        return exposition(CATALOGUE.metrics, totals(self._directory, CATALOGUE), self._model_labels)
+        return exposition(CATALOGUE.metrics, [self.values()])
+
+    def values(self) -> Values:
+        """Return the metrics of all workers, and the labels that name the model."""
+        return totals(self._directory, CATALOGUE), self._model_labels
 
     def generated(self, tokens: int, gap: float | None) -> None:
         """Count new tokens of a sequence. `gap` is the seconds since its previous tokens, None for the first."""
@@ -67,6 +81,12 @@ class RequestMetrics:
             self._cells.add(catalogue.GENERATION_TOKENS, tokens)
             if gap is not None:
                 self._cells.observe(catalogue.INTER_TOKEN_LATENCY, gap / tokens, tokens)
+
+    def responded(self, status: int) -> None:
+        """Count a response, whatever it answers."""
+        known = str(status)
+        with self._lock:
+            self._cells.add(catalogue.RESPONSES, 1, known if known in catalogue.STATUSES else catalogue.OTHER_STATUS)
 
     def ended(self, usage: Usage, error: LMIError | None) -> None:
         """Count a request that was answered in full, or that failed with `error`."""
@@ -83,7 +103,7 @@ class RequestMetrics:
                 self._count_failure(usage, error)
 
     def _count_failure(self, usage: Usage, error: LMIError) -> None:
-        cause = next(name for kinds, name in _CAUSES if isinstance(error, kinds))
+        cause = failure_cause(error)
         self._cells.add(catalogue.FAILED, 1, cause)
         unfinished = usage.sequences - len(usage.finish_reasons)
         if cause in _UNFINISHED:
@@ -95,6 +115,9 @@ class RequestMetrics:
         if first is None or validation is None or queue is None:
             return
         self._cells.add(catalogue.PROMPT_TOKENS, usage.prompt_tokens)
+        self._cells.add(catalogue.CACHED_TOKENS, usage.cached_tokens)
+        self._observe(max(0, usage.prompt_tokens - usage.cached_tokens), catalogue.REQUEST_COMPUTED_TOKENS)
+        self._observe(usage.samples, catalogue.REQUEST_SAMPLES)
         self._observe(usage.prompt_tokens, catalogue.INPUT_LENGTH, catalogue.REQUEST_PROMPT_TOKENS)
         self._observe(usage.max_tokens, catalogue.MAX_NEW_TOKENS, catalogue.REQUEST_MAX_TOKENS)
         self._observe(validation, catalogue.VALIDATION_DURATION)
@@ -107,6 +130,7 @@ class RequestMetrics:
         tokens, sequences = usage.generated_tokens, usage.sequences
         self._observe(duration, catalogue.DURATION, catalogue.E2E_LATENCY)
         self._observe(tokens, catalogue.GENERATED_TOKENS, catalogue.REQUEST_GENERATION_TOKENS)
+        self._observe(usage.longest_sequence, catalogue.REQUEST_LONGEST_SEQUENCE)
         first, validation, queue = usage.first_token_time, usage.validation_time, usage.queue_time
         if first is None or validation is None or queue is None:
             return
@@ -122,3 +146,8 @@ class RequestMetrics:
     def _observe(self, value: float, *histograms: Metric) -> None:
         for histogram in histograms:
             self._cells.observe(histogram, value)
+
+
+def failure_cause(error: LMIError) -> str:
+    """Return the cause by which a failed request is counted, one of `FAILURES`."""
+    return next(name for kinds, name in _CAUSES if isinstance(error, kinds))

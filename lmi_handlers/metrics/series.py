@@ -76,16 +76,21 @@ class Catalogue:
         return metric
 
 
-def exposition(metrics: Sequence[Metric], cells: Sequence[float], model_labels: Mapping[str, str]) -> str:
-    """Return the text of all series. vLLM's carry `model_labels`; TGI's do not name the model."""
+Values = tuple[Sequence[float], Mapping[str, str]]
+"""The cells of a model's metrics, and the labels that name it."""
+
+
+def exposition(metrics: Sequence[Metric], models: Sequence[Values], *, labels_all: bool = False) -> str:
+    """Return the text of all series of the models. vLLM's name the model; TGI's do not, unless `labels_all` is true."""
     lines: list[str] = []
     for metric in metrics:
         lines += (f"# HELP {metric.name} {metric.documentation}", f"# TYPE {metric.name} {metric.kind}")
-        shared = model_labels if metric.name.startswith("vllm:") else {}
-        for position, value in enumerate(metric.label_values):
-            labels = {**shared, metric.label: value} if metric.label else shared
-            first = metric.first + position * metric.width
-            lines += _series(metric, labels, cells[first : first + metric.width])
+        for cells, model_labels in models:
+            shared = model_labels if labels_all or metric.name.startswith("vllm:") else {}
+            for position, value in enumerate(metric.label_values):
+                labels = {**shared, metric.label: value} if metric.label else shared
+                first = metric.first + position * metric.width
+                lines += _series(metric, labels, cells[first : first + metric.width])
     return "\n".join([*lines, ""])
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from lmi_handlers import __version__
 from lmi_handlers.apis.documentation import Documentation
-from lmi_handlers.apis.routes import Contents, Failure, Parameter, Route, Types
+from lmi_handlers.apis.routes import Action, Contents, Failure, Parameter, Route, Types
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.json_types import Schema
@@ -109,18 +109,19 @@ class _Writer:
         if route.parameters:
             operation["parameters"] = [self._parameter(parameter) for parameter in route.parameters]
         if bodies := route.endpoint.bodies:
-            operation["requestBody"] = {"required": True, "content": self._bodies(bodies)}
+            required = not isinstance(route.endpoint, Action)
+            operation["requestBody"] = {"required": required, "content": self._bodies(bodies)}
         answer: Schema = {"description": "The answer."}
         if route.endpoint.answers:
             answer["content"] = self._contents(route.endpoint.answers)
         answers = {200: answer} | {failure.status: self._failure(failure) for failure in failures(route)}
-        if route.method == "POST":
+        if route.method != "GET":
             answers[403] = {
                 "description": "Sent by a web page whose origin is not allowed, or addressed to a host name that is not allowed."
             }
         elif self._checks_names:
             answers[403] = {"description": "Addressed to a host name that is not allowed."}
-        if self._has_api_key and route.method == "POST":
+        if self._has_api_key and route.method != "GET":
             operation["security"] = [{API_KEY: []}]
             answers[401] = {"description": "The API key is missing or wrong."}
         operation["responses"] = {str(status): answers[status] for status in sorted(answers)}

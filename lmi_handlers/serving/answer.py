@@ -52,6 +52,7 @@ class Answer:
         self._run_beside = run_beside
         self._size = 0
         self._token_times: list[float | None] = [None] * len(texts)
+        self._token_counts = [0] * len(texts)
         self._chunks = self._run()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -61,17 +62,20 @@ class Answer:
         """Abort the generation."""
         self._chunks.close()
         self._generation.close()
+        self._formatter.close()
 
     def _run(self) -> Generator[bytes, None, None]:
         begun = False
         with self._generation as generation:
             try:
                 for batch in generation:
+                    if generation.truncated is not None:
+                        self._formatter.truncated = self.usage.truncated = generation.truncated
                     chunk = b"".join([self._feed(item) for item in batch])
                     if chunk:
                         yield chunk
                         begun = True
-                last = self._runner(self._size)(self._formatter.finish)
+                last = self._runner_of_formatter(self._size)(self._formatter.finish)
             except GeneratorExit:
                 self.failure = self._generation.failure or ClientDisconnected("the client closed the connection")
                 raise
@@ -80,6 +84,9 @@ class Answer:
                     raise self._told(error) from None
                 self.failure = self._told(error).without_frames()
                 last = self._formatter.error(self.failure)
+            finally:
+                self._formatter.close()
+                self._note_last_token()
         if last:
             yield last
 
@@ -98,18 +105,25 @@ class Answer:
             self._formatter.cached_tokens = usage.cached_tokens
         if tokens := len(output.token_ids):
             usage.generated_tokens += tokens
+            self._token_counts[item.index] += tokens
             previous, self._token_times[item.index] = self._token_times[item.index], now
             self._metrics.generated(tokens, None if previous is None else now - previous)
         size = _size(output)
         self._size += size
         # The last record of a stream may repeat every token.
-        run = self._runner(size if output.finish_reason is None else self._size)
-        delta = run(self._texts[item.index].feed, output)
+        size = size if output.finish_reason is None else self._size
+        delta = self._runner(size)(self._texts[item.index].feed, output)
         if delta.finish_reason is not None:
             usage.finish_reasons.append(delta.finish_reason.value)
+            usage.longest_sequence = max(usage.longest_sequence, self._token_counts[item.index])
             if delta.finish_reason is FinishReason.STOP_SEQUENCE:
                 self._generation.abort(item.index)
-        return run(self._formatter.feed, delta)
+        return self._runner_of_formatter(size)(self._formatter.feed, delta)
+
+    def _note_last_token(self) -> None:
+        """Embeddings and scores have no tokens: they have arrived at once."""
+        usage, times = self.usage, [known for known in self._token_times if known is not None]
+        usage.last_token_time = max(times) - usage.started if times else usage.first_token_time
 
     def _told(self, error: Exception) -> LMIError:
         if isinstance(error, InvalidRequest):
@@ -119,6 +133,9 @@ class Answer:
     def _runner(self, size: int) -> RunBeside:
         """Return the runner for an output or a whole answer of `size` tokens: large ones run off the event loop."""
         return self._run_beside if size > _LARGE else at_once
+
+    def _runner_of_formatter(self, size: int) -> RunBeside:
+        return at_once if self._formatter.waits else self._runner(size)
 
 
 def _size(output: TokenOutput) -> int:

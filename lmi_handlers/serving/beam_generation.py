@@ -21,12 +21,14 @@ from lmi_handlers.core.errors import (
     LMIError,
     QueueFull,
     RequestFailed,
+    TextDeadline,
 )
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import BeamSearchParams, EncodedPrompt, GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams
-from lmi_handlers.engine.client import EngineClient, Generation
+from lmi_handlers.engine.client import Cutoff, EngineClient, Generation
 from lmi_handlers.engine.messages import SequenceOutput
+from lmi_handlers.engine.replicas import Replicas
 from lmi_handlers.engine.status import EngineState
 from lmi_handlers.serving.beam_params import beam_endings, step_params
 from lmi_handlers.serving.beam_search import BeamSearch, Continuations
@@ -40,12 +42,13 @@ class BeamGeneration:
     """Beam search with the interface of a `Generation`. Iterating yields one list: all prompts' complete sequences.
 
     The `sampling_params.n` best beams of prompt i are the sequences from i * n on, best first. Raises the same errors
-    as a `Generation`. One deadline applies to all steps. The first step is submitted at once.
+    as a `Generation`. One deadline applies to all steps, and one cutoff, at which the best beams so far are the answer. The
+    first step is submitted at once.
     """
 
     def __init__(
         self,
-        client: EngineClient,
+        client: EngineClient | Replicas,
         prompts: list[EncodedPrompt],
         request: GenerationRequest,
         params: BeamSearchParams,
@@ -54,6 +57,7 @@ class BeamGeneration:
         tokenizer: Tokenizer,
         timeout: float,
         connected: Callable[[], bool],
+        cutoff: Cutoff | None,
     ) -> None:
         """Raises `EngineNotReady`. Call `check_beam_search` first."""
         self._client = client
@@ -61,6 +65,8 @@ class BeamGeneration:
         self._request = request
         self._step_params = step_params(request.sampling_params, params, tokenizer)
         self.deadline = time.monotonic() + timeout
+        self.truncated: str | None = None
+        self._cutoff = cutoff
         self._connected = connected
         rules = TextRules(tokenizer, request.sampling_params)
         self._searches = [
@@ -85,8 +91,13 @@ class BeamGeneration:
         self._queue_time = max(item.queue_time for item in first)
         self._advance(first)
         later_params = msgspec.structs.replace(self._step_params, prompt_logprobs=None)
-        while any(search.running for search in self._searches):
-            self._advance(self._next_outputs(later_params))
+        try:
+            while any(search.running for search in self._searches):
+                self._advance(self._next_outputs(later_params))
+        except TextDeadline as deadline:
+            self.truncated = deadline.option
+            for search in self._searches:
+                search.cut()
         yield list(self._answer())
 
     @property
@@ -115,12 +126,15 @@ class BeamGeneration:
             timeout=self.deadline - time.monotonic(),
             connected=self._connected,
             priority=self._request.priority,
+            cutoff=self._cutoff,
         )
 
     def _outputs(self) -> list[SequenceOutput]:
         """The next token of each beam in the current step, in beam order."""
         with self._step as step:
             items = [item for batch in step for item in batch if item.output.token_ids]
+        if step.truncated is not None:
+            raise TextDeadline(step.truncated)
         if len(items) != sum(len(search.running) for search in self._searches):
             raise RequestFailed("the engine did not return one token per beam")
         return sorted(items, key=lambda item: item.index)
@@ -131,7 +145,10 @@ class BeamGeneration:
             # A step can finish before the engine client has checked the connection and deadline even once.
             if not self._connected():
                 raise ClientDisconnected("the client closed the connection")
-            if time.monotonic() >= self.deadline:
+            now = time.monotonic()
+            if self._cutoff is not None and now >= self._cutoff.time:
+                raise TextDeadline(self._cutoff.option)
+            if now >= self.deadline:
                 raise DeadlineExceeded("the request did not finish within predict_timeout")
             try:
                 self._step = self._submit(sampling_params)

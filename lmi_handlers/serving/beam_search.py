@@ -75,6 +75,11 @@ class BeamSearch:
         self._add_finished(ended)
         self.running = [] if self._is_done(running) else running
 
+    def cut(self) -> None:
+        """End the search here: the open beams are as long as they are."""
+        self._add_finished([msgspec.structs.replace(beam, finish_reason=FinishReason.LENGTH) for beam in self.running])
+        self.running = []
+
     def _candidates(self, continuations: Sequence[Continuations]) -> list[tuple[Beam, Continuations, int, float]]:
         """All extensions by one token, most probable first."""
         candidates = [

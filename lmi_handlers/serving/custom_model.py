@@ -18,10 +18,14 @@ class CustomModel(Served):
 
     def __init__(self, properties: ServingProperties, socket_path: Path) -> None:
         self._client = CodeClient(socket_path, properties.stall_timeout)
-        super().__init__(properties, socket_path, self._client.status)
+        super().__init__(properties, socket_path.parent, self._client.status)
 
     def start(self) -> None:
         self._client.start()
+
+    def close(self) -> None:
+        self._client.close()
+        super().close()
 
     def end_draining(self) -> None:
         self._client.end_draining()

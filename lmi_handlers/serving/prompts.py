@@ -17,6 +17,7 @@ from lmi_handlers.core.request import (
     ImageSource,
     Prompt,
     PromptContent,
+    TextPair,
 )
 from lmi_handlers.media.images import ImageLoader
 from lmi_handlers.serving.parsed import Parsed
@@ -33,6 +34,14 @@ class LoadedText(msgspec.Struct, frozen=True):
     tokenizer: Tokenizer
 
 
+class TokenizedPrompt(msgspec.Struct, frozen=True):
+    """A prompt's text and token ids. `token_type_ids` as in `EncodedPrompt`."""
+
+    text: str
+    token_ids: list[int]
+    token_type_ids: list[int] | None = None
+
+
 def takes_long(request: GenerationRequest) -> bool:
     """Whether encoding a request's texts on the event loop would noticeably delay other clients."""
     prompts = sum(prompt_size(prompt.content) for prompt in request.prompts)
@@ -41,6 +50,8 @@ def takes_long(request: GenerationRequest) -> bool:
 
 def prompt_size(content: PromptContent) -> int:
     """The cost of encoding a prompt, in plain characters that take as long."""
+    if isinstance(content, TextPair):
+        return len(content.first) + len(content.second)
     return _chat_size(content) if isinstance(content, ChatPrompt) else len(content)
 
 
@@ -63,25 +74,34 @@ def _value_size(value: object) -> int:
     return LONG if isinstance(value, list | dict) else 0
 
 
-def tokenize_prompts(parsed: Parsed, loaded: LoadedText) -> list[tuple[str, list[int]]]:
-    """Return the text and the token ids of each prompt. Raises `InvalidRequest` with the field."""
+def tokenize_prompts(parsed: Parsed, loaded: LoadedText) -> list[TokenizedPrompt]:
+    """Tokenise each prompt. Raises `InvalidRequest` with the field."""
     tokenized = []
     for position, prompt in enumerate(parsed.request.prompts):
-        text, ids = _tokenize(parsed, position, prompt.content, loaded)
+        found = _tokenize(parsed, position, prompt.content, loaded)
+        ids = found.token_ids
         parsed.check_length(parsed.request, position, len(ids), loaded.capabilities)
         if not ids:
             raise InvalidRequest("has no tokens", field=_prompt_field(parsed, position))
         _check_media_tokens(parsed, position, ids, loaded.bundle)
         if not _images(prompt):  # the engine replaces the tokens that mark images, which may be outside its vocabulary
             _check_vocabulary(parsed, position, ids, loaded.capabilities)
-        tokenized.append((text, ids))
+        tokenized.append(found)
     return tokenized
 
 
-def _tokenize(parsed: Parsed, position: int, content: PromptContent, loaded: LoadedText) -> tuple[str, list[int]]:
+def _tokenize(parsed: Parsed, position: int, content: PromptContent, loaded: LoadedText) -> TokenizedPrompt:
     request, tokenizer, capabilities = parsed.request, loaded.tokenizer, loaded.capabilities
     # Ignore `truncate` above the model's limit: a prompt that is too long is then refused without encoding all of it.
     truncate = request.truncate if (request.truncate or 0) <= capabilities.max_model_len else None
+    if isinstance(content, TextPair):
+        if truncate is None:
+            for text in (content.first, content.second):
+                _check_estimate(parsed, position, text, loaded)
+        ids, types = tokenizer.encode_pair(
+            content.first, content.second, truncate=truncate, side=request.truncation_side
+        )
+        return TokenizedPrompt(content.second, ids, types if loaded.bundle.token_type_ids else None)
     if isinstance(content, tuple):
         if truncate is None:
             parsed.check_length(request, position, len(content), capabilities)
@@ -92,14 +112,19 @@ def _tokenize(parsed: Parsed, position: int, content: PromptContent, loaded: Loa
     else:
         text = content if isinstance(content, str) else render_chat(loaded.bundle, content)
         if truncate is None:
-            estimate = tokenizer.estimate_beyond(text, capabilities.max_model_len)
-            if estimate is not None:
-                parsed.check_length(request, position, estimate, capabilities)
+            _check_estimate(parsed, position, text, loaded)
         if truncate is not None and request.pooling_params is not None:
-            return text, tokenizer.encode_within(text, truncate, request.truncation_side)
+            return TokenizedPrompt(text, tokenizer.encode_within(text, truncate, request.truncation_side))
         # A chat template writes the special tokens itself.
         ids = tokenizer.encode(text, add_special_tokens=isinstance(content, str), truncate=truncate)
-    return text, ids
+    return TokenizedPrompt(text, ids)
+
+
+def _check_estimate(parsed: Parsed, position: int, text: str, loaded: LoadedText) -> None:
+    """Reject a text that is certain to be too long, without encoding all of it."""
+    estimate = loaded.tokenizer.estimate_beyond(text, loaded.capabilities.max_model_len)
+    if estimate is not None:
+        parsed.check_length(parsed.request, position, estimate, loaded.capabilities)
 
 
 def _check_vocabulary(parsed: Parsed, position: int, ids: Sequence[int], capabilities: Capabilities) -> None:
@@ -130,7 +155,7 @@ def _images(prompt: Prompt) -> tuple[ImageSource, ...]:
 
 
 def encode_prompts(
-    request: GenerationRequest, tokenized: list[tuple[str, list[int]]], loader: ImageLoader
+    request: GenerationRequest, tokenized: list[TokenizedPrompt], loader: ImageLoader
 ) -> list[EncodedPrompt]:
     """Load the images of the tokenised prompts. Returns the prompts for the engine.
 
@@ -139,10 +164,10 @@ def encode_prompts(
     if request.truncate is not None and any(map(_images, request.prompts)):
         raise InvalidRequest("cannot be combined with images", field="truncate_prompt_tokens")
     encoded = []
-    for prompt, (text, ids) in zip(request.prompts, tokenized, strict=True):
+    for prompt, found in zip(request.prompts, tokenized, strict=True):
         sources = _images(prompt)
-        image_prompt = ImagePrompt(text, loader.load(sources)) if sources else None
-        encoded.append(EncodedPrompt(ids, prompt.adapter, image_prompt))
+        image_prompt = ImagePrompt(found.text, loader.load(sources)) if sources else None
+        encoded.append(EncodedPrompt(found.token_ids, prompt.adapter, image_prompt, found.token_type_ids))
     return encoded
 
 

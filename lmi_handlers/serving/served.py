@@ -7,8 +7,9 @@ from pathlib import Path
 
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.beside import RunBeside, at_once
+from lmi_handlers.core.custom_attributes import list_keys
 from lmi_handlers.engine.settings import metrics_dir
-from lmi_handlers.engine.status import EngineState, EngineStatus
+from lmi_handlers.engine.status import EngineState, Status
 from lmi_handlers.metrics.requests import RequestMetrics
 
 PATIENCE = 1.0
@@ -22,19 +23,28 @@ just started has not heard from it at all.
 class Served(ABC):
     """The model that this worker serves. What answers runs in other processes. Thread-safe.
 
-    `run_beside` runs long work off the event loop. Workers that have an event loop set it.
+    `run_beside` runs long work off the event loop. Workers that have an event loop set it. `runtime_dir` is the directory
+    that the server's processes share.
     """
 
-    def __init__(self, properties: ServingProperties, socket_path: Path, status: EngineStatus) -> None:
+    def __init__(self, properties: ServingProperties, runtime_dir: Path, status: Status) -> None:
         self.name = properties.name
-        self.metrics = RequestMetrics(metrics_dir(socket_path), self.name)
+        self.properties = properties
+        self.runtime_dir = runtime_dir
+        self.metrics = RequestMetrics(metrics_dir(runtime_dir), self.name)
         self.predict_timeout = properties.predict_timeout
+        self.custom_attributes = list_keys(properties.custom_attributes)
+        self.server_timing = properties.server_timing
         self.run_beside: RunBeside = at_once
         self._status = status
 
     @abstractmethod
     def start(self) -> None:
         """Connect in the background."""
+
+    def close(self) -> None:
+        """Disconnect: the model is served no more, and all of its requests have ended."""
+        self.metrics.close()
 
     @property
     def state(self) -> EngineState:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.beside import at_once
@@ -13,15 +15,19 @@ from lmi_handlers.core.capabilities import Capabilities, check_adapter, check_sa
 from lmi_handlers.core.errors import DeadlineExceeded, EngineNotReady, aliased
 from lmi_handlers.core.request import EncodedPrompt, GenerationRequest, RenderedPrompt
 from lmi_handlers.core.usage import Usage
-from lmi_handlers.engine.client import EngineClient, Generation
+from lmi_handlers.custom_code.formatting.client import NOT_READY, FormatterClient
+from lmi_handlers.engine.adapter_registry import Registered, read_registry
+from lmi_handlers.engine.client import Cutoff, Generation
 from lmi_handlers.engine.messages import Loading, Ready
+from lmi_handlers.engine.replicas import Replicas
+from lmi_handlers.engine.status import EngineState, not_ready
 from lmi_handlers.media.images import image_loader
 from lmi_handlers.serving.answer import Answer
 from lmi_handlers.serving.beam_generation import BeamGeneration
 from lmi_handlers.serving.beam_params import check_beam_search
 from lmi_handlers.serving.parsed import ModelFacts, Parsed
 from lmi_handlers.serving.pooled import PooledPrompt
-from lmi_handlers.serving.prompts import LoadedText, encode_prompts, takes_long, tokenize_prompts
+from lmi_handlers.serving.prompts import LoadedText, TokenizedPrompt, encode_prompts, takes_long, tokenize_prompts
 from lmi_handlers.serving.served import PATIENCE, Served
 from lmi_handlers.text.bundle import TextBundle, load_text_bundle
 from lmi_handlers.text.sequence import SequenceText, TextRules
@@ -29,20 +35,45 @@ from lmi_handlers.text.tokenizer import Tokenizer
 
 
 class ServedModel(Served):
-    """A model that an engine serves."""
+    """A model that one or more engines serve. `formatters` are its own, for the invoke routes."""
 
-    def __init__(self, properties: ServingProperties, socket_path: Path) -> None:
-        self._client = EngineClient(socket_path, self._on_announcement, properties.stall_timeout)
-        super().__init__(properties, socket_path, self._client.status)
+    def __init__(
+        self, properties: ServingProperties, socket_paths: Sequence[Path], formatters: FormatterClient | None = None
+    ) -> None:
+        """`socket_paths` has the socket of each engine. All of them are in the server's runtime directory."""
+        self.formatters = formatters
+        self._client = Replicas(socket_paths, self._on_announcement, properties.stall_timeout)
+        super().__init__(properties, socket_paths[0].parent, self._client.status)
         self._model_id = properties.model_id or self.name
         self._images = image_loader(properties)
         self._budget = Budget.of(properties)
+        self._deadlines = {
+            "response_deadline": properties.response_deadline,
+            "stream_deadline": properties.stream_deadline,
+        }
         self._loaded: LoadedText | None = None
         self._text: tuple[TextBundle, Tokenizer] | None = None
 
     def start(self) -> None:
         """Connect to the engine in the background."""
         self._client.start()
+        if self.formatters is not None:
+            self.formatters.start()
+
+    def close(self) -> None:
+        self._client.close()
+        if self.formatters is not None:
+            self.formatters.close()
+        super().close()
+
+    @property
+    def state(self) -> EngineState:
+        state = self._status.state
+        return EngineState.STARTING if state is EngineState.READY and self._lacks_formatters else state
+
+    @property
+    def phase(self) -> str:
+        return NOT_READY if self._status.state is EngineState.READY and self._lacks_formatters else self._status.phase
 
     @property
     def loaded(self) -> LoadedText:
@@ -50,7 +81,7 @@ class ServedModel(Served):
         if self._loaded is None:
             self._status.wait_ready(PATIENCE)
         if self._loaded is None:
-            raise EngineNotReady(f"the engine is not ready: {self.phase}")
+            raise EngineNotReady(not_ready(self.phase))
         return self._loaded
 
     @property
@@ -63,8 +94,31 @@ class ServedModel(Served):
     def end_draining(self) -> None:
         """Fail all requests that are still in flight."""
         self._client.end_draining()
+        if self.formatters is not None:
+            self.formatters.end_draining()
 
-    def start_generation(self, parsed: Parsed, usage: Usage, connected: Callable[[], bool]) -> Answer:
+    @property
+    def adapters(self) -> dict[str, Registered]:
+        """The adapters that are loaded, by name."""
+        return read_registry(self.runtime_dir) or {}
+
+    def load_adapter(self, name: str, source: str, *, pinned: bool = False, replace: bool = False) -> None:
+        """Load an adapter into the engine. See `EngineClient.load_adapter`."""
+        self._client.load_adapter(name, source, timeout=self.predict_timeout, pinned=pinned, replace=replace)
+
+    def unload_adapter(self, name: str) -> None:
+        """Refuse further requests for an adapter."""
+        self._client.unload_adapter(name, timeout=self.predict_timeout)
+
+    def cutoff(self, started: float, *, stream: bool) -> Cutoff | None:
+        """Return when the answer to a request ends with the text that it has, if an option says so."""
+        option = "stream_deadline" if stream else "response_deadline"
+        seconds = self._deadlines[option]
+        return None if seconds is None else Cutoff(started + seconds, option)
+
+    def start_generation(
+        self, parsed: Parsed, usage: Usage, connected: Callable[[], bool], cutoff: Cutoff | None = None
+    ) -> Answer:
         """Validate against the engine's limits, tokenise and submit.
 
         Raises `InvalidRequest` if the prompt or a parameter exceeds the model's limits, and `EngineNotReady`.
@@ -79,21 +133,23 @@ class ServedModel(Served):
         tokenized, rules = run(_tokenize, parsed, loaded, self._budget, deadline)
         if request.beam_search is not None:
             check_beam_search(request, request.beam_search, loaded.capabilities, loaded.tokenizer, parsed.alias)
-        rendered = tuple(RenderedPrompt(text, len(token_ids)) for text, token_ids in tokenized)
+        rendered = tuple(RenderedPrompt(prompt.text, len(prompt.token_ids), prompt.token_ids) for prompt in tokenized)
         usage.prompt_tokens = sum(prompt.num_tokens for prompt in rendered)
         prompts = encode_prompts(request, tokenized, self._images)
         usage.validation_time = time.monotonic() - usage.started
         timeout = deadline - time.monotonic()  # images may have been fetched
         current = self.loaded
-        if current is not loaded and current.capabilities != loaded.capabilities:  # it was checked for another engine
+        if current is not loaded and _without_adapters(current) != _without_adapters(
+            loaded
+        ):  # it was checked for another engine
             raise EngineNotReady("the engine was restarted while the request was being prepared")
-        generation = self._generate(loaded, request, prompts, timeout, connected)
+        generation = self._generate(loaded, request, prompts, timeout, connected, cutoff)
         formatter = parsed.formatter(request, rendered)
         texts: Sequence[SequenceText | PooledPrompt]
         if request.pooling_params is not None:
             texts = [PooledPrompt(position) for position in range(len(prompts))]
         else:
-            n = request.sampling_params.n
+            usage.samples = n = request.sampling_params.n
             texts = [
                 SequenceText(rules, prompt.token_ids, index=position * n + sample)
                 for position, prompt in enumerate(prompts)
@@ -111,6 +167,7 @@ class ServedModel(Served):
         prompts: list[EncodedPrompt],
         timeout: float,
         connected: Callable[[], bool],
+        cutoff: Cutoff | None,
     ) -> Generation | BeamGeneration:
         if request.beam_search is None:
             return self._client.submit(
@@ -121,6 +178,7 @@ class ServedModel(Served):
                 connected=connected,
                 priority=request.priority,
                 pooling_params=request.pooling_params,
+                cutoff=cutoff,
             )
         return BeamGeneration(
             self._client,
@@ -131,7 +189,12 @@ class ServedModel(Served):
             tokenizer=loaded.tokenizer,
             timeout=timeout,
             connected=connected,
+            cutoff=cutoff,
         )
+
+    @property
+    def _lacks_formatters(self) -> bool:
+        return self.formatters is not None and not self.formatters.ready
 
     def _on_announcement(self, message: Loading | Ready) -> None:
         """Load the tokenizer as soon as its files exist, while the engine loads. It takes up to a second."""
@@ -147,10 +210,15 @@ class ServedModel(Served):
             self._loaded = LoadedText(message.capabilities, *self._text)
 
 
+def _without_adapters(loaded: LoadedText) -> Capabilities:
+    """Return what does not change while an engine runs."""
+    return msgspec.structs.replace(loaded.capabilities, adapters=())
+
+
 def _tokenize(
     parsed: Parsed, loaded: LoadedText, budget: Budget, deadline: float
-) -> tuple[list[tuple[str, list[int]]], TextRules]:
-    """Return the text and the token ids of each prompt, and the text rules of their answers.
+) -> tuple[list[TokenizedPrompt], TextRules]:
+    """Return the tokenised prompts, and the text rules of their answers.
 
     All work that `takes_long` estimates happens here.
     """
@@ -158,7 +226,7 @@ def _tokenize(
         raise DeadlineExceeded("the request did not finish within predict_timeout")
     tokenized, params = tokenize_prompts(parsed, loaded), parsed.request.sampling_params
     if params.prompt_logprobs is not None:
-        tokens = sum(len(token_ids) for _, token_ids in tokenized)
+        tokens = sum(len(prompt.token_ids) for prompt in tokenized)
         with aliased(parsed.alias):
             budget.check_prompt_logprobs(tokens * params.n, params.prompt_logprobs)
     return tokenized, TextRules(loaded.tokenizer, params)

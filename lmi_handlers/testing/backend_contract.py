@@ -16,9 +16,9 @@ from backends.base import Backend, ModelFiles
 from lmi_handlers.config.properties import LoadedProperties, load_properties
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.sampling_params import SamplingParams
-from lmi_handlers.engine.cache_dir import default_cache_dir
-from lmi_handlers.engine.model_files import find_gguf
-from lmi_handlers.engine.model_store import prepare_gguf, resolve_model
+from lmi_handlers.model_files.cache_dir import default_cache_dir
+from lmi_handlers.model_files.locate import find_gguf
+from lmi_handlers.model_files.resolve import prepare_gguf, resolve_model
 from lmi_handlers.testing.driver import MAX_MODEL_LEN, MAX_NUM_SEQS, PROMPTS, Driver, tokens
 from lmi_handlers.text.bundle import build_byte_bundle, build_text_bundle, copy_text_bundle
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.gguf import read_gguf_header
@@ -44,6 +44,7 @@ class TextBundle(msgspec.Struct, frozen=True, kw_only=True):
     `media_tokens` maps the placeholders for images, videos and audio to their ids.
     `content_format` is the value of `option.chat_template_content_format`.
     `prompts` are the texts that an embedding model wants in front of others, by name (sentence-transformers' prompts).
+    `token_type_ids` tells whether the model wants to know which of two texts a token belongs to.
     `tokenizer_hash` changes with the content of tokenizer.json.
     `warning` says in what the tokenizer may differ from the model's own. It is logged at every start.
     """
@@ -59,6 +60,7 @@ class TextBundle(msgspec.Struct, frozen=True, kw_only=True):
     media_tokens: dict[str, int] = {}
     content_format: ContentFormat = "auto"
     prompts: dict[str, str] = {}
+    token_type_ids: bool = False
     tokenizer_hash: str = ""
     warning: str = ""
 
@@ -117,6 +119,7 @@ def build_text_bundle(
         media_tokens=_media_tokens(processor, tokenizer),
         content_format=content_format,
         prompts=_prompts(_read_json(model_dir / "config_sentence_transformers.json")),
+        token_type_ids="token_type_ids" in tokenizer.model_input_names,
         model_max_length=_model_max_length(config, tokenizer.model_max_length),
         generation_defaults={
             name: generation_config[name] for name in _SAMPLING_NAMES if generation_config.get(name) is not None
@@ -186,6 +189,7 @@ def build_byte_bundle(directory: Path, *, chat_template: str | None = None) -> T
     backend = Tokenizer(models.BPE(vocab={char: byte for byte, char in enumerate(byte_characters())}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
+    backend.post_processor = processors.TemplateProcessing(single="$A", pair="$A:0 $B:1", special_tokens=[])
     backend.add_special_tokens(["<|endoftext|>"])
     end_id = 256
     bundle = TextBundle(
@@ -194,6 +198,7 @@ def build_byte_bundle(directory: Path, *, chat_template: str | None = None) -> T
         special_token_ids=(end_id,),
         special_tokens={"eos_token": "<|endoftext|>"},
         chat_templates={"default": chat_template or _BYTE_CHAT_TEMPLATE},
+        token_type_ids=True,
     )
     return _write(bundle, backend, directory)
 

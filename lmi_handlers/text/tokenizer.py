@@ -24,6 +24,8 @@ _CUT = 16
 _TAIL = 65_536
 """Minimum number of characters to encode at the end of a text that will be truncated."""
 
+_UNLIMITED = 1 << 40
+
 _SLACK = 1024
 """Tokens at the start of this tail that are not used, because they may differ from those of the whole text."""
 
@@ -73,6 +75,33 @@ class Tokenizer:
         Unlike `encode`, it keeps all special tokens that the model adds. A model that embeds texts needs them. Raises
         `InvalidRequest` if the text is not valid Unicode.
         """
+        encoding = self._outer_part(text, limit, side)
+        encoding.truncate(max(limit - self.backend.num_special_tokens_to_add(is_pair=False), 0), direction=side)
+        ids: list[int] = self.backend.post_process(encoding).ids
+        return ids
+
+    def encode_pair(
+        self, first: str, second: str, *, truncate: int | None = None, side: Literal["left", "right"] = "right"
+    ) -> tuple[list[int], list[int]]:
+        """Return the ids of two texts with the model's special tokens, and the text that each belongs to: 0 or 1.
+
+        With `truncate`, return at most that many ids: tokens on one `side` of the longer text are removed, then of both.
+        Raises `InvalidRequest` if a text is not valid Unicode.
+        """
+        most = _UNLIMITED if truncate is None else truncate
+        one, two = self._outer_part(first, most, side), self._outer_part(second, most, side)
+        room = max(most - self.backend.num_special_tokens_to_add(is_pair=True), 0)
+        kept = pair_lengths(len(one.ids), len(two.ids), room)
+        one.truncate(kept[0], direction=side)
+        two.truncate(kept[1], direction=side)
+        encoding = self.backend.post_process(one, two)
+        return encoding.ids, encoding.type_ids
+
+    def _outer_part(self, text: str, limit: int, side: Literal["left", "right"]) -> tokenizers.Encoding:
+        """Return the encoding of `text` without special tokens, or that of well over `limit` tokens of it.
+
+        The tokens on one `side` of a longer text are left out. Raises `InvalidRequest` if it is not valid Unicode.
+        """
         length = max(_TAIL, 8 * limit)
         while True:
             part = text[-length:] if side == "left" else text[:length]
@@ -81,11 +110,8 @@ class Tokenizer:
             except TypeError as error:  # a lone surrogate
                 raise InvalidRequest("must be valid Unicode text, without lone surrogates", field="inputs") from error
             if length >= len(text) or len(encoding.ids) >= limit + _SLACK:
-                break
+                return encoding
             length *= 2
-        encoding.truncate(max(limit - self.backend.num_special_tokens_to_add(is_pair=False), 0), direction=side)
-        ids: list[int] = self.backend.post_process(encoding).ids
-        return ids
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if len(text) <= _SHORT:
@@ -177,6 +203,19 @@ class Tokenizer:
         # Many decoders strip the space before the first token of a text, so decode the token twice and take the second.
         once = self.backend.decode([token_id], skip_special_tokens=False)
         return self.backend.decode([token_id, token_id], skip_special_tokens=False)[len(once) :]
+
+
+def pair_lengths(first: int, second: int, limit: int) -> tuple[int, int]:
+    """Return how many tokens to keep of two texts, at most `limit` in all. The longer one loses tokens first.
+
+    The same as the strategy `longest_first` of the `tokenizers` library, which needs a tokenizer of its own per limit.
+    """
+    if first + second <= limit:
+        return first, second
+    half = limit // 2
+    if first <= second:
+        return (first, limit - first) if first <= half else (half, limit - half)
+    return (limit - second, second) if second <= half else (limit - half, half)
 
 
 class Pieces(dict[int, "str | bytes"]):

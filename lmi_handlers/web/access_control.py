@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import re
 import socket
 from urllib.parse import urlsplit
 
@@ -19,6 +20,7 @@ from flask import Flask, Response, request
 from werkzeug.exceptions import Forbidden
 
 from lmi_handlers.config.server_settings import ip_address, is_loopback, parse_origins
+from lmi_handlers.web.connection import local_port
 
 ANY_ORIGIN = "*"
 ADMITTED = "lmi.admitted"
@@ -26,6 +28,9 @@ ADMITTED = "lmi.admitted"
 
 _VARY = "origin, access-control-request-method, access-control-request-headers"
 _READING = ("GET", "HEAD", "OPTIONS")
+_MANAGES = re.compile(r"(/models/[^/]+)?/adapters(/|$)|/models(/|$)")
+"""Paths that show where files are."""
+
 _LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
 _OPTION = "cors_allowed_origin (CORS_ALLOW_ORIGIN)"
 
@@ -35,29 +40,50 @@ class AccessControl:
 
     `allowed_origins` is `*` for any origin, or origins separated by commas. None allows the server's own origin and
     this machine's loopback addresses. With `loopback_only` the request's host name must be local: otherwise a page
-    could have its own name resolve to 127.0.0.1 and so share the server's origin.
+    could have its own name resolve to 127.0.0.1 and so share the server's origin. `loopback_port` is the port of another
+    address of the server to which that applies.
 
     With `api_key` every POST needs `Authorization: Bearer <key>`, or an AWS signature whose access key id is the key,
     because AWS clients can send nothing else. GETs need no key: they show only health, metrics and names.
     """
 
-    def __init__(self, allowed_origins: str | None, api_key: str | None, *, loopback_only: bool = False) -> None:
+    def __init__(
+        self,
+        allowed_origins: str | None,
+        api_key: str | None,
+        *,
+        loopback_only: bool = False,
+        loopback_port: int | None = None,
+    ) -> None:
         self._listed = parse_origins(allowed_origins or "")
         self._loopback_pages = allowed_origins is None
         self._names = {urlsplit(origin).hostname for origin in self._listed} | {socket.gethostname().lower()}
         self.checks_names = loopback_only and ANY_ORIGIN not in self._listed
+        self._checked_port = None if ANY_ORIGIN in self._listed else loopback_port
         self._key = os.fsencode(api_key) if api_key else None
+
+    @property
+    def has_key(self) -> bool:
+        """Whether requests need an API key."""
+        return self._key is not None
 
     def install(self, app: Flask) -> None:
         """Check every request to `app`, including those to unknown routes."""
         app.before_request(self._admit)
         app.after_request(self._mark)
 
+    def admits(self) -> bool:
+        """Tell whether the current request may reach its route."""
+        try:
+            return self._admit() is None
+        except Forbidden:
+            return False
+
     def _admit(self) -> Response | None:
         """Return a response if the request must not reach its route, else None. Raises `Forbidden`."""
         if ADMITTED in request.environ:
             return None
-        if self.checks_names and not self._is_local(_host_name(request.host)):
+        if self._names_matter() and not self._is_local(_host_name(request.host)):
             raise Forbidden(
                 f"host name {request.host[:100]!r} is not allowed, because this server listens on the loopback interface; "
                 f"an origin with this name in {_OPTION} allows it"
@@ -67,9 +93,9 @@ class AccessControl:
             if self._from_allowed_page():  # OpenAI's client always sends a key and its own headers
                 allowed = request.headers.get("Access-Control-Request-Headers") or allowed
             return Response(
-                headers={"Access-Control-Allow-Methods": "GET,POST", "Access-Control-Allow-Headers": allowed}
+                headers={"Access-Control-Allow-Methods": "GET,POST,PUT,DELETE", "Access-Control-Allow-Headers": allowed}
             )
-        if request.method in _READING:
+        if request.method in _READING and not _MANAGES.match(request.path):
             return None
         if not self._from_allowed_page():
             origin = request.headers.get("Origin")
@@ -78,6 +104,11 @@ class AccessControl:
         if self._key is not None and not self._has_key(self._key):
             return Response(status=401)
         return None
+
+    def _names_matter(self) -> bool:
+        if self.checks_names:
+            return True
+        return self._checked_port is not None and local_port(request.environ) == self._checked_port
 
     def _from_allowed_page(self) -> bool:
         """Whether the request comes from an allowed page or, judging by its headers, from no other site's page."""

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 
+from lmi_handlers.core.errors import InvalidRequest, LMIError
+from lmi_handlers.core.redaction import REDACTED, is_hidden, is_secret
 from lmi_handlers.core.usage import Usage
 
 logger = logging.getLogger(__name__)
 
 
-def log_request(*, request_id: str, path: str, status: int, usage: Usage, error: str | None = None) -> None:
+def log_request(
+    *,
+    model: str,
+    request_id: str,
+    path: str,
+    status: int,
+    usage: Usage,
+    attributes: Mapping[str, str] | None = None,
+    error: LMIError | None = None,
+    trace_id: str | None = None,
+) -> None:
     """Write the line. Times are in milliseconds since the request body arrived."""
     fields: dict[str, object] = {
+        "model": model,
         "request_id": request_id,
         "path": path,
         "status": status,
@@ -24,9 +38,24 @@ def log_request(*, request_id: str, path: str, status: int, usage: Usage, error:
         "first_token_ms": _milliseconds(usage.first_token_time),
         "total_ms": _milliseconds(time.monotonic() - usage.started),
     }
+    if attributes:
+        fields["custom_attributes"] = {
+            key: REDACTED if is_secret(key, value) else value for key, value in attributes.items()
+        }
+    if usage.truncated is not None:
+        fields["truncated"] = usage.truncated
     if error is not None:
-        fields["error"] = error
+        fields["error"] = f"{type(error).__name__}: {_message(error)}"
+    if trace_id is not None:
+        fields["trace_id"] = trace_id
     logger.info("request", extra=fields)
+
+
+def _message(error: LMIError) -> str:
+    """Return the error's message, without its text if that may have the value of a field that is not to be shown."""
+    if isinstance(error, InvalidRequest) and error.field is not None and is_hidden(error.field):
+        return f"{error.field}: {REDACTED}"
+    return str(error)
 
 
 def _milliseconds(seconds: float | None) -> float | None:

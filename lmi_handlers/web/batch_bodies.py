@@ -12,6 +12,7 @@ import msgspec
 
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.invocations import Invocations
+from lmi_handlers.apis.server import LINES_AT_A_TIME
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ClientDisconnected, DeadlineExceeded, InvalidRequest, LMIError, QueueFull
@@ -19,20 +20,21 @@ from lmi_handlers.core.turns import give_way
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.serving.answer import Answer
 from lmi_handlers.serving.served_model import ServedModel
+from lmi_handlers.web.body_dialects import BodyDialects
 from lmi_handlers.web.exchange import Exchange
 
 CONTENT_TYPES = ("application/jsonlines", "application/jsonl", "application/x-jsonlines", "application/x-ndjson")
-
-WINDOW = 32
-"""Maximum number of records of one body in the engine at a time."""
 
 
 class BatchBodies:
     """Answers JSON-lines bodies."""
 
-    def __init__(self, model: ServedModel, endpoint: Invocations, properties: ServingProperties) -> None:
+    def __init__(
+        self, model: ServedModel, endpoint: Invocations, dialects: BodyDialects, properties: ServingProperties
+    ) -> None:
         self._model = model
         self._endpoint = endpoint
+        self._dialects = dialects
         self._budget = Budget.of(properties)
         self._timeout = properties.batch_timeout
 
@@ -43,7 +45,7 @@ class BatchBodies:
         begun: deque[_Record] = deque()
         try:
             for position, data in enumerate(records(payload.data)):
-                if len(begun) == WINDOW:
+                if len(begun) == LINES_AT_A_TIME:
                     yield self._line(exchange, begun.popleft())
                 request_id = f"{payload.request_id}-{position}"
                 of_record = msgspec.structs.replace(payload, data=data, stream=False, request_id=request_id)
@@ -71,7 +73,8 @@ class BatchBodies:
         if time.monotonic() >= deadline:
             raise DeadlineExceeded(f"the batch did not finish within {self._timeout} s (option.batch_timeout)")
         self._budget.check_json(payload.data)
-        parsed = self._endpoint.of(payload).parse(payload)
+        payload, dialect = self._dialects.choose(exchange, payload, usage)
+        parsed = dialect.parse(payload)
         if parsed.request.stream:
             raise InvalidRequest("is not supported in a batch: each record is answered on one line", field="stream")
         return self._model.start_generation(parsed, usage, exchange.connected)
@@ -85,7 +88,12 @@ class BatchBodies:
         if isinstance(failure, ClientDisconnected):
             raise ClientDisconnected(str(failure))
         line = body.strip()
-        return (msgspec.json.format(line, indent=0) if b"\n" in line else line) + b"\n"
+        if b"\n" in line:
+            try:
+                line = msgspec.json.format(line, indent=0)
+            except msgspec.DecodeError:  # a formatter of the model's writes what it likes
+                line = msgspec.json.encode(line.decode(errors="replace"))
+        return line + b"\n"
 
     def _finish(self, exchange: Exchange, record: _Record) -> tuple[bytes, LMIError | None]:
         """Wait for a record's answer. If the queue is full, start it again: other records of the batch make room."""

@@ -38,6 +38,13 @@ def client_connected(environ: Mapping[str, Any]) -> bool:
     return state[0] == _ESTABLISHED or (state[0] == _CLOSE_WAIT and _still_reads(sock))
 
 
+def local_port(environ: Mapping[str, Any]) -> int | None:
+    """Return the TCP port on which the request arrived, whatever its headers say. None if it came in another way."""
+    sock = environ.get("gunicorn.socket")
+    address = None if sock is None else sock.getsockname()
+    return address[1] if isinstance(address, tuple) else None
+
+
 def limit_writes(environ: Mapping[str, Any], deadline: float) -> None:
     """Make writes fail at the monotonic time `deadline`, even if the client reads slowly or not at all.
 

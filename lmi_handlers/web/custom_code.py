@@ -1,21 +1,25 @@
-"""Answers the invoke routes of a model that is served by its own code."""
+"""Answers the invoke routes of a model that is served by its own code.
+
+`invoke_of` and `response_headers` say what the code is told about a request, and what a client is told about an answer.
+"""
 
 from __future__ import annotations
 
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from flask import Response, request
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.formparser import FormDataParser
+from werkzeug.http import parse_options_header
 
 from lmi_handlers.apis.base import Dialect, front_end_json
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ClientDisconnected, LMIError, ModelNotFound, PayloadTooLarge
 from lmi_handlers.custom_code.client import Invocation
-from lmi_handlers.custom_code.messages import Invoke
+from lmi_handlers.custom_code.messages import Head, Invoke
 from lmi_handlers.serving.custom_model import CustomModel
 from lmi_handlers.web.exchange import Exchange
 
@@ -49,7 +53,8 @@ class CustomCodeView:
             if name is not None and name != self._model.name:
                 raise ModelNotFound(f"Model or workflow not found: {name[:200]}")
             data = exchange.any_body(self._max_request_size)
-            invoke = Invoke(exchange.request_id, _properties(exchange.request_id), _parts(data))
+            query = request.args.items(multi=True)
+            invoke = invoke_of(exchange.request_id, request.headers.items(), query, data)
             invocation = self._model.invoke(invoke, exchange.usage, exchange.connected)
             try:
                 return _respond(exchange, invocation)
@@ -65,12 +70,8 @@ class CustomCodeView:
 
 def _respond(exchange: Exchange, invocation: Invocation) -> Response:
     head = invocation.head
-    content_type = None
-    for name, value in head.properties.items():
-        if name.lower() == "content-type":
-            content_type = _UNPRINTABLE.sub("?", value)
-        elif name.lower() not in _OURS and _NAME.fullmatch(name):
-            exchange.headers[name] = _UNPRINTABLE.sub("?", value)
+    content_type, headers = response_headers(head)
+    exchange.headers.update(headers)
     chunks = iter(invocation)
     if not head.streams:
         body = b"".join(chunks)
@@ -104,29 +105,44 @@ class _StreamedAnswer:
             yield (f"data: {record}\n\n" if self._is_events else f"{record}\n").encode()
 
 
-def _properties(request_id: str) -> dict[str, str]:
-    """Return the request's headers. As in DJL, its content type has no parameters."""
-    headers = {name: value for name, value in request.headers.items() if name != "Content-Type"}
-    if request.mimetype:
-        headers["Content-Type"] = request.mimetype
-    return {"x-request-id": request_id} | headers
+Pairs = Iterable[tuple[str, str]]
 
 
-def _parts(data: bytes) -> list[tuple[str, bytes]]:
-    """Return the content as DJL's front end names it: query parameters, then the fields of a form, or else "data".
+def invoke_of(request_id: str, headers: Pairs, query: Pairs, data: bytes) -> Invoke:
+    """Return a request as the code gets it. As in DJL, its content type has no parameters.
 
-    Raises `PayloadTooLarge` if the form has too many fields.
+    Its content is named as by DJL's front end: query parameters, then the fields of a form, or else "data". Raises
+    `PayloadTooLarge` if the form has too many fields.
     """
-    parts = [(name, value.encode()) for name, value in request.args.items(multi=True)]
-    if request.mimetype not in _FORMS:
-        return [*parts, ("data", data)]
-    if request.mimetype == "application/x-www-form-urlencoded" and data.count(b"&") >= _MAX_FIELDS:
+    properties = {"x-request-id": request_id} | dict(headers)
+    mimetype, options = parse_options_header(properties.pop("Content-Type", ""))
+    if mimetype := mimetype.lower():
+        properties["Content-Type"] = mimetype
+    parts = [(name, value.encode()) for name, value in query]
+    parts += _fields(data, mimetype, options) if mimetype in _FORMS else [("data", data)]
+    return Invoke(request_id, properties, parts)
+
+
+def _fields(data: bytes, mimetype: str, options: dict[str, str]) -> list[tuple[str, bytes]]:
+    if mimetype == "application/x-www-form-urlencoded" and data.count(b"&") >= _MAX_FIELDS:
         raise PayloadTooLarge(_TOO_MANY_FIELDS)
     try:
         _, fields, files = FormDataParser(silent=True, max_form_parts=_MAX_FIELDS).parse(
-            io.BytesIO(data), request.mimetype, len(data), request.mimetype_params
+            io.BytesIO(data), mimetype, len(data), options
         )
     except RequestEntityTooLarge:
         raise PayloadTooLarge(_TOO_MANY_FIELDS) from None
-    parts += [(name, value.encode()) for name, value in fields.items(multi=True)]
+    parts = [(name, value.encode()) for name, value in fields.items(multi=True)]
     return parts + [(name, file.read()) for name, file in files.items(multi=True)]
+
+
+def response_headers(head: Head) -> tuple[str | None, dict[str, str]]:
+    """Return the content type of an answer, if the code has set one, and the other headers that a client gets."""
+    content_type = None
+    headers = {}
+    for name, value in head.properties.items():
+        if name.lower() == "content-type":
+            content_type = _UNPRINTABLE.sub("?", value)
+        elif name.lower() not in _OURS and _NAME.fullmatch(name):
+            headers[name] = _UNPRINTABLE.sub("?", value)
+    return content_type, headers

@@ -17,6 +17,8 @@ from werkzeug.exceptions import RequestEntityTooLarge
 
 from lmi_handlers.apis.base import Dialect, Payload
 from lmi_handlers.config.not_provided import check_headers
+from lmi_handlers.core.custom_attributes import HEADER as CUSTOM_ATTRIBUTES
+from lmi_handlers.core.custom_attributes import parse_attributes, render_attributes
 from lmi_handlers.core.errors import (
     ClientDisconnected,
     EngineNotReady,
@@ -25,14 +27,18 @@ from lmi_handlers.core.errors import (
     QueueFull,
     UnsupportedMediaType,
 )
+from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.turns import give_way
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.serving.served import Served
 from lmi_handlers.serving.served_model import ServedModel
+from lmi_handlers.telemetry.phases import server_timing
+from lmi_handlers.telemetry.tracing import worker_traces
 from lmi_handlers.web.access_log import log_request
 from lmi_handlers.web.connection import client_connected, hold_next, limit_writes
 
 _INFERENCE_ID = "X-Amzn-SageMaker-Inference-Id"
+_FORWARDED_API = "X-Amzn-SageMaker-Forwarded-Api"
 _RECORD = re.compile(rb"[^\n]*\n+|[^\n]+")
 _PIECE = 1 << 16
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
@@ -41,35 +47,43 @@ _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 class Exchange:
     """The request that Flask is handling: its id, its `dialect`, the response headers and its log line.
 
-    `counts` is false for a request that the metrics leave out, for example one that generates nothing.
+    `counts` is false for a request that the metrics leave out, for example one that generates nothing. `hurries` is false
+    for one that SageMaker's time limits do not apply to: then no deadline cuts its answer.
     """
 
     def __init__(self, dialect: Dialect, *, counts: bool = True) -> None:
         model: Served = current_app.extensions["lmi_model"]
-        self.usage = Usage(started=time.monotonic())
+        self._arrived = time.monotonic()
+        self.usage = Usage(started=self._arrived)
         self.counts = counts
+        self.hurries = request.headers.get(_FORWARDED_API) != "InvokeEndpointAsync"
+        self._request: GenerationRequest | None = None
         self._model = model
         self._arriving: ArrivingBodies = current_app.extensions["lmi_bodies"]
+        self.environ = request.environ
         self.connected = partial(client_connected, request.environ)
         self.limit_writes = partial(limit_writes, request.environ)
         self.hold_next = partial(hold_next, request.environ)
         self.headers = dict(dialect.fixed_headers)
         self.dialect = dialect
+        self._attributes: dict[str, str] = {}
         self._path = request.path
-        inference_id = request.headers.get(_INFERENCE_ID)
-        given = inference_id or request.headers.get("x-request-id")
-        self.request_id = _header_value(given) if given else str(uuid.uuid4())
+        self.request_id = request_id()
         self.headers["x-request-id"] = self.request_id
-        if inference_id:
+        if request.headers.get(_INFERENCE_ID):
             self.headers[_INFERENCE_ID] = self.request_id
 
     def body(self, max_request_size: int) -> bytes:
         """Read the request body. Raises `PayloadTooLarge` if it has more than `max_request_size` bytes.
 
         Raises `UnsupportedMediaType` if it is compressed, `UnsupportedFeature` if a header asks for a feature that is
-        not supported, and `QueueFull` if too many large bodies are arriving.
+        not supported, `InvalidRequest` if the custom attributes are not valid, and `QueueFull` if too many large
+        bodies are arriving.
         """
-        check_headers(request.headers.get)
+        attributes = parse_attributes(request.headers.get(CUSTOM_ATTRIBUTES, ""))
+        self._attributes = {key: attributes[key] for key in self._model.custom_attributes if key in attributes}
+        self._add_attributes(self._attributes)
+        check_headers(request.headers.get, attributes)
         return self.any_body(max_request_size)
 
     def any_body(self, max_request_size: int) -> bytes:
@@ -86,6 +100,11 @@ class Exchange:
         self.usage.started = time.monotonic()  # predict_timeout does not include the upload
         return data
 
+    def _add_attributes(self, attributes: dict[str, str]) -> None:
+        """Add custom attributes to the answer, the only headers for clients that SageMaker passes on."""
+        if attributes:
+            self.headers[CUSTOM_ATTRIBUTES] = render_attributes(attributes)
+
     def name_ignored(self, names: tuple[str, ...]) -> None:
         """List the ignored body fields in a response header."""
         if names:
@@ -94,14 +113,19 @@ class Exchange:
     def generate(self, model: ServedModel, payload: Payload) -> Response:
         """Generate the answer. The status line is sent with the first output, so an earlier error sets the status."""
         parsed = self.dialect.parse(payload)
+        self._request = parsed.request
         self.name_ignored(parsed.request.ignored_parameters)
-        answer = model.start_generation(parsed, self.usage, self.connected)
+        cutoff = model.cutoff(self.usage.started, stream=parsed.request.stream) if self.hurries else None
+        answer = model.start_generation(parsed, self.usage, self.connected, cutoff)
         self.usage.device = model.loaded.capabilities.device
         chunks = iter(answer)
         try:
             if not answer.streams:
                 body = b"".join(chunks)
                 self.headers.update(self.dialect.answer_headers(parsed.request, self.usage))
+                if self.usage.truncated is not None:
+                    self.headers["x-lmi-truncated"] = self.usage.truncated
+                    self._add_attributes({"x-lmi-truncated": self.usage.truncated, **self._attributes})
                 return self.document(body, answer.content_type)
             if payload.stream:
                 chunks = records(chunks)
@@ -133,10 +157,13 @@ class Exchange:
         return self._respond(StreamBody(self, first, rest, answer, status), content_type, status)
 
     def _respond(self, body: bytes | StreamBody, content_type: str | None, status: int) -> Response:
-        """Return the response, without a `Content-Type` if that is None."""
+        """Return the response, without a `Content-Type` if that is None or empty."""
         streams = isinstance(body, StreamBody)
+        if self._model.server_timing and self._request is not None:
+            duration = time.monotonic() - self.usage.started
+            self.headers["Server-Timing"] = server_timing(self.usage, duration, complete=not streams)
         response = Response(body, status, self.headers, content_type=content_type, direct_passthrough=streams)
-        if content_type is None:
+        if not content_type:
             del response.headers["Content-Type"]
         return response
 
@@ -157,8 +184,35 @@ class Exchange:
     def log(self, status: int, error: LMIError | None = None) -> None:
         if self.counts:
             self._model.metrics.ended(self.usage, error)
-        cause = None if error is None else f"{type(error).__name__}: {error}"
-        log_request(request_id=self.request_id, path=self._path, status=status, usage=self.usage, error=cause)
+        self._model.metrics.responded(status)
+        trace_id = None
+        if (traces := worker_traces()) is not None:
+            trace_id = traces.record(
+                self.environ,
+                model_name=self._model.name,
+                request_id=self.request_id,
+                arrived=self._arrived,
+                status=status,
+                usage=self.usage,
+                request=self._request,
+                error=error,
+            )
+        log_request(
+            model=self._model.name,
+            request_id=self.request_id,
+            path=self._path,
+            status=status,
+            usage=self.usage,
+            attributes=self._attributes,
+            error=error,
+            trace_id=trace_id,
+        )
+
+
+def request_id() -> str:
+    """Return the id that the client has given to the current request, else a new one."""
+    given = request.headers.get(_INFERENCE_ID) or request.headers.get("x-request-id")
+    return _header_value(given) if given else str(uuid.uuid4())
 
 
 def records(chunks: Iterable[bytes]) -> Iterator[bytes]:

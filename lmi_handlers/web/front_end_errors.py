@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 from flask import Response, current_app, request
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, NotFound
 
 from lmi_handlers.apis.api import Api
 from lmi_handlers.apis.base import front_end_json
+from lmi_handlers.apis.management import ManagementDialect, status_of
+from lmi_handlers.core.errors import LMIError
 from lmi_handlers.serving.custom_model import CustomModel
 
 Shape = Callable[[int, str, str], object]
@@ -32,10 +34,10 @@ class FrontEndErrors:
         self._shapes = sorted(shapes.items(), key=lambda item: -len(item[0]))
 
     def answer(self, error: HTTPException) -> Response:
-        """Render the error. A 404 suggests another route, and a 405 names the allowed methods."""
+        """Render the error. A 404 of the router suggests another route, and a 405 names the allowed methods."""
         status, kind, message = error.code or 500, type(error).__name__, str(error.description)
         methods = sorted(set(getattr(error, "valid_methods", None) or ()) - set(_HIDDEN))
-        if status == 404:
+        if status == 404 and message == NotFound.description:  # no view has said anything better
             message = _missing(request.path)
         elif status == 405:
             message = f"{request.method} is not allowed on {request.path[:200]}; allowed: {', '.join(methods)}"
@@ -44,8 +46,20 @@ class FrontEndErrors:
             response.headers["Allow"] = ", ".join(methods)
         return response
 
+    def refusal(self, error: LMIError) -> Response:
+        """Render an error for which a request reached no model."""
+        if (shape := self._shape(request.path)) is None:
+            reply = ManagementDialect().error(error)
+            return Response(reply.body, reply.status, content_type=reply.content_type)
+        status = status_of(error)
+        document = shape(status, type(error).__name__, str(error))
+        return Response(msgspec.json.encode(document), status, content_type="application/json")
+
+    def _shape(self, path: str) -> Shape | None:
+        return next((shape for prefix, shape in self._shapes if _below(path, prefix)), None)
+
     def _document(self, path: str, status: int, kind: str, message: str) -> Response:
-        shape = next((shape for prefix, shape in self._shapes if _below(path, prefix)), None)
+        shape = self._shape(path)
         encode = front_end_json if shape is None else msgspec.json.encode
         document = (shape or _djl)(status, kind, message)
         response = Response(encode(document), status, content_type="application/json")

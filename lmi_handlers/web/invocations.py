@@ -5,13 +5,15 @@ from __future__ import annotations
 from flask import Response, request
 
 from lmi_handlers.apis.base import Payload, front_end_json
-from lmi_handlers.apis.invocations import Invocations
+from lmi_handlers.apis.invocations import ADAPTER_IDENTIFIER, Invocations
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import LMIError, ModelNotFound
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.web.batch_bodies import CONTENT_TYPES, BatchBodies, is_batch
+from lmi_handlers.web.body_dialects import BodyDialects
 from lmi_handlers.web.exchange import Exchange
+from lmi_handlers.web.sessions import Sessions, refuse_session
 
 
 class InvocationsView:
@@ -23,7 +25,9 @@ class InvocationsView:
         self._default_accept = properties.default_accept or ""
         self._max_request_size = properties.max_request_size
         self._budget = Budget.of(properties)
-        self._batches = BatchBodies(model, endpoint, properties)
+        self._dialects = BodyDialects(model, endpoint, properties)
+        self._batches = BatchBodies(model, endpoint, self._dialects, properties)
+        self._sessions = Sessions(properties, model.runtime_dir)
 
     def invoke(self, model: str | None = None, version: str | None = None) -> Response:  # noqa: ARG002  only one
         """Answer `POST /invocations`, `/predictions/<model>` or `/models/<model>/invoke`."""
@@ -33,14 +37,19 @@ class InvocationsView:
             payload = self._payload(exchange)
             if payload.content_type in CONTENT_TYPES:
                 self._budget.check_lines(payload.data)
+                exchange.hurries = False  # a line has no header that could say that its text was cut
                 if is_batch(payload.data):
+                    refuse_session("JSON lines belong to no session: send each as a request of its own")
                     lines = self._batches.lines(exchange, payload)
                     return exchange.stream(next(lines), lines, CONTENT_TYPES[0])
             if payload.content_type == "text/plain":
                 self._budget.check_text(payload.data)
-            else:
+            elif request.is_json or not self._dialects.any_content:
                 self._budget.check_json(payload.data)
-            exchange.dialect = self._endpoint.of(payload)
+            if (response := self._sessions.answer(exchange, payload)) is not None:
+                return response
+            payload, exchange.dialect = self._dialects.choose(exchange, payload, exchange.usage)
+            exchange.dialect = self._sessions.dialect(exchange, exchange.dialect)
             return exchange.generate(self._model, payload)
         except ModelNotFound as error:
             body = front_end_json({"code": 404, "type": "ModelNotFoundException", "message": str(error)})
@@ -60,5 +69,5 @@ class InvocationsView:
             accept=request.headers.get("Accept", self._default_accept).replace("*/*", self._default_accept),
             stream=request.headers.get("X-Amzn-SageMaker-Forwarded-Api") == "InvokeEndpointWithResponseStream",
             # "" means the base model, as in a body.
-            adapter=request.headers.get("X-Amzn-SageMaker-Adapter-Identifier") or request.args.get("adapter") or None,
+            adapter=request.headers.get(ADAPTER_IDENTIFIER) or request.args.get("adapter") or None,
         )

@@ -10,8 +10,9 @@ from flask import Flask, Response, request
 
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.custom_code import Invoked
-from lmi_handlers.apis.invocations import Invocations
-from lmi_handlers.apis.routes import JSON, Document, Endpoint, Generation, Route, Status
+from lmi_handlers.apis.decoding import decode_typed
+from lmi_handlers.apis.invocations import ADAPTER_IDENTIFIER, Invocations
+from lmi_handlers.apis.routes import JSON, Action, Document, Endpoint, Generation, Route, Status
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import LMIError, UnsupportedMediaType
@@ -21,6 +22,7 @@ from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.web.custom_code import CustomCodeView
 from lmi_handlers.web.exchange import Exchange
 from lmi_handlers.web.invocations import InvocationsView
+from lmi_handlers.web.sessions import refuse_session
 
 View = Callable[..., Response]
 """Answers the request that Flask is handling. The arguments are the path's parameters."""
@@ -30,10 +32,12 @@ def add_routes(app: Flask, routes: Iterable[Route], model: Served, properties: S
     """Add the routes to `app`. The name of each view is like `GET /info`."""
     views = _Views(model, properties)
     for route in routes:
-        app.add_url_rule(_rule(route), f"{route.method} {route.path}", views.of(route.endpoint), methods=[route.method])
+        app.add_url_rule(
+            flask_rule(route), f"{route.method} {route.path}", views.of(route.endpoint), methods=[route.method]
+        )
 
 
-def _rule(route: Route) -> str:
+def flask_rule(route: Route) -> str:
     """Return the path in Flask's notation: `/models/{model}` becomes `/models/<model>`."""
     rule = route.path
     for parameter in route.parameters:
@@ -57,6 +61,8 @@ class _Views:
                 return self._generation(endpoint)
             case Document():
                 return self._document(endpoint)
+            case Action():
+                return self._action(endpoint)
             case Status():
                 return self._status(endpoint)
             case Invocations():
@@ -81,6 +87,7 @@ class _Views:
         def view() -> Response:
             exchange = Exchange(dialect)
             try:
+                refuse_session("sessions belong to /invocations and its other names")
                 return exchange.generate(model, self._payload(exchange))
             except LMIError as error:
                 return exchange.refuse(error)
@@ -104,6 +111,25 @@ class _Views:
 
         return view
 
+    def _action(self, endpoint: Action) -> View:
+        dialect, model = endpoint.dialects[0], self._generating
+
+        def view(**path: str) -> Response:
+            exchange = Exchange(dialect, counts=False)
+            try:
+                fields: dict[str, Any] = request.args.to_dict()
+                if data := exchange.body(self._max_request_size):
+                    if not request.is_json:
+                        raise UnsupportedMediaType("Expected request with `Content-Type: application/json`")
+                    self._budget.check_json(data)
+                    fields |= decode_typed(data, dict[str, Any])
+                reply = endpoint.act(model, path, fields)
+                return exchange.document(reply.body, reply.content_type, reply.status)
+            except LMIError as error:
+                return exchange.refuse(error)
+
+        return view
+
     def _status(self, endpoint: Status) -> View:
         def view() -> Response:
             reply = endpoint.reply(self._model)
@@ -116,4 +142,6 @@ class _Views:
             raise UnsupportedMediaType("Expected request with `Content-Type: application/json`")
         data = exchange.body(self._max_request_size)
         self._budget.check_json(data)
-        return Payload(data=data, request_id=exchange.request_id)
+        return Payload(
+            data=data, request_id=exchange.request_id, adapter=request.headers.get(ADAPTER_IDENTIFIER) or None
+        )

@@ -12,6 +12,7 @@ import huggingface_hub
 import openai
 import pytest
 import requests
+from client_scripts import CLIENTS_PYTHON, runner
 from openapi_documents import document
 from openapi_spec_validator import validate
 from serving import Server, StartServer
@@ -180,6 +181,29 @@ def test_tei_truncates_on_request(server: Server) -> None:
         assert server.invoke(body, path="/embed").json() == [vector(kept)]
 
 
+def test_tei_embeds_each_token(server: Server) -> None:
+    answer = server.invoke({"inputs": ["ab", "c"]}, path="/embed_all").json()
+    assert answer == [[vector("a"), vector("b")], [vector("c")]]
+
+
+def test_tei_embeds_sparsely(server: Server) -> None:
+    answer = server.invoke({"inputs": ["abb", "c"]}, path="/embed_sparse")
+    assert answer.content == b'[[{"index":1,"value":1.0},{"index":2,"value":2.0}],[{"index":3,"value":1.0}]]'
+
+
+def test_tei_compares_texts(server: Server) -> None:
+    inputs = {"source_sentence": "ab", "sentences": ["ba", "bc", "xy"]}
+    assert server.invoke({"inputs": inputs}, path="/similarity").content == b"[1.0,0.5,0.0]"
+    inputs["sentences"] = ["a" * 50]
+    refused = server.invoke({"inputs": inputs}, path="/similarity")
+    assert (refused.status_code, "inputs[1]: must have at most 40 tokens" in refused.json()["error"]) == (413, True)
+    answer = server.invoke({"inputs": inputs, "parameters": {"truncate": True}}, path="/similarity").json()
+    assert answer == [pytest.approx(0.5**0.5)]
+    for sentences, cause in (([], "must not be empty"), (["a"] * 8, "asks for 9 prompts")):
+        refused = server.invoke({"inputs": inputs | {"sentences": sentences}}, path="/similarity")
+        assert (refused.status_code, f"inputs.sentences: {cause}" in refused.json()["error"]) == (413, True)
+
+
 @pytest.mark.parametrize(
     ("body", "status", "cause"),
     [
@@ -300,3 +324,73 @@ def test_huggingface_hubs_client(server: Server) -> None:
         vector("alpha", normalize=False),
         vector("b", normalize=False),
     ]
+
+
+@pytest.mark.long
+def test_langchains_client(server: Server) -> None:
+    run = runner(model=server.url, echo=server.url, full=server.url, stop="")
+    answers = run("langchain_embeddings.py", CLIENTS_PYTHON)
+    expected = [vector("alpha", dimensions=8), vector("b", dimensions=8)]
+    assert answers["documents"] == expected
+    assert answers["query"] == answers["aquery"] == expected[0]
+
+
+# TEI's /tokenize, /decode and /info
+
+
+def test_tei_tokenizes_and_decodes(server: Server) -> None:
+    a, b = {"id": 97, "text": "a", "special": False}, {"id": 98, "text": "b", "special": False}
+    found = server.invoke({"inputs": "ab"}, path="/tokenize").json()
+    assert found == [[a | {"start": 0, "stop": 1}, b | {"start": 1, "stop": 2}]]
+    two = server.invoke({"inputs": ["b", "a"], "add_special_tokens": False, "x": 1}, path="/tokenize")
+    assert two.json() == [[b | {"start": 0, "stop": 1}], [a | {"start": 0, "stop": 1}]]
+    assert two.headers["x-lmi-ignored-parameters"] == "x"
+    assert server.invoke({"ids": [97, 98]}, path="/decode").json() == ["ab"]
+    assert server.invoke({"ids": [[97], [98, 99]], "skip_special_tokens": False}, path="/decode").json() == ["a", "bc"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "cause"),
+    [
+        ("/tokenize", {"inputs": []}, 413, "inputs: must not be empty"),
+        ("/tokenize", {"inputs": ["a"] * 9}, 413, "at most 8 are allowed (option.max_sequences)"),
+        ("/tokenize", {"inputs": "a", "prompt_name": "query"}, 413, "must be the name of one of the model's prompts"),
+        ("/tokenize", {"inputs": ["a" * 40_000, "b" * 40_000]}, 413, "inputs: must have at most 65536 tokens"),
+        ("/tokenize", {"inputs": "\ud800"}, 400, ""),
+        ("/tokenize", {}, 422, "inputs"),
+        ("/decode", {"ids": []}, 413, "ids: must not be empty"),
+        ("/decode", {"ids": [[1], []]}, 422, "ids[1]"),
+        ("/decode", {"ids": [1, [2]]}, 413, "ids: must be token ids, or lists of token ids"),
+        ("/decode", {"ids": [[1]] * 9}, 413, "at most 8 are allowed (option.max_sequences)"),
+        ("/decode", {"ids": [97] * 65_537}, 413, "ids: must have at most 65536 token ids, got 65537"),
+        ("/decode", {"ids": [-1]}, 422, "ids[0]"),
+        ("/decode", {"ids": [2**32]}, 422, "ids[0]"),
+    ],
+)
+def test_tei_rejects(server: Server, path: str, body: dict[str, Any], status: int, cause: str) -> None:
+    answer = server.invoke(body, path=path)
+    assert (answer.status_code, answer.json().keys()) == (status, {"error", "error_type"})
+    assert cause in answer.json()["error"]
+
+
+def test_tei_describes_the_model(server: Server) -> None:
+    info = requests.get(f"{server.url}/info", timeout=10).json()
+    assert info["model_type"] == {"embedding": {"pooling": ""}}
+    assert (info["max_input_length"], info["max_client_batch_size"], info["auto_truncate"]) == (40, 8, False)
+    assert info.keys() == {
+        "model_id",
+        "model_sha",
+        "model_dtype",
+        "served_model_name",
+        "model_type",
+        "max_concurrent_requests",
+        "max_input_length",
+        "max_batch_tokens",
+        "max_batch_requests",
+        "max_client_batch_size",
+        "auto_truncate",
+        "tokenization_workers",
+        "version",
+        "sha",
+        "docker_label",
+    }

@@ -35,8 +35,8 @@ from client_scripts import (
 )
 from serving import Server
 
-from lmi_handlers.engine.cache_dir import default_cache_dir
-from lmi_handlers.engine.model_store import resolve_model
+from lmi_handlers.model_files.cache_dir import default_cache_dir
+from lmi_handlers.model_files.resolve import resolve_model
 
 pytestmark = [
     pytest.mark.long,

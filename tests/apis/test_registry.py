@@ -75,7 +75,7 @@ def test_dialect_that_the_invoke_routes_cannot_speak(name: str) -> None:
 
 def test_lmi_check_refuses_an_unknown_dialect(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("option.rolling_batch=echo\noption.dialect=morse\n")
-    result = CliRunner().invoke(main, ["check", "--model-dir", str(tmp_path)])
+    result = CliRunner().invoke(main, ["check", "--model-dir", str(tmp_path)], env={"LOG_FORMAT": "text"})
     assert result.exit_code == 1
     assert result.stderr == "lmi: error: option.dialect has value 'morse': must be one of lmi, mindie, tgi\n"
 

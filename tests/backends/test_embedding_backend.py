@@ -12,13 +12,16 @@ import torch
 from safetensors.torch import save_file
 from serving import StartServer
 from serving_properties import serving_properties
-from tiny_embedders import CONFIGS, make_embedder, save_embedder
+from tiny_embedders import CONFIGS, make_embedder, save_embedder, save_sparse_embedder
 from tiny_models import MAX_LEN, VOCAB_SIZE
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from backends.base import ModelFiles
-from backends.transformers.embedding import EmbeddingBackend, choose_max_model_len
-from backends.transformers.pooling import Pooler, read_pooler
+from backends.max_model_len import choose_max_model_len
+from backends.pooling.pooler import Pooler, SpladePooler, read_pooler, stated_lengths
+from backends.transformers.heads import Embedder
+from backends.transformers.loading import position_limit
+from backends.transformers.pooling_backend import PoolingBackend
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.pooling_params import PoolingParams
@@ -39,7 +42,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def ask(backend: EmbeddingBackend, prompts: list[list[int]], **params: Any) -> None:
+def ask(backend: PoolingBackend, prompts: list[list[int]], **params: Any) -> None:
     for place, prompt in enumerate(prompts):
         request = TokenRequest(
             request_id=str(place),
@@ -50,7 +53,7 @@ def ask(backend: EmbeddingBackend, prompts: list[list[int]], **params: Any) -> N
         backend.add_request(request)
 
 
-def answers(backend: EmbeddingBackend, count: int) -> dict[str, TokenOutput]:
+def answers(backend: PoolingBackend, count: int) -> dict[str, TokenOutput]:
     found: dict[str, TokenOutput] = {}
     while len(found) < count:
         outputs = backend.step()
@@ -59,7 +62,7 @@ def answers(backend: EmbeddingBackend, count: int) -> dict[str, TokenOutput]:
     return found
 
 
-def vectors(backend: EmbeddingBackend, prompts: list[list[int]], **params: Any) -> torch.Tensor:
+def vectors(backend: PoolingBackend, prompts: list[list[int]], **params: Any) -> torch.Tensor:
     ask(backend, prompts, **params)
     found = answers(backend, len(prompts))
     assert all(output.finish_reason is FinishReason.EOS_TOKEN for output in found.values())
@@ -79,7 +82,7 @@ def hidden(model: Any, prompt: list[int]) -> torch.Tensor:
 def test_vectors_are_the_librarys_own(name: str) -> None:
     model = make_embedder(name)
     expected = torch.stack([hidden(model, prompt).mean(dim=0) for prompt in PROMPTS])
-    backend = EmbeddingBackend(model, Pooler(), max_model_len=MAX_LEN)
+    backend = PoolingBackend(Embedder(model, Pooler()), max_model_len=MAX_LEN)
     assert backend.capabilities.embedding_size == 32
     torch.testing.assert_close(vectors(backend, PROMPTS, normalize=False), expected, atol=TOLERANCE, rtol=TOLERANCE)
     scaled = torch.nn.functional.normalize(expected, dim=-1)
@@ -89,13 +92,13 @@ def test_vectors_are_the_librarys_own(name: str) -> None:
 def test_dimensions_are_cut_before_vectors_are_scaled() -> None:
     model = make_embedder("bert")
     expected = torch.stack([hidden(model, prompt).mean(dim=0)[:5] for prompt in PROMPTS])
-    backend = EmbeddingBackend(model, Pooler(), max_model_len=MAX_LEN)
+    backend = PoolingBackend(Embedder(model, Pooler()), max_model_len=MAX_LEN)
     scaled = torch.nn.functional.normalize(expected, dim=-1)
     torch.testing.assert_close(vectors(backend, PROMPTS, dimensions=5), scaled, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_aborted_inputs_are_not_computed() -> None:
-    backend = EmbeddingBackend(make_embedder("bert"), Pooler(), max_model_len=MAX_LEN, max_batch_tokens=100)
+    backend = PoolingBackend(Embedder(make_embedder("bert"), Pooler()), max_model_len=MAX_LEN, max_batch_tokens=100)
     ask(backend, PROMPTS)
     for place in range(1, len(PROMPTS)):
         backend.abort(str(place))
@@ -110,7 +113,7 @@ def test_an_input_without_a_finite_vector_fails_alone() -> None:
     with torch.no_grad():
         model.get_input_embeddings().weight[3] = torch.nan
     expected = hidden(model, [7, 8]).mean(dim=0)
-    backend = EmbeddingBackend(model, Pooler(), max_model_len=MAX_LEN)
+    backend = PoolingBackend(Embedder(model, Pooler()), max_model_len=MAX_LEN)
     ask(backend, [[7, 8], [7, 3]], normalize=False)
     found = answers(backend, 2)
     good, bad = found["0"], found["1"]
@@ -139,7 +142,7 @@ class SmallMemory(torch.nn.Module):
 
 
 def test_inputs_for_which_memory_runs_out_fail_alone() -> None:
-    backend = EmbeddingBackend(SmallMemory(20), Pooler(), max_model_len=MAX_LEN)
+    backend = PoolingBackend(Embedder(SmallMemory(20), Pooler()), max_model_len=MAX_LEN)
     ask(backend, [[5] * 12, [6] * 12, [7] * 50])
     found = answers(backend, 3)
     assert [found[key].finish_reason for key in "012"] == [
@@ -164,9 +167,9 @@ POOLED = {
 }
 
 
-def modules(path: Path, **configs: Any) -> Path:
+def modules(path: Path, *, first: str = "Transformer", **configs: Any) -> Path:
     path.mkdir(exist_ok=True)
-    listed = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
+    listed = [{"path": "", "type": f"sentence_transformers.models.{first}"}]
     for kind, config in configs.items():
         listed.append({"path": kind, "type": f"sentence_transformers.models.{kind}"})
         (path / kind).mkdir()
@@ -175,7 +178,7 @@ def modules(path: Path, **configs: Any) -> Path:
     return path
 
 
-def pooled(pooler: Pooler) -> torch.Tensor:
+def pooled(pooler: Pooler | SpladePooler) -> torch.Tensor:
     """Pool `STATES` beside a longer input, so it is padded with numbers that must not count."""
     padded = torch.stack([torch.cat([STATES, torch.full((2, 6), 100.0)]), torch.ones(11, 6)])
     with torch.inference_mode():
@@ -212,6 +215,22 @@ def test_a_model_without_modules_gets_the_mean(tmp_path: Path) -> None:
     torch.testing.assert_close(pooled(read_pooler(tmp_path)), POOLED["mean"])
 
 
+WEIGHT = STATES.relu().log1p()
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, WEIGHT.amax(dim=0)),
+        ({"pooling_strategy": "sum"}, WEIGHT.sum(dim=0)),
+        ({"activation_function": "log1p_relu"}, WEIGHT.log1p().amax(dim=0)),
+    ],
+)
+def test_sparse_pooling(config: dict[str, str], expected: torch.Tensor, tmp_path: Path) -> None:
+    path = modules(tmp_path / "m", first="MLMTransformer", SpladePooling=config)
+    torch.testing.assert_close(pooled(read_pooler(path)), expected)
+
+
 DENSE = {"in_features": 6, "out_features": 3}
 
 
@@ -224,6 +243,8 @@ DENSE = {"in_features": 6, "out_features": 3}
         ({"Dense": DENSE | {"activation_function": "my.Swish"}}, "the activation function Swish"),
         ({"Dense": DENSE | {"use_residual": True}}, "use_residual=true"),
         ({"Dense": DENSE}, "model.safetensors is missing"),
+        ({"first": "MLMTransformer", "SpladePooling": {"pooling_strategy": "mean"}}, "the pooling strategy mean"),
+        ({"first": "MLMTransformer", "SpladePooling": {"activation_function": "tanh"}}, "the activation function tanh"),
     ],
 )
 def test_what_is_not_supported_is_named(configs: dict[str, Any], cause: str, tmp_path: Path) -> None:
@@ -238,12 +259,12 @@ def test_what_is_not_supported_is_named(configs: dict[str, Any], cause: str, tmp
 def test_longest_input(name: str, trained: int | None, limit: int, tmp_path: Path) -> None:
     if trained is not None:
         (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": trained}))
-    model = make_embedder(name)
-    assert choose_max_model_len(tmp_path, model, None) == limit
-    assert choose_max_model_len(tmp_path, model, 50) == 50
+    positions, stated = position_limit(make_embedder(name)), stated_lengths(tmp_path)
+    assert choose_max_model_len(positions, None, *stated) == limit
+    assert choose_max_model_len(positions, 50, *stated) == 50
     if name != "t5":
         with pytest.raises(ConfigError, match=f"must be at most {MAX_LEN}, the model's limit, got 97"):
-            choose_max_model_len(tmp_path, model, 97)
+            choose_max_model_len(positions, 97, *stated)
 
 
 # As a server
@@ -272,11 +293,41 @@ def test_server_embeds_texts_as_the_model_does(name: str, tmp_path: Path, start_
     assert answer["usage"]["prompt_tokens"] == 13 + 3
 
 
+def test_sparse_embeddings(tmp_path: Path) -> None:
+    path = save_sparse_embedder(tmp_path / "splade")
+    files = ModelFiles(path=path, eos_token_ids=(), vocab_size=VOCAB_SIZE)
+    backend = PoolingBackend.load(files, serving_properties(task="text-embedding"), lambda phase: None)
+    assert backend.capabilities.pooling_tasks == ("embed_sparse",)
+    ask(backend, PROMPTS, task="embed_sparse")
+    found = answers(backend, len(PROMPTS))
+    model = AutoModelForMaskedLM.from_pretrained(path).eval()
+    for place, prompt in enumerate(PROMPTS):
+        with torch.inference_mode():
+            expected = model(torch.tensor([prompt])).logits[0].relu().log1p().amax(dim=0)
+        data = found[str(place)].embedding or b""
+        half = len(data) // 2
+        weights = torch.zeros(VOCAB_SIZE)
+        weights[torch.frombuffer(bytearray(data[:half]), dtype=torch.int32)] = torch.frombuffer(
+            bytearray(data[half:]), dtype=torch.float32
+        )
+        torch.testing.assert_close(weights, expected, atol=TOLERANCE, rtol=TOLERANCE)
+        assert 0 < half // 4 < VOCAB_SIZE
+
+
+def test_embeddings_of_each_token() -> None:
+    model = make_embedder("bert")
+    backend = PoolingBackend(Embedder(model, Pooler()), max_model_len=MAX_LEN)
+    ask(backend, PROMPTS, task="embed_all")
+    for key, output in answers(backend, len(PROMPTS)).items():
+        states = torch.frombuffer(bytearray(output.embedding or b""), dtype=torch.float32).view(-1, 32)
+        torch.testing.assert_close(states, hidden(model, PROMPTS[int(key)]), atol=TOLERANCE, rtol=TOLERANCE)
+
+
 def test_load_reads_the_options(tmp_path: Path) -> None:
     path = save_embedder("bert", tmp_path / "bert")
     files = ModelFiles(path=path, eos_token_ids=(), vocab_size=VOCAB_SIZE)
     options = serving_properties(max_model_len=50, max_rolling_batch_size=3, max_rolling_batch_prefill_tokens=20)
-    backend = EmbeddingBackend.load(files, options, lambda phase: None)
+    backend = PoolingBackend.load(files, options, lambda phase: None)
     assert (backend.capabilities.max_model_len, backend.capabilities.max_num_seqs) == (50, 3)
     ask(backend, [[5] * 10] * 3)
     assert [len(backend.step()), len(backend.step())] == [2, 1]

@@ -15,6 +15,7 @@ from backends.grammar import GrammarMatcher, Vocabulary, grammar_text
 from backends.paged.sequence import Chunk, Sequence
 from backends.sampling.sampler import SamplerState, sample_drafts
 from backends.transformers.attention import ATTENTION_NAME
+from backends.transformers.lora_layers import LoraLayers
 from backends.transformers.rolling import RollingRunner
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.text.bundle import TOKENIZER_FILE, build_byte_bundle
@@ -76,7 +77,7 @@ def test_forward_pass_of_prompts_is_not_waited_for(device: CountedDevice) -> Non
 def make_runner() -> RollingRunner:
     model = make_model("llama").requires_grad_(False).to(DEVICE)
     model.set_attn_implementation(ATTENTION_NAME)
-    return RollingRunner(model, 40)
+    return RollingRunner(model, 40, LoraLayers(model, {}))
 
 
 def make_sequence(number: int, length: int) -> Sequence:

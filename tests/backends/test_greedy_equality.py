@@ -22,9 +22,9 @@ from backends.paged.backend import PagedBackend
 from backends.transformers.backend import TransformersBackend
 from lmi_handlers.core.request import EncodedPrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams
-from lmi_handlers.engine.cache_dir import default_cache_dir
-from lmi_handlers.engine.model_files import locate_model
-from lmi_handlers.engine.model_store import prepare_gguf
+from lmi_handlers.model_files.cache_dir import default_cache_dir
+from lmi_handlers.model_files.locate import locate_model
+from lmi_handlers.model_files.resolve import prepare_gguf
 from lmi_handlers.text.bundle import TOKENIZER_FILE
 
 pytestmark = [pytest.mark.model, pytest.mark.long, pytest.mark.timeout(900)]

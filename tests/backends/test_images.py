@@ -32,8 +32,8 @@ from backends.transformers.rolling import RollingRunner
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedImage, EncodedPrompt, ImagePrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
-from lmi_handlers.engine.cache_dir import default_cache_dir
-from lmi_handlers.engine.model_store import resolve_model
+from lmi_handlers.model_files.cache_dir import default_cache_dir
+from lmi_handlers.model_files.resolve import resolve_model
 from lmi_handlers.text.bundle import build_text_bundle
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.model]

@@ -15,7 +15,7 @@ from mixed_gguf import Q, write_mixed_gguf
 from backends.openvino.gguf import convert_gguf
 from backends.openvino.model import EXACT, MODEL_NAME
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.engine.model_files import locate_model
+from lmi_handlers.model_files.locate import locate_model
 
 TYPES = {
     "token_embd": Q.Q8_0,

@@ -26,8 +26,8 @@ from backends.openvino.quantize import GROUP_SIZE, check_method, quantize
 from backends.openvino.runner import OpenVinoRunner
 from backends.paged.sequence import Chunk, Sequence
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.engine.cache_dir import default_cache_dir
-from lmi_handlers.engine.model_store import prepare_gguf, resolve_model
+from lmi_handlers.model_files.cache_dir import default_cache_dir
+from lmi_handlers.model_files.resolve import prepare_gguf, resolve_model
 
 
 def ignore(phase: str) -> None:

@@ -22,7 +22,7 @@ from backends.openvino.model import EXACT, MODEL_NAME, compile_model
 from backends.openvino.runner import OpenVinoRunner, kv_block
 from backends.paged.sequence import Chunk, Sequence
 from lmi_handlers.core.errors import LoadFailed
-from lmi_handlers.engine.model_files import locate_model
+from lmi_handlers.model_files.locate import locate_model
 
 pytestmark = pytest.mark.model
 

@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_runner import StoredTokensBackend, StoredTokensRunner
+from waiting import wait_until
 
 from backends.paged import backend as paged_backend
+from backends.paged.adapter_cache import AdapterCache
 from backends.paged.backend import PagedBackend
 from backends.paged.sequence import Chunk
 from lmi_handlers.core.capabilities import Capabilities
+from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams
@@ -154,7 +157,10 @@ def test_cached_tokens_are_told_once() -> None:
 
 
 def test_adapters_do_not_share_a_prefix() -> None:
-    backend = make_backend(StoredTokensRunner(100))
+    cache = AdapterCache(lambda name, folder: name)
+    backend = make_backend(StoredTokensRunner(100), adapters=cache)
+    for known in "ab":
+        cache.add(known, Path(), known)
     for name, adapter in (("first", None), ("second", "a"), ("third", "b"), ("fourth", "a")):
         item = TokenRequest(
             request_id=name,
@@ -163,6 +169,20 @@ def test_adapters_do_not_share_a_prefix() -> None:
         )
         cached = run(backend, [item])[name][0].num_cached_tokens
         assert cached == (32 if name == "fourth" else 0)
+
+
+def test_adapter_that_cannot_be_read_again() -> None:
+    """Its request is refused, whatever the reason is. The engine goes on."""
+
+    def read(name: str, folder: Path) -> str:
+        raise RuntimeError("no memory")
+
+    cache = AdapterCache(read, max_loras=1)
+    for known in "ab":
+        cache.add(known, Path(), known)  # there is memory for one
+    with pytest.raises(InvalidRequest, match="adapter 'a' cannot be read: no memory"):
+        wait_until(lambda: cache.get("a", ()))
+    assert cache.get("b", ()) == "b"
 
 
 def test_a_request_that_allows_no_token_takes_no_prefix_from_others() -> None:

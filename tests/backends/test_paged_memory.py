@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.paged.memory import available_on_gpu, choose_num_blocks, free_memory, parse_bytes
+from backends.paged.memory import available_on_gpu, choose_num_blocks, free_memory
+from lmi_handlers.config.sizes import parse_bytes
 from lmi_handlers.core.errors import ConfigError
 
 MIB = 2**20

@@ -82,6 +82,7 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
     """`check(properties)` runs `lmi check` on a directory with the scripted backend's model."""
     monkeypatch.setenv("LMI_PORT", str(free_port()))
     monkeypatch.setenv("LMI_HOST", "127.0.0.1")
+    monkeypatch.setenv("LOG_FORMAT", "text")  # which lmi check would set, and leave
     write_model(tmp_path / "m")
 
     def run(properties: str) -> Result:

@@ -18,6 +18,7 @@ from backends.paged.sequence import Chunk, Sequence
 from backends.transformers import attention, layout
 from backends.transformers.attention import ATTENTION_NAME
 from backends.transformers.kv_cache import BLOCK_SIZE, KVCache
+from backends.transformers.lora_layers import LoraLayers
 from backends.transformers.memory_errors import memory_errors
 from backends.transformers.rolling import RollingRunner, group_sizes
 
@@ -36,7 +37,7 @@ def one_thread() -> Iterator[None]:
 def rolling(name: str, num_blocks: int = NUM_BLOCKS) -> RollingRunner:
     model = make_model(name)
     model.set_attn_implementation(ATTENTION_NAME)
-    return RollingRunner(model, num_blocks)
+    return RollingRunner(model, num_blocks, LoraLayers(model, {}))
 
 
 class Driver:

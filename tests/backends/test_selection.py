@@ -24,7 +24,7 @@ from lmi_handlers.config.declaration import BackendDeclaration, GgufFormats
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.gguf import GgufHeader, GgufTensor
-from lmi_handlers.engine.model_files import find_config
+from lmi_handlers.model_files.locate import find_config
 
 LLAMA = ("LlamaForCausalLM",)
 
@@ -94,6 +94,18 @@ def test_auto(
     assert choose_backend(
         [declaration("vllm"), declaration("tensorrt_llm")], builds=builds, gpu=gpu, architectures=architectures
     ) == Selection(name, reason)
+
+
+def test_auto_with_adapters() -> None:
+    """An engine without adapters is not chosen, and the log says so."""
+    without = BackendDeclaration(name="mine", location="", unsupported={"adapters": "it has none"})
+    for adapters, expected in (
+        (False, Selection("mine", "mine is installed")),
+        (True, Selection("transformers", "mine does not support adapters (option.enable_lora)")),
+    ):
+        found = choose_backend([without], builds={"mine": "cpu"}, gpu=None, architectures=LLAMA, adapters=adapters)
+        assert found == expected
+    assert "adapters" in declaration("openvino").unsupported
 
 
 @pytest.mark.parametrize(
@@ -339,7 +351,8 @@ def test_enough_gpus_or_an_unknown_number(degree: Any, backend: str, gpus: int |
     [
         ({}, "transformers", "option.task=text-embedding"),
         ({"rolling_batch": "echo"}, "echo", "serving.properties asks for it"),
-        ({"rolling_batch": "vllm"}, "transformers", "vllm does not embed texts"),
+        ({"rolling_batch": "vllm"}, "vllm", "serving.properties asks for it"),
+        ({"rolling_batch": "lmi-dist"}, "transformers", "lmi_dist does not embed texts"),
         ({"rolling_batch": "disable", "backend": "openvino"}, "transformers", "openvino does not embed texts"),
     ],
 )

@@ -26,6 +26,7 @@ from backends.sampling.bad_words import BadWords
 from backends.transformers.backend import TransformersBackend
 from backends.transformers.fallback import SequentialRunner
 from backends.transformers.loading import _window_missing, load_model
+from backends.transformers.lora_layers import LoraLayers
 from backends.transformers.packing import LinearInputs, pack, unpack
 from backends.transformers.rolling import RollingRunner
 from lmi_handlers.config.properties import ServingProperties
@@ -33,8 +34,8 @@ from lmi_handlers.core.errors import ConfigError, InvalidRequest
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams
-from lmi_handlers.engine.cache_dir import default_cache_dir
-from lmi_handlers.engine.model_store import resolve_model
+from lmi_handlers.model_files.cache_dir import default_cache_dir
+from lmi_handlers.model_files.resolve import resolve_model
 from lmi_handlers.text.bundle import TOKENIZER_FILE, build_byte_bundle
 
 
@@ -530,7 +531,7 @@ def test_packing_is_undone_exactly(llama: Any) -> None:
 def test_sequential_runner_starts_again_after_a_preemption(name: str) -> None:
     """Also after a forward that did not get to its end, when its state is of another length."""
     model = make_model(name)
-    runner = SequentialRunner(model, 8)
+    runner = SequentialRunner(model, 8, LoraLayers(model, {}))
     sequence = Sequence("a", [5, 6, 7], 20)
     for token in (8, 9, 10, 11):
         start = sequence.num_computed

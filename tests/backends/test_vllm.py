@@ -24,8 +24,8 @@ from lmi_handlers.core.errors import ConfigError, InvalidRequest
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
-from lmi_handlers.engine.cache_dir import default_cache_dir
-from lmi_handlers.engine.model_store import resolve_model
+from lmi_handlers.model_files.cache_dir import default_cache_dir
+from lmi_handlers.model_files.resolve import resolve_model
 from lmi_handlers.text.bundle import build_text_bundle, load_text_bundle
 from lmi_handlers.text.tokenizer import Tokenizer
 
@@ -214,7 +214,9 @@ def test_vllm_knows_every_option_that_it_reads(arguments: Callable[..., Any]) ->
     from vllm import EngineArgs
 
     from backends import registry
-    from backends.vllm.engine_args import ALIASES, NO_COUNTERPART, OURS, TEXT_LAYER
+    from backends.vllm.arguments import ALIASES, OURS
+    from backends.vllm.engine_args import TEXT_LAYER
+    from backends.vllm.options import NO_COUNTERPART
 
     fields = {field.name for field in dataclasses.fields(EngineArgs)}
     for declared in registry().options.values():
@@ -459,6 +461,41 @@ def test_adapters_in_one_batch(smol: Smol, engine: Backend) -> None:
     base, loud, still = (smol.decode(outputs[request_id]) for request_id in ids)
     assert base == still == alone
     assert loud != base
+
+
+def test_adapters_that_come_and_go(smol: Smol, engine: Backend, tmp_path: Path) -> None:
+    """Three adapters and the model in one batch answer as each does alone, and as on the transformers backend."""
+    folders = {name: write_adapter(tmp_path / name, size) for name, size in (("louder", 0.8), ("high", 0.1))}
+    engine.add_adapter("third", folders["louder"], engine.read_adapter("third", folders["louder"]), pinned=True)
+    names = (None, "loud", "still", "third")
+    alone = [smol.text(engine, PROMPTS[1], adapter=name) for name in names]
+    ids = [smol.add(engine, PROMPTS[1], adapter=name) for name in names]
+    outputs = smol.outputs(engine, *ids)
+    assert [smol.decode(outputs[request_id]) for request_id in ids] == alone
+    assert len(set(alone)) == 3  # "still" changes nothing
+    ours = smol.load("transformers", {"third": folders["louder"]}, dtype="fp32", enable_lora=True)
+    assert alone[3].startswith(smol.text(ours, PROMPTS[1], adapter="third", max_tokens=6))  # rounding differs later
+    ours.close()
+    with pytest.raises(InvalidRequest, match=r"adapter 'fourth' cannot be loaded: .* room for 3 .*option\.max_loras=4"):
+        engine.add_adapter("fourth", folders["high"], None)
+    engine.remove_adapter("third")
+    with pytest.raises(InvalidRequest, match="adapter 'third' is no longer loaded"):
+        smol.add(engine, PROMPTS[1], adapter="third")
+    loud = engine._adapters.get("loud").lora_path  # type: ignore[attr-defined]
+    running = smol.add(engine, PROMPTS[1], adapter="loud")
+    engine.add_adapter("loud", folders["louder"], None)
+    later = smol.add(engine, PROMPTS[1], adapter="loud")
+    assert len(engine._engine.list_loras()) == 3  # type: ignore[attr-defined]
+    outputs = smol.outputs(engine, running, later)
+    assert smol.decode(outputs[running]) == alone[1]  # it keeps the one that is replaced
+    assert smol.decode(outputs[later]) == alone[3]
+    engine.add_adapter("loud", Path(loud), None)
+    assert smol.text(engine, PROMPTS[1], adapter="loud") == alone[1]
+    config = json.loads((folders["high"] / "adapter_config.json").read_text()) | {"r": 64}
+    (folders["high"] / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(InvalidRequest, match=r"adapter 'loud' cannot be loaded: .*64"):
+        engine.add_adapter("loud", folders["high"], None)
+    assert smol.text(engine, PROMPTS[1], adapter="loud") == alone[1]
 
 
 def test_lowest_priority_number_runs_first(smol: Smol, engine: Backend) -> None:

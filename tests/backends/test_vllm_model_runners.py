@@ -90,6 +90,7 @@ def test_processor_of_each_configuration(
     from backends.vllm.model_runner import typical_processor
 
     config: Any = SimpleNamespace(
+        model_config=SimpleNamespace(runner_type="generate"),
         speculative_config=speculative,
         use_v2_model_runner=second,
         scheduler_config=SimpleNamespace(async_scheduling=asynchronous),
@@ -112,17 +113,18 @@ def test_tested_versions() -> None:
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ({"data_parallel_size": "2"}, "option.data_parallel_size has value 2: this server runs one engine"),
-        ({"data_parallel_rank": "0"}, "option.data_parallel_rank has value 0: this server runs one engine"),
-        ({"data_parallel_size_local": "0"}, "option.data_parallel_size_local has value 0: this server runs one"),
-        ({"data_parallel_external_lb": "true"}, "option.data_parallel_external_lb has value True: this server runs"),
-        ({"data_parallel_hybrid_lb": "true"}, "option.data_parallel_hybrid_lb has value True: this server runs"),
-        ({"data_parallel_backend": "ray"}, "option.data_parallel_backend has value 'ray': this server runs one"),
-        ({"enable_elastic_ep": "true"}, "option.enable_elastic_ep has value True: this server runs one engine"),
+        ({"data_parallel_size": "2"}, "option.data_parallel_size has value 2: vLLM runs without data parallelism"),
+        ({"data_parallel_rank": "0"}, "option.data_parallel_rank has value 0: vLLM runs without data parallelism"),
+        ({"data_parallel_size_local": "0"}, "option.data_parallel_size_local has value 0: vLLM runs without"),
+        ({"data_parallel_external_lb": "true"}, "option.data_parallel_external_lb has value True: vLLM runs without"),
+        ({"data_parallel_hybrid_lb": "true"}, "option.data_parallel_hybrid_lb has value True: vLLM runs without"),
+        ({"data_parallel_backend": "ray"}, "option.data_parallel_backend has value 'ray': vLLM runs without"),
+        ({"enable_elastic_ep": "true"}, "option.enable_elastic_ep has value True: vLLM runs without data parallelism"),
         ({"nnodes": "2"}, "option.nnodes has value 2: this server runs on one machine"),
         ({"distributed_executor_backend": "external_launcher"}, "has value 'external_launcher': must be mp or uni"),
         ({"distributed_executor_backend": "ray"}, "has value 'ray': must be mp or uni"),
-        ({"runner": "pooling"}, "option.runner has value 'pooling': only text generation is supported"),
+        ({"runner": "pooling"}, "option.runner has value 'pooling': option.task decides"),
+        ({"convert": "embed"}, "option.convert has value 'embed': option.task decides"),
         ({"max_num_queued_reqs": "5"}, "option.max_num_queued_reqs has value 5: .* job_queue_size"),
     ],
 )
@@ -142,7 +144,7 @@ def test_other_arguments_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     for executor in ("mp", "uni"):
         VLLMBackend.check_options(ServingProperties(extra=extra | {"distributed_executor_backend": executor}))
     monkeypatch.setenv("VLLM_DP_SIZE", "2")
-    with pytest.raises(ConfigError, match="VLLM_DP_SIZE has value 2: this server runs one engine"):
+    with pytest.raises(ConfigError, match="VLLM_DP_SIZE has value 2: vLLM runs without data parallelism"):
         VLLMBackend.check_options(ServingProperties())
 
 

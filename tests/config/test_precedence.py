@@ -98,6 +98,36 @@ TRANSFORMERS = declaration("transformers")
             "application/json",
             "environment variable SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT",
         ),
+        (
+            "cors_allowed_origin",
+            "cors_allowed_origin=https://a.example",
+            {"SERVING_CORS_ALLOWED_ORIGIN": "https://b.example"},
+            "https://b.example",
+            "environment variable SERVING_CORS_ALLOWED_ORIGIN",
+        ),
+        ("restart_limit", "", {"PROCESS_AUTO_RECOVERY": "false"}, 0, "environment variable PROCESS_AUTO_RECOVERY"),
+        (
+            "restart_limit",
+            "",
+            {"PROCESS_AUTO_RECOVERY": "true", "PROCESS_MAX_START_RETRIES": "7"},
+            7,
+            "environment variable PROCESS_MAX_START_RETRIES",
+        ),
+        (
+            "install_requirements",
+            "",
+            {"STANDARD_AUTO_INSTALL_REQ": "true"},
+            True,
+            "environment variable STANDARD_AUTO_INSTALL_REQ",
+        ),
+        (
+            "max_cpu_loras",
+            "",
+            {"SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY": "9"},
+            9,
+            "environment variable SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY",
+        ),
+        ("prompt_lookup_num_tokens", "", {"SPECULATE": "3"}, 3, "environment variable SPECULATE"),
         ("job_queue_size", "job_queue_size=5", {"SERVING_JOB_QUEUE_SIZE": "6"}, 5, "serving.properties"),
         (
             "job_queue_size",
@@ -159,7 +189,7 @@ def test_precedence(model_dir: Path, name: str, file: str, environ: dict[str, st
         ("OPTION_MPI_MODE", "option.mpi_mode"),
         ("OPTION_pythonExecutable", "option.pythonExecutable"),
         ("SERVING_CHUNKED_READ_TIMEOUT", "chunked_read_timeout"),
-        ("SERVING_MAX_WORKERS", "maxWorkers"),
+        ("SERVING_LOAD_ON_DEVICES", "load_on_devices"),
     ],
 )
 def test_variable_without_effect_is_reported_with_its_name(variable: str, key: str) -> None:

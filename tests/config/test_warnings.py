@@ -11,9 +11,9 @@ from serving_properties import load
 
 from backends import declaration, registry
 from lmi_handlers.config.properties import load_properties
-from lmi_handlers.config.redaction import is_secret, redacted
 from lmi_handlers.config.report import render_settings
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.redaction import is_secret, redacted
 
 OPTIONS = registry().options
 KEYS = registry().keys
@@ -82,10 +82,8 @@ def test_deprecated_name_causes_a_warning(model_dir: Path, key: str) -> None:
 
 
 def test_option_that_the_backend_ignores_causes_a_warning(model_dir: Path) -> None:
-    loaded = load(model_dir, "option.enable_lora=true\noption.enforce_eager=true\noption.dtype=fp16\nbatch_size=1\n")
+    loaded = load(model_dir, "option.enforce_eager=true\noption.dtype=fp16\nbatch_size=1\n")
     assert loaded.unread(TRANSFORMERS) == (
-        "option.enable_lora has no effect on backend transformers; it is only read by vllm, lmi_dist, tensorrt_llm "
-        "(from serving.properties)",
         "option.enforce_eager has no effect on backend transformers; it is only read by vllm, lmi_dist "
         "(from serving.properties)",
     )
@@ -175,7 +173,7 @@ def test_check_shows_set_options_and_optionally_defaults(model_dir: Path) -> Non
         "accepted, no effect here: the engine is chosen by option.rolling_batch and option.backend",
         "  option.tgi_compact  true    serving.properties                 unknown; did you mean option.tgi_compat?",
         "  option.enable_lora  true    serving.properties                 "
-        "no effect on backend transformers, read by vllm, lmi_dist, tensorrt_llm",
+        "read by transformers, vllm, lmi_dist, tensorrt_llm",
         "  option.dtype        fp16    environment variable OPTION_DTYPE  "
         "read by transformers, vllm, lmi_dist, tensorrt_llm",
     ]

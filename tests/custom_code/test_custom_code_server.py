@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (directory / "model.py").write_text(ON_REQUEST)
     properties = (
         "engine=Python\noption.task=text-classification\noption.dtype=float16\noption.mine=a b\n"
-        "minWorkers=2\noption.predict_timeout=3\nmax_request_size=100000\n"
+        "minWorkers=2\nmaxWorkers=2\noption.predict_timeout=3\nmax_request_size=100000\n"
     )
     server = Server(directory, properties, "--local-runtime")
     yield server.wait_ready()
@@ -40,16 +39,6 @@ def call(server: Server, case: str, data: bytes | str = b"{}", **options: Any) -
     return requests.post(server.url + options.pop("path", "/invocations"), data, headers=headers, timeout=30, **options)
 
 
-def processes(server: Server) -> list[psutil.Process]:
-    """The processes that run the code."""
-    found = []
-    for child in psutil.Process(server.process.pid).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if "lmi_handlers.custom_code.child" in child.cmdline():
-                found.append(child)
-    return found
-
-
 @pytest.mark.parametrize("path", ["/invocations", "/predictions/m", "/predictions/m/1", "/models/m/invoke"])
 def test_json_both_ways_with_the_codes_headers(server: Server, path: str) -> None:
     answer = call(server, "echo", '{"a": [1, "é"]}'.encode(), path=path, headers={"x-request-id": "r1"})
@@ -59,6 +48,11 @@ def test_json_both_ways_with_the_codes_headers(server: Server, path: str) -> Non
     assert answer.headers["x-request-id"] == "r1"
     assert answer.headers["Content-Length"] == str(len(answer.content))
     assert answer.headers["Pragma"] == "no-cache"
+
+
+def test_execution_parameters_are_for_single_records(server: Server) -> None:
+    answer = requests.get(server.url + "/execution-parameters", timeout=10)
+    assert answer.json() == {"MaxConcurrentTransforms": 1, "BatchStrategy": "SINGLE_RECORD", "MaxPayloadInMB": 1}
 
 
 def test_bytes_of_any_type_pass_unchanged(server: Server) -> None:
@@ -166,6 +160,8 @@ def test_an_asynchronous_answer(server: Server) -> None:
         ("os._exit", "the process that runs handle ended with status 5 while it worked on this request"),
         ("fork and die", "the process that runs handle ended with status 6 while it worked on this request"),
         ("rubbish", "the process that runs handle was replaced, because it wrote to the server's connection"),
+        ("close descriptors", "the process that runs handle ended with status 1 while it worked on this request"),
+        ("huge", "handle returned 2147483648 bytes at once: at most 268369920 are possible"),
         ("stream raises at once", "no more numbers"),
     ],
 )
@@ -200,14 +196,14 @@ def test_a_stream_whose_process_dies_ends_with_a_record(server: Server) -> None:
 
 
 def test_a_handler_that_does_not_return_is_replaced(server: Server) -> None:
-    before = set(processes(server))
+    before = set(server.code_processes())
     with ThreadPoolExecutor() as threads:
         stuck = threads.submit(call, server, "loop")
         time.sleep(0.3)
         assert call(server, "echo", b"1").json() == 1  # by the other process
         answer = stuck.result()
     assert answer.status_code in (424, 504)  # whoever notices first
-    wait_until(lambda: len(processes(server)) == 2 and set(processes(server)) != before)
+    wait_until(lambda: len(server.code_processes()) == 2 and set(server.code_processes()) != before)
     assert call(server, "echo", b"1").json() == 1
 
 
@@ -226,6 +222,40 @@ def test_what_a_process_leaves_behind_is_killed(server: Server, tmp_path: Path) 
     assert call(server, "leave a process", str(tmp_path / "pid")).status_code == 424
     left = int((tmp_path / "pid").read_text())
     wait_until(lambda: not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_the_code_may_use_processes_of_its_own(server: Server, method: str) -> None:
+    assert call(server, method, b"[]", params={"workers": "2"}).json() == [0, 1, 4, 9]
+
+
+def test_a_thread_that_is_left_keeps_no_process(server: Server) -> None:
+    assert call(server, "leave a thread").content == b"left"
+    assert "ended with status 3" in call(server, "sys.exit").json()["error"]
+    assert [call(server, "echo", b"1").json() for _ in range(4)] == [1] * 4
+
+
+def test_a_program_that_is_left_ends_with_its_process(server: Server) -> None:
+    program = psutil.Process(int(call(server, "leave a program").content))
+    parent = program.parent()
+    assert parent is not None
+    parent.kill()
+    wait_until(lambda: not program.is_running() or program.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_signal_handlers_keep_no_process(server: Server) -> None:
+    assert call(server, "signals").status_code == 504
+    assert [call(server, "echo", b"1").json() for _ in range(4)] == [1] * 4
+
+
+def test_replaced_sockets_are_only_the_codes_own(server: Server) -> None:
+    assert [call(server, "replace sockets").content for _ in range(4)] == [b"replaced"] * 4
+    assert [call(server, "echo", b"1").json() for _ in range(4)] == [1] * 4
+
+
+def test_a_stream_with_a_part_that_is_too_large_ends_with_a_record(server: Server) -> None:
+    answer = call(server, "huge stream")
+    assert answer.content.startswith(b'small{"error": "handle returned 2147483648 bytes at once')
 
 
 def test_prints_go_to_the_log(server: Server) -> None:
@@ -265,7 +295,7 @@ def test_a_stream_ends_at_its_deadline_with_a_record(server: Server, tmp_path: P
     assert set(ticks) == {b"tick"}
     assert json.loads(last)["error"] in (
         "the request did not finish within predict_timeout",
-        "handle did not return within option.predict_timeout (3 s); its process was replaced",
+        "handle did not return within option.predict_timeout (3 s)",
     )
 
 
@@ -322,5 +352,5 @@ def test_boto3_whole_and_streamed(server: Server) -> None:
 
 def test_web_workers_do_not_import_the_code(server: Server) -> None:
     pids = {int(call(server, "pid").content) for _ in range(20)}
-    assert pids <= {process.pid for process in processes(server)}
+    assert pids <= {process.pid for process in server.code_processes()}
     assert not pids & {worker.pid for worker in server.web_workers()}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import requests
-from serving import ENVIRON, Server
+from custom_handlers import PATCHED
+from serving import Server, lmi_check
 from waiting import wait_until
 
 HANDLER = "def handle(inputs):\n    return None\n"
@@ -31,16 +32,9 @@ def write(directory: Path, files: dict[str, str]) -> Path:
     return directory
 
 
-def check(directory: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "lmi_handlers.cli", "check", "--model-dir", str(directory)]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=ENVIRON, cwd=directory.parent, timeout=60, check=False
-    )
-
-
 def test_check_says_what_will_run(tmp_path: Path) -> None:
     properties = "option.mine=1\noption.dtype=fp16\nminWorkers=2\n"
-    ended = check(write(tmp_path / "m", {"model.py": HANDLER, "serving.properties": properties}))
+    ended = lmi_check(write(tmp_path / "m", {"model.py": HANDLER, "serving.properties": properties}))
     assert ended.returncode == 0, ended.stderr
     assert f"Model m by its own code: {tmp_path}/m/model.py defines handle(inputs)" in ended.stdout
     assert "passed on to model.py" in ended.stdout
@@ -61,36 +55,100 @@ def test_check_says_what_will_run(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_that_need_no_import(tmp_path: Path, files: dict[str, str], error: str) -> None:
-    ended = check(write(tmp_path / "m", files))
+    ended = lmi_check(write(tmp_path / "m", files))
     assert ended.returncode == 1
     assert error.format(tmp_path / "m") in ended.stderr
 
 
-def test_check_does_not_import_the_code(tmp_path: Path) -> None:
-    script = "open('imported', 'w')\n" + HANDLER
-    assert check(write(tmp_path / "m", {"model.py": script})).returncode == 0
-    assert not (tmp_path / "m" / "imported").exists()
+def test_check_imports_the_code_and_makes_the_first_call_unless_it_is_told_not_to(tmp_path: Path) -> None:
+    script = "print('noise')\nopen('imported', 'w')\ndef handle(inputs):\n    open('called', 'w')\n"
+    directory = write(tmp_path / "m", {"model.py": script})
+    ended = lmi_check(directory, "--no-code")
+    assert ended.returncode == 0
+    assert "The model's own code was not loaded (--no-code)." in ended.stdout
+    assert not (directory / "imported").exists()
+    ended = lmi_check(directory)
+    assert ended.returncode == 0
+    assert f"Loading {directory}/model.py, and calling handle once without content ..\nIt works." in ended.stdout
+    assert (ended.stdout.count("noise"), ended.stderr) == (0, "noise\n")
+    assert (directory / "called").exists()
+
+
+def test_check_says_which_formatters_it_has_loaded(tmp_path: Path) -> None:
+    script = "from djl_python.input_parser import input_formatter\n\n@input_formatter\ndef parse(inputs):\n    return inputs\n"
+    directory = write(tmp_path / "m", {"model.py": script, "serving.properties": "option.rolling_batch=echo\n"})
+    assert f"\nThe formatters in {directory}/model.py were loaded.\n" in lmi_check(directory).stdout
+    assert "The model's own code was not loaded (--no-code)." in lmi_check(directory, "--no-code").stdout
+
+
+HANGS = "import time\ntime.sleep(600)\n" + HANDLER
+LOOPS = "def handle(inputs):\n    while True:\n        pass\n"
+SHORT = "option.model_loading_timeout=3\n"
+
+
+def limit(script: str) -> str:
+    """A short limit for scripts that never load. Others may take their time on a busy machine."""
+    return SHORT if script in (HANGS, LOOPS) else ""
 
 
 @pytest.mark.parametrize(
     ("script", "error"),
     [
-        ("import json\nimport not_installed_here\n" + HANDLER, "line 2: ModuleNotFoundError: No module named 'not_in"),
-        ("def handle(inputs):\n    return unknown\n", "line 2: NameError: name 'unknown' is not defined"),
-        ("import sys\nsys.exit(2)\n" + HANDLER, "line 2: SystemExit: 2"),
-        ("import os\nos._exit(2)\n" + HANDLER, "its process ended with status 2 while it was loaded"),
+        (
+            "import json\nimport not_installed_here\n" + HANDLER,
+            ", line 2: ModuleNotFoundError: No module named 'not_in",
+        ),
+        ("import beside\n" + HANDLER, "beside.py, line 1: SyntaxError: '(' was never closed"),
+        ("open('nowhere/file')\n" + HANDLER, ", line 1: FileNotFoundError: "),
+        ("def handle(inputs):\n    return unknown\n", ", line 2: NameError: name 'unknown' is not defined"),
+        ("import sys\nsys.exit(2)\n" + HANDLER, ", line 2: SystemExit: 2"),
+        ("import os\nos._exit(2)\n" + HANDLER, ": its process ended with status 2 while it was loaded"),
+        ("import os\nos.kill(os.getpid(), 11)\n" + HANDLER, ": its process ended with SIGSEGV while it was loaded"),
         ("def handle(inputs):\n    return 'text'\n", "Invalid output type: <class 'str'>"),
+        ("x = 1\ndef handle():\n    return None\n", ", line 2: handle must take one argument, as in handle(inputs)"),
+        ("def handle(a, b):\n    return None\n", ", line 1: handle must take one argument"),
+        (HANGS, ", line 2: not loaded within option.model_loading_timeout"),
+        (LOOPS, "not loaded within option.model_loading_timeout"),
+        ("import argparse\nargparse.ArgumentParser().parse_args()\nassert not 'reached'\n" + HANDLER, ", line 3: "),
+        ("import os\nos.chdir('/')\nimport beside\n" + HANDLER, "beside.py, line 1: SyntaxError"),
     ],
 )
-def test_code_that_does_not_load_ends_the_server_with_file_and_line(
-    tmp_path: Path, servers: list[Server], script: str, error: str
-) -> None:
-    server = Server(write(tmp_path / "m", {"model.py": script}), "")
-    servers.append(server)
-    assert server.process.wait(60) == 1
-    (line,) = [line for line in server.log.splitlines() if line.startswith("lmi: error: ")]
-    assert f"{tmp_path}/m/model.py" in line
+def test_check_shows_file_line_and_the_authors_frames(tmp_path: Path, script: str, error: str) -> None:
+    files = {"model.py": script, "beside.py": "print(\n", "serving.properties": limit(script)}
+    ended = lmi_check(write(tmp_path / "m", files))
+    assert ended.returncode == 1
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("lmi: error: ")]
+    assert line.startswith(f"lmi: error: {tmp_path}/m/")
     assert error in line
+    assert "lmi_handlers" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "line"),
+    [
+        ("def handle(inputs):\n    return unknown\n", "line 2: NameError"),
+        pytest.param(HANGS, "line 2: not loaded", marks=pytest.mark.long),
+    ],
+)
+def test_code_that_does_not_load_ends_the_server_and_shows_in_ping_and_log(
+    tmp_path: Path, servers: list[Server], script: str, line: str
+) -> None:
+    server = Server(
+        write(tmp_path / "m", {"model.py": script}), "option.model_loading_timeout=8\n" if script is HANGS else ""
+    )
+    servers.append(server)
+    server.wait_listening()
+    phases = []
+    while server.process.poll() is None:
+        with contextlib.suppress(requests.RequestException):
+            phases.append(server.ping().json()["m"]["phase"])
+    assert server.process.returncode == 1
+    cause = f"{tmp_path}/m/model.py, {line}"
+    assert phases[-1].startswith(cause)
+    assert f"lmi: error: {cause}" in server.log
+    (entry,) = [json.loads(text) for text in server.log.splitlines() if "cannot be loaded" in text]
+    assert entry["cause"].startswith(cause)
+    assert f'File "{tmp_path}/m/model.py", line 2, in ' in entry["exception"]
 
 
 def test_ping_says_what_is_being_loaded(tmp_path: Path, servers: list[Server]) -> None:
@@ -120,6 +178,13 @@ def test_code_that_cannot_be_loaded_again_shows_in_ping(tmp_path: Path, servers:
     server.wait_ready()
 
 
+def test_code_may_patch_the_standard_library_as_gevent_does(tmp_path: Path, servers: list[Server]) -> None:
+    server = Server(write(tmp_path / "m", {"model.py": PATCHED}), "")
+    servers.append(server)
+    server.wait_ready()
+    assert requests.post(f"{server.url}/invocations", b"x", timeout=30).content == b"part" * 3
+
+
 def test_a_pool_that_dies_is_restarted(tmp_path: Path, servers: list[Server]) -> None:
     script = "import time\n\ndef handle(inputs):\n    if not inputs.is_empty():\n        time.sleep(60)\n"
     server = Server(write(tmp_path / "m", {"model.py": script}), "")
@@ -131,3 +196,6 @@ def test_a_pool_that_dies_is_restarted(tmp_path: Path, servers: list[Server]) ->
     wait_until(lambda: not any(child.is_running() for child in children))
     server.wait_ready()
     assert server.supervised("lmi_handlers.custom_code.pool") != pool
+    messages = [json.loads(line)["message"] for line in server.log.splitlines() if line.startswith("{")]
+    assert "pool process ended" in messages
+    assert not [message for message in messages if "engine" in message]

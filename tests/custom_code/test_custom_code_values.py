@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tracemalloc
+import zipfile
+from typing import Any
 
 import numpy as np
 import pytest
 
 from lmi_handlers.custom_code import ndlist
+from lmi_handlers.custom_code.content import ContentError
 from lmi_handlers.custom_code.encode_decode import decode, encode
 from lmi_handlers.custom_code.inputs import Input
 from lmi_handlers.custom_code.outputs import Output
+from lmi_handlers.custom_code.predictive.features import read_features
 
 
 def test_json_is_written_as_djl_writes_it() -> None:
@@ -112,6 +118,13 @@ def test_an_ndlist_has_djls_bytes() -> None:
     assert ndlist.encode(np.array([1.0], np.float32)) == head + shape + b"<" + b"\0\0\0\4" + b"\0\0\x80\x3f"
 
 
+def npy_header(kind: str, length: int) -> bytes:
+    file = io.BytesIO()
+    npy: Any = np.lib.format
+    npy.write_array_header_1_0(file, {"descr": kind, "fortran_order": False, "shape": (length,)})
+    return file.getvalue()
+
+
 @pytest.mark.parametrize("data", [b"", b"{}", b"\0\0\0\1\0\4NDAR", b"\0\0\0\1\0\4XXXX\0\0\0\3"])
 def test_what_is_no_ndlist_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="not an NDList"):
@@ -122,6 +135,36 @@ def test_pickled_arrays_are_not_loaded() -> None:
     archive = ndlist.encode_npz([np.array([{"a": 1}], dtype=object)])
     with pytest.raises(ValueError, match="allow_pickle"):
         ndlist.decode(archive)
+
+
+def zipped(compression: int, size: int, claimed: int) -> bytes:
+    """An archive of zeros whose directory claims another size."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        archive.writestr("a.npy", bytes(size))
+        archive.infolist()[0].file_size = claimed
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "words"),
+    [
+        ("application/x-npy", zipped(zipfile.ZIP_DEFLATED, 1000, 1 << 29), "at most 268435456 bytes"),
+        ("application/x-npy", zipped(zipfile.ZIP_BZIP2, 1000, 1000), "must be stored, or compressed with deflate"),
+        ("tensor/npz", zipped(zipfile.ZIP_DEFLATED, 1 << 22, 1000), "the body is not valid tensor/npz"),
+        ("tensor/npz", b"PK\3\4xxxx", "File is not a zip file"),
+        ("tensor/npz", ndlist.encode_npz([np.ones(9)]).replace(b"\xf0?", b"\xf0@"), "Bad CRC-32"),
+        ("application/x-npy", npy_header("|S0", 10**9), "needs more bytes than there are"),
+        ("tensor/ndlist", npy_header("<f8", 10**9), "needs more bytes than there are"),
+    ],
+)
+def test_files_of_numpy_take_no_more_memory_than_they_have(kind: str, body: bytes, words: str) -> None:
+    tracemalloc.start()
+    with pytest.raises(ContentError, match=words) as caught:
+        read_features(body, kind)
+    assert caught.value.status_code == 400
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
 
 
 def test_decode_and_encode_by_content_type() -> None:

@@ -1,97 +1,327 @@
-"""Handlers in the style of those that LMI's users publish, run unchanged; and what happens when one keeps crashing."""
+"""Handlers in the style of those that LMI's and SageMaker's users publish, each in its own directory and run unchanged.
+
+boto3 calls them through SageMaker's runtime API, whole and streamed, and their process is killed in the middle of a call.
+"""
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import shutil
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import boto3
 import numpy as np
+import psutil
 import pytest
-import requests
-from custom_handlers import ARRAYS, ASYNCHRONOUS, BATCHES, CRASHES, SENTIMENT, STREAMER
+from botocore.config import Config
+from botocore.exceptions import ClientError
+from lora import write_adapter
+from PIL import Image
 from serving import Server
+from waiting import wait_until
 
 from lmi_handlers.custom_code import ndlist
 
-Start = Callable[..., Server]
+HANDLERS = Path(__file__).parent / "handlers"
+FORMATTING = "lmi_handlers.custom_code.formatting.process"
+
+_KILLED = re.compile("the process that runs .* ended .*while it worked on this request")
 
 
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Start]:
-    """Serve a model directory: `serve(properties, model.py, other files)`."""
-    servers: list[Server] = []
+@dataclass
+class Handler:
+    """A directory with a handler, a body to send, and what the answer to it is."""
 
-    def start(properties: str, script: str, files: dict[str, str] | None = None) -> Server:
-        directory = tmp_path / "m"
-        directory.mkdir()
-        for name, text in ({"model.py": script} | (files or {})).items():
-            (directory / name).write_text(text)
-        servers.append(Server(directory, properties))
-        return servers[0].wait_ready()
+    name: str
+    body: bytes
+    answer: object
+    content_type: str = "application/json"
+    accept: str = "*/*"
+    read: Callable[[bytes], object] = json.loads
+    streams: bool = False
+    formats: bool = False
+    """Whether an engine answers, and the code only formats."""
+    wrong: tuple[bytes, int, str] | None = None
+    """A body that it refuses, with the status and text of its own error."""
+
+
+def arrays(data: bytes) -> list[Any]:
+    return [array.tolist() for array in ndlist.decode(data)]
+
+
+def lines(data: bytes) -> list[Any]:
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def picture(data: bytes) -> tuple[str | None, tuple[int, int], Any]:
+    image = Image.open(io.BytesIO(data))
+    return image.format, image.size, image.getpixel((0, 0))
+
+
+def content(data: bytes) -> object:
+    """The text of a chat completion."""
+    return json.loads(data)["choices"][0]["message"]["content"]
+
+
+def deltas(data: bytes) -> str:
+    """The text of a chat completion in chunks."""
+    records = [json.loads(line[6:]) for line in data.splitlines() if line.startswith(b"data: {")]
+    return "".join(record["choices"][0]["delta"].get("content") or "" for record in records if record["choices"])
+
+
+def png() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (20, 10), (255, 0, 0)).save(file, "PNG")
+    return file.getvalue()
+
+
+ARRAY = np.array([[1.5, 2.0]], np.float32)
+
+CASES = [
+    Handler(
+        "sentiment",
+        b'{"inputs": ["good day", "a bad day"]}',
+        [{"label": "POSITIVE", "score": 0.5}, {"label": "NEGATIVE", "score": 0.0}],
+        wrong=(b'{"texts": []}', 424, "'inputs'"),
+    ),
+    Handler(
+        "text_streamer",
+        b'{"inputs": "to be", "parameters": {"max_new_tokens": 25}}',
+        [{"outputs": [word]} for word in ("to ", "be ") * 12] + [{"outputs": ["to "]}],
+        read=lines,
+        streams=True,
+    ),
+    Handler(
+        "thumbnails",
+        png(),
+        ("PNG", (4, 4), (255, 0, 0)),
+        content_type="image/png",
+        read=picture,
+        wrong=(b"no image", 400, "The body is not an image"),
+    ),
+    Handler(
+        "thumbnails", png(), [{"count": 16, "color": [255, 0, 0]}], content_type="image/png", accept="application/json"
+    ),
+    Handler("arrays", ndlist.encode(ARRAY), [[[3.0, 4.0]]], content_type="tensor/ndlist", read=arrays),
+    Handler("arrays", ndlist.encode_npz([ARRAY]), [[[3.0, 4.0]]], content_type="tensor/npz", read=arrays),
+    Handler("arrays", b"a,b\n1,2\n3,4\n", {"total": [4.0, 6.0], "count": 2}, content_type="text/csv"),
+    Handler("session_features", b'{"type": "start_session", "values": [1, 2]}', {"result": "created 36"}),
+    Handler("async_words", b'{"inputs": "to be or not"}', {"generated_text": "TO BE OR NOT"}),
+    Handler(
+        "async_words",
+        json.dumps({"inputs": "to be " * 12, "stream": True}).encode(),
+        [{"token": word} for word in ("TO", "BE") * 12],
+        read=lines,
+        streams=True,
+    ),
+    Handler("entry_point", b'{"pixels": [255, 51]}', 2.6),
+    Handler("sagemaker_script", b'{"instances": [1, "2"]}', {"predictions": [3.0, 5.0]}),
+    Handler(
+        "token_formatters",
+        b'{"question": "abcdefghij", "params": {"max_new_tokens": 9}, "language": "fr"}',
+        [{"token_text": letter, "language": "fr"} for letter in "abcdefgh"]
+        + [{"token_text": "i", "language": "fr", "finish_reason": "length"}],
+        read=lines,
+        formats=True,
+    ),
+    Handler(
+        "token_formatters",
+        b'{"question": "abcdefghij", "params": {"max_new_tokens": 9, "stream": true}}',
+        [{"token_text": letter, "language": "en"} for letter in "abcdefgh"]
+        + [{"token_text": "i", "language": "en", "finish_reason": "length"}],
+        read=lines,
+        streams=True,
+        formats=True,
+    ),
+    Handler(
+        "response_formatters",
+        b'{"question": "abc", "max_tokens": 30}',
+        "USER: ABC\nASSISTANT: ",
+        read=content,
+        formats=True,
+    ),
+    Handler(
+        "response_formatters",
+        b'{"question": "abc", "max_tokens": 30, "stream": true}',
+        "USER: ABC\nASSISTANT: ",
+        read=deltas,
+        streams=True,
+        formats=True,
+    ),
+    Handler("batch_scorer", b'{"number": 3}', {"prediction": 30, "batch": True, "size": 1}),
+]
+
+
+class Endpoint:
+    """A server, called as an endpoint."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._runtime: Any = boto3.client(
+            "sagemaker-runtime",
+            endpoint_url=server.url,
+            region_name="us-east-1",
+            aws_access_key_id="x",
+            aws_secret_access_key="x",
+            config=Config(retries={"max_attempts": 0}),
+        )
+
+    def call(self, body: bytes, **arguments: str) -> dict[str, Any]:
+        """Everything about an answer; its body is bytes."""
+        request = {
+            "EndpointName": self.server.name.replace("_", "-"),
+            "Body": body,
+            "ContentType": "application/json",
+            **arguments,
+        }
+        answer: dict[str, Any] = self._runtime.invoke_endpoint(**request)
+        return answer | {"Body": answer["Body"].read()}
+
+    def refusal(self, body: bytes, **arguments: str) -> tuple[int, str]:
+        """The status and text of the handler's answer to a call that fails."""
+        with pytest.raises(ClientError) as failed:
+            self.call(body, **arguments)
+        response: Any = failed.value.response
+        return response["OriginalStatusCode"], response["OriginalMessage"]
+
+    def stream(self, body: bytes, **arguments: str) -> Iterator[bytes]:
+        """The parts of an answer, as they arrive."""
+        request = {
+            "EndpointName": self.server.name.replace("_", "-"),
+            "Body": body,
+            "ContentType": "application/json",
+            **arguments,
+        }
+        answer = self._runtime.invoke_endpoint_with_response_stream(**request)
+        return (event["PayloadPart"]["Bytes"] for event in answer["Body"])
+
+
+Serve = Callable[[str], Endpoint]
+
+
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """Serve a handler's directory. The latest one goes on until another is asked for."""
+    served: dict[str, Endpoint] = {}
+
+    def start(name: str) -> Endpoint:
+        if name not in served:
+            for endpoint in served.values():
+                endpoint.server.stop()
+            served.clear()
+            directory = shutil.copytree(HANDLERS / name, tmp_path_factory.mktemp("handlers") / name)
+            server = Server(directory, (directory / "serving.properties").read_text(), "--local-runtime")
+            served[name] = Endpoint(server)
+            server.wait_ready()
+        return served[name]
 
     yield start
-    for server in servers:
-        server.stop()
+    for endpoint in served.values():
+        endpoint.server.stop()
 
 
-def post(server: Server, data: bytes, content_type: str = "application/json", **headers: str) -> requests.Response:
-    return requests.post(
-        f"{server.url}/invocations", data, headers={"Content-Type": content_type, **headers}, timeout=30
-    )
+@pytest.mark.parametrize("handler", CASES, ids=lambda handler: f"{handler.name}-{handler.content_type}")
+def test_whole_streamed_and_killed_in_the_middle(serve: Serve, handler: Handler) -> None:
+    endpoint, body = serve(handler.name), handler.body
+    types = {"ContentType": handler.content_type, "Accept": handler.accept}
+    assert handler.read(endpoint.call(body, **types)["Body"]) == handler.answer
+    if handler.formats and not handler.streams:
+        return  # an engine streams any answer that is asked for in this way: this is another case
+    parts = list(endpoint.stream(body, **types))
+    assert handler.read(b"".join(parts)) == handler.answer
+    assert (len(parts) > 1) is handler.streams
+    if handler.wrong is not None:
+        wrong, status, text = handler.wrong
+        found = endpoint.refusal(wrong, **types)
+        assert (found[0], text in found[1]) == (status, True)
+
+    server = endpoint.server
+    server.wait_for_sequences(0)
+    processes = [server.supervised(FORMATTING)] if handler.formats else server.code_processes()
+    if handler.streams:
+        stream = endpoint.stream(body, **types)
+        text = next(stream).decode()
+        for process in processes:
+            process.kill()
+        assert _KILLED.search(text + b"".join(stream).decode())
+    else:
+        status, text = kill_during_call(endpoint, processes, body, types)
+        assert (status, bool(_KILLED.search(text))) == (424, True)
+    if handler.formats:  # requests are refused until there is another one
+        wait_until(lambda: is_replaced(server, processes))
+    assert handler.read(endpoint.call(body, **types)["Body"]) == handler.answer
 
 
-def test_a_classifier_with_a_sibling_module_and_a_file(serve: Start) -> None:
-    siblings = {"labels.py": "def name(good):\n    return 'POSITIVE' if good else 'NEGATIVE'\n", "settings.json": "{}"}
-    server = serve("engine=Python\noption.threshold=0.4\n", SENTIMENT, siblings)
-    answer = post(server, b'{"inputs": ["good day", "a bad day"]}')
-    assert answer.json() == [{"label": "POSITIVE", "score": 0.5}, {"label": "NEGATIVE", "score": 0.0}]
-    wrong = post(server, b'{"texts": []}')
-    assert (wrong.status_code, wrong.json()["error"]) == (424, "'inputs'")
+def is_replaced(server: Server, processes: list[psutil.Process]) -> bool:
+    try:
+        return server.supervised(FORMATTING) not in processes and server.ping().status_code == 200
+    except AssertionError:  # there is none
+        return False
 
 
-def test_arrays_and_csv(serve: Start) -> None:
-    server = serve("", ARRAYS)
-    array = np.array([[1.5, 2.0]], np.float32)
-    (doubled,) = ndlist.decode(post(server, ndlist.encode(array), "tensor/ndlist").content)
-    np.testing.assert_array_equal(doubled, array * 2)
-    (doubled,) = ndlist.decode(post(server, ndlist.encode_npz([array]), "tensor/npz", Accept="tensor/npz").content)
-    np.testing.assert_array_equal(doubled, array * 2)
-    assert post(server, b"a,b\n1,2\n3,4\n", "text/csv").json() == {"total": [4.0, 6.0], "count": 2}
+def kill_during_call(
+    endpoint: Endpoint, processes: list[psutil.Process], body: bytes, types: dict[str, str]
+) -> tuple[int, str]:
+    """Stop the processes, so that one of them does not answer a call, and kill them. Returns the call's status and text."""
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+    with ThreadPoolExecutor() as threads:
+        call = threads.submit(endpoint.refusal, body, **types)
+        endpoint.server.wait_for_sequences(1)
+        for process in processes:
+            process.kill()
+        return call.result()
 
 
-def test_a_text_iterator_streams(serve: Start) -> None:
-    answer = post(serve("option.enable_streaming=true\n", STREAMER), b'{"inputs": "to be or"}')
-    assert answer.headers["Content-Type"] == "application/jsonlines"
-    assert [json.loads(line)["outputs"] for line in answer.content.splitlines()] == [["to "], ["be "], ["or "]]
-
-
-def test_an_asynchronous_handler(serve: Start) -> None:
-    assert post(serve("option.entryPoint=model.py\n", ASYNCHRONOUS), b"a b c", "text/plain").content == b"abc"
-
-
-def test_dynamic_batches(serve: Start) -> None:
-    server = serve("batch_size=4\nmax_batch_delay=2000\n", BATCHES)
-    with ThreadPoolExecutor(8) as threads:
-        answers = list(threads.map(lambda value: post(server, b'{"x": %d}' % value).json(), range(8)))
-    assert [answer["value"] for answer in answers] == list(range(8))
-    assert {(answer["batch"], answer["size"]) for answer in answers} == {(True, 4)}
+def test_a_dynamic_batch_with_a_bad_request(serve: Serve) -> None:
+    endpoint = serve("batch_scorer")
+    bodies = [b'{"number": 1}', b'{"number": 2}', b'{"letter": "a"}', b'{"number": 4}']
     with ThreadPoolExecutor(4) as threads:
-        failed = list(threads.map(lambda _: post(server, b'{"x": 1}', **{"X-Fail": "1"}), range(4)))
-    assert {answer.status_code for answer in failed} == {424}
-    assert {answer.json()["error"] for answer in failed} == {"one of them is bad"}
-    assert post(server, b'{"x": 5}').json() == {"value": 5, "batch": True, "size": 1}
+        answers = [json.loads(answer["Body"]) for answer in threads.map(endpoint.call, bodies)]
+    assert [answer.get("prediction") for answer in answers] == [10, 20, None, 40]
+    assert answers[2] == {"error": "'number'"}
+    assert max(answer.get("size", 0) for answer in answers) > 1
 
 
-def test_a_handler_that_crashes_every_twentieth_call_fails_only_those_calls(serve: Start) -> None:
-    server = serve("minWorkers=2\n", CRASHES)
-    with ThreadPoolExecutor(16) as threads:
-        answers = list(threads.map(lambda value: post(server, b"%d" % value), range(100)))
-    failed = [answer for answer in answers if answer.status_code != 200]
-    assert all(answer.json() == 2 * value for value, answer in enumerate(answers) if answer.status_code == 200)
-    assert {answer.status_code for answer in failed} == {424}
-    assert {answer.json()["error"] for answer in failed} == {
-        "the process that runs handle ended with SIGABRT while it worked on this request"
-    }
-    assert 4 <= len(failed) <= 5  # per 20 calls of one process
+def test_a_session_from_its_beginning_to_its_end(serve: Serve) -> None:
+    endpoint = serve("session_features")
+    new = endpoint.call(b'{"type": "start_session", "values": [1, 2]}', SessionId="NEW_SESSION")["NewSessionId"]
+    session, expires = new.split("; Expires=")
+    assert expires.endswith("Z")
+    for count in range(1, 5):  # by two processes
+        answer = endpoint.call(b'{"type": "add", "values": [10, 0]}', SessionId=session)
+        assert json.loads(answer["Body"]) == {"features": [1 + 10 * count, 2]}
+    assert endpoint.call(b'{"type": "close_session"}', SessionId=session)["ClosedSessionId"] == session
+    for other in (session, "0" * 36):
+        status, text = endpoint.refusal(b'{"type": "add", "values": [1, 1]}', SessionId=other)
+        assert (status, "session not found" in text) == (424, True)
+
+
+@pytest.mark.long
+def test_an_adapters_own_formatter(tiny_llama: Path, tmp_path: Path) -> None:
+    directory = shutil.copytree(HANDLERS / "adapter_formatters", tmp_path / "adapter_formatters")
+    write_adapter(directory / "adapters" / "formal", 0, layers=2, width=128)
+    properties = (directory / "serving.properties").read_text() + f"option.model_id={tiny_llama}\n"
+    server = Server(directory, properties, "--local-runtime")
+    endpoint = Endpoint(server.wait_ready())
+    for adapter, name in (({"adapters": "formal"}, "formal"), ({}, "base")):
+        body = json.dumps({"inputs": "one two", "parameters": {"max_new_tokens": 3}, **adapter}).encode()
+        expected = [{"from": name, "last": last} for last in (False, False, True)]
+        assert lines(endpoint.call(body)["Body"]) == lines(b"".join(endpoint.stream(body))) == expected
+
+    body = json.dumps({"inputs": "one two", "parameters": {"max_new_tokens": 2000}, "adapters": "formal"}).encode()
+    stream = endpoint.stream(body)
+    text = next(stream).decode()
+    processes = [server.supervised(FORMATTING)]
+    processes[0].kill()
+    assert _KILLED.search(text + b"".join(stream).decode())
+    wait_until(lambda: is_replaced(server, processes))
+    assert lines(endpoint.call(body.replace(b"2000", b"1"))["Body"]) == [{"from": "formal", "last": True}]
+    server.stop()

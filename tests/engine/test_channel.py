@@ -24,13 +24,16 @@ from lmi_handlers.engine import channel as channel_module
 from lmi_handlers.engine.channel import MessageTooLong, ProtocolError, engine_end, worker_end
 from lmi_handlers.engine.messages import (
     Abort,
+    AdapterChanged,
     EngineMessage,
     Failed,
+    LoadAdapter,
     Loading,
     Outputs,
     Ready,
     SequenceOutput,
     Submit,
+    UnloadAdapter,
     WorkerMessage,
 )
 
@@ -57,7 +60,10 @@ sampling_params = st.builds(
 prompts = st.builds(EncodedPrompt, token_ids, st.none() | texts)
 submits = st.builds(Submit, ints, texts, st.lists(prompts, max_size=3), sampling_params)
 aborts = st.builds(Abort, ints, st.none() | ints)
-worker_messages = submits | aborts
+adapter_changes = st.builds(LoadAdapter, ints, texts, texts, ints, st.booleans(), st.booleans()) | st.builds(
+    UnloadAdapter, ints, texts, st.none() | ints
+)
+worker_messages = submits | aborts | adapter_changes
 
 outputs = st.builds(
     TokenOutput,
@@ -86,6 +92,7 @@ engine_messages = (
     | st.builds(Ready, texts, capabilities)
     | st.builds(Outputs, st.lists(sequence_outputs, max_size=3))
     | st.builds(Failed, ints, texts, texts)
+    | st.builds(AdapterChanged, ints)
 )
 
 
@@ -116,8 +123,8 @@ def test_messages_arrive_unchanged(to_engine: list[WorkerMessage], to_worker: li
 
 def test_strategies_cover_every_message_type() -> None:
     """A new message type must be added to the round trip above."""
-    assert {Submit, Abort} == set(WorkerMessage.__args__)
-    assert {Loading, Ready, Outputs, Failed} == set(EngineMessage.__args__)
+    assert {Submit, Abort, LoadAdapter, UnloadAdapter} == set(WorkerMessage.__args__)
+    assert {Loading, Ready, Outputs, Failed, AdapterChanged} == set(EngineMessage.__args__)
 
 
 def test_frame_is_a_length_followed_by_msgpack() -> None:

@@ -19,7 +19,7 @@ from lmi_handlers.metrics.series import exposition
 
 
 def load_seconds(directory: Path) -> dict[str, float]:
-    page = exposition(CATALOGUE.metrics, totals(directory, CATALOGUE), {})
+    page = exposition(CATALOGUE.metrics, [(totals(directory, CATALOGUE), {})])
     return {phase: float(value) for phase, value in re.findall(r'lmi_load_seconds\{phase="(.*)"\} (.*)', page)}
 
 

@@ -319,6 +319,10 @@ def test_token_counts_and_durations(slow_server: Server) -> None:
         assert seen[name] == 11  # including the end token of each
     for name in ("tgi_request_max_new_tokens_sum", "vllm:request_params_max_tokens_sum"):
         assert seen[name] == 3 * 30
+    assert seen["vllm:request_prefill_kv_computed_tokens_sum"] == 8  # echo has no prefix cache
+    assert seen["vllm:request_max_num_generation_tokens_sum"] == 11
+    assert seen["vllm:request_params_n_sum"] == 3
+    assert seen['lmi_responses_total{status="200"}'] == 3
     assert seen['vllm:request_prompt_tokens_bucket{le="1.0"}'] == 1
     assert seen['vllm:request_prompt_tokens_bucket{le="2.0"}'] == 2
     assert 5 <= seen["vllm:inter_token_latency_seconds_count"] <= 8
@@ -332,6 +336,15 @@ def test_token_counts_and_durations(slow_server: Server) -> None:
     parts = [seen[f"tgi_request_{part}_duration_sum"] for part in ("validation", "queue", "inference")]
     assert sum(parts) == pytest.approx(end_to_end)
     assert seen["vllm:inter_token_latency_seconds_sum"] <= decode
+
+
+def test_sequences_of_a_request(server: Server) -> None:
+    before = scrape(server)
+    body = {"inputs": "one two", "parameters": {"n": 3, "do_sample": True, "max_new_tokens": 2}}
+    assert server.invoke(body).status_code == 200
+    seen = difference(before, scrape(server))
+    assert (seen["vllm:request_params_n_sum"], seen["vllm:request_generation_tokens_sum"]) == (3, 6)
+    assert seen["vllm:request_max_num_generation_tokens_sum"] == 2
 
 
 def test_gauges_show_the_engines_load(start_server: StartServer) -> None:
@@ -375,7 +388,7 @@ def test_counters_are_kept_when_a_worker_is_killed(server: Server) -> None:
 
 def test_an_engines_counters_go_on_in_the_next_engine(tmp_path: Path) -> None:
     def seen() -> Scrape:
-        series = parse(exposition(CATALOGUE.metrics, totals(tmp_path / "metrics", CATALOGUE), {}))
+        series = parse(exposition(CATALOGUE.metrics, [(totals(tmp_path / "metrics", CATALOGUE), {})]))
         return {name: value for name, value in series.items() if value}
 
     for prior in (0, 1):
@@ -417,7 +430,7 @@ def small_catalogue() -> Catalogue:
 
 def test_the_text_format() -> None:
     metrics = small_catalogue().metrics
-    assert exposition(metrics, [1, 2.5, 3, 4, 0, 1, 15.25], {"model_name": 'a"b\\c\nd'}) == (
+    assert exposition(metrics, [([1, 2.5, 3, 4, 0, 1, 15.25], {"model_name": 'a"b\\c\nd'})]) == (
         "# HELP tgi_a Things.\n"
         "# TYPE tgi_a counter\n"
         'tgi_a{err="x"} 1\n'
@@ -442,7 +455,7 @@ def test_prometheus_parser_reads_the_text(values: list[float], name: str) -> Non
     for value in values:
         cells[histogram.first + sum(value > bound for bound in histogram.buckets)] += 1
         cells[histogram.first + 3] += value
-    text = exposition(small_catalogue().metrics, cells, {"model_name": name})
+    text = exposition(small_catalogue().metrics, [(cells, {"model_name": name})])
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert families["vllm:b"].samples[0].labels == {"model_name": name}
     series = parse(text)
@@ -485,7 +498,7 @@ def test_counters_of_a_dead_process_are_kept_but_its_gauges_are_not(tmp_path: Pa
     directory = tmp_path / "metrics"
 
     def seen() -> tuple[float, ...]:
-        series = parse(exposition(CATALOGUE.metrics, totals(directory, CATALOGUE), {}))
+        series = parse(exposition(CATALOGUE.metrics, [(totals(directory, CATALOGUE), {})]))
         gauges = ("vllm:num_requests_running", 'lmi_load_seconds{phase="loading weights"}')
         return series["tgi_request_count"], *(series[name] for name in gauges)
 

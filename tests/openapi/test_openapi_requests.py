@@ -72,6 +72,7 @@ SAID_ELSEWHERE = {
     "you must use sampling when": "between fields",
     "`seed` must not be set when": "between fields",
     "when streaming tokens": "between fields, and of /generate_stream's only",
+    "session not found": "which sessions there are is the server's to say",
     "grammar is not valid": "which schemas there are is more than a schema says",
     "structured_outputs: json must not be empty": "the same",
     r"(prompts?|inputs?)(\[\d+\])?: has no tokens": "what has tokens is for the tokenizer to say",
@@ -82,10 +83,18 @@ SAID_ELSEWHERE = {
     "each step needs one candidate per beam": "the engine's",
     "token ids must be from 0 to": "the model's",
     "maximum context length": "the model's",
+    "the body must have text_1 and text_2": "between fields",
+    "must have one text, or as many as": "between fields",
+    r"(text_\d|data_\d|queries|documents|items): must not be empty": "which of them count depends on the others",
+    "this model has no sparse embeddings": "the model's",
+    r"(texts|documents|text_2|items|data_2)(\[\d+\])?: has no tokens": "what has tokens is for the tokenizer to say",
+    "must be texts or lists of texts": "a list is of one kind",
+    "must have one or two texts, got": "a list of texts is one input, a list of lists is several",
+    "the body must have query and texts, text and text_pair": "between fields",
     r"`inputs` tokens \+ `max_new_tokens`": "the model's",
     "`truncate` must be": "the model's",
     "prompt and answer together": "the model's",
-    "embeddings need a server with option.task=text-embedding": "the server's task",
+    "(embeddings|scores) need a server with option.task=": "the server's task",
     "(dimensions|compress_to_size): must be at most": "the model's",
     "must be the name of one of the model's prompts": "the model's",
     "cannot be combined with token ids": "between fields",
@@ -183,9 +192,26 @@ def embedding_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
     server.stop()
 
 
-@api(document(task="text-embedding"), 12, boundaries=True).include(path_regex="embed").parametrize()
+@(
+    api(document(task="text-embedding"), 12, boundaries=True)
+    .include(path_regex="embed|similarity|/tokenize|decode|/info")
+    .parametrize()
+)
 def test_every_operation_that_embeds(case: Case, embedding_server: Server) -> None:
     check(embedding_server, case)
+
+
+@pytest.fixture(scope="module")
+def ranking_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose scores are the share of a text's bytes that the query has."""
+    server = Server(tmp_path_factory.mktemp("ranking") / "m", "option.rolling_batch=echo\noption.task=text-ranking\n")
+    yield server.wait_ready()
+    server.stop()
+
+
+@api(document(task="text-ranking"), 12, boundaries=True).include(path_regex=r"rank|/predict$|score").parametrize()
+def test_every_operation_that_scores(case: Case, ranking_server: Server) -> None:
+    check(ranking_server, case)
 
 
 OTHER_NAMES = r"^/(predictions|models)/"

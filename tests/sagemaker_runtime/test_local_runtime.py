@@ -15,16 +15,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import boto3
 import pytest
 import requests
-from botocore.awsrequest import AWSPreparedRequest
 from botocore.exceptions import ClientError, EventStreamError
 from flask import Flask, Response, request
 from paths import ROOT
+from runtime_client import runtime_client
 from serving import Server, StartServer, free_port
 from werkzeug.serving import make_server
 
+from lmi_handlers.config.local_runtime import LocalRuntimeSettings
 from lmi_handlers.sagemaker_runtime.routes import local_runtime
 
 if TYPE_CHECKING:
@@ -32,23 +32,6 @@ if TYPE_CHECKING:
 
 PAYLOADS = sorted((ROOT / "sagemaker/payloads").glob("*.json"))
 PREFIX = "X-Amzn-SageMaker-"
-
-
-def runtime_client(url: str) -> SageMakerRuntimeClient:
-    client = boto3.client(
-        "sagemaker-runtime",
-        endpoint_url=url,
-        region_name="eu-central-1",
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-    )
-    client.meta.events.register("before-send.sagemaker-runtime", close_connection)
-    return client
-
-
-def close_connection(request: AWSPreparedRequest, **_: object) -> None:
-    """Use a new connection for each request, because urllib3 does not close the ones it keeps reliably."""
-    request.headers["Connection"] = "close"
 
 
 @pytest.fixture
@@ -179,8 +162,8 @@ class TestInvokeEndpointWithResponseStream:
             client.invoke_endpoint_with_response_stream(EndpointName="x", Body=body("hello RAISE@1"))
 
     def test_stream_cannot_open_a_session(self, client: SageMakerRuntimeClient) -> None:
-        with pytest.raises(ClientError, match="sessions are not supported"):  # the container's error, not the runtime's
-            client.invoke_endpoint(EndpointName="x", Body=body("hello"), SessionId="NEW_SESSION")
+        opened = client.invoke_endpoint(EndpointName="x", Body=body("hello"), SessionId="NEW_SESSION")
+        assert "; Expires=" in opened["NewSessionId"]
         with pytest.raises(ClientError, match="'NEW_SESSION' at 'sessionId'"):
             client.invoke_endpoint_with_response_stream(EndpointName="x", Body=body("hello"), SessionId="NEW_SESSION")
 
@@ -221,10 +204,11 @@ def test_closing_a_stream_frees_its_place(start_server: StartServer) -> None:
 
 SHORT_LIMITS = """
 from lmi_handlers.app import create_app
+from lmi_handlers.config.local_runtime import LocalRuntimeSettings
 from lmi_handlers.sagemaker_runtime.routes import local_runtime
 
 app = create_app()
-app.register_blueprint(local_runtime(split_payload_parts=False, invoke_time_limit=0.5, stream_time_limit=0.5))
+app.register_blueprint(local_runtime(LocalRuntimeSettings(), invoke_time_limit=0.5, stream_time_limit=0.5))
 """
 
 
@@ -280,7 +264,7 @@ class RuntimeBefore:
     def __init__(self, view: Callable[[], Response], stream_time_limit: float = 60.0) -> None:
         app = Flask(__name__)
         app.add_url_rule("/invocations", view_func=view, methods=["POST"])
-        app.register_blueprint(local_runtime(split_payload_parts=False, stream_time_limit=stream_time_limit))
+        app.register_blueprint(local_runtime(LocalRuntimeSettings(), stream_time_limit=stream_time_limit))
         self._server = make_server("127.0.0.1", 0, app, threaded=True)
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._thread.start()
@@ -385,7 +369,7 @@ class TestOtherContainers:
         with RuntimeBefore(misbehave, stream_time_limit=0.3) as client:
             stream = client.invoke_endpoint_with_response_stream(EndpointName="x", Body=b"")
             payload_parts_until_error(stream, "Your invocation timed out")
-            assert released.wait(10), "the container's body was not closed"
+            assert released.wait(60), "the container's body was not closed"
 
     @pytest.mark.parametrize(("status", "side"), [(302, "server"), (404, "client"), (503, "server")])
     def test_long_errors_are_truncated(self, status: int, side: str) -> None:

@@ -193,6 +193,7 @@ def test_every_beam_has_the_prompt_logprobs_of_the_first_step(client: EngineClie
         tokenizer=Tokenizer(tmp_path, build_byte_bundle(tmp_path)),
         timeout=60,
         connected=lambda: True,
+        cutoff=None,
     )
     with generation:
         [outputs] = generation

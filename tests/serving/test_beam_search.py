@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.outputs import FinishReason
 from lmi_handlers.core.request import BeamSearchParams
-from lmi_handlers.engine.cache_dir import default_cache_dir
-from lmi_handlers.engine.model_store import resolve_model
+from lmi_handlers.model_files.cache_dir import default_cache_dir
+from lmi_handlers.model_files.resolve import resolve_model
 from lmi_handlers.serving.beam_search import Beam, BeamSearch, Continuations
 
 Expand = Callable[[list[Beam]], Sequence[Continuations]]

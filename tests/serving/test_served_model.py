@@ -32,7 +32,7 @@ def engine(tmp_path: Path) -> Engine:
 
 
 def start(engine: Engine, ready: Ready) -> ServedModel:
-    model = ServedModel(ServingProperties(), engine.path)
+    model = ServedModel(ServingProperties(), [engine.path])
     engine.server.announce(ready)
     model.start()
     wait_until(lambda: model.state is EngineState.READY)
@@ -48,7 +48,7 @@ def submit(model: ServedModel, prompt: Prompt, check: LengthCheck) -> None:
 def test_tokenizer_is_loaded_while_the_engine_loads_and_once_while_it_stays_the_same(
     engine: Engine, tmp_path: Path
 ) -> None:
-    model = ServedModel(ServingProperties(), engine.path)
+    model = ServedModel(ServingProperties(), [engine.path])
     for phase in ("loading weights", "checking the model"):
         engine.server.announce(Loading(phase, 0.0, str(tmp_path)))
     model.start()
@@ -70,8 +70,8 @@ def test_tokenizer_is_loaded_while_the_engine_loads_and_once_while_it_stays_the_
 
 
 def test_request_that_was_checked_for_another_engine_is_rejected(engine: Engine, tmp_path: Path) -> None:
-    """The engine may be restarted with other adapters while images are fetched."""
-    first, second = (Ready(str(tmp_path), capabilities(vocab_size=257, adapters=names)) for names in (("a",), ("b",)))
+    """The engine may be restarted with other limits while images are fetched."""
+    first, second = (Ready(str(tmp_path), capabilities(vocab_size=257, max_model_len=limit)) for limit in (100, 50))
     model = start(engine, first)
 
     def restart(request: GenerationRequest, position: int, tokens: int, limits: Capabilities) -> None:
@@ -79,7 +79,7 @@ def test_request_that_was_checked_for_another_engine_is_rejected(engine: Engine,
         wait_until(lambda: model.loaded.capabilities == second.capabilities)
 
     with pytest.raises(EngineNotReady, match="restarted while the request was being prepared"):
-        submit(model, Prompt("hi", "a"), restart)
+        submit(model, Prompt("hi"), restart)
 
 
 @pytest.mark.parametrize("content", ["é", (195, 169), (-1, 5)])

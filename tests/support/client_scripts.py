@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +75,10 @@ Run = Callable[[str, str], Outcomes]
 """Runs a script with the given Python."""
 
 
-def runner(*, model: str, echo: str, full: str, stop: str, tokenizer: str = "") -> Run:
-    """Return a function that runs scripts against these servers."""
+def runner(
+    *, model: str, echo: str, full: str, stop: str, tokenizer: str = "", environ: Mapping[str, str] | None = None
+) -> Run:
+    """Return a function that runs scripts against these servers, with more environment variables."""
     task = Task(
         model=model,
         echo=echo,
@@ -94,10 +96,11 @@ def runner(*, model: str, echo: str, full: str, stop: str, tokenizer: str = "") 
     def run_script(script: str, python: str) -> Outcomes:
         command = [python, str(SCRIPTS / script), json.dumps(dataclasses.asdict(task))]
         with tempfile.TemporaryDirectory() as home:  # for the clients' caches
-            environ = {"PATH": os.defpath, "HOME": home, **QUIET}
-            ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
+            variables = {"PATH": os.defpath, "HOME": home, **QUIET, **(environ or {})}
+            ended = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300, check=False)
         assert ended.returncode == 0, ended.stderr
-        return Outcomes(json.loads(ended.stdout))
+        # Some clients log to standard output before.
+        return Outcomes(json.loads(ended.stdout.splitlines()[-1]))
 
     return run_script
 

@@ -1,12 +1,21 @@
-"""Files `model.py` in the style of those that LMI's users publish, and one that misbehaves on request."""
+"""Files `model.py` that do, well or badly, what a test asks for."""
 
 from __future__ import annotations
 
 ON_REQUEST = """
-import asyncio, json, os, sys, threading, time
+import asyncio, json, multiprocessing, os, signal, socket, subprocess, sys, threading, time
+from concurrent.futures import ProcessPoolExecutor
 from djl_python import Input, Output
 
 started = []
+
+
+def square(number):
+    return number * number
+
+
+def fail(*_):
+    raise OSError("a socket of the handler's own")
 
 
 async def numbers():
@@ -111,6 +120,9 @@ def handle(inputs):
     if case == "loop":
         while True:
             pass
+    if case in ("fork", "spawn", "forkserver") and inputs.contains_key("workers"):
+        with ProcessPoolExecutor(2, multiprocessing.get_context(case)) as pool:
+            return Output().add_as_json(list(pool.map(square, range(4))))
     if case == "fork":
         if os.fork() == 0:
             return Output().add("child")
@@ -132,6 +144,27 @@ def handle(inputs):
             except OSError:
                 pass
         time.sleep(30)
+    if case == "close descriptors":
+        os.closerange(3, 1000)
+        return Output().add("closed")
+    if case == "huge":
+        return Output().add(bytes(2 << 30))
+    if case == "huge stream":
+        return Output().add_stream_content(iter(["small", bytes(2 << 30)]))
+    if case == "signals":
+        for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_IGN)
+        while True:
+            pass
+    if case == "leave a thread":
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        return Output().add("left")
+    if case == "leave a program":
+        return Output().add(str(subprocess.Popen(["sleep", "600"]).pid))
+    if case == "replace sockets":
+        socket.socket.sendall = socket.socket.send = socket.socket.close = fail
+        socket.socket = socket.create_connection = fail
+        return Output().add("replaced")
     if case == "pid":
         return Output().add(str(os.getpid()))
     if case == "die later":
@@ -147,119 +180,44 @@ from djl_python import Output
 calls = 0
 
 
+def parts(value):
+    yield {"value": value}
+    if calls % 20 == 0:
+        os.abort()
+    yield {"twice": value * 2}
+
+
 def handle(inputs):
     global calls
     if inputs.is_empty():
         return None
     calls += 1
+    value = inputs.get_as_json()
+    if inputs.get_property("X-Stream"):
+        return Output().add_stream_content(parts(value))
     if calls % 20 == 0:
         os.abort()
-    return Output().add_as_json(inputs.get_as_json() * 2)
+    return Output().add_as_json(value * 2)
 """
 
-SENTIMENT = """
-import logging
-import os
+PATCHED = """
+from gevent import monkey
 
-from djl_python import Input, Output
+monkey.patch_all()
 
-import labels  # a sibling
-
-
-class SentimentService:
-    def __init__(self):
-        self.initialized = False
-
-    def initialize(self, properties):
-        self.threshold = float(properties.get("threshold", "0.5"))
-        self.model_dir = properties["model_dir"]
-        self.device = "cpu" if properties.get("device_id", "-1") == "-1" else f"cuda:{properties['device_id']}"
-        with open("settings.json") as file:  # relative to the model's folder
-            logging.info("settings %s", file.read())
-        self.initialized = True
-
-    def inference(self, inputs):
-        try:
-            data = inputs.get_as_json()
-            scores = [text.count("good") / len(text.split()) for text in data["inputs"]]
-            outputs = Output()
-            outputs.add_as_json([{"label": labels.name(score > self.threshold), "score": score} for score in scores])
-        except Exception as e:
-            logging.exception("inference failed")
-            outputs = Output().error(str(e))
-        return outputs
+import time
+from djl_python import Output
 
 
-_service = SentimentService()
+def parts():
+    for _ in range(3):
+        time.sleep(0.01)
+        yield "part"
 
 
-def handle(inputs: Input) -> Output:
-    if not _service.initialized:
-        _service.initialize(inputs.get_properties())
-    if inputs.is_empty():
-        return None
-    return _service.inference(inputs)
+def handle(inputs):
+    return None if inputs.is_empty() else Output().add_stream_content(parts())
 """
-
-ARRAYS = """
-import numpy as np
-
-from djl_python.inputs import Input
-from djl_python.outputs import Output
-
-
-def handle(inputs: Input) -> Output:
-    if inputs.is_empty():
-        return None
-    if inputs.get_property("content-type") == "text/csv":
-        rows = inputs.get_as_csv()
-        total = np.sum([[float(row["a"]), float(row["b"])] for row in rows], axis=0)
-        return Output().add_as_json({"total": total, "count": np.int64(len(rows))})
-    arrays = inputs.get_as_numpy()
-    if inputs.get_property("accept") == "tensor/npz":
-        return Output().add_as_npz([array * 2 for array in arrays]).add_property("Content-Type", "tensor/npz")
-    return Output().add_as_numpy([array * 2 for array in arrays]).add_property("Content-Type", "tensor/ndlist")
-"""
-
-STREAMER = '''
-import queue
-import threading
-
-from djl_python import Input, Output
-
-
-class TextIterator:
-    """As transformers' TextIteratorStreamer: a thread puts text, the handler's stream takes it."""
-
-    def __init__(self):
-        self.queue = queue.Queue()
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        text = self.queue.get(timeout=10)
-        if text is None:
-            raise StopIteration
-        return text
-
-
-def generate(prompt, streamer):
-    for word in prompt.split():
-        streamer.queue.put([word + " "])
-    streamer.queue.put(None)
-
-
-def handle(inputs: Input):
-    if inputs.is_empty():
-        return None
-    streamer = TextIterator()
-    threading.Thread(target=generate, args=(inputs.get_as_json()["inputs"], streamer)).start()
-    outputs = Output()
-    outputs.add_property("content-type", "application/jsonlines")
-    outputs.add_stream_content(streamer)
-    return outputs
-'''
 
 BATCHES = """
 from djl_python import Input, Output
@@ -273,27 +231,105 @@ def handle(inputs: Input) -> Output:
     outputs = Output()
     if any(item.get_property("X-Fail") for item in batch):
         raise ValueError("one of them is bad")
+    if any(item.get_property("X-Status") for item in batch):
+        return [Output(int(item.get_property("X-Status"))).add(item.get_property("X-Status")) for item in batch]
     for index, item in enumerate(batch):
         value = decode(item, item.get_property("content-type"))
         outputs.add({"value": value["x"], "batch": inputs.is_batch(), "size": len(batch)}, batch_index=index)
     return outputs
 """
 
-ASYNCHRONOUS = """
-import asyncio
-
+CONCURRENT = """
+import asyncio, os, time
 from djl_python import Output
 
+waiting = []
+ticks = 0
 
-async def pieces(words):
-    for word in words:
-        await asyncio.sleep(0)
-        yield word
+
+async def tick():
+    global ticks
+    while True:
+        ticks += 1
+        await asyncio.sleep(0.01)
+
+
+async def flood(count):
+    for _ in range(count):
+        yield b"x" * 100_000
+
+
+def slowly(count):
+    for number in range(count):
+        time.sleep(0.01)
+        yield str(number)
 
 
 async def handle(inputs):
-    await asyncio.sleep(0)
+    global ticking
+    if inputs.is_empty():
+        ticking = asyncio.create_task(tick())
+        return None
+    case, text = inputs.get_property("X-Case"), inputs.get_as_string()
+    if case == "together":
+        everyone = asyncio.Event()
+        waiting.append(everyone)
+        if len(waiting) == int(text):
+            for event in waiting:
+                event.set()
+            waiting.clear()
+        await everyone.wait()
+        return Output().add(str(os.getpid()))
+    if case == "wait":
+        try:
+            await asyncio.sleep(600)
+        finally:
+            open(text, "w").close()
+    if case == "block":
+        time.sleep(600)
+    if case == "raise":
+        await asyncio.sleep(0)
+        raise ValueError(text)
+    if case == "cancel":
+        raise asyncio.CancelledError
+    if case == "exit":
+        raise SystemExit(3)
+    if case == "fork":
+        return Output().add("child" if os.fork() == 0 else "parent")
+    if case == "ticks":
+        return Output().add(str(ticks))
+    if case == "flood":
+        return Output().add_stream_content(flood(int(text)))
+    if case == "generator":
+        return Output().add_stream_content(slowly(int(text)))
+    return Output().add(str(os.getpid()))
+"""
+
+GENERATES = """
+from djl_python import Output
+
+loaded = []
+
+
+async def handle(inputs):
+    if inputs.is_empty():
+        loaded.append("loaded")
+        return
+    for part in (*loaded, inputs.get_as_string()):
+        yield Output().add(part).add_property("Content-Type", "text/plain")
+"""
+
+GROWS = """
+import os, time
+from djl_python import Output
+
+if os.path.exists("broken"):
+    raise OSError("no room for another one")
+
+
+def handle(inputs):
     if inputs.is_empty():
         return None
-    return Output().add_stream_content(pieces(inputs.get_as_string().split()))
+    time.sleep(float(inputs.get_as_string()))
+    return Output().add(str(os.getpid()))
 """

@@ -16,7 +16,7 @@ def document(*, has_api_key: bool = False, checks_names: bool = False, **options
     """Return the document for the echo backend with these options."""
     properties = ServingProperties(**({"model_name": "m", "rolling_batch": "echo"} | options))
     apis = ServedApis(Context(properties=properties))
-    routes = [*apis.routes(), *server_routes(bytes)]
+    routes = [*apis.routes(), *server_routes(bytes, properties)]
     written: dict[str, Any] = json.loads(
         openapi_document(routes, apis.documentation(), properties, has_api_key=has_api_key, checks_names=checks_names)
     )

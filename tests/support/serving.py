@@ -128,6 +128,15 @@ class Server:
                     return child
         raise AssertionError(f"no process runs {module}")
 
+    def code_processes(self) -> list[psutil.Process]:
+        """The processes that run the model's own code."""
+        found = []
+        for child in self.supervised("lmi_handlers.custom_code.pool").children():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # it has just ended
+                if "lmi_handlers.custom_code.child" in child.cmdline():
+                    found.append(child)
+        return found
+
     def web_worker(self) -> psutil.Process:
         """One of the web workers."""
         return self.web_workers()[0]
@@ -150,6 +159,17 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGQUIT)
         self.process.wait(40)
+
+
+def lmi_check(
+    directory: Path, *arguments: str, environ: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `lmi check` on a model directory."""
+    command = [sys.executable, "-m", "lmi_handlers.cli", "check", "--model-dir", str(directory), *arguments]
+    environ = ENVIRON | (environ or {})
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environ, cwd=directory.parent, timeout=60, check=False
+    )
 
 
 def free_port() -> int:

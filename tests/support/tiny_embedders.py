@@ -32,22 +32,23 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make_embedder(name: str) -> Any:
-    """Build a model. Its weights are the same on every call."""
-    config_class, options = CONFIGS[name]
-    config = getattr(transformers, config_class)(**options)
+def make_embedder(name: str, **options: Any) -> Any:
+    """Build a model. Its weights are the same on every call. `options` replace those of its configuration."""
+    config_class, usual = CONFIGS[name]
+    config = getattr(transformers, config_class)(**(usual | options))
     auto_class: Any = transformers.AutoModelForTextEncoding if name == "t5" else transformers.AutoModel
     torch.manual_seed(7)
     return auto_class.from_config(config, dtype=torch.float32).eval()
 
 
-def save_embedder(name: str, path: Path, *, modules: dict[str, Any] | None = None) -> Path:
+def save_embedder(name: str, path: Path, *, modules: dict[str, Any] | None = None, **options: Any) -> Path:
     """Write a checkpoint with a tokenizer that has one token per character.
 
-    `modules` are sentence-transformers' modules after the model: name of the class -> its configuration.
+    `modules` are sentence-transformers' modules after the model: name of the class -> its configuration. `options` are
+    the model's.
     """
-    make_embedder(name).save_pretrained(path)
-    _tokenizer().save_pretrained(path)
+    make_embedder(name, **options).save_pretrained(path)
+    character_tokenizer().save_pretrained(path)
     if modules is not None:
         kinds = ["Transformer", *modules]
         folders = ["", *(f"{place}_{kind}" for place, kind in enumerate(modules, 1))]
@@ -65,7 +66,21 @@ def save_embedder(name: str, path: Path, *, modules: dict[str, Any] | None = Non
     return path
 
 
-def _tokenizer() -> Any:
+def save_sparse_embedder(path: Path) -> Path:
+    """Write a checkpoint of a masked language model whose logits are pooled (SPLADE)."""
+    save_embedder("bert", path, modules={"SpladePooling": {}})
+    listed = json.loads((path / "modules.json").read_text())
+    listed[0]["type"] = "sentence_transformers.sparse_encoder.models.MLMTransformer"
+    (path / "modules.json").write_text(json.dumps(listed))
+    torch.manual_seed(7)
+    config = transformers.BertConfig(**ENCODER)
+    masked: Any = transformers.AutoModelForMaskedLM
+    masked.from_config(config).save_pretrained(path)
+    return path
+
+
+def character_tokenizer(*, token_types: bool = False) -> Any:
+    """A tokenizer with one token per character. With `token_types`, the model wants to know the text of each token."""
     special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
     characters = [chr(code) for code in range(32, 126)]
     tokenizer = Tokenizer(
@@ -73,8 +88,11 @@ def _tokenizer() -> Any:
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
     )
     names = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
     fast: Any = transformers.PreTrainedTokenizerFast
-    return fast(tokenizer_object=tokenizer, model_max_length=MAX_LEN, **names)
+    inputs = ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"]
+    return fast(tokenizer_object=tokenizer, model_max_length=MAX_LEN, model_input_names=inputs, **names)

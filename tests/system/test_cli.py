@@ -17,7 +17,7 @@ from backends.selection import select_backend
 from lmi_handlers import __version__
 from lmi_handlers.config.options import as_name
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.engine.model_files import DEFAULT_MODEL_NAME, find_gguf
+from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME, find_gguf
 
 Completed = subprocess.CompletedProcess[str]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import runpy
@@ -26,10 +27,11 @@ from lmi_handlers.apis.registry import ServedApis
 from lmi_handlers.cli import main
 from lmi_handlers.config.not_provided import NOT_PROVIDED, NotProvided, Place
 from lmi_handlers.config.properties import load_properties
-from lmi_handlers.config.server_settings import parse_origins
+from lmi_handlers.config.server_settings import find_model_dir, parse_origins
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.engine.model_files import DEFAULT_MODEL_NAME
+from lmi_handlers.log import log_level
+from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME
 
 CONFIGURATION = ("LMI_", "OPTION_", "SERVING_", "SAGEMAKER_", "HF_", "MODEL_", "DJL_", "CUDA_")
 ECHO = {"serving.properties": "option.rolling_batch=echo\n"}
@@ -73,7 +75,7 @@ def write(directory: Path, files: Files) -> Path:
 
 def check(directory: Path, *arguments: str) -> Ended:
     """Run `lmi check`."""
-    result = CliRunner().invoke(main, ["check", "--model-dir", str(directory), *arguments])
+    result = CliRunner().invoke(main, ["check", "--model-dir", str(directory), *arguments], env={"LOG_FORMAT": "text"})
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     head = result.stdout.partition("\n\n")[0]
     warnings = head.splitlines()[1:] if head.startswith("Warnings\n") else []
@@ -145,7 +147,7 @@ def both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
             "model directory {m} holds several models (a, b); name one with option.model_id",
         ),
         (
-            {"a/config.json": "{}"},
+            {"a/config.json": "{}", "README.md": ""},
             "model directory {m} holds no model itself, but one in a folder (a); name one with option.model_id",
         ),
         (
@@ -218,7 +220,7 @@ def test_a_cache_of_the_hub_that_was_copied_without_its_files_is_an_error(tmp_pa
         ("x.gguf", "x.gguf does not exist (looked in {m} and {here})"),
         ("nobody/none", "nobody/none is neither a folder (looked in {m}/nobody and {here}/nobody) nor in "),
         ("no model", "'no model' is neither an existing path nor a hub id (looked in {m} and {here})"),
-        ("s3://bucket/model", "s3://bucket/model is a URL; download it first"),
+        ("gs://bucket/model", "gs://bucket/model is a URL, and not of S3; download it first"),
         ("serving.properties", "{m}/serving.properties is neither a directory nor a .gguf file"),
         ("empty", "{m}/empty has no config.json and no weights ("),
         ("x" * 300, "Name too long"),
@@ -240,6 +242,40 @@ def test_a_complete_model_is_accepted(tmp_path: Path, both: Both, files: Files) 
     ended = both(write(tmp_path / "m", files))
     assert (ended.status, ended.errors, ended.warnings) == (0, [], [])
     assert "Model m on backend" in ended.text
+
+
+def test_the_only_folder_of_an_archive_is_the_model(tmp_path: Path, both: Both) -> None:
+    outer = write(tmp_path / "outer", {".hidden": ""})
+    write(outer / "inner", ECHO)
+    ended = both(outer)
+    assert (ended.status, ended.errors, ended.warnings) == (0, [], [])
+    assert "Model inner on backend echo: serving.properties asks for it" in ended.text
+
+
+@pytest.mark.parametrize("name", ["a file", "nothing"])
+def test_sagemakers_path_must_be_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (tmp_path / "a file").touch()
+    with pytest.raises(ConfigError, match=f"^SAGEMAKER_MODEL_PATH '{tmp_path}/{name}' is not a directory: "):
+        find_model_dir(None, f"{tmp_path}/{name}")
+    monkeypatch.setattr("lmi_handlers.config.server_settings.SAGEMAKER_MODEL_DIR", tmp_path / "a file")
+    with pytest.raises(ConfigError, match=f"^{tmp_path}/a file is not a directory: "):
+        find_model_dir(None)
+    assert find_model_dir(None, str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("environ", "level"),
+    [
+        ({}, "INFO"),
+        ({"LOG_LEVEL": "warning"}, "WARNING"),
+        ({"LOG_LEVEL": "warning", "SAGEMAKER_CONTAINER_LOG_LEVEL": "20"}, "INFO"),
+        ({"SAGEMAKER_CONTAINER_LOG_LEVEL": "50"}, "ERROR"),
+        ({"LOG_LEVEL": "DEBUG"}, "INFO"),
+        ({"LOG_LEVEL": "info,text_generation_router=debug"}, "INFO"),
+    ],
+)
+def test_the_log_level_is_sagemakers(environ: dict[str, str], level: str) -> None:
+    assert logging.getLevelName(log_level(environ)) == level
 
 
 # The default model
@@ -314,22 +350,16 @@ def test_values_that_disable_an_unsupported_feature_are_accepted(tmp_path: Path,
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
-        ("SAGEMAKER_SECURE_MODE", "true", "SAGEMAKER_SECURE_MODE=true is not supported: secure mode is not supported"),
         (
-            "SAGEMAKER_SECURITY_CONTROLS",
-            "DISALLOW_PICKLE_FILES",
-            "SAGEMAKER_SECURITY_CONTROLS=DISALLOW_PICKLE_FILES is",
+            "CUSTOM_PRE_PROCESS",
+            "model.py:f",
+            "CUSTOM_PRE_PROCESS=model.py:f is not supported: FastAPI's functions are not",
         ),
-        (
-            "SAGEMAKER_UNTRUSTED_CHANNELS",
-            "/opt/ml/model",
-            "SAGEMAKER_UNTRUSTED_CHANNELS=/opt/ml/model is not supported",
-        ),
-        ("SAGEMAKER_MULTI_MODEL", "true", "SAGEMAKER_MULTI_MODEL=true is not supported: each server serves one model"),
-        ("SAGEMAKER_ENABLE_STATEFUL_SESSIONS", "true", "SAGEMAKER_ENABLE_STATEFUL_SESSIONS=true is not supported"),
-        ("HF_TASK", "fill-mask", "option.task=fill-mask is not supported: "),
+        ("CUSTOM_SCRIPT_FILENAME", "x.py", "CUSTOM_SCRIPT_FILENAME=x.py is not supported: option.entryPoint names the"),
+        ("SAGEMAKER_SAFE_PORT_RANGE", "9000", "SAGEMAKER_SAFE_PORT_RANGE has value '9000': must be two ports"),
+        ("SM_VLLM_API_KEY", "k", "SM_VLLM_API_KEY is not supported: set API_KEY instead"),
+        ("HF_TASK", "object-detection", "option.task=object-detection is not supported: "),
         ("OPTION_BEDROCK_COMPAT", "true", "option.bedrock_compat=true is not supported"),
-        ("SERVING_LOAD_MODELS", "a=/a,b=/b", "load_models=a=/a,b=/b is not supported: each server serves one model"),
         (
             "DJL_ENTRY_POINT",
             "djl_python.x",
@@ -359,11 +389,10 @@ def test_environment_variables_that_disable_a_feature_are_accepted(
 @pytest.mark.parametrize(
     ("name", "script", "function"),
     [
-        ("model.py", "@output_formatter\ndef mine(output): return ''\n", "output_formatter"),
-        ("model.py", "import x\n@x.input_formatter(a=1)\ndef mine(item): return item\n", "input_formatter"),
+        ("model.py", "@init_handler\ndef mine(model_dir): return ''\n", "init_handler"),
+        ("model.py", "import x\n@x.init_handler(a=1)\ndef mine(item): return item\n", "init_handler"),
         ("model.py", "from djl_python.huggingface import handle\n", "handle"),
-        ("adapters/loud/model.py", "@output_formatter\ndef mine(output): return ''\n", "output_formatter"),
-        ("code/inference.py", "def model_fn(model_dir): return 1\n", "model_fn"),
+        ("adapters/loud/model.py", "def handle(inputs): return ''\n", "handle"),
     ],
 )
 def test_a_script_that_lmi_would_run_is_rejected(
@@ -454,9 +483,7 @@ def test_other_configuration_errors(tmp_path: Path, both: Both, files: Files, wo
 
 def test_all_errors_are_reported_at_once(tmp_path: Path, both: Both) -> None:
     properties = "option.output_formatter=x\noption.model_id=/nowhere\noption.chat_template=no.jinja\n"
-    ended = both(
-        write(tmp_path / "m", {"serving.properties": properties, "model.py": "@output_formatter\ndef f(x): ..."})
-    )
+    ended = both(write(tmp_path / "m", {"serving.properties": properties, "model.py": "@init_handler\ndef f(x): ..."}))
     assert [error.partition(" ")[0] for error in ended.errors] == [
         "option.output_formatter",
         f"{tmp_path}/m/model.py",
@@ -485,7 +512,8 @@ def test_gunicorn_accepts_an_ipv6_address(tmp_path: Path, environ: pytest.Monkey
     environ.setenv("LMI_MODEL_DIR", str(write(tmp_path / "m", ECHO)))
     environ.setenv("LMI_HOST", host)
     environ.setenv("LMI_PORT", "81")
-    assert parse_address(runpy.run_module("lmi_handlers.gunicorn_conf")["bind"]) == ("::1", 81)
+    [address] = runpy.run_module("lmi_handlers.gunicorn_conf")["bind"]
+    assert parse_address(address) == ("::1", 81)
 
 
 @pytest.mark.parametrize("port", ["eighty", "0", "65536"])
@@ -628,8 +656,6 @@ def test_the_asynchronous_handler_returns_objects_and_streams_lines(
 @pytest.mark.parametrize(
     "headers",
     [
-        {"X-Amzn-SageMaker-Session-Id": "NEW_SESSION"},
-        {"X-Amzn-SageMaker-Session-Id": "3fe0"},
         {"x-synchronous": "false"},
         {"x-starting-token": "abc"},
         {"X-Amzn-SageMaker-Custom-Attributes": "a=b; x-synchronous=false"},

@@ -203,6 +203,8 @@ def record(message: str, name: str = "lmi_handlers.x", **extra: object) -> loggi
         (record("a", phase="loading the model"), 'INFO    a  phase="loading the model"'),
         (record("a\x1b[2Jb\x9b1m", path="/\r\n\x1b[2J"), 'INFO    a\\x1b[2Jb\\x9b1m  path="/\\r\\n\\u001b[2J"'),
         (record("two\nlines"), "INFO    two\nlines"),
+        (record("a", exception="E\n  at\x1b", n=1), "INFO    a  n=1\nE\n  at\\x1b"),
+        (record("a", exception=None), "INFO    a"),
     ],
 )
 def test_records_are_rendered_as_text(made: logging.LogRecord, shown: str) -> None:

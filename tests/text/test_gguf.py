@@ -17,8 +17,8 @@ from tokenizers import pre_tokenizers
 
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.gguf import read_gguf_header
-from lmi_handlers.engine.model_files import find_gguf
-from lmi_handlers.engine.model_store import resolve_model
+from lmi_handlers.model_files.locate import find_gguf
+from lmi_handlers.model_files.resolve import resolve_model
 from lmi_handlers.text.bundle import TOKENIZER_FILE, build_gguf_bundle, build_text_bundle, load_text_bundle
 from lmi_handlers.text.tokenizer import Tokenizer
 

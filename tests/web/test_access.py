@@ -156,7 +156,7 @@ def test_preflight(echo_server: Server, path: str) -> None:
     for origin, allowed in {"http://localhost:3000": "http://localhost:3000", "https://evil.example": None}.items():
         answer = requests.options(echo_server.url + path, headers={"Origin": origin}, timeout=30)
         assert (answer.status_code, answer.content) == (200, b"")
-        assert answer.headers["Access-Control-Allow-Methods"] == "GET,POST"
+        assert answer.headers["Access-Control-Allow-Methods"] == "GET,POST,PUT,DELETE"
         assert answer.headers["Access-Control-Allow-Headers"] == "content-type"
         assert answer.headers.get("Access-Control-Allow-Origin") == allowed
 

@@ -130,3 +130,9 @@ def test_batch_that_waits_for_the_queue_ends_when_its_client_disconnects(busy_se
     assert failures(busy_server, "timeout") == timeouts, "the batch continued after its client had disconnected"
     for holder in holders:
         holder.join()
+
+
+def test_execution_parameters_for_an_engine(server: Server) -> None:
+    """One place in the batch, and the default max_request_size."""
+    answer = requests.get(server.url + "/execution-parameters", timeout=10)
+    assert answer.json() == {"MaxConcurrentTransforms": 1, "BatchStrategy": "MULTI_RECORD", "MaxPayloadInMB": 64}

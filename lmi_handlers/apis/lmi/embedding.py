@@ -6,20 +6,15 @@ Source: the LMI text embedding user guide.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import msgspec
 
-from formatters.base import encode
-from formatters.lmi.embeddings import VectorsFormatter
-from formatters.lmi.responses import LmiError
-from lmi_handlers.apis.base import Dialect, Payload, Reply
+from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.lmi.body import parse_inputs
-from lmi_handlers.apis.lmi.dialect import FIXED_HEADERS, status_of
+from lmi_handlers.apis.lmi.pooling import LmiPoolingDialect
 from lmi_handlers.config.budget import Budget
-from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.pooling_params import PoolingParams
-from lmi_handlers.core.request import GenerationRequest, Prompt
+from lmi_handlers.core.request import Prompt
 from lmi_handlers.serving.parsed import ModelFacts, Parsed
 
 
@@ -30,30 +25,12 @@ class LmiEmbeddingRequest(msgspec.Struct):
     inputs: str | list[str]
 
 
-class LmiEmbeddingDialect(Dialect):
-    """Each text is truncated to what the model takes, as in LMI. `normalize` is the default of the server."""
-
-    error_type = LmiError
-    fixed_headers = FIXED_HEADERS
+class LmiEmbeddingDialect(LmiPoolingDialect):
+    """`normalize` is the default of the server."""
 
     def __init__(self, facts: Callable[[], ModelFacts], *, budget: Budget, normalize: bool) -> None:
-        self._facts = facts
-        self._budget = budget
-        self._normalize = normalize
+        super().__init__(facts, PoolingParams(normalize=normalize), budget=budget)
 
     def parse(self, payload: Payload) -> Parsed:
         inputs, single, ignored = parse_inputs(payload, self._budget)
-        request = GenerationRequest(
-            request_id=payload.request_id,
-            prompts=tuple(Prompt(text, payload.adapter) for text in inputs),
-            pooling_params=PoolingParams(normalize=self._normalize),
-            truncate=self._facts().capabilities.max_input_tokens,
-            truncation_side="right",
-            ignored_parameters=ignored,
-        )
-        return Parsed(request, partial(VectorsFormatter, single=single), str)
-
-    def error(self, error: LMIError) -> Reply:
-        """Render `{"error":"<cause>","code":424}`."""
-        status = status_of(error)
-        return Reply(status, encode(LmiError(str(error), status)))
+        return self._parsed(payload, tuple(Prompt(text, payload.adapter) for text in inputs), ignored, single=single)

@@ -24,6 +24,7 @@ from lmi_handlers.apis.lmi.body import ALIASES, LmiParameters
 from lmi_handlers.apis.lmi.dialect import LmiDialect
 from lmi_handlers.apis.lmi.dynamic import LmiDynamicDialect
 from lmi_handlers.apis.lmi.embedding import LmiEmbeddingDialect, LmiEmbeddingRequest
+from lmi_handlers.apis.lmi.ranking import LmiRankingDialect, LmiRankingRequest
 from lmi_handlers.apis.routes import EVENTS, JSON, JSON_LINES, Route, Types, generation
 
 
@@ -67,11 +68,15 @@ _INPUTS: Mapping[str, Any] = {"minLength": 1, "minItems": 1, "items": NON_EMPTY_
 class LmiApi(Api):
     """The rolling-batch schema, or the dynamic-batch schema with `option.rolling_batch=disable`.
 
-    With `option.task=text-embedding`, the schema for embeddings.
+    With `option.task=text-embedding` or `text-ranking`, the schema for embeddings or scores.
     """
 
     documentation = Documentation(
-        examples={LmiRequest: PROMPT_EXAMPLE, LmiEmbeddingRequest: {"inputs": QUESTION}},
+        examples={
+            LmiRequest: PROMPT_EXAMPLE,
+            LmiEmbeddingRequest: {"inputs": QUESTION},
+            LmiRankingRequest: {"query": QUESTION, "texts": [QUESTION]},
+        },
         bounds={
             "LmiRequest": {"inputs": _INPUTS},
             "LmiEmbeddingRequest": {"inputs": _INPUTS},
@@ -84,6 +89,10 @@ class LmiApi(Api):
         if properties.embeds:
             embedding = LmiEmbeddingDialect(context.facts, budget=context.budget, normalize=properties.normalize)
             self.native = generation(embedding, LmiEmbeddingRequest, {JSON: (list[float], list[list[float]])})
+            return
+        if properties.ranks:
+            ranking = LmiRankingDialect(context.facts, budget=context.budget)
+            self.native = generation(ranking, LmiRankingRequest, {JSON: (list[float], list[list[float]])})
             return
         answers: dict[str, Types]
         dialect: LmiDialect | LmiDynamicDialect

@@ -15,10 +15,11 @@ import msgspec
 
 from formatters.tgi.float32 import to_float32
 from lmi_handlers.apis.base import Payload
-from lmi_handlers.apis.decoding import conversion_error, decode_json
+from lmi_handlers.apis.decoding import decode_json
 from lmi_handlers.apis.structured_outputs import Grammar
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
+from lmi_handlers.core.conversion import conversion_error
 from lmi_handlers.core.errors import InvalidBody, InvalidJson, InvalidRequest, aliased
 from lmi_handlers.core.json_shape import count_members, json_shape
 from lmi_handlers.core.request import GenerationRequest

@@ -42,12 +42,23 @@ _HEALTH = "Check whether requests are accepted."
 class TgiApi(Api):
     """The API of text-generation-inference, except for the routes that it shares with OpenAI's."""
 
-    prefixes = ("/", "/generate", "/generate_stream", "/tokenize", "/chat_tokenize", "/info", "/health", "/vertex")
+    prefixes: tuple[str, ...] = (
+        "/",
+        "/generate",
+        "/generate_stream",
+        "/tokenize",
+        "/chat_tokenize",
+        "/info",
+        "/health",
+        "/vertex",
+    )
 
     def __init__(self, context: Context) -> None:
         self._properties = properties = context.properties
         self._budget = context.budget
         self._workers = context.workers
+        if properties.pools:  # then these paths are TEI's
+            self.prefixes = tuple(prefix for prefix in self.prefixes if prefix not in ("/tokenize", "/info"))
         self._compat = CompatDialect(properties)
         answers = {JSON: (list[responses.GenerateResponse],), EVENTS: (responses.StreamResponse,)}
         self.root = generation(self._compat, TgiCompatBody, answers)
@@ -106,6 +117,10 @@ class TgiApi(Api):
         health = Status(reply=self._health, dialects=dialects, errors=not_ready)
         page = msgspec.structs.replace(health, answers={HTML: (str,)})  # for clients that accept HTML
         info = Status(reply=self._info, answers={JSON: (responses.Info,)}, dialects=dialects, errors=not_ready)
+        own = (
+            Route("POST", "/tokenize", "tokenize", TAG, "Split a prompt into tokens.", tokens),
+            Route("GET", "/info", "get_model_info", TAG, "Get the model's name and limits.", info),
+        )
         return (
             Route("POST", "/generate", "generate", TAG, "Generate text from a prompt.", generate),
             Route(
@@ -116,7 +131,7 @@ class TgiApi(Api):
                 "Generate text, as a stream of tokens.",
                 generate_stream,
             ),
-            Route("POST", "/tokenize", "tokenize", TAG, "Split a prompt into tokens.", tokens),
+            *(() if properties.pools else own),
             Route(
                 "POST",
                 "/chat_tokenize",
@@ -127,7 +142,6 @@ class TgiApi(Api):
             ),
             Route("GET", "/", "root_health", TAG, _HEALTH, page),
             Route("GET", "/health", "health", TAG, _HEALTH, health),
-            Route("GET", "/info", "get_model_info", TAG, "Get the model's name and limits.", info),
         )
 
     def router_error(self, status: int, kind: str, message: str) -> object:  # noqa: ARG002

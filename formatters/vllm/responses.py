@@ -1,0 +1,69 @@
+"""What vLLM's routes for scores answer. Source: vLLM 0.32."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, UnsetType
+
+from formatters.base import Response
+from lmi_handlers.core.json_types import Count
+
+
+class RerankUsage(Response):
+    """The number of tokens of all pairs."""
+
+    prompt_tokens: Count
+    total_tokens: Count
+
+
+class RerankDocument(Response):
+    """A document. `multi_modal` would be its images."""
+
+    text: str
+    multi_modal: None
+
+
+class RerankResult(Response, kw_only=True):
+    """The score of a document, and its place in the request."""
+
+    index: Count
+    document: RerankDocument | UnsetType = UNSET
+    relevance_score: float
+
+
+class RerankResponse(Response):
+    """Documents by their scores, highest first."""
+
+    id: str
+    model: str
+    usage: RerankUsage
+    results: list[RerankResult]
+
+
+class ScoreData(Response):
+    """The score of a pair of texts."""
+
+    index: Count
+    object: Literal["score"]
+    score: float
+
+
+class ScoreUsage(Response):
+    """The number of tokens of all pairs."""
+
+    prompt_tokens: Count
+    total_tokens: Count
+    completion_tokens: Literal[0]
+    prompt_tokens_details: None
+
+
+class ScoreResponse(Response):
+    """The scores of pairs of texts, in their order."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ScoreData]
+    usage: ScoreUsage

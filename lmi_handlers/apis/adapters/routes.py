@@ -1,0 +1,201 @@
+"""The routes that load and unload adapters.
+
+Sources: DJL's AdapterManagementRequestHandler, AWS's model-hosting-container-standards (the same paths below
+`/adapters`, with JSON bodies), and vLLM's "Dynamically serving LoRA Adapters".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from lmi_handlers.apis.adapters.dialect import VllmAdapterDialect
+from lmi_handlers.apis.api import Api, Context
+from lmi_handlers.apis.base import Dialect, Reply, front_end_json
+from lmi_handlers.apis.management import ManagementDialect, read_fields
+from lmi_handlers.apis.routes import JSON, READING, TEXT, Action, Parameter, Route
+from lmi_handlers.core.errors import (
+    AdapterExists,
+    AdapterNotFound,
+    DeadlineExceeded,
+    ModelNotFound,
+    RequestFailed,
+)
+from lmi_handlers.engine.adapter_registry import Registered
+from lmi_handlers.serving.served_model import ServedModel
+
+TAG = "Adapters"
+_PAGE = 100
+
+Path = Mapping[str, str]
+Fields = Mapping[str, Any]
+NonEmpty = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class AdapterBody(msgspec.Struct):
+    """`src` is the adapter's folder. A pinned adapter always stays in memory. All are loaded at once (`preload`)."""
+
+    name: NonEmpty
+    src: NonEmpty
+    pin: bool = False
+    preload: bool = True
+
+
+class AdapterUpdate(msgspec.Struct):
+    """What replaces an adapter. By default, it is read again from where it came."""
+
+    src: NonEmpty | None = None
+    pin: bool | None = None
+
+
+class LoadLoraBody(msgspec.Struct):
+    """vLLM's body. With `load_inplace`, the adapter replaces one of that name."""
+
+    lora_name: NonEmpty
+    lora_path: NonEmpty
+    load_inplace: bool = False
+
+
+class UnloadLoraBody(msgspec.Struct):
+    """vLLM's body."""
+
+    lora_name: NonEmpty
+
+
+class AdapterPage(msgspec.Struct, rename="camel"):
+    """A page of the adapters, in order of arrival."""
+
+    adapters: list[AdapterBody]
+    next_page_token: str | None = None
+
+
+class _Paging(msgspec.Struct):
+    limit: Annotated[int, msgspec.Meta(ge=1)] = _PAGE
+    next_page_token: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class AdaptersApi(Api):
+    """Has routes with `option.enable_lora`, unless `option.adapter_management` is off."""
+
+    def __init__(self, context: Context) -> None:
+        self._properties = context.properties
+
+    def routes(self) -> Sequence[Route]:
+        properties = self._properties
+        if not (properties.enable_lora and properties.adapter_management):
+            return ()
+        below_model = Parameter(
+            name="model", place="path", description="The name of the served model.", values=(properties.name,)
+        )
+        routes = [*_managing("/models/{model}/adapters", "model_", (below_model,)), *_managing("/adapters", "", ())]
+        return [*routes, *_vllm_routes()] if properties.allow_runtime_lora_updating else routes
+
+
+def _managing(path: str, prefix: str, parameters: tuple[Parameter, ...]) -> Sequence[Route]:
+    """Return DJL's routes below `path`. `prefix` distinguishes their operation ids."""
+    named = (*parameters, Parameter(name="adapter", place="path", description="The adapter's name."))
+    dialect, text, body = ManagementDialect(), {TEXT: (str,)}, {JSON: (AdapterBody,)}
+    register = _action(_register, dialect, text, body, AdapterExists)
+    update = _action(_update, dialect, text, {JSON: (AdapterUpdate,)}, AdapterNotFound)
+    unregister = _action(_unregister, dialect, text, {}, AdapterNotFound)
+    describe = _action(_describe, dialect, {JSON: (AdapterBody,)}, {}, AdapterNotFound)
+    listed = _action(_list, dialect, {JSON: (AdapterPage,)}, {})
+    one = f"{path}/{{adapter}}"
+    return (
+        Route("GET", path, f"list_{prefix}adapters", TAG, "List the adapters.", listed, parameters),
+        Route("POST", path, f"register_{prefix}adapter", TAG, "Load an adapter.", register, parameters),
+        Route("GET", one, f"describe_{prefix}adapter", TAG, "Tell where an adapter came from.", describe, named),
+        Route("PUT", one, f"replace_{prefix}adapter", TAG, "Replace an adapter.", update, named),
+        Route("POST", f"{one}/update", f"update_{prefix}adapter", TAG, "Replace an adapter.", update, named),
+        Route("DELETE", one, f"unregister_{prefix}adapter", TAG, "Unload an adapter.", unregister, named),
+    )
+
+
+def _vllm_routes() -> Sequence[Route]:
+    dialect, text = VllmAdapterDialect(), {TEXT: (str,)}
+    load = _action(_load_lora, dialect, text, {JSON: (LoadLoraBody,)}, AdapterExists, AdapterNotFound)
+    unload = _action(_unload_lora, dialect, text, {JSON: (UnloadLoraBody,)}, AdapterNotFound)
+    return (
+        Route("POST", "/v1/load_lora_adapter", "load_lora_adapter", TAG, "Load an adapter.", load),
+        Route("POST", "/v1/unload_lora_adapter", "unload_lora_adapter", TAG, "Unload an adapter.", unload),
+    )
+
+
+def _action(
+    act: Callable[[ServedModel, Path, Fields], Reply], dialect: Dialect, answers: Any, bodies: Any, *errors: Any
+) -> Action:
+    errors = (*READING, ModelNotFound, DeadlineExceeded, RequestFailed, *errors)
+    return Action(act=act, dialects=(dialect,), answers=answers, bodies=bodies, errors=errors)
+
+
+def _register(model: ServedModel, path: Path, fields: Fields) -> Reply:
+    _check_model(model, path)
+    body = read_fields(fields, AdapterBody)
+    model.load_adapter(body.name, body.src, pinned=body.pin)
+    return _text(f"Adapter {body.name} registered")
+
+
+def _update(model: ServedModel, path: Path, fields: Fields) -> Reply:
+    known, body = _known(model, path), read_fields(fields, AdapterUpdate)
+    pinned = known.pinned if body.pin is None else body.pin
+    model.load_adapter(path["adapter"], body.src or known.source, pinned=pinned, replace=True)
+    return _text(f"Adapter {path['adapter']} updated")
+
+
+def _unregister(model: ServedModel, path: Path, _: Fields) -> Reply:
+    _known(model, path)
+    model.unload_adapter(path["adapter"])
+    return _text(f"Adapter {path['adapter']} unregistered")
+
+
+def _describe(model: ServedModel, path: Path, _: Fields) -> Reply:
+    known = _known(model, path)
+    return Reply(200, front_end_json(msgspec.to_builtins(AdapterBody(path["adapter"], known.source, known.pinned))))
+
+
+def _list(model: ServedModel, path: Path, fields: Fields) -> Reply:
+    _check_model(model, path)
+    paging = read_fields(fields, _Paging)
+    stop = paging.next_page_token + paging.limit
+    adapters = [AdapterBody(name, known.source, known.pinned) for name, known in model.adapters.items()]
+    page = AdapterPage(adapters[paging.next_page_token : stop], str(stop) if stop < len(adapters) else None)
+    return Reply(200, front_end_json(msgspec.to_builtins(page)))
+
+
+def _load_lora(model: ServedModel, _: Path, fields: Fields) -> Reply:
+    body = read_fields(fields, LoadLoraBody)
+    known = body.lora_name in model.adapters
+    if known and not body.load_inplace:  # even if it is the same one
+        raise AdapterExists(
+            f"The lora adapter {body.lora_name[:128]!r} has already been loaded. If you want to load the adapter in place, "
+            "set 'load_inplace' to True."
+        )
+    model.load_adapter(body.lora_name, body.lora_path, replace=known)
+    return _text(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+
+def _unload_lora(model: ServedModel, _: Path, fields: Fields) -> Reply:
+    body = read_fields(fields, UnloadLoraBody)
+    if body.lora_name not in model.adapters:
+        raise AdapterNotFound(f"The lora adapter {body.lora_name[:128]!r} cannot be found.")
+    model.unload_adapter(body.lora_name)
+    return _text(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+
+def _check_model(model: ServedModel, path: Path) -> None:
+    if path.get("model", model.name) != model.name:
+        raise ModelNotFound(f"The model {path['model'][:128]!r} was not found")
+
+
+def _known(model: ServedModel, path: Path) -> Registered:
+    _check_model(model, path)
+    known = model.adapters.get(path["adapter"])
+    if known is None:
+        raise AdapterNotFound(f"The adapter {path['adapter'][:128]!r} was not found")
+    return known
+
+
+def _text(message: str) -> Reply:
+    return Reply(200, message.encode(), TEXT)

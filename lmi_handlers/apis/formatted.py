@@ -1,0 +1,169 @@
+"""The model's own formatters on the invoke routes: before a body is parsed, and in place of the API's formatter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import msgspec
+
+from formatters.base import Formatter
+from formatters.openai.completions import CompletionJsonFormatter, CompletionJsonLinesFormatter, CompletionOptions
+from lmi_handlers.apis.base import Dialect, Payload, Reply
+from lmi_handlers.apis.decoding import decode_typed
+from lmi_handlers.apis.lmi.dialect import REQUEST_FORMATTERS, LmiDialect
+from lmi_handlers.apis.lmi.dynamic import LmiDynamicDialect
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import InvalidRequest, LMIError
+from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
+from lmi_handlers.core.usage import Usage
+from lmi_handlers.custom_code.formatting.client import Calls, FormatterClient
+from lmi_handlers.custom_code.formatting.messages import FormatInput, Script
+from lmi_handlers.custom_code.messages import Invoke
+from lmi_handlers.serving.formatted import RecordFormatter, TokenFormatter, TokenOptions
+from lmi_handlers.serving.parsed import FormatterFactory, ModelFacts, Parsed
+
+PATIENCE = 1.0
+"""Seconds that a request waits for formatters that are being started."""
+
+
+class Formatting:
+    """The formatters of a model."""
+
+    def __init__(self, client: FormatterClient, properties: ServingProperties, facts: Callable[[], ModelFacts]) -> None:
+        self._client = client
+        self._properties = properties
+        self._facts = facts
+
+    def format_input(self, payload: Payload, invoke: Invoke, new_calls: Callable[[], Calls]) -> Payload:
+        """Return what the input formatter makes of a body, or the payload itself if there is none.
+
+        `invoke` is the request as code of the model's gets it. Raises the error that ends the request.
+        """
+        scripts = self._client.scripts(PATIENCE)
+        adapter = _adapter_of(payload) if scripts.keys() - {""} else payload.adapter
+        place = next((name for name in (adapter or "", "") if name in scripts and scripts[name].input), None)
+        if place is None:
+            return payload
+        calls = new_calls()
+        try:
+            calls.send(FormatInput(calls.number, place, invoke.properties, invoke.parts))
+            formatted = calls.receive()
+        finally:
+            calls.close(forget=False)
+        return msgspec.structs.replace(
+            payload, data=formatted.data, content_type="application/json", adapter=adapter, context=formatted.context
+        )
+
+    def dialect(self, dialect: Dialect, new_calls: Callable[[], Calls]) -> Dialect:
+        """Return the dialect of one request. Its answers pass through the output formatter, if there is one."""
+        return FormattedDialect(dialect, self, new_calls)
+
+    def calls(self, deadline: float, connected: Callable[[], bool]) -> Calls:
+        """Return the calls for one request, which end at the monotonic time `deadline`."""
+        return Calls(self._client, deadline, connected)
+
+    def format_output(
+        self, parsed: Parsed, payload: Payload, dialect: Dialect, new_calls: Callable[[], Calls]
+    ) -> Parsed:
+        """Return the request with an output formatter of the model in place of the API's, if there is one."""
+        scripts = self._client.scripts(PATIENCE)
+        names = {prompt.adapter or "" for prompt in parsed.request.prompts}
+        adapter = next((name for name in (*(names if len(names) == 1 else ()), "") if _writes(scripts.get(name))), None)
+        if adapter is None:
+            return parsed
+        kind = scripts[adapter].output
+        if kind != "tokens":
+            inner = parsed.formatter
+            if kind == "response" and isinstance(dialect, LmiDialect | LmiDynamicDialect):
+                inner = self._completion
+            factory: FormatterFactory = partial(_record_formatter, inner=inner, adapter=adapter, new_calls=new_calls)
+            return msgspec.structs.replace(parsed, formatter=factory)
+        parameters = _parameters(payload)
+        if isinstance(dialect, LmiDialect) and parameters.get("output_formatter") in REQUEST_FORMATTERS:
+            return parsed  # as in LMI, the request's own choice takes precedence
+        options = TokenOptions(
+            adapter=adapter,
+            parameters=msgspec.json.encode(parameters | {"stream": parsed.request.stream}),
+            tgi_compat=self._properties.tgi_compat,
+            context=payload.context,
+        )
+        params = parsed.request.sampling_params
+        if params.logprobs is None and "logprobs" not in self._facts().capabilities.unsupported:
+            params = msgspec.structs.replace(params, logprobs=0)  # as in LMI, every token has its own
+        return msgspec.structs.replace(
+            parsed,
+            request=msgspec.structs.replace(parsed.request, sampling_params=params),
+            formatter=partial(TokenFormatter, options=options, new_calls=new_calls),
+        )
+
+    def _completion(self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...]) -> Formatter:
+        """Return the formatter for LMI's own bodies. LMI shows them to output formatters as OpenAI's completions."""
+        options = CompletionOptions(
+            model=self._properties.name,
+            created=int(time.time()),
+            n=request.sampling_params.n,
+            echo=request.return_full_text,
+            logprobs=request.sampling_params.logprobs,
+        )
+        kind = CompletionJsonLinesFormatter if request.stream else CompletionJsonFormatter
+        return kind(request, prompts, options=options)
+
+
+class FormattedDialect(Dialect):
+    """A dialect for one request, whose formatter is the model's own."""
+
+    def __init__(self, dialect: Dialect, formatting: Formatting, new_calls: Callable[[], Calls]) -> None:
+        self._dialect = dialect
+        self._formatting = formatting
+        self._new_calls = new_calls
+
+    def parse(self, payload: Payload) -> Parsed:
+        parsed = self._dialect.parse(payload)
+        return self._formatting.format_output(parsed, payload, self._dialect, self._new_calls)
+
+    def error(self, error: LMIError) -> Reply:
+        return self._dialect.error(error)
+
+    def answer_headers(self, request: GenerationRequest, usage: Usage) -> Mapping[str, str]:
+        return self._dialect.answer_headers(request, usage)
+
+
+def _record_formatter(
+    request: GenerationRequest,
+    prompts: tuple[RenderedPrompt, ...],
+    *,
+    inner: FormatterFactory,
+    adapter: str,
+    new_calls: Callable[[], Calls],
+) -> Formatter:
+    return RecordFormatter(inner(request, prompts), adapter, new_calls)
+
+
+def _writes(script: Script | None) -> bool:
+    return script is not None and script.output is not None
+
+
+def _adapter_of(payload: Payload) -> str | None:
+    """Return the adapter of a request, as far as that can be told before its body is parsed. The body takes precedence."""
+    try:
+        adapters = decode_typed(payload.fields["adapters"], object)
+    except (InvalidRequest, KeyError):
+        return payload.adapter
+    names = adapters if isinstance(adapters, list) else [adapters]
+    return names[0] if names and isinstance(names[0], str) else payload.adapter
+
+
+def _parameters(payload: Payload) -> dict[str, object]:
+    """Return the parameters of a body: LMI's object of them, or else all fields but the prompt."""
+    if payload.content_type == "text/plain":
+        return {}
+    fields = payload.fields
+    if "parameters" in fields:
+        return decode_typed(fields["parameters"], dict[str, object])
+    return {
+        name: decode_typed(value, object)
+        for name, value in fields.items()
+        if name not in ("inputs", "prompt", "messages")
+    }

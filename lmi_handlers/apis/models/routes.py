@@ -1,0 +1,251 @@
+"""The routes that load and unload models: those of DJL, and SageMaker's for multi-model endpoints.
+
+SageMaker's are DJL's with a JSON body, and differ in what `GET /models/{model}` answers. Sources: DJL's
+ManagementRequestHandler and the answers of a running one; "Custom containers contract for multi-model endpoints" in
+SageMaker's developer guide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from lmi_handlers.apis.base import Reply, front_end_json
+from lmi_handlers.apis.management import ManagementDialect, read_fields
+from lmi_handlers.apis.routes import JSON, READING, Action, Parameter, Route
+from lmi_handlers.core.errors import (
+    EngineNotReady,
+    InsufficientMemory,
+    InvalidRequest,
+    LoadFailed,
+    ModelExists,
+    ModelNotFound,
+)
+from lmi_handlers.models.messages import Load, Scale, Unload
+from lmi_handlers.models.on_shelf import OnShelf
+from lmi_handlers.models.registry import ModelState, Registered, check_model_name
+from lmi_handlers.models.shelf import Shelf
+from lmi_handlers.models.source import name_of
+
+TAG = "Models"
+_PAGE = 100
+
+Fields = Mapping[str, Any]
+PathParameters = Mapping[str, str]
+Workers = Annotated[int, msgspec.Meta(ge=-1, le=256)]
+
+_STATUSES = {
+    ModelState.PENDING: "PENDING",
+    ModelState.LOADING: "PENDING",
+    ModelState.WAKING: "PENDING",
+    ModelState.READY: "READY",
+    ModelState.SLEEPING: "SLEEPING",
+    ModelState.UNLOADING: "UNLOADING",
+    ModelState.FAILED: "FAILED",
+}
+"""DJL's names, and two that it does not have."""
+
+_OPTIONS = {
+    "min_worker": "minWorkers",
+    "max_worker": "maxWorkers",
+    "batch_size": "batch_size",
+    "job_queue_size": "job_queue_size",
+    "max_batch_delay": "max_batch_delay",
+    "max_idle_time": "max_idle_time",
+}
+"""Names in serving.properties by parameter."""
+
+
+class LoadBody(msgspec.Struct):
+    """A model to load. `url` is a directory or a tar.gz file in the model store, or an S3 URL.
+
+    Numbers take precedence over those in serving.properties; -1 leaves them as they are. `model_version`, `engine` and
+    `device` are accepted and have no effect.
+    """
+
+    url: str | None = None
+    model_name: str | None = None
+    synchronous: bool = True
+    min_worker: Workers = -1
+    max_worker: Workers = -1
+    batch_size: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    job_queue_size: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    max_batch_delay: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    max_idle_time: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    model_version: str | None = None
+    engine: str | None = None
+    device: str | None = None
+
+
+class ModelStatus(msgspec.Struct):
+    """What has been done."""
+
+    status: str
+
+
+class ModelItem(msgspec.Struct, rename="camel"):
+    """A model in a list."""
+
+    model_name: str
+    model_url: str
+    status: str
+
+
+class ModelPage(msgspec.Struct, rename="camel", omit_defaults=True):
+    """A page of the models, in alphabetical order."""
+
+    models: list[ModelItem]
+    next_page_token: str | None = None
+
+
+class _Paging(msgspec.Struct):
+    limit: int = _PAGE
+    next_page_token: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class _Scaling(msgspec.Struct):
+    min_worker: Workers = -1
+    max_worker: Workers = -1
+
+
+def management_routes(*, multi_model: bool) -> Sequence[Route]:
+    """Return the routes. With `multi_model`, they answer as SageMaker asks where that differs."""
+    model = Parameter(name="model", place="path", description="The model's name.")
+    version = Parameter(name="version", place="path", description="Ignored: there is only one version.")
+    load = _action(_load, ModelStatus, LoadBody, ModelExists, InsufficientMemory, LoadFailed)
+    listed = _action(_list, ModelPage)
+    one = _action(_describe_short if multi_model else _describe, object)
+    scale = _action(_scale, ModelStatus, None, EngineNotReady, InsufficientMemory, LoadFailed)
+    unload = _action(_unload, ModelStatus)
+    routes = [
+        Route("POST", "/models", "register_model", TAG, "Load a model.", load),
+        Route("GET", "/models", "list_models", TAG, "List the models.", listed),
+    ]
+    for path, suffix, parameters in (
+        ("/models/{model}", "", (model,)),
+        ("/models/{model}/{version}", "_version", (model, version)),
+    ):
+        routes += (
+            Route("GET", path, f"describe_model{suffix}", TAG, "Describe a model.", one, parameters),
+            Route("PUT", path, f"scale_model{suffix}", TAG, "Change the number of engines.", scale, parameters),
+            Route("DELETE", path, f"unregister_model{suffix}", TAG, "Unload a model.", unload, parameters),
+        )
+    return routes
+
+
+def _action(act: Any, answer: Any, body: Any = None, *errors: Any) -> Action:
+    return Action(
+        act=act,
+        dialects=(ManagementDialect(),),
+        answers={JSON: (answer,)},
+        bodies={} if body is None else {JSON: (body,)},
+        errors=(*READING, ModelNotFound, *errors),
+    )
+
+
+def _load(shelf: Shelf, _: PathParameters, fields: Fields) -> Reply:
+    body = read_fields(fields, LoadBody)
+    if not body.url:
+        raise InvalidRequest("Parameter url is required.")
+    name = body.model_name or name_of(body.url)
+    check_model_name(name)
+    shelf.ask(Load(name, body.url, _options(body), body.synchronous))
+    if not body.synchronous:
+        return _status(f'Model "{name}" registration scheduled.', 202)
+    shelf.wait_serving(name)
+    return _status(f'Model "{name}" registered.')
+
+
+def _unload(shelf: Shelf, path: PathParameters, _: Fields) -> Reply:
+    shelf.ask(Unload(path["model"]))
+    return _status(f'Model or workflow "{path["model"]}" unregistered')
+
+
+def _scale(shelf: Shelf, path: PathParameters, fields: Fields) -> Reply:
+    """Change the number of engines. None at all puts the model to sleep."""
+    name, body = path["model"], read_fields(fields, _Scaling)
+    options = None if body.min_worker == 0 else _options(body)
+    shelf.ask(Scale(name, options))
+    if options:
+        shelf.wait_serving(name)
+    return _status(
+        f'Workflow "{name}" worker scaled. New Worker configuration min workers:{body.min_worker} '
+        f"max workers:{body.max_worker}"
+    )
+
+
+def _list(shelf: Shelf, _: PathParameters, fields: Fields) -> Reply:
+    paging = read_fields(fields, _Paging)
+    limit = paging.limit if 0 < paging.limit <= _PAGE else _PAGE
+    models, stop = sorted((shelf.models or {}).items()), paging.next_page_token + limit
+    items = [_item(entry) for _, entry in models[paging.next_page_token : stop]]
+    page = {"nextPageToken": str(stop)} if stop < len(models) else {}
+    return _document(page | {"models": items})
+
+
+def _describe(shelf: Shelf, path: PathParameters, _: Fields) -> Reply:
+    """Return what DJL tells of a model. A group of workers is our engines."""
+    entry = _known(shelf, path)
+    held = next((held for held in shelf.held if held.entry.name == entry.name), None)
+    properties = None if held is None else held.app.model.properties
+    model: dict[str, object] = _item(entry) | {
+        "status": "Healthy" if entry.state is ModelState.READY else _STATUSES[entry.state],
+        "loadedAtStartup": entry.at_start,
+        "workerGroups": [],
+    }
+    if held is not None and properties is not None:
+        model |= {
+            "batchSize": properties.max_rolling_batch_size or properties.batch_size,
+            "maxBatchDelayMillis": properties.max_batch_delay,
+            "maxIdleSeconds": properties.max_idle_time,
+            "queueSize": properties.job_queue_size,
+            "requestInQueue": held.in_flight,
+            "workerGroups": [_group(held, entry)],
+        }
+    if entry.cause:
+        model["cause"] = entry.cause
+    return _document([{"workflowName": entry.name, "models": [model]}])
+
+
+def _group(held: OnShelf, entry: Registered) -> dict[str, object]:
+    properties, since = held.app.model.properties, int(entry.since * 1000)
+    workers = [
+        {"id": number, "startTime": since, "status": entry.state.value.upper()}
+        for number in range(1, properties.min_workers + 1)
+    ]
+    least, most = properties.min_workers, properties.max_workers or properties.min_workers
+    return {"minWorkers": least, "maxWorkers": most, "workers": workers}
+
+
+def _describe_short(shelf: Shelf, path: PathParameters, _: Fields) -> Reply:
+    """Return what SageMaker asks for."""
+    item = _item(_known(shelf, path))
+    return _document({"modelName": item["modelName"], "modelUrl": item["modelUrl"]})
+
+
+def _known(shelf: Shelf, path: PathParameters) -> Registered:
+    entry = (shelf.models or {}).get(path["model"])
+    if entry is None:
+        raise ModelNotFound(f"Workflow not found: {path['model'][:128]}")
+    return entry
+
+
+def _item(entry: Registered) -> dict[str, object]:
+    url = Path(entry.url).as_uri() if entry.at_start and entry.url.startswith("/") else entry.url
+    return {"modelName": entry.name, "modelUrl": url, "status": _STATUSES[entry.state]}
+
+
+def _options(body: LoadBody | _Scaling) -> dict[str, str]:
+    given = msgspec.to_builtins(body)
+    return {key: str(given[name]) for name, key in _OPTIONS.items() if given.get(name, -1) > 0}
+
+
+def _status(message: str, status: int = 200) -> Reply:
+    return Reply(status, front_end_json({"status": message}))
+
+
+def _document(value: object) -> Reply:
+    return Reply(200, front_end_json(value))

@@ -1,0 +1,94 @@
+"""The routes of a server with several models that are about all of them: `/ping`, `/metrics` and `/v1/models`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from formatters.openai.responses import ModelInfo, ModelList
+from lmi_handlers.apis.base import Reply, front_end_json
+from lmi_handlers.apis.management import ManagementDialect
+from lmi_handlers.apis.openai.routes import TAG as OPENAI
+from lmi_handlers.apis.routes import JSON, TEXT, Action, Parameter, Route, Status
+from lmi_handlers.apis.server import SAGEMAKER, TGI, Health
+from lmi_handlers.core.errors import ModelNotFound
+from lmi_handlers.engine.status import EngineState
+from lmi_handlers.metrics.requests import CONTENT_TYPE, page_of
+from lmi_handlers.models.registry import ModelState
+from lmi_handlers.models.shelf import Shelf
+from lmi_handlers.serving.served_model import ServedModel
+
+_LOADS = (ModelState.PENDING, ModelState.LOADING)
+_FAILS = (ModelState.FAILED, EngineState.STALLED, EngineState.STARTING)
+
+
+def store_routes() -> Sequence[Route]:
+    """Return the routes."""
+    health = Status(reply=ping, answers={JSON: (dict[str, Health],)})
+    dialect = ManagementDialect()
+    listed = Action(act=_list, dialects=(dialect,), answers={JSON: (ModelList,)})
+    named = Parameter(name="model", place="path", description="The model's name.", has_slashes=True)
+    one = Action(act=_one, dialects=(dialect,), answers={JSON: (ModelInfo,)}, errors=(ModelNotFound,))
+    summary = "Check whether requests are accepted. Names the state of each model."
+    return (
+        Route("GET", "/ping", "ping", SAGEMAKER, summary, health),
+        Route("POST", "/ping", "post_ping", SAGEMAKER, summary, health),
+        Route("GET", "/health", "health", TGI, summary, health),
+        Route(
+            "GET", "/metrics", "metrics", TGI, "Get Prometheus metrics.", Status(reply=_metrics, answers={TEXT: (str,)})
+        ),
+        Route("GET", "/v1/models", "list_served_models", OPENAI, "List the models.", listed),
+        Route("GET", "/v1/models/{model}", "retrieve_served_model", OPENAI, "Get a model.", one, (named,)),
+    )
+
+
+def ping(shelf: Shelf) -> Reply:
+    """200 once the models of the start are loaded, as long as one serves. A server without models is healthy.
+
+    503 while they are loaded, and if none serves any more. As in DJL, the body has the state of each model.
+    """
+    models = shelf.models
+    if models is None:
+        return Reply(503, front_end_json({}))
+    document: dict[str, object] = {}
+    starts, serves = False, not models
+    for name, entry in models.items():
+        state, phase = shelf.state_of(entry)
+        starts |= entry.at_start and entry.state in _LOADS
+        waits = entry.state is ModelState.WAKING or (entry.state in _LOADS and not entry.at_start)
+        serves |= state not in _FAILS or (waits and state is EngineState.STARTING)
+        document[name] = {"status": "Healthy"} if state is EngineState.READY else _health(state, phase)
+    return Reply(200 if serves and not starts and not shelf.draining else 503, front_end_json(document))
+
+
+def _health(state: EngineState | ModelState, phase: str) -> dict[str, str]:
+    status = state.value.capitalize()
+    return {"status": status} if phase == state.value else {"status": status, "phase": phase}
+
+
+def _metrics(shelf: Shelf) -> Reply:
+    return Reply(200, page_of(held.app.model.metrics for held in shelf.held).encode(), CONTENT_TYPE)
+
+
+def _list(shelf: Shelf, _path: Mapping[str, str], _fields: Mapping[str, Any]) -> Reply:
+    return Reply(200, msgspec.json.encode(ModelList("list", list(_infos(shelf)))))
+
+
+def _one(shelf: Shelf, path: Mapping[str, str], _: Mapping[str, Any]) -> Reply:
+    for info in _infos(shelf):
+        if info.id == path["model"]:
+            return Reply(200, msgspec.json.encode(info))
+    raise ModelNotFound(f"The model {path['model'][:200]!r} does not exist")
+
+
+def _infos(shelf: Shelf) -> Iterator[ModelInfo]:
+    """Yield all models, each followed by its adapters."""
+    held = {held.entry.name: held.app.model for held in shelf.held}
+    for name, entry in (shelf.models or {}).items():
+        yield ModelInfo(name, "model", int(entry.since), "lmi-handlers", None)
+        model = held.get(name)
+        if isinstance(model, ServedModel) and model.state is EngineState.READY:
+            for adapter in model.facts.capabilities.adapters:
+                yield ModelInfo(adapter, "model", int(entry.since), "lmi-handlers", name)

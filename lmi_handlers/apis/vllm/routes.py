@@ -1,0 +1,53 @@
+"""vLLM's routes for scores. The clients of Jina and Cohere send the same bodies to `/v1/rerank` and `/v2/rerank`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from formatters.openai import responses as openai_responses
+from formatters.vllm import responses
+from lmi_handlers.apis.api import Api, Context
+from lmi_handlers.apis.documentation import PRIORITY_BOUNDS, QUESTION, Documentation
+from lmi_handlers.apis.routes import JSON, Route, generation
+from lmi_handlers.apis.vllm.scores import RerankDocumentsBody, RerankDocumentsDialect, ScoreBody, ScoreDialect
+
+TAG = "vLLM"
+
+
+class VllmApi(Api):
+    """Reranking and scores. With `option.task=text-ranking`, its bodies are known on the invoke routes too."""
+
+    prefixes = ("/score", "/v2/rerank")
+    documentation = Documentation(
+        examples={
+            RerankDocumentsBody: {"query": QUESTION, "documents": ["Deep Learning is a kind of machine learning."]},
+            ScoreBody: {"text_1": QUESTION, "text_2": "Deep Learning is a kind of machine learning."},
+        },
+        bounds={
+            "RerankDocumentsBody": {"documents": {"minItems": 1}, **PRIORITY_BOUNDS},
+            "ScoreBody": PRIORITY_BOUNDS,
+        },
+    )
+
+    def __init__(self, context: Context) -> None:
+        rerank = RerankDocumentsDialect(context.facts, budget=context.budget)
+        score = ScoreDialect(context.facts, budget=context.budget)
+        self._rerank = generation(rerank, RerankDocumentsBody, {JSON: (responses.RerankResponse,)})
+        self._score = generation(score, ScoreBody, {JSON: (responses.ScoreResponse,)})
+        if context.properties.ranks:
+            # `queries` comes first, because such a body may have `documents` too.
+            scores = dict.fromkeys(("queries", "text_1", "data_1"), self._score)
+            self.claims = {**scores, "documents": self._rerank}
+
+    def routes(self) -> Sequence[Route]:
+        rerank, score = "Sort documents by how well they match a query.", "Score pairs of texts."
+        return (
+            Route("POST", "/v1/rerank", "rerank_documents", TAG, rerank, self._rerank),
+            Route("POST", "/v2/rerank", "rerank_documents_v2", TAG, rerank, self._rerank),
+            Route("POST", "/score", "score", TAG, score, self._score),
+            Route("POST", "/v1/score", "score_v1", TAG, score, self._score),
+        )
+
+    def router_error(self, status: int, kind: str, message: str) -> object:
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        return openai_responses.OpenAIError(openai_responses.OpenAIErrorDetails(message, kind, None, None))

@@ -1,0 +1,226 @@
+"""Where a job's inputs come from and its outputs go to: local files and folders, or S3."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING
+
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.model_files.s3_url import check_s3_url, is_s3, parse_s3_url
+
+if TYPE_CHECKING:
+    from lmi_handlers.model_files.s3 import Bucket, S3Object
+
+SUFFIX = ".out"
+_BLOCK = 8 << 20
+"""Bytes of an object that are read at a time."""
+
+
+class InputFile(ABC):
+    """A file of a job. `name` is its path below what the job was given, with slashes."""
+
+    name: str
+
+    @abstractmethod
+    def open_raw(self) -> IO[bytes]:
+        """Open it as it is stored."""
+
+    @contextlib.contextmanager
+    def open(self, *, compressed: bool) -> Iterator[IO[bytes]]:
+        """Open its content."""
+        with self.open_raw() as file:
+            yield io.BufferedReader(gzip.GzipFile(fileobj=file)) if compressed else file
+
+
+class LocalFile(InputFile):
+    """A file of this machine."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path = path
+        self.name = name
+
+    def open_raw(self) -> IO[bytes]:
+        return self.path.open("rb")
+
+
+class ObjectFile(InputFile):
+    """An object in S3."""
+
+    def __init__(self, bucket: Bucket, item: S3Object) -> None:
+        self._bucket = bucket
+        self._item = item
+        self.name = item.name
+
+    def open_raw(self) -> IO[bytes]:
+        return io.BufferedReader(_ObjectReader(self._bucket, self._item), _BLOCK)
+
+
+class _ObjectReader(io.RawIOBase):
+    """Reads an object in ranges: one connection would not last as long as a job reads from it."""
+
+    def __init__(self, bucket: Bucket, item: S3Object) -> None:
+        self._bucket = bucket
+        self._item = item
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # of io.RawIOBase
+        """Raises `ConfigError` or `LoadFailed`."""
+        end = min(self._position + len(buffer), self._item.size)
+        if end == self._position:
+            return 0
+        with self._bucket.explained(self._item.key):
+            found = self._bucket.client.get_object(
+                Bucket=self._bucket.url.bucket,
+                Key=self._item.key,
+                Range=f"bytes={self._position}-{end - 1}",
+                IfMatch=self._item.etag,  # else the job would read two versions of it
+            )
+            data = found["Body"].read()
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
+def find_inputs(location: str, target: str = "") -> list[InputFile]:
+    """Return the files of a location, in the order of their names. Raises `ConfigError` or `LoadFailed`.
+
+    A location is a file, a folder with all files below it, or an S3 URL with all objects whose keys begin with it. Hidden
+    files are left out, and if outputs go to the same folder, `target`, those of an earlier job.
+    """
+    if not is_s3(location):
+        path = Path(location)
+        if path.is_dir():
+            names = sorted(found.relative_to(path).as_posix() for found in path.rglob("*") if found.is_file())
+            files: list[InputFile] = [LocalFile(path / name, name) for name in names if not _is_hidden(name)]
+        elif path.exists():
+            files = [LocalFile(path, path.name)]
+        else:
+            raise ConfigError(f"--input {location} does not exist")
+    else:
+        bucket = _bucket(location)
+        files = [ObjectFile(bucket, item) for item in bucket.beginning_with() if not _is_hidden(item.name)]
+    if len(files) > 1 and _place(location) == _place(target):
+        files = [file for file in files if not file.name.endswith(SUFFIX)]
+    if not files:
+        raise ConfigError(f"--input {location} has no files")
+    return files
+
+
+class Output:
+    """The output of a file, which appears once it is complete."""
+
+    def __init__(self, folder: Folder, name: str) -> None:
+        self._folder = folder
+        self._name = name
+        self._file = folder.new_file(name)
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+
+    def complete(self) -> str:
+        """Make it appear, and return where. Raises `OSError`, `ConfigError` or `LoadFailed`."""
+        with self._file:
+            self._file.flush()
+            return self._folder.add(self._file, self._name)
+
+    def discard(self) -> None:
+        """Drop it."""
+        self._file.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._file.name)  # noqa: PTH108  the name of a temporary file is text
+
+
+class Folder(ABC):
+    """Where outputs go."""
+
+    @abstractmethod
+    def new_file(self, name: str) -> IO[bytes]:
+        """Return a temporary file for an output. Raises `OSError` or `ConfigError`."""
+
+    @abstractmethod
+    def add(self, file: IO[bytes], name: str) -> str:
+        """Keep a temporary file, which is complete, under `name`. Returns where it is."""
+
+
+class LocalFolder(Folder):
+    """A folder of this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def new_file(self, name: str) -> IO[bytes]:
+        target = self._target(name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False)
+
+    def add(self, file: IO[bytes], name: str) -> str:
+        target = self._target(name)
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(file.name).chmod(0o666 & ~umask)  # temporary files are private
+        Path(file.name).replace(target)
+        return str(target)
+
+    def _target(self, name: str) -> Path:
+        """Return the path of an output. Raises `ConfigError` if it is not below the folder: a key in S3 is any text."""
+        if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
+            raise ConfigError(f"the output {name!r} cannot be a file: its name has an empty part, '.', '..' or a NUL")
+        return self._path / name
+
+
+class ObjectFolder(Folder):
+    """A prefix in S3. Outputs are collected in temporary files, because an object is written at once."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self._prefix = f"{bucket.url.key.rstrip('/')}/" if bucket.url.key else ""
+
+    def new_file(self, name: str) -> IO[bytes]:  # noqa: ARG002
+        return tempfile.NamedTemporaryFile(prefix="lmi-transform-", delete=False)
+
+    def add(self, file: IO[bytes], name: str) -> str:
+        key = self._prefix + name
+        with self._bucket.explained(key):
+            file.seek(0)
+            self._bucket.client.upload_fileobj(file, self._bucket.url.bucket, key)
+        os.unlink(file.name)  # noqa: PTH108  the name of a temporary file is text
+        return f"s3://{self._bucket.url.bucket}/{key}"
+
+
+def open_folder(location: str) -> Folder:
+    """Return the folder at a location. Raises `ConfigError` or `LoadFailed`."""
+    if is_s3(location):
+        bucket = _bucket(location)
+        bucket.check_exists()
+        return ObjectFolder(bucket)
+    path = Path(location)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--output {location}: {error.strerror}") from None
+    return LocalFolder(path)
+
+
+def _place(location: str) -> str:
+    return location.rstrip("/") if is_s3(location) else str(Path(location).resolve())
+
+
+def _bucket(location: str) -> Bucket:
+    check_s3_url(location)
+    from lmi_handlers.model_files.s3 import Bucket  # imports boto3, an optional dependency
+
+    return Bucket(parse_s3_url(location))
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in PurePosixPath(name).parts)

@@ -1,0 +1,82 @@
+"""Finds the functions that a `model.py` marks with LMI's decorators, without importing the file."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from lmi_handlers.config.custom_code import parse_script
+from lmi_handlers.core.errors import ConfigError
+
+INPUT_FORMATTER = "input_formatter"
+OUTPUT_FORMATTER = "output_formatter"
+INIT_HANDLER = "init_handler"
+PREDICTION_HANDLER = "prediction_handler"
+
+_DECORATORS = {
+    "djl_python.input_parser.input_formatter": INPUT_FORMATTER,
+    "djl_python.output_formatter.output_formatter": OUTPUT_FORMATTER,
+    "djl_python.input_parser.init_handler": INIT_HANDLER,
+    "djl_python.input_parser.prediction_handler": PREDICTION_HANDLER,
+}
+"""Where LMI defines its decorators."""
+
+
+def decorated_functions(path: Path) -> dict[str, str]:
+    """Return decorator -> name of the function, for the decorated functions at the top level of a file.
+
+    Those imported from a module beside the file count, too. Raises `ConfigError` if a file is not Python, or if two
+    functions have the same decorator.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for decorator, name, where in _decorated(path, set()):
+        first, first_where = found.setdefault(decorator, (name, where))
+        if first != name:
+            raise ConfigError(
+                f"{path}: only one function can be the @{decorator}, but {first} ({first_where}) and {name} ({where}) both are"
+            )
+    return {decorator: name for decorator, (name, _) in found.items()}
+
+
+def _decorated(path: Path, seen: set[Path]) -> Iterator[tuple[str, str, str]]:
+    """Yield (decorator, function, file and line). `seen` are files that import this one, directly or not."""
+    aliases: dict[str, str] = {}
+    for node in _statements(parse_script(path).body):
+        match node:
+            case ast.Import():
+                for item in node.names:
+                    aliases[item.asname or item.name] = item.name
+            case ast.ImportFrom(module=str(module), level=0):
+                names = {item.name: item.asname or item.name for item in node.names}
+                aliases |= {local: f"{module}.{name}" for name, local in names.items()}
+                if "*" in names:
+                    aliases |= {name: full for full, name in _DECORATORS.items() if full == f"{module}.{name}"}
+                sibling = path.parent / f"{module.replace('.', '/')}.py"
+                if sibling not in seen and sibling.is_file():
+                    for decorator, name, where in _decorated(sibling, {*seen, path}):
+                        if name in names or "*" in names:
+                            yield decorator, names.get(name, name), where
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                for mark in node.decorator_list:
+                    if (used := _DECORATORS.get(_dotted(mark, aliases))) is not None:
+                        yield used, node.name, f"{path.name}, line {node.lineno}"
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements at the top level, including those below `if` and `try`."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If | ast.Try):
+            handlers = [statement for handler in getattr(node, "handlers", ()) for statement in handler.body]
+            yield from _statements([*node.body, *handlers, *node.orelse])
+
+
+def _dotted(node: ast.expr, aliases: dict[str, str]) -> str:
+    """Return the full name that a decorator refers to, such as `djl_python.input_parser.input_formatter`."""
+    text = ast.unparse(node)
+    for end in range(text.count(".") + 1):
+        head = text.rsplit(".", end)[0]
+        if head in aliases:
+            return aliases[head] + text[len(head) :]
+    return text

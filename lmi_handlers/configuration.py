@@ -1,0 +1,295 @@
+"""What to serve, where, and with which backend: serving.properties and the environment, read and put together."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from backends import declaration, registry
+from backends.selection import FALLBACK, Selection, count_gpus, select_backend
+from formatters import available_formatters
+from lmi_handlers.config.custom_code import MAX_CALLS, CustomCode
+from lmi_handlers.config.declaration import BackendDeclaration
+from lmi_handlers.config.decorators import OUTPUT_FORMATTER
+from lmi_handlers.config.formatter_code import FormatterCode, find_formatter_scripts
+from lmi_handlers.config.properties import LoadedProperties, ServingProperties, load_properties
+from lmi_handlers.config.replicas import plan_replicas
+from lmi_handlers.config.scripts import Script, find_requirements, find_script
+from lmi_handlers.config.server_settings import ServerSettings
+from lmi_handlers.config.store_settings import VARIABLES as STORE_VARIABLES
+from lmi_handlers.config.store_settings import StoreSettings
+from lmi_handlers.config.tasks import find_task
+from lmi_handlers.config.variables import SM_VLLM, Given
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.redaction import key_patterns
+from lmi_handlers.engine.settings import EngineSettings
+from lmi_handlers.log import log_format
+from lmi_handlers.model_files.cache_dir import default_cache_dir
+from lmi_handlers.model_files.locate import (
+    DEFAULT_MODEL_NAME,
+    find_config,
+    find_gguf,
+    has_model_files,
+)
+from lmi_handlers.telemetry.settings import TelemetrySettings
+
+
+class Configuration(msgspec.Struct, frozen=True, kw_only=True):
+    """What to serve, where, and with which backend. `is_default_model` is true if no model was configured.
+
+    With `custom_code`, the model's own code answers all requests, and no backend is used. `replicas` has the GPUs of each
+    engine, "" for those that are visible anyway. With `formatters`, requests and answers of the invoke routes pass through
+    them.
+    """
+
+    settings: ServerSettings
+    loaded: LoadedProperties
+    selection: Selection
+    is_default_model: bool
+    custom_code: CustomCode | None = None
+    replicas: tuple[str, ...] = ("",)
+    formatters: FormatterCode | None = None
+
+    @property
+    def properties(self) -> ServingProperties:
+        return self.loaded.properties
+
+    @property
+    def model_dir(self) -> Path | None:
+        """The model directory, with serving.properties, if there is one."""
+        return self.settings.model_dir
+
+    @property
+    def backend(self) -> BackendDeclaration:
+        return CUSTOM_CODE if self.selection.name == CUSTOM_CODE.name else declaration(self.selection.name)
+
+    def engine_settings(self, runtime_dir: str, started: float, model: str = "") -> EngineSettings:
+        """Return what the model's engines are started with. `model` is its name if it is one of several, else ""."""
+        return EngineSettings(
+            runtime_dir=runtime_dir,
+            properties=self.properties,
+            started=started,
+            custom_code=self.custom_code,
+            reload=self.settings.reload,
+            replicas=self.replicas,
+            formatters=self.formatters,
+            model=model,
+        )
+
+
+CUSTOM_CODE = BackendDeclaration(name="model.py", location="", needs_model=False, passes_options=True)
+
+
+class StoreConfiguration(msgspec.Struct, frozen=True, kw_only=True):
+    """Several models, each with a configuration of its own. `properties` has what concerns the server as a whole."""
+
+    settings: ServerSettings
+    store: StoreSettings
+    properties: ServingProperties
+
+
+_OF_ONE_MODEL = ("option.model_id", "option.model_name", "option.entryPoint", "option.task")
+"""Options that make no sense for several models at once."""
+
+
+def read_store(environ: Mapping[str, str]) -> StoreConfiguration | None:
+    """Return the configuration of a server with several models, or None if there is one. Raises `ConfigError`."""
+    log_format(environ, sys.stderr)
+    key_patterns(environ)
+    settings = ServerSettings.from_environ(environ)
+    if settings.store is None:
+        return None
+    TelemetrySettings.from_environ(environ)
+    loaded = load_properties(None, environ, registry(), _given(environ))
+    for setting in loaded.explicit:
+        if setting.key in _OF_ONE_MODEL:
+            raise ConfigError(
+                f"{setting.key}={setting.text} is for one model, but {settings.store.directory} is a model store: set it in "
+                f"the serving.properties of a model (from {setting.source})"
+            )
+    return StoreConfiguration(settings=settings, store=settings.store, properties=loaded.properties)
+
+
+def model_environ(environ: Mapping[str, str], directory: str) -> dict[str, str]:
+    """Return the environment with which one of several models is configured as if it were the only one."""
+    return {name: text for name, text in environ.items() if name not in STORE_VARIABLES} | {"LMI_MODEL_DIR": directory}
+
+
+def read_configuration(environ: Mapping[str, str], overrides: Mapping[str, str] | None = None) -> Configuration:
+    """Read serving.properties and the environment, choose the backend and name the model. Raises `ConfigError`.
+
+    The options in `overrides` take precedence over both.
+    """
+    try:
+        log_format(environ, sys.stderr)
+        key_patterns(environ)
+        settings = ServerSettings.from_environ(environ)
+        loaded = load_properties(settings.model_dir, environ, registry(), _given(environ), overrides)
+        named = loaded.properties.entry_point, environ, loaded.properties.handler
+        if (script := find_script(settings.model_dir, *named)) is not None:
+            return _with_custom_code(settings, loaded, script, environ)
+        config_file = find_config(loaded.properties, default_cache_dir(environ))
+        if (task := find_task(loaded.properties, config_file, registry().requested(loaded.properties))) is not None:
+            return _with_task(settings, loaded, *task, environ)
+        gguf_file = find_gguf(loaded.properties.model_id, settings.model_dir)
+        selection = select_backend(loaded.properties, gguf_file, config_file)
+        is_default_model = (
+            declaration(selection.name).needs_model
+            and loaded.properties.model_id is None
+            and (settings.model_dir is None or not has_model_files(settings.model_dir))
+        )
+        formatters = _formatters(settings, loaded)
+    except OSError as error:
+        raise unreadable(error) from error
+    if formatters is not None and any(
+        loaded.properties.output_formatter == script.output_formatter for script in formatters.scripts
+    ):  # it names a function
+        properties = msgspec.structs.replace(loaded.properties, output_formatter=None)
+        loaded = msgspec.structs.replace(loaded, properties=properties)
+    if is_default_model and not any(setting.key == "option.model_name" for setting in loaded.explicit):
+        properties = msgspec.structs.replace(loaded.properties, model_name=DEFAULT_MODEL_NAME)
+        loaded = msgspec.structs.replace(loaded, properties=properties)
+    backend = declaration(selection.name)
+    gpus = None if backend.cpu_only else count_gpus(environ, Path("/dev"))
+    return Configuration(
+        settings=settings,
+        loaded=loaded,
+        selection=selection,
+        is_default_model=is_default_model,
+        replicas=plan_replicas(loaded, environ, gpus, splits="tensor_parallel_degree" in backend.reads),
+        formatters=formatters,
+    )
+
+
+def _given(environ: Mapping[str, str]) -> tuple[Given, ...]:
+    """Return what the variables of SageMaker's image of vLLM set. Raises `ConfigError`."""
+    if not any(name.startswith(SM_VLLM) for name in environ):
+        return ()
+    from lmi_handlers.migration.vllm_variables import given_to_vllm  # rarely needed, and web workers import this module
+
+    return tuple(given_to_vllm(environ, registry().options))
+
+
+def _formatters(settings: ServerSettings, loaded: LoadedProperties) -> FormatterCode | None:
+    """Return the formatters of a model that an engine serves, if there are any. Raises `ConfigError`."""
+    properties = loaded.properties
+    directories = [directory for directory in (settings.model_dir, local_model(properties)) if directory is not None]
+    name = None if properties.output_formatter in available_formatters() else properties.output_formatter
+    scripts = find_formatter_scripts(directories, properties.entry_point, name, with_adapters=properties.enable_lora)
+    if not scripts:
+        return None
+    if properties.embeds and any(script.output_formatter is not None for script in scripts):
+        raise ConfigError(f"{scripts[0].path} has an @{OUTPUT_FORMATTER}: that is not supported for embeddings")
+    directory = str(directories[0])
+    return FormatterCode(
+        scripts=scripts,
+        directory=directory,
+        properties=_options(loaded) | {"model_dir": directory},
+        requirements=_requirements(properties, Path(directory), None),
+    )
+
+
+def _requirements(properties: ServingProperties, directory: Path, model_dir: Path | None) -> str | None:
+    """Return the file with the packages to install for the code in `directory`, if they are to be installed."""
+    file = find_requirements(directory, model_dir) if properties.install_requirements else None
+    return None if file is None else str(file)
+
+
+def _options(loaded: LoadedProperties) -> dict[str, str]:
+    """Return the options as custom code gets them."""
+    return {setting.key.removeprefix("option."): setting.given for setting in loaded.explicit if setting.given}
+
+
+def _with_custom_code(
+    settings: ServerSettings, loaded: LoadedProperties, script: Script, environ: Mapping[str, str]
+) -> Configuration:
+    """Return the configuration for a model whose own code answers requests. That code gets every option.
+
+    Raises `ConfigError` if requests are to be batched, but the code takes one at a time.
+    """
+    if loaded.properties.batch_size > 1 and not script.is_batched:
+        raise ConfigError(
+            f"batch_size={loaded.properties.batch_size} is not supported: {script.path} defines {script.defines}, and such "
+            "functions answer one request at a time"
+        )
+    name = CUSTOM_CODE.name
+    gpus = count_gpus(environ, Path("/dev")) or 0
+    explicit = tuple(
+        msgspec.structs.replace(setting, read_by=(*setting.read_by, name)) if setting.read_by else setting
+        for setting in loaded.explicit
+    )
+    return Configuration(
+        settings=settings,
+        loaded=msgspec.structs.replace(loaded, explicit=explicit),
+        selection=Selection(name, f"{script.path} defines {script.defines}"),
+        is_default_model=False,
+        custom_code=CustomCode(
+            loader=script.loader,
+            path=str(script.path),
+            function=script.function,
+            directory=str(script.path.parent),
+            properties=_options(loaded) | {"model_dir": str(settings.model_dir or script.path.parent)},
+            processes=loaded.properties.min_workers,
+            max_processes=_max_processes(loaded.properties, gpus, environ),
+            max_calls=loaded.properties.max_rolling_batch_size or MAX_CALLS,
+            gpus=gpus,
+            requirements=_requirements(loaded.properties, script.path.parent, settings.model_dir),
+        ),
+    )
+
+
+def _max_processes(properties: ServingProperties, gpus: int, environ: Mapping[str, str]) -> int:
+    """Return how many processes may run the model's own code. Without `maxWorkers`, DJL's default. Raises `ConfigError`."""
+    least = properties.min_workers
+    if properties.max_workers is not None:
+        if properties.max_workers < least:
+            raise ConfigError(f"maxWorkers={properties.max_workers} must not be less than minWorkers={least}")
+        return properties.max_workers
+    threads = environ.get("OMP_NUM_THREADS", "")
+    if gpus:
+        return least
+    return max(least, (os.cpu_count() or 1) // int(threads) if threads.isdecimal() and int(threads) else 2)
+
+
+def _with_task(
+    settings: ServerSettings, loaded: LoadedProperties, task: str, reason: str, environ: Mapping[str, str]
+) -> Configuration:
+    """Return the configuration for a model that the transformers library runs, for a task of ours."""
+    properties = loaded.properties
+    gpus = count_gpus(environ, Path("/dev")) or 0
+    default = properties.max_workers is None  # a second copy of the model only if it is asked for
+    return Configuration(
+        settings=settings,
+        loaded=loaded,
+        selection=Selection(FALLBACK, reason),
+        is_default_model=False,
+        custom_code=CustomCode(
+            loader="lmi_handlers.tasks.handler:load",
+            path=f"option.task={task}",
+            function=task,
+            directory=str(settings.model_dir or Path.cwd()),
+            properties={},
+            options=properties,
+            processes=properties.min_workers,
+            max_processes=properties.min_workers if default else _max_processes(properties, gpus, environ),
+            gpus=gpus,
+        ),
+    )
+
+
+def local_model(properties: ServingProperties) -> Path | None:
+    """The directory that `option.model_id` names, or None if it is not a directory."""
+    if properties.model_id is None or "://" in properties.model_id:
+        return None
+    path = Path(properties.model_dir or ".") / Path(properties.model_id).expanduser()
+    return path if path.is_dir() else None
+
+
+def unreadable(error: OSError) -> ConfigError:
+    """A `ConfigError` for a directory without read permission, a name that is too long, and the like."""
+    name = f"{error.filename}: " if error.filename else ""
+    return ConfigError(f"{name}{error.strerror or error}")

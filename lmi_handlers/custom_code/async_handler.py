@@ -1,0 +1,118 @@
+"""Calls an asynchronous function: for several batches at a time, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from lmi_handlers.config.custom_code import CustomCode
+from lmi_handlers.custom_code.call import Call
+from lmi_handlers.custom_code.connection import Connection
+from lmi_handlers.custom_code.inputs import Input
+from lmi_handlers.custom_code.messages import Abort, Batch, FromPool, Loaded, Pause, Resume
+
+_LAST = object()
+
+
+class AsyncHandler:
+    """Calls the function, which is `async def`. `Abort` cancels a call.
+
+    What it leaves running in the event loop goes on between the calls.
+    """
+
+    def __init__(self, function: Callable[[Input], Any], code: CustomCode) -> None:
+        self._function = function
+        self._code = code
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(code.max_calls))  # one per stream that is not asynchronous
+        asyncio.set_event_loop(self._loop)
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._flows: dict[int, asyncio.Event] = {}
+
+    def call(self, inputs: Input) -> Any:
+        """Return what the function returns. Raises whatever it raises."""
+        return self._loop.run_until_complete(self._result(inputs))
+
+    def exhaust(self, stream: Any) -> None:
+        """Run a stream to its end."""
+
+        async def run() -> None:
+            async for _ in _items(stream):
+                pass
+
+        self._loop.run_until_complete(run())
+
+    def serve(self, connection: Connection) -> None:
+        """Say that the code is loaded, and answer what the pool asks, for ever."""
+        connection.listen(lambda message: self._loop.call_soon_threadsafe(self._take, message, connection))
+        connection.send(Loaded(self._code.max_calls))
+        self._loop.run_forever()
+
+    def _take(self, message: FromPool, connection: Connection) -> None:
+        match message:
+            case Batch(number):
+                self._flows[number] = asyncio.Event()
+                self._flows[number].set()
+                self._calls[number] = self._loop.create_task(self._answer(message, connection))
+                self._calls[number].add_done_callback(lambda task: self._forget(message, task, connection))
+            case Abort(number) if number in self._calls:
+                self._calls[number].cancel()
+            case Pause(number) if number in self._flows:
+                self._flows[number].clear()
+            case Resume(number) if number in self._flows:
+                self._flows[number].set()
+
+    def _forget(self, batch: Batch, task: asyncio.Task[None], connection: Connection) -> None:
+        del self._calls[batch.number], self._flows[batch.number]
+        if task.cancelled():  # before its first step; later, it says so itself
+            connection.send(*Call(batch, self._code.function).cancelled())
+
+    async def _result(self, inputs: Input) -> Any:
+        os.chdir(self._code.directory)  # an earlier call may have changed it
+        result = self._function(inputs)
+        return await result if hasattr(result, "__await__") else result
+
+    async def _answer(self, batch: Batch, connection: Connection) -> None:
+        """Send the messages that answer a batch. Only `BaseException`s of the code are raised, and end the process."""
+        call = Call(batch, self._code.function)
+        try:
+            call.accept(await self._result(call.input))
+            if call.stream is None:
+                connection.send(*call.whole())
+            else:
+                async with contextlib.aclosing(_items(call.stream)) as items:
+                    async for item in items:
+                        connection.send(*call.item(item))
+                        await asyncio.sleep(0)  # a generator that never waits would keep all others waiting
+                        await self._flows[batch.number].wait()
+                connection.send(*call.end())
+        except asyncio.CancelledError:
+            connection.send(*call.cancelled())
+        except Exception as error:  # noqa: BLE001  the requests fail, whatever the code has raised
+            connection.send(*call.failed(error))
+        call.finalize()
+
+
+async def _items(stream: Any) -> AsyncGenerator[Any]:
+    """Yield the items of any iterable. One that is not asynchronous may block, so it runs in a thread."""
+    if hasattr(stream, "__aiter__"):
+        iterator = aiter(stream)
+        try:
+            async for item in iterator:
+                yield item
+        finally:
+            if hasattr(iterator, "aclose"):
+                await iterator.aclose()
+        return
+    iterator = iter(stream)
+    try:
+        while (item := await asyncio.to_thread(next, iterator, _LAST)) is not _LAST:
+            yield item
+    finally:
+        if hasattr(iterator, "close"):
+            with contextlib.suppress(ValueError):  # the thread is still in it
+                iterator.close()

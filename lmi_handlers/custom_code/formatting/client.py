@@ -1,0 +1,218 @@
+"""A web worker's view of the process that runs a model's formatters.
+
+Like `lmi_handlers.engine.client`, it uses plain threads, queues and sockets, which gevent replaces in a gevent worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from lmi_handlers.core.errors import (
+    ClientDisconnected,
+    DeadlineExceeded,
+    EngineNotReady,
+    InvalidRequest,
+    LMIError,
+    RequestFailed,
+)
+from lmi_handlers.custom_code.formatting.messages import (
+    Failed,
+    Forget,
+    Formatted,
+    FromWorker,
+    Script,
+    Serving,
+    ToWorker,
+)
+from lmi_handlers.engine.channel import Channel, MessageTooLong, ProtocolError
+
+logger = logging.getLogger(__name__)
+
+_RECONNECT_INTERVAL = 0.1
+_WATCH_INTERVAL = 0.1
+_MAX_WAITING_BYTES = 64 * 1024 * 1024
+"""Maximum size of the messages that wait for a formatter that does not return."""
+
+_ENDED = "the process that runs the model's formatters ended while it worked on this request"
+NOT_READY = "the model's formatters are being started"
+
+
+class Calls:
+    """The calls of one request. They end at the monotonic time `deadline`, or once `connected()` returns false."""
+
+    def __init__(self, client: FormatterClient, deadline: float, connected: Callable[[], bool]) -> None:
+        self.deadline = deadline
+        self.connected = connected
+        self.waits = False
+        self._client = client
+        self._failure: LMIError | None = None
+        self._replies: queue.SimpleQueue[Formatted | LMIError] = queue.SimpleQueue()
+        self.number = client.begin(self)  # last: from now on, other threads use this
+
+    def send(self, message: FromWorker) -> None:
+        """Send a message. Raises `EngineNotReady` or `InvalidRequest` if that is not possible, or what ends the request."""
+        if self._failure is not None:
+            raise self._failure
+        self._client.send(message)
+
+    def receive(self) -> Formatted:
+        """Wait for the next reply. Raises the error that ends the request."""
+        self.waits = True
+        reply = self._replies.get()
+        self.waits = False
+        if isinstance(reply, LMIError):
+            raise reply
+        return reply
+
+    def put(self, reply: Formatted | LMIError) -> None:
+        """Add a reply. Called by the client's threads."""
+        if isinstance(reply, LMIError):
+            self._failure = reply
+        self._replies.put(reply)
+
+    def close(self, *, forget: bool) -> None:
+        """Wait for no replies any more. `forget` tells the process that an answer that has begun will not end."""
+        if self._client.end(self) and forget:
+            with contextlib.suppress(LMIError):
+                self._client.send(Forget(self.number))
+
+
+class FormatterClient:
+    """Connects to the process, reconnects when needed, and multiplexes this worker's requests over the connection.
+
+    Messages that requests send at the same time, as after a step of the engine, go with one write.
+    """
+
+    def __init__(self, socket_path: Path) -> None:
+        self._socket_path = socket_path
+        self._ready = threading.Event()
+        self._scripts: dict[str, Script] = {}
+        self._calls: dict[int, Calls] = {}
+        self._numbers = itertools.count(1)
+        self._channel: Channel[FromWorker, ToWorker] | None = None
+        self._frames: list[bytes] = []
+        self._size = 0
+        self._changed = threading.Condition()
+        self._connection: socket.socket | None = None
+        self._closed = threading.Event()
+
+    def start(self) -> None:
+        """Start the threads."""
+        for target in (self._connect_forever, self._write, self._watch):
+            threading.Thread(target=target, name="formatters", daemon=True).start()
+
+    def close(self) -> None:
+        """Disconnect, and end the threads. Requests in flight fail."""
+        with self._changed:
+            self._closed.set()
+            self._changed.notify()
+        if self._connection is not None:
+            with contextlib.suppress(OSError):  # the process may have closed it already
+                self._connection.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def ready(self) -> bool:
+        return self._ready.is_set()
+
+    def scripts(self, patience: float) -> dict[str, Script]:
+        """Return what the files format, by adapter. Raises `EngineNotReady` unless it is known within so many seconds."""
+        if not self._ready.is_set() and not self._ready.wait(patience):
+            raise EngineNotReady(NOT_READY)
+        return self._scripts
+
+    def begin(self, calls: Calls) -> int:
+        """Return a new number, whose replies `calls` gets."""
+        number = next(self._numbers)
+        self._calls[number] = calls
+        return number
+
+    def end(self, calls: Calls) -> bool:
+        """Deliver no more replies. Returns False if that was so already."""
+        return self._calls.pop(calls.number, None) is not None
+
+    def send(self, message: FromWorker) -> None:
+        """Send a message soon. Raises `EngineNotReady` or `InvalidRequest` if that is not possible."""
+        channel = self._channel
+        if channel is None:
+            raise EngineNotReady(NOT_READY)
+        try:
+            frame = channel.frame(message)
+        except MessageTooLong as error:
+            raise InvalidRequest(f"the request is too long for the model's formatters: {error}") from error
+        with self._changed:
+            if self._frames and self._size + len(frame) > _MAX_WAITING_BYTES:
+                raise EngineNotReady("the process that runs the model's formatters does not read its messages")
+            self._frames.append(frame)
+            self._size += len(frame)
+            self._changed.notify()
+
+    def end_draining(self) -> None:
+        """Fail the requests that are still in flight: the time to finish is over."""
+        self._end_all(EngineNotReady("the server is shutting down and the request did not finish in time"))
+
+    def _end_all(self, error: LMIError) -> None:
+        for calls in list(self._calls.values()):
+            calls.put(error)
+
+    def _write(self) -> None:
+        while not self._closed.is_set():
+            with self._changed:
+                while not (self._frames or self._closed.is_set()):
+                    self._changed.wait()
+                frames, self._frames, self._size = self._frames, [], 0
+            if (channel := self._channel) is not None:
+                with contextlib.suppress(OSError):  # the reader notices, and fails the requests
+                    channel.send_frame(b"".join(frames))
+
+    def _connect_forever(self) -> None:
+        while not self._closed.is_set():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, contextlib.suppress(OSError):
+                sock.connect(str(self._socket_path))
+                self._connection = sock
+                if self._closed.is_set():  # meanwhile
+                    return
+                try:
+                    self._serve(Channel(sock, msgspec.msgpack.Decoder(ToWorker)))
+                except ProtocolError:
+                    logger.exception("the formatters' process sent an invalid message; connecting to it again")
+            time.sleep(_RECONNECT_INTERVAL)
+
+    def _serve(self, channel: Channel[FromWorker, ToWorker]) -> None:
+        try:
+            for message in channel.receive():
+                if isinstance(message, Serving):
+                    self._scripts, self._channel = message.scripts, channel
+                    self._ready.set()
+                elif (calls := self._calls.get(message.number)) is not None:
+                    calls.put(_error_of(message) if isinstance(message, Failed) else message)
+        finally:
+            self._channel = None
+            self._ready.clear()
+            with self._changed:
+                self._frames, self._size = [], 0
+            self._end_all(RequestFailed(_ENDED))
+
+    def _watch(self) -> None:
+        """End requests that wait for a formatter although their client has disconnected or their time is up."""
+        while not self._closed.is_set():
+            time.sleep(_WATCH_INTERVAL)
+            now = time.monotonic()
+            for calls in list(self._calls.values()):
+                if calls.waits and not calls.connected():
+                    calls.put(ClientDisconnected("the client closed the connection"))
+                elif calls.waits and now >= calls.deadline:
+                    calls.put(DeadlineExceeded("the request did not finish within predict_timeout"))
+
+
+def _error_of(message: Failed) -> RequestFailed:
+    return RequestFailed(f"the model's formatter failed: {message.error}")

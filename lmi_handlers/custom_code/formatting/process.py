@@ -1,0 +1,231 @@
+"""The process that runs a model's formatters, for all web workers. It imports the author's code, and nothing else does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.custom_code.failures import author_traceback, described, load_error, plain
+from lmi_handlers.custom_code.formatting.hang_watch import HangWatch
+from lmi_handlers.custom_code.formatting.messages import (
+    Begin,
+    Failed,
+    Forget,
+    FormatInput,
+    Formatted,
+    FromWorker,
+    Records,
+    Serving,
+    Tokens,
+    ToWorker,
+)
+from lmi_handlers.custom_code.formatting.scripts import Formatters, ScriptFailed
+from lmi_handlers.custom_code.formatting.token_answers import TokenAnswer
+from lmi_handlers.custom_code.formatting.tokenizer import LazyTokenizer
+from lmi_handlers.engine.channel import Channel, MessageTooLong
+from lmi_handlers.engine.parent import end_with_parent
+from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings, read_line
+from lmi_handlers.log import configure_logging, tell
+
+_SEND_SECONDS = 5
+"""A web worker that does not read for so long is disconnected."""
+
+_MAX_WAITING = 1000
+"""Messages that wait for the main thread. Further ones stay with the web workers, which limit them."""
+
+_MAX_CAUSE = 2000
+"""Characters of an error that a client sees."""
+
+_ANSWER_SOON = 0.005
+"""Seconds after which replies are sent although more messages have arrived."""
+
+logger = logging.getLogger("lmi_handlers.custom_code.formatting.process")  # __name__ is "__main__" here
+
+
+class Worker:
+    """A web worker's connection. `answers` are those that have begun and not ended, by number."""
+
+    def __init__(self, sock: socket.socket, inbox: queue.SimpleQueue[tuple[Worker, FromWorker]]) -> None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_SECONDS, 0))
+        self.answers: dict[int, TokenAnswer] = {}
+        self._channel: Channel[ToWorker, FromWorker] = Channel(sock, msgspec.msgpack.Decoder(FromWorker))
+        self._inbox = inbox
+        self._frames: list[bytes] = []
+
+    def start(self, serving: Serving) -> None:
+        """Tell the web worker what there is, and receive its messages from now on."""
+        self.reply(serving)
+        self.flush()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def reply(self, message: ToWorker) -> None:
+        """Add a message to those that `flush` sends."""
+        try:
+            self._frames.append(self._channel.frame(message))
+        except MessageTooLong as error:
+            assert isinstance(message, Formatted)  # noqa: S101  the others are short
+            self.reply(Failed(message.number, f"its result is too long to be sent: {error}"))
+
+    def flush(self) -> None:
+        """Send all replies with one write. A web worker that does not read them is disconnected."""
+        if not self._frames:
+            return
+        frames, self._frames = b"".join(self._frames), []
+        try:
+            self._channel.send_frame(frames)
+        except OSError:
+            self._channel.close()
+
+    def _read(self) -> None:
+        try:
+            for message in self._channel.receive():
+                self._inbox.put((self, message))
+                while self._inbox.qsize() > _MAX_WAITING:  # a formatter does not return: web workers notice soon
+                    time.sleep(_ANSWER_SOON)
+        except Exception:
+            logger.exception("a web worker sent an invalid message; disconnecting it")
+            self._channel.close()
+
+
+class Process:
+    """Calls the formatters, one at a time, in the main thread."""
+
+    def __init__(self, formatters: Formatters, watch: HangWatch) -> None:
+        self._formatters = formatters
+        self._watch = watch
+        self._pid = os.getpid()
+        self._inbox: queue.SimpleQueue[tuple[Worker, FromWorker]] = queue.SimpleQueue()
+
+    def listen(self, path: Path) -> None:
+        """Accept web workers from now on."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(path))
+        listener.listen()
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+
+    def run(self) -> None:
+        """Answer messages, for ever. The replies to all that have arrived together are sent with one write."""
+        while True:
+            waiting = [self._inbox.get()]
+            while not self._inbox.empty():
+                waiting.append(self._inbox.get())
+            begun = time.monotonic()
+            for worker, message in waiting:
+                self._answer(worker, message)
+                if time.monotonic() - begun > _ANSWER_SOON:
+                    begun = self._flush(waiting)
+            self._flush(waiting)
+
+    def _flush(self, waiting: list[tuple[Worker, FromWorker]]) -> float:
+        for worker in {worker for worker, _ in waiting}:
+            worker.flush()
+        return time.monotonic()
+
+    def _answer(self, worker: Worker, message: FromWorker) -> None:
+        self._watch.begin()
+        try:
+            reply = self._reply(worker, message)
+        except Exception as error:  # noqa: BLE001  the request fails, whatever the code has raised
+            worker.answers.pop(message.number, None)
+            logger.error("a formatter failed", extra={"exception": author_traceback(error)})
+            cause = plain(described(error))[:_MAX_CAUSE]
+            kind = type(error).__name__
+            reply = Failed(message.number, cause if cause == kind else f"{kind}: {cause}")
+        finally:
+            self._watch.end()
+        if os.getpid() != self._pid:  # the code has forked, and this is not the process that is connected
+            os._exit(0)
+        if reply is not None:
+            worker.reply(reply)
+
+    def _reply(self, worker: Worker, message: FromWorker) -> ToWorker | None:
+        match message:
+            case Tokens():
+                answer = worker.answers.get(message.number)
+                if answer is None:  # it has failed, and the web worker did not know yet
+                    return None
+                data = answer.feed(message)
+                if answer.ended:
+                    del worker.answers[message.number]
+                return Formatted(message.number, data)
+            case Records():
+                return Formatted(message.number, self._formatters.format_records(message))
+            case FormatInput():
+                return Formatted(message.number, *self._formatters.format_input(message))
+            case Begin():
+                worker.answers[message.number] = self._formatters.begin(message)
+            case Forget():
+                worker.answers.pop(message.number, None)
+        return None
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError:  # no file descriptor is left
+                logger.critical("no web worker can connect any more", exc_info=True)
+                os._exit(1)
+            Worker(sock, self._inbox).start(Serving(self._formatters.scripts))
+
+
+def main() -> int:
+    """Entry point of the process. Reads its settings on standard input.
+
+    With the argument "check", it only loads the files. Without, it then listens until its parent ends.
+    """
+    configure_logging()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in an engine process
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    settings = msgspec.json.decode(read_line(sys.stdin.fileno()), type=EngineSettings)
+    code = settings.formatters
+    assert code is not None  # noqa: S101  otherwise there is no such process
+    end_with_parent()
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123
+        os.dup2(nothing.fileno(), sys.stdin.fileno())  # what the parent holds open is not input
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a TextIOWrapper
+    begun, only_loads = time.monotonic(), sys.argv[1:] == ["check"]  # the files see arguments of their own
+    try:
+        formatters = Formatters(code, LazyTokenizer(*(engine.bundle_dir for engine in settings.each)))
+    except ScriptFailed as failed:
+        return _tell(failed)
+    if only_loads:
+        return 0
+    process = Process(formatters, HangWatch(settings.properties.formatter_timeout, settings.formatter_hang_path))
+    process.listen(settings.formatter_socket_path)
+    logger.info("formatters ready", extra={"seconds": round(time.monotonic() - begun, 3)})
+    process.run()
+    return 0
+
+
+def _tell(failed: ScriptFailed) -> int:
+    """Say why a file cannot be used. Returns the exit status."""
+    error = load_error(failed.error, failed.code)
+    if not isinstance(failed.error, ConfigError):
+        logger.error("the model's formatters cannot be loaded", extra={"exception": error.traceback or None})
+    tell("error", error.message)
+    return EXIT_LOAD_FAILED if error.temporary else EXIT_CONFIG
+
+
+if __name__ == "__main__":
+    status = 1
+    try:
+        status = main()
+    except SystemExit as end:  # of the code
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        logger.critical("the process that runs the model's formatters died", exc_info=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # threads of the code do not keep the process

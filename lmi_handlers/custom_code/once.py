@@ -1,0 +1,69 @@
+"""Loads a model's own code and calls it without a server, in a process like those of the pool."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+
+from lmi_handlers.config.custom_code import CustomCode
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError, LoadFailed
+from lmi_handlers.custom_code.job import Job
+from lmi_handlers.custom_code.messages import Chunk, End, Head, Invoke, ToWorker
+from lmi_handlers.custom_code.prepare import prepared
+from lmi_handlers.custom_code.runner import CodeError, Runner
+from lmi_handlers.custom_code.streams import receive
+
+_decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+
+
+def load_once(code: CustomCode, properties: ServingProperties) -> None:
+    """Import the code and make the first call. Raises `CodeError`."""
+
+    async def load() -> None:
+        async with _started(code, properties):
+            pass
+
+    asyncio.run(load())
+
+
+def call_once(
+    code: CustomCode, properties: ServingProperties, invoke: Invoke, deliver: Callable[[Head | Chunk | End], object]
+) -> None:
+    """Answer one request: `deliver` gets its answer in parts. Raises `CodeError` if the code cannot be loaded."""
+
+    async def call() -> None:
+        async with _started(code, properties) as runner:
+            ours, its = socket.socketpair()
+            reader, _unused = await asyncio.open_unix_connection(sock=ours)  # which would close it if it were deleted
+            _, writer = await asyncio.open_unix_connection(sock=its)
+            runner.call([Job(invoke, writer)], properties.predict_timeout, dynamic=properties.batch_size > 1)
+            message: ToWorker | None = None
+            while not isinstance(message, End):
+                message = await receive(reader, _decoder)
+                assert isinstance(message, Head | Chunk | End)  # noqa: S101  what a `Job` sends
+                deliver(message)
+
+    asyncio.run(call())
+
+
+@contextlib.asynccontextmanager
+async def _started(code: CustomCode, properties: ServingProperties) -> AsyncIterator[Runner]:
+    with contextlib.ExitStack() as stack:
+        try:
+            code = stack.enter_context(prepared(code, properties, _tell, lambda *_: None))
+        except (ConfigError, LoadFailed) as error:
+            raise CodeError(error) from error
+        runner = await Runner.start(code, 0, properties.model_loading_timeout)
+        yield runner
+        await runner.end()
+
+
+def _tell(phase: str) -> None:
+    """Say what takes long: a download, or an installation."""
+    print(f"{phase} ..", file=sys.stderr)

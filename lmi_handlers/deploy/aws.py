@@ -1,0 +1,106 @@
+"""Makes calls with boto3, and says in one sentence why one failed."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.deploy.calls import Call
+
+
+class Refused(Exception):
+    """AWS refused a call, or could not be reached. `code` is AWS's name of the error, or empty."""
+
+    def __init__(self, message: str, *, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+    @property
+    def is_missing(self) -> bool:
+        """What was asked for does not exist. SageMaker has no error code for that."""
+        return self.code in _MISSING or (self.code == "ValidationException" and "could not find" in str(self).lower())
+
+    @property
+    def is_duplicate(self) -> bool:
+        return self.code == "ValidationException" and "already exist" in str(self).lower()
+
+
+_MISSING = ("ResourceNotFound", "ResourceNotFoundException", "ObjectNotFoundException", "NoSuchBucket")
+
+
+def check_boto3() -> None:
+    """Raise `ConfigError` if boto3 is missing."""
+    if importlib.util.find_spec("boto3") is None:
+        raise ConfigError("this command needs boto3: pip install 'lmi-handlers[aws]'")
+
+
+class Aws:
+    """AWS's APIs, in the region and with the credentials that boto3 finds."""
+
+    def __init__(self, region: str | None) -> None:
+        check_boto3()
+        import boto3
+
+        # boto3 itself reads AWS_DEFAULT_REGION only
+        self._session = boto3.Session(region_name=region or os.environ.get("AWS_REGION"))
+
+    @functools.cache  # noqa: B019  lives as long as the process
+    def client(self, service: str) -> Any:
+        """Return boto3's client. Raises `Refused` if there is no region, for example."""
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
+
+        # A model may take long to answer, and a request that is repeated costs as much again.
+        patient = Config(read_timeout=600, retries={"total_max_attempts": 1})
+        try:
+            config = patient if service == "sagemaker-runtime" else None
+            return self._session.client(service, config=config)  # type: ignore[call-overload]
+        except (BotoCoreError, ValueError) as error:
+            raise Refused(_sentence(error)) from error
+
+    def __call__(self, call: Call) -> dict[str, Any]:
+        """Make the call once. Raises `Refused`."""
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            client = self.client(call.service)
+            if call.file is not None:  # in parts, if the file is large
+                client.upload_file(call.file, call.parameters["Bucket"], call.parameters["Key"])
+                return {}
+            answer: dict[str, Any] = getattr(client, call.operation)(**call.parameters)
+            return answer
+        except ClientError as error:
+            details = error.response.get("Error", {})
+            code = details.get("Code", "")
+            raise Refused(f"{call.api_name}: {code}: {_sentence(details.get('Message', ''))}", code=code) from error
+        except (BotoCoreError, Boto3Error, OSError) as error:
+            raise Refused(f"{call.api_name}: {_sentence(error)}") from error
+
+    def pages(self, service: str, operation: str, key: str, **parameters: Any) -> Iterator[dict[str, Any]]:
+        """Yield the items of all pages of a listing. Raises `Refused`."""
+        token: dict[str, str] = {}
+        while True:
+            answer = self(Call(service, operation, parameters | token))
+            yield from answer.get(key, [])
+            if not answer.get("NextToken"):
+                return
+            token = {"NextToken": answer["NextToken"]}
+
+    def find(self, call: Call) -> dict[str, Any] | None:
+        """Return the answer, or None if what the call asks for does not exist. Raises `Refused`."""
+        try:
+            return self(call)
+        except Refused as refused:
+            if refused.is_missing:
+                return None
+            raise
+
+
+def _sentence(error: object) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

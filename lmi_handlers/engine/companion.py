@@ -1,0 +1,149 @@
+"""Keeps the process that runs a model's formatters running, beside the engine."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import IO
+
+import msgspec
+
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.program import command
+from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings
+from lmi_handlers.log import tell
+
+_MODULE = "lmi_handlers.custom_code.formatting.process"
+_LOOK_INTERVAL = 0.05
+_FIRST_BACK_OFF = 0.5
+_LONGEST_BACK_OFF = 30.0
+
+_LATE = "loading the model's formatters did not end within model_loading_timeout"
+_CRASHED = "loading the model's formatters ended their process with"
+_ERROR = "lmi: error: "
+"""How `tell` begins an error."""
+
+logger = logging.getLogger(__name__)
+
+
+class Companion:
+    """Starts the process, and starts it again whenever it ends: with back-off if it could not load the files.
+
+    `give_up` is called if the first one could not. It has said why itself, unless it crashed.
+    """
+
+    def __init__(self, settings: EngineSettings, give_up: Callable[[], None]) -> None:
+        self._settings = settings
+        self._give_up = give_up
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="companion", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread that does it."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the process, and start no other."""
+        self._stopping.set()
+        if self._thread.is_alive():  # not if it was never started
+            self._thread.join()
+
+    def _run(self) -> None:
+        has_loaded, failures = False, 0
+        while not self._stopping.is_set():
+            for path in (self._settings.formatter_socket_path, self._settings.formatter_hang_path):
+                path.unlink(missing_ok=True)
+            try:
+                loaded, how = self._run_once(may_tell=not has_loaded)
+            except OSError as error:  # no more processes, for example
+                loaded, how = False, str(error)
+                tell("error", f"the process that runs the model's formatters could not be started: {error}")
+            if self._stopping.is_set():
+                return
+            if not (loaded or has_loaded):
+                self._give_up()
+                return
+            has_loaded, failures = True, 0 if loaded else failures + 1
+            delay = min(_FIRST_BACK_OFF * 2 ** min(failures - 1, 10), _LONGEST_BACK_OFF) if failures else 0.0
+            extra = {"status": how, "restart_in": delay, "exception": self._where_it_hung()}
+            logger.error("the process that runs the model's formatters has ended", extra=extra)
+            self._stopping.wait(delay)
+
+    def _run_once(self, *, may_tell: bool) -> tuple[bool, str]:
+        """Run the process until it ends. Returns whether it has loaded the files, and how it has ended."""
+        process = _start(self._settings)
+        deadline = time.monotonic() + self._settings.properties.model_loading_timeout
+        loaded = late = False
+        while (status := process.poll()) is None:
+            if self._stopping.wait(_LOOK_INTERVAL):
+                _end_group(process.pid)
+            loaded = loaded or self._settings.formatter_socket_path.exists()
+            if not loaded and time.monotonic() > deadline:
+                late = True
+                _end_group(process.pid)
+        _end(process)
+        if may_tell and not loaded and not self._stopping.is_set() and status not in (EXIT_CONFIG, EXIT_LOAD_FAILED):
+            tell("error", _LATE if late else f"{_CRASHED} {_describe(status)}")
+        return loaded, _describe(status)
+
+    def _where_it_hung(self) -> str | None:
+        """Return the stacks of a process that has not returned from a formatter, or None."""
+        with contextlib.suppress(OSError):
+            return self._settings.formatter_hang_path.read_text(errors="replace") or None
+        return None
+
+
+def check_loading(settings: EngineSettings) -> None:
+    """Load the files once, in a process of their own. Raises `ConfigError` if that fails."""
+    with tempfile.TemporaryFile() as log:
+        process = _start(settings, "check", stderr=log)
+        try:
+            status = process.wait(settings.properties.model_loading_timeout)
+        except subprocess.TimeoutExpired:
+            raise ConfigError(_LATE) from None
+        finally:
+            _end(process)
+        log.seek(0)
+        errors = [line for line in log.read().decode(errors="replace").splitlines() if line.startswith(_ERROR)]
+    if status:
+        raise ConfigError(errors[-1].removeprefix(_ERROR) if errors else f"{_CRASHED} {_describe(status)}")
+
+
+def _start(settings: EngineSettings, *arguments: str, stderr: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        command(_MODULE, *arguments),
+        stdin=subprocess.PIPE,
+        stderr=stderr,
+        start_new_session=True,
+        env=os.environ | settings.labels,
+    )
+    assert process.stdin is not None  # noqa: S101  follows from stdin=PIPE
+    with contextlib.suppress(BrokenPipeError):  # it has ended already; its exit status says why
+        process.stdin.write(msgspec.json.encode(settings) + b"\n")
+        process.stdin.flush()
+    return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process, if it still runs, and everything that it has started."""
+    _end_group(process.pid)
+    process.wait()
+    assert process.stdin is not None  # noqa: S101  as above
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
+
+
+def _describe(status: int) -> str:
+    return f"exit status {status}" if status >= 0 else signal.Signals(-status).name
+
+
+def _end_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises the latter if only zombies are left
+        os.killpg(leader, signal.SIGKILL)

@@ -1,0 +1,201 @@
+"""The engines of one model, as a web worker sees them: each request goes to one of them."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import time
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from lmi_handlers.core.errors import AdapterExists, DeadlineExceeded, EngineError, LMIError, RequestError
+from lmi_handlers.core.pooling_params import PoolingParams
+from lmi_handlers.core.request import EncodedPrompt
+from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.engine.adapter_registry import Registered, read_registry
+from lmi_handlers.engine.client import Cutoff, EngineClient, Generation
+from lmi_handlers.engine.messages import Loading, Ready
+from lmi_handlers.engine.status import EngineState, EngineStatus, Status
+
+_SHARED_TOKENS = 256
+"""Prompts that begin with as many equal tokens go to the same replica, which may have computed them before."""
+
+_BOUND = 1.25
+"""A replica gets a prompt for its beginning only while its load is below this many times the mean, plus one."""
+
+_POLL_INTERVAL = 0.02
+
+
+class Replicas:
+    """One client per engine. A request goes to the engine that may know its beginning, or else has least to do.
+
+    An engine that ends fails its own requests only. As long as any engine is ready, the model is. All sockets are in the
+    server's runtime directory, with the registry of adapters.
+    """
+
+    def __init__(
+        self,
+        socket_paths: Sequence[Path],
+        on_announcement: Callable[[Loading | Ready], None],
+        stall_timeout: float,
+    ) -> None:
+        self._clients = [EngineClient(path, on_announcement, stall_timeout) for path in socket_paths]
+        self._runtime_dir = socket_paths[0].parent
+        self.status = ReplicaStatus([client.status for client in self._clients])
+
+    def start(self) -> None:
+        """Connect to all engines in the background."""
+        for client in self._clients:
+            client.start()
+
+    def close(self) -> None:
+        """Disconnect from all engines."""
+        for client in self._clients:
+            client.close()
+
+    @property
+    def state(self) -> EngineState:
+        """The state of the model."""
+        return self.status.state
+
+    def submit(
+        self,
+        prompts: list[EncodedPrompt],
+        sampling_params: SamplingParams,
+        *,
+        request_id: str,
+        timeout: float,
+        connected: Callable[[], bool],
+        priority: int = 0,
+        pooling_params: PoolingParams | None = None,
+        cutoff: Cutoff | None = None,
+    ) -> Generation:
+        """Start a request like `EngineClient.submit`, which says what is raised."""
+        return self.choose(prompts[0]).submit(
+            prompts,
+            sampling_params,
+            request_id=request_id,
+            timeout=timeout,
+            connected=connected,
+            priority=priority,
+            pooling_params=pooling_params,
+            cutoff=cutoff,
+        )
+
+    def load_adapter(
+        self, name: str, source: str, *, timeout: float, pinned: bool = False, replace: bool = False
+    ) -> None:
+        """Load an adapter into all engines, within `timeout` seconds. Raises like `EngineClient.load_adapter`.
+
+        An engine that is not ready, or ends meanwhile, loads it when it is started again. If an engine refuses it, all
+        have again what was registered before. If the time is up, loading goes on, and nothing is undone.
+        """
+        deadline = time.monotonic() + timeout
+        wanted = Registered(source, pinned, time.time_ns())
+        before = (read_registry(self._runtime_dir) or {}).get(name)
+        try:
+            self._load(name, wanted, deadline, replace=replace)
+        except (AdapterExists, DeadlineExceeded):
+            raise
+        except RequestError:
+            if len(self._clients) > 1:
+                self._undo(name, wanted.version, before, time.monotonic() + timeout)
+            raise
+
+    def unload_adapter(self, name: str, *, timeout: float) -> None:
+        """Unload an adapter from all engines. Requests in flight finish. Raises like `EngineClient.unload_adapter`."""
+        deadline = time.monotonic() + timeout
+        self._in_each(lambda client: client.unload_adapter(name, timeout=_left(deadline)))
+
+    def _load(self, name: str, adapter: Registered, deadline: float, *, replace: bool) -> None:
+        def load(client: EngineClient) -> None:
+            client.load_adapter(name, adapter, timeout=_left(deadline), replace=replace)
+
+        self._in_each(load)
+
+    def _undo(self, name: str, version: int, before: Registered | None, deadline: float) -> None:
+        """Take back the change to `version`, unless there has been another. An engine that follows may have begun to."""
+        now = (read_registry(self._runtime_dir) or {}).get(name)
+        if now is not None and now.version != version:
+            return
+        with contextlib.suppress(LMIError):  # the log has it; the caller raises the first error
+            if before is None:
+                self._in_each(lambda client: client.unload_adapter(name, version, timeout=_left(deadline)))
+            else:
+                self._load(name, before, deadline, replace=True)
+
+    def _in_each(self, change: Callable[[EngineClient], None]) -> None:
+        """Change the engines that are ready. Raises `EngineError` if no change was made."""
+        changed, failure = False, None
+        for client in self._clients:
+            try:
+                change(client)
+                changed = True
+            except EngineError as error:  # noqa: PERF203  the others are changed nevertheless
+                failure = error
+        if failure is not None and not changed:
+            raise failure
+
+    def end_draining(self) -> None:
+        """Fail the requests that are still in flight: the time to finish is over."""
+        for client in self._clients:
+            client.end_draining()
+
+    def choose(self, prompt: EncodedPrompt) -> EngineClient:
+        """Return the engine for a request, which may not be ready if none is."""
+        if len(self._clients) == 1:
+            return self._clients[0]
+        loads = {client: client.load for client in self._clients if client.status.accepts}
+        if not loads:
+            return self._clients[0]  # it says why
+        if len(prompt.token_ids) >= _SHARED_TOKENS:
+            known = self._known_by(prompt, loads)
+            if loads[known] <= _BOUND * sum(loads.values()) / len(loads) + 1:
+                return known
+        return min(loads, key=loads.__getitem__)
+
+    def _known_by(self, prompt: EncodedPrompt, clients: Iterable[EngineClient]) -> EngineClient:
+        """Return the engine that gets prompts with this beginning: the same one in all workers, while it is ready."""
+        beginning = array.array("I", prompt.token_ids[:_SHARED_TOKENS]).tobytes() + (prompt.adapter or "").encode()
+        checksum = zlib.crc32(beginning)
+        return max(clients, key=lambda client: zlib.crc32(b"%d" % self._clients.index(client), checksum))
+
+
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
+
+
+class ReplicaStatus(Status):
+    """The state of a model with several engines: that of the engine that is closest to being ready."""
+
+    def __init__(self, parts: Sequence[EngineStatus]) -> None:
+        self.parts = parts
+
+    @property
+    def state(self) -> EngineState:
+        return self._best.state
+
+    @property
+    def phase(self) -> str:
+        return self._best.phase
+
+    @property
+    def phase_seconds(self) -> float:
+        return self._best.phase_seconds
+
+    def wait_ready(self, timeout: float) -> None:
+        if len(self.parts) == 1:
+            self.parts[0].wait_ready(timeout)
+            return
+        deadline = time.monotonic() + timeout
+        while not any(part.accepts for part in self.parts) and time.monotonic() < deadline:
+            time.sleep(_POLL_INTERVAL)
+
+    def start_draining(self) -> None:
+        for part in self.parts:
+            part.start_draining()
+
+    @property
+    def _best(self) -> EngineStatus:
+        return next((part for part in self.parts if part.accepts), self.parts[0])

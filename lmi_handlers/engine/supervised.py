@@ -1,0 +1,48 @@
+"""The frame of the processes that the supervisor starts: an engine, or the pool that runs in its place."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+import msgspec
+
+from lmi_handlers.core.errors import ConfigError, LoadFailed
+from lmi_handlers.engine.parent import end_with_parent
+from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings, read_line
+from lmi_handlers.log import configure_logging, tell
+
+logger = logging.getLogger(__name__)
+
+
+def run_supervised(serve: Callable[[EngineSettings], object]) -> NoReturn:
+    """Read the settings on standard input, call `serve` with them, and exit with a status that says how it has ended.
+
+    `serve` may raise `ConfigError` if the model or an option is wrong, and `LoadFailed` if another try may help.
+    """
+    configure_logging()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal goes to the whole group; the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    settings = msgspec.json.decode(read_line(sys.stdin.fileno()), type=EngineSettings)
+    end_with_parent()
+    status = _run(serve, settings)
+    sys.stderr.flush()
+    # Daemon threads may be in native code. Exiting without interpreter shutdown cannot hang on them.
+    os._exit(status)
+
+
+def _run(serve: Callable[[EngineSettings], object], settings: EngineSettings) -> int:
+    try:
+        serve(settings)
+    except (ConfigError, LoadFailed) as error:
+        tell("error", str(error))
+        settings.cause_path.write_text(str(error))
+        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_LOAD_FAILED
+    except Exception:
+        logger.exception("%s died", settings.title)
+        return 1
+    return 0

@@ -1,0 +1,1 @@
+"""Finds the files of a model, downloads them, and prepares them for an engine."""

@@ -1,0 +1,47 @@
+"""Which files of a model are downloaded, from the Hugging Face hub and from S3 alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+
+UNUSED = ("*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.ot", "*.pt", "*.pth", "original/*")
+"""Formats that no engine reads, and copies of the weights in such a format."""
+
+WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
+"""The formats of weights, best first. Only the best one that a folder has is downloaded."""
+
+
+def needed(names: Sequence[str]) -> list[str]:
+    """Return those of the relative paths that a model or an adapter is loaded from, in the given order.
+
+    Hidden files and folders are left out too. OpenVINO's own models keep weights in a .bin file beside an .xml file.
+    """
+    kept = [name for name in names if not _hidden(name) and not any(fnmatchcase(name, unused) for unused in UNUSED)]
+    best: dict[PurePosixPath, int] = {}
+    for name in kept:
+        folder, rank = PurePosixPath(name).parent, _rank(name)
+        if rank is not None:
+            best[folder] = min(rank, best.get(folder, rank))
+    models = {name.removesuffix(".xml") for name in kept if name.endswith(".xml")}
+    return [
+        name
+        for name in kept
+        if (rank := _rank(name)) is None
+        or rank == best[PurePosixPath(name).parent]
+        or name.removesuffix(".bin") in models
+    ]
+
+
+def is_weights(name: str) -> bool:
+    """Tell whether the file holds weights."""
+    return _rank(name) is not None
+
+
+def _rank(name: str) -> int | None:
+    return next((rank for rank, pattern in enumerate(WEIGHTS) if fnmatchcase(name, pattern)), None)
+
+
+def _hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))

@@ -1,0 +1,68 @@
+"""The process that manages the models of a server with several: `python -m lmi_handlers.model_manager`.
+
+A child of gunicorn's arbiter, which ends with it. It reads its settings on standard input.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from lmi_handlers.configuration import model_environ, read_configuration
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.engine.settings import read_line
+from lmi_handlers.log import configure_logging, tell
+from lmi_handlers.models.manager import Manager, Plan
+from lmi_handlers.models.memory import free_for, needed_memory
+from lmi_handlers.models.registry import Registered
+from lmi_handlers.models.settings import ManagerSettings
+from lmi_handlers.start_up import mistakes, warnings
+
+
+def plan(entry: Registered, runtime_dir: Path) -> Plan:
+    """Read and check the configuration of a model. Raises `ConfigError`."""
+    environ = model_environ(os.environ, entry.directory)
+    configuration = read_configuration(environ, {"option.model_name": entry.name} | entry.options)
+    if configuration.is_default_model:
+        raise ConfigError(f"{entry.directory} holds no model, and option.model_id is not set")
+    for warning in warnings(configuration):
+        tell("warning", f"model {entry.name}: {warning}")
+    if causes := mistakes(configuration, environ):
+        raise ConfigError("; ".join(causes))
+    engine = configuration.engine_settings(str(runtime_dir), time.monotonic(), model=entry.name)
+    return Plan(engine, needed_memory(configuration.properties, engine), lambda: free_for(configuration.backend))
+
+
+def main() -> None:
+    """Manage the models until the server ends."""
+    configure_logging()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # requests in flight must finish first; then the pipe closes
+    parent = os.getppid()
+    settings = msgspec.json.decode(read_line(sys.stdin.fileno()), type=ManagerSettings)
+    manager = Manager(settings, plan)
+    threading.Thread(target=_end_with_parent, args=(manager,), daemon=True).start()
+    try:
+        manager.run()
+    except BaseException:
+        settings.failure_path.write_text("1")
+        os.kill(parent, signal.SIGTERM)
+        raise
+
+
+def _end_with_parent(manager: Manager) -> None:
+    """Kill the engines and exit when standard input ends, because the arbiter and all its workers are gone."""
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    manager.kill()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""What web workers ask of the manager of models, over its Unix socket. Each connection has one command and one answer."""
+
+from __future__ import annotations
+
+import msgspec
+
+from lmi_handlers.core import errors
+from lmi_handlers.core.errors import InvalidRequest, LMIError
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Load the model at `url`. `options` take precedence over its serving.properties.
+
+    Answered once requests are accepted or, unless `waits`, at once.
+    """
+
+    name: str
+    url: str
+    options: dict[str, str] = {}
+    waits: bool = True
+
+
+class Unload(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Refuse further requests for a model and, once those in flight have ended, drop it."""
+
+    name: str
+
+
+class Wake(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Start the engines of a model that sleeps. Answered once that has begun, or was not necessary."""
+
+    name: str
+
+
+class Scale(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Load a model again with other options, once its requests in flight have ended. Without any, put it to sleep."""
+
+    name: str
+    options: dict[str, str] | None
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The command has been carried out."""
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """It has not. `error` is the name of a class in `lmi_handlers.core.errors`."""
+
+    error: str
+    message: str
+    field: str | None = None
+
+    @classmethod
+    def of(cls, error: LMIError) -> Refused:
+        if isinstance(error, InvalidRequest):
+            return cls(type(error).__name__, error.message, error.field)
+        return cls(type(error).__name__, str(error))
+
+    def as_error(self) -> LMIError:
+        """Return the error of which this was made."""
+        kind: type[LMIError] = getattr(errors, self.error)  # both ends run the same version of this package
+        return kind(self.message, field=self.field) if issubclass(kind, InvalidRequest) else kind(self.message)
+
+
+Command = Load | Unload | Wake | Scale
+Answer = Done | Refused

@@ -1,0 +1,122 @@
+"""The conversation that a session keeps: a client sends its new messages only, and the model gets all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from formatters.base import Formatter
+from lmi_handlers.core.errors import InvalidRequest, LMIError, RequestFailed
+from lmi_handlers.core.outputs import TextDelta
+from lmi_handlers.core.request import ChatPrompt, GenerationRequest, ImageSource, RenderedPrompt
+from lmi_handlers.serving.parsed import FormatterFactory, Parsed
+from lmi_handlers.sessions.store import Session
+
+MAX_CONVERSATION_BYTES = 1 << 20
+"""Size of a conversation as JSON, images in `data:` URLs included."""
+
+_FILE = "conversation.json"
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages and the images in them, as in `ChatPrompt`. The answers are as the model wrote them."""
+
+    messages: list[dict[str, Any]] = []
+    images: tuple[ImageSource, ...] = ()
+
+
+def continue_conversation(parsed: Parsed, session: Session, max_messages: int) -> Parsed:
+    """Put the session's conversation in front of the request's messages. Its answer continues the conversation.
+
+    If the answer does not become complete, the conversation stays as it was, and the client may send the turn again.
+    Raises `InvalidRequest` if the request is not a chat with one answer, or if the conversation is too long.
+    """
+    request = parsed.request
+    chat = request.prompts[0].content
+    if len(request.prompts) != 1 or not isinstance(chat, ChatPrompt):
+        raise InvalidRequest("option.session_history keeps conversations only: send messages")
+    if request.sampling_params.n != 1 or request.beam_search is not None:
+        raise InvalidRequest(
+            "a conversation that a session keeps is continued with one answer", field=parsed.alias("n")
+        )
+    if chat.continue_final_message:
+        raise InvalidRequest(
+            "a conversation that a session keeps has complete messages", field="continue_final_message"
+        )
+    kept = session.read(_FILE)
+    before = Conversation() if kept is None else msgspec.json.decode(kept, type=Conversation)
+    messages, images = [*before.messages, *chat.messages], (*before.images, *chat.images)
+    if len(messages) > max_messages:
+        raise InvalidRequest(
+            f"the session's conversation would have {len(messages)} messages, of at most {max_messages} "
+            "(option.max_messages): begin another"
+        )
+    _encode(Conversation(messages=messages, images=images))
+    prompt = msgspec.structs.replace(
+        request.prompts[0], content=msgspec.structs.replace(chat, messages=messages, images=images)
+    )
+    return msgspec.structs.replace(
+        parsed,
+        request=msgspec.structs.replace(request, prompts=(prompt,)),
+        formatter=_Factory(parsed.formatter, session, kept, Conversation(messages=messages, images=images)),
+    )
+
+
+class _Factory:
+    """Makes the formatter of a turn."""
+
+    def __init__(self, inner: FormatterFactory, session: Session, kept: bytes | None, turn: Conversation) -> None:
+        self._inner = inner
+        self._session = session
+        self._kept = kept
+        self._turn = turn
+
+    def __call__(self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...]) -> Formatter:
+        return _RecordingFormatter(self._inner(request, prompts), self._record)
+
+    def _record(self, text: str) -> None:
+        """Keep the turn. Raises `RequestFailed` if another turn of this session has ended in the meantime."""
+        messages = [*self._turn.messages, {"role": "assistant", "content": text}]
+        data = _encode(msgspec.structs.replace(self._turn, messages=messages))
+        if not self._session.replace(_FILE, self._kept, data):
+            raise RequestFailed("another turn of this session ended while this one was answered: send it again")
+
+
+class _RecordingFormatter(Formatter):
+    """Writes what another formatter writes, and passes the whole text on before it ends the answer."""
+
+    def __init__(self, inner: Formatter, record: Callable[[str], None]) -> None:
+        self._inner = inner
+        self._record = record
+        self._text: list[str] = []
+        self.content_type = inner.content_type  # type: ignore[misc]  # as the class of `inner` declares it
+        self.streams = inner.streams  # type: ignore[misc]
+        self.waits = inner.waits  # type: ignore[misc]
+        super().__init__(inner.request, inner.prompts)
+
+    def feed(self, delta: TextDelta) -> bytes:
+        self._text.append(delta.text)
+        self.tell(self._inner)
+        return self._inner.feed(delta)
+
+    def finish(self) -> bytes:
+        data = self._inner.finish()  # may fail, and then the turn is not kept
+        self._record("".join(self._text))
+        return data
+
+    def error(self, error: LMIError) -> bytes:
+        return self._inner.error(error)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _encode(conversation: Conversation) -> bytes:
+    data = msgspec.json.encode(conversation)
+    if len(data) > MAX_CONVERSATION_BYTES:
+        raise InvalidRequest(
+            f"the session's conversation would have {len(data)} bytes, of at most {MAX_CONVERSATION_BYTES}: begin another"
+        )
+    return data

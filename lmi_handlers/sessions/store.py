@@ -1,0 +1,130 @@
+"""Keeps sessions as folders of files, so that all processes of a server share them, whichever of them dies."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import re
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from lmi_handlers.core.errors import InvalidRequest, QueueFull
+
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+_EXPIRES = ".expires"
+_SWEEP_INTERVAL = 1.0
+_MAX_SWEPT = 200
+
+
+class UnknownSession(InvalidRequest):
+    """There is no such session, or it has expired."""
+
+
+class Session:
+    """A session: an id that nobody can guess, and a folder with what is kept until `expires`, in seconds since 1970."""
+
+    def __init__(self, path: Path, expires: float) -> None:
+        self.session_id = path.name
+        self.path = path
+        self.expires = expires
+
+    @property
+    def announcement(self) -> str:
+        """The value of `X-Amzn-SageMaker-Session-Id` with which SageMaker learns of a new session."""
+        return f"{self.session_id}; Expires={time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(self.expires))}"
+
+    def read(self, name: str) -> bytes | None:
+        """Return what was written last, or None. `name` is a file's name, never a client's. Raises `UnknownSession`."""
+        try:
+            return (self.path / name).read_bytes()
+        except FileNotFoundError:
+            if not self.path.is_dir():
+                raise _unknown(self.session_id) from None
+            return None
+
+    def replace(self, name: str, old: bytes | None, new: bytes) -> bool:
+        """Write `new` if the content is still `old`, and tell whether it was. Raises `UnknownSession`."""
+        with self._locked():
+            if self.read(name) != old:
+                return False
+            descriptor, path = tempfile.mkstemp(dir=self.path, prefix=".")
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(new)
+            Path(path).replace(self.path / name)
+            return True
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            with (self.path / _EXPIRES).open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # held for the time of a write
+                yield
+        except FileNotFoundError:
+            raise _unknown(self.session_id) from None
+
+
+class SessionStore:
+    """The sessions in a folder, which is made when the first of them is. Any number of processes may use it at once."""
+
+    def __init__(self, directory: Path, *, expiration: float, limit: int) -> None:
+        """Let sessions last `expiration` seconds from their creation, and at most `limit` of them exist at a time."""
+        self._directory = directory
+        self._expiration = expiration
+        self._limit = limit
+        self._swept = -_SWEEP_INTERVAL
+
+    def create(self) -> Session:
+        """Begin a session. Raises `QueueFull` if there are too many."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._sweep()
+        expires = time.time() + self._expiration
+        unnamed = Path(tempfile.mkdtemp(dir=self._directory, prefix="."))  # nobody takes it for one that has expired
+        (unnamed / _EXPIRES).write_text(repr(expires))
+        return Session(unnamed.rename(self._directory / str(uuid.uuid4())), expires)
+
+    def open(self, session_id: str) -> Session:
+        """Return a session that has begun. Raises `UnknownSession`."""
+        if not _ID.fullmatch(session_id):
+            raise _unknown(session_id)
+        session = Session(self._directory / session_id, _expires(self._directory / session_id))
+        if session.expires <= time.time():
+            raise _unknown(session_id)
+        return session
+
+    def close(self, session_id: str) -> None:
+        """End a session and delete all that it keeps. Raises `UnknownSession`."""
+        shutil.rmtree(self.open(session_id).path, ignore_errors=True)
+
+    def _sweep(self) -> None:
+        """Delete what has expired. Raises `QueueFull` if too much is left."""
+        with os.scandir(self._directory) as entries:
+            paths = [Path(entry.path) for entry in entries if _ID.fullmatch(entry.name)]
+        left = len(paths)
+        now = time.monotonic()
+        if left >= self._limit or now - self._swept >= _SWEEP_INTERVAL:
+            self._swept = now
+            for path in random.sample(paths, min(left, _MAX_SWEPT)):  # a few at a time, because requests wait for it
+                if _expires(path) <= time.time():
+                    shutil.rmtree(path, ignore_errors=True)
+                    left -= 1
+        if left >= self._limit:
+            raise QueueFull(f"there are {left} sessions already (option.max_sessions={self._limit}): close some")
+
+
+def _expires(path: Path) -> float:
+    """Return when a session expires: at once if it is not there, or was never finished."""
+    try:
+        return float((path / _EXPIRES).read_text())
+    except (OSError, ValueError):
+        return 0.0
+
+
+def _unknown(session_id: str) -> UnknownSession:
+    shown = session_id[:64].encode("ascii", "replace").decode()
+    return UnknownSession(f"session not found: {shown!r}: it has expired or was closed, or never began")

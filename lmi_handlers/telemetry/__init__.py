@@ -1,0 +1,1 @@
+"""What the server tells others about itself: CloudWatch metrics as log lines, OpenTelemetry metrics and traces."""

@@ -1,0 +1,26 @@
+"""The traces of this process, for modules that must not import OpenTelemetry."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import TYPE_CHECKING
+
+from lmi_handlers.telemetry.settings import TelemetrySettings
+
+if TYPE_CHECKING:
+    from lmi_handlers.telemetry.traces import Traces
+
+
+@cache
+def worker_traces() -> Traces | None:
+    """Return what records this web worker's traces, None if there are to be none.
+
+    Its thread would not survive a fork, and gevent must have patched the worker before: never call it in the arbiter.
+    """
+    settings = TelemetrySettings.from_environ(os.environ)
+    if not settings.traces:
+        return None
+    from lmi_handlers.telemetry.traces import Traces
+
+    return Traces(settings)

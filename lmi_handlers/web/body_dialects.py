@@ -1,0 +1,48 @@
+"""Chooses the dialect of a body on the invoke routes, after the model's input formatter has seen it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from werkzeug.wrappers import Request
+
+from lmi_handlers.apis.base import Dialect, Payload
+from lmi_handlers.apis.formatted import Formatting
+from lmi_handlers.apis.invocations import Invocations
+from lmi_handlers.config.budget import Budget
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.usage import Usage
+from lmi_handlers.serving.served_model import ServedModel
+from lmi_handlers.web.custom_code import invoke_of
+from lmi_handlers.web.exchange import Exchange
+
+
+class BodyDialects:
+    """Without formatters, this only looks at the body's fields."""
+
+    def __init__(self, model: ServedModel, endpoint: Invocations, properties: ServingProperties) -> None:
+        self._model = model
+        self._endpoint = endpoint
+        self._budget = Budget.of(properties)
+        self._timeout = model.predict_timeout
+        self._formatting = (
+            None if model.formatters is None else Formatting(model.formatters, properties, lambda: model.facts)
+        )
+
+    @property
+    def any_content(self) -> bool:
+        """Whether bodies may be anything, because the model may have an input formatter."""
+        return self._formatting is not None
+
+    def choose(self, exchange: Exchange, payload: Payload, usage: Usage) -> tuple[Payload, Dialect]:
+        """Return the body to parse, and its dialect. Raises what ends the request if a formatter fails."""
+        if self._formatting is None:
+            return payload, self._endpoint.of(payload)
+        _ = self._model.loaded  # formatters may use its tokenizer; raises `EngineNotReady`
+        new_calls = partial(self._formatting.calls, usage.started + self._timeout, exchange.connected)
+        asked = Request(exchange.environ)  # Flask's is gone once the answer to JSON lines has begun
+        invoke = invoke_of(payload.request_id, asked.headers.items(), asked.args.items(multi=True), payload.data)
+        formatted = self._formatting.format_input(payload, invoke, new_calls)
+        if formatted is not payload:
+            self._budget.check_json(formatted.data)
+        return formatted, self._formatting.dialect(self._endpoint.of(formatted), new_calls)

@@ -1,0 +1,129 @@
+"""The routes of a server with several models that are not about one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flask import Flask, Response, request
+from werkzeug.exceptions import HTTPException, NotFound, RequestEntityTooLarge
+
+from lmi_handlers.apis.api import Api
+from lmi_handlers.apis.base import Reply
+from lmi_handlers.apis.decoding import decode_typed
+from lmi_handlers.apis.management import ManagementDialect
+from lmi_handlers.apis.routes import Action, Route, Status
+from lmi_handlers.config.budget import Budget
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import EngineNotReady, LMIError, PayloadTooLarge, QueueFull, UnsupportedMediaType
+from lmi_handlers.core.usage import Usage
+from lmi_handlers.models.shelf import Shelf
+from lmi_handlers.web.access_control import AccessControl
+from lmi_handlers.web.access_log import log_request
+from lmi_handlers.web.dispatcher import REFUSAL, Refusal
+from lmi_handlers.web.exchange import ArrivingBodies, request_id
+from lmi_handlers.web.front_end_errors import FrontEndErrors
+from lmi_handlers.web.routes import flask_rule
+
+_UNKNOWN = "is not a route of this address: LMI_MANAGEMENT_ADDRESS is where models are loaded and unloaded"
+
+
+def front_app(
+    shelf: Shelf, access: AccessControl, apis: Iterable[Api], bodies: ArrivingBodies, max_request_size: int
+) -> Flask:
+    """Return the application, without routes. It answers requests that the dispatcher refuses, in their API's format."""
+    app = Flask("lmi_handlers.web.front", static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = max_request_size + 1
+    app.extensions["lmi_bodies"] = bodies
+    app.extensions["lmi_model"] = shelf
+    errors = FrontEndErrors(apis)
+    access.install(app)
+
+    @app.before_request
+    def refuse() -> Response | None:
+        refusal: Refusal | None = request.environ.get(REFUSAL)
+        if refusal is None:
+            return None
+        response = _with_retry(errors.refusal(refusal.error), refusal.error)
+        response.headers["x-request-id"] = request_id()
+        _note(refusal, response, shelf)
+        return response
+
+    app.register_error_handler(HTTPException, errors.answer)
+    return app
+
+
+def _note(refusal: Refusal, response: Response, shelf: Shelf) -> None:
+    """Log and count a request that has reached no model."""
+    for held in shelf.held:
+        if held.entry.name == refusal.model:
+            held.app.model.metrics.responded(response.status_code)
+    log_request(
+        model=refusal.model[:200],
+        request_id=response.headers["x-request-id"],
+        path=request.path,
+        status=response.status_code,
+        usage=Usage(started=refusal.arrived),
+        error=refusal.error,
+    )
+
+
+def add_front_routes(
+    app: Flask,
+    routes: Iterable[Route],
+    shelf: Shelf,
+    properties: ServingProperties,
+    is_allowed: Callable[[], bool] = lambda: True,
+) -> None:
+    """Add routes about all models. Those that are not allowed for the current request do not exist for it."""
+    budget = Budget.of(properties)
+    for route in routes:
+        view = _view(route.endpoint, shelf, budget, is_allowed)
+        app.add_url_rule(flask_rule(route), f"{route.method} {route.path}", view, methods=[route.method])
+
+
+def _view(endpoint: Any, shelf: Shelf, budget: Budget, is_allowed: Callable[[], bool]) -> Callable[..., Response]:
+    def status() -> Response:
+        return _response(endpoint.reply(shelf))
+
+    def action(**path: str) -> Response:
+        if not is_allowed():
+            raise NotFound(f"{request.path[:200]} {_UNKNOWN}")
+        try:
+            return _response(endpoint.act(shelf, path, request.args.to_dict() | _fields(budget)))
+        except LMIError as error:
+            return _with_retry(_response(ManagementDialect().error(error)), error)
+
+    assert isinstance(endpoint, Status | Action)  # noqa: S101  there are no others
+    return status if isinstance(endpoint, Status) else action
+
+
+def _fields(budget: Budget) -> dict[str, Any]:
+    """Return the fields of a JSON body, if there is one."""
+    bodies: ArrivingBodies = _extension("lmi_bodies")
+    try:
+        data = bodies.read(request.stream)
+    except RequestEntityTooLarge:
+        raise PayloadTooLarge("the request body is larger than max_request_size") from None
+    if not data:
+        return {}
+    if not request.is_json:
+        raise UnsupportedMediaType("Expected request with `Content-Type: application/json`")
+    budget.check_json(data)
+    return decode_typed(data, dict[str, Any])
+
+
+def _extension(name: str) -> Any:
+    from flask import current_app
+
+    return current_app.extensions[name]
+
+
+def _response(reply: Reply) -> Response:
+    return Response(reply.body, reply.status, content_type=reply.content_type)
+
+
+def _with_retry(response: Response, error: LMIError) -> Response:
+    if isinstance(error, QueueFull | EngineNotReady):
+        response.headers["Retry-After"] = str(error.retry_after)
+    return response

@@ -1,0 +1,117 @@
+"""SageMaker's stateful sessions on the invoke routes.
+
+`{"requestType": "NEW_SESSION"}` begins a session, `{"requestType": "CLOSE"}` ends the one that the request's header names,
+and every other request may name one. Source: LMI's page on stateful sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from flask import Response, request
+
+from lmi_handlers.apis.base import Dialect, Payload, Reply
+from lmi_handlers.apis.decoding import decode_typed
+from lmi_handlers.apis.routes import TEXT
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import LMIError, UnsupportedFeature
+from lmi_handlers.core.request import GenerationRequest
+from lmi_handlers.core.usage import Usage
+from lmi_handlers.serving.conversation import continue_conversation
+from lmi_handlers.serving.parsed import Parsed
+from lmi_handlers.sessions.store import Session, SessionStore
+from lmi_handlers.web.exchange import Exchange
+
+SESSION_ID = "X-Amzn-SageMaker-Session-Id"
+"""Header of requests, and of the answer that begins a session: there, `<id>; Expires=<time>`."""
+
+CLOSED_SESSION_ID = "X-Amzn-SageMaker-Closed-Session-Id"
+"""Header of the answer that ends a session."""
+
+NEW_SESSION = "NEW_SESSION"
+"""Value of the header, and of `requestType`, with which a client asks for a session."""
+
+
+class _SessionRequest(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    """A body that begins or ends a session."""
+
+    request_type: Literal["NEW_SESSION", "CLOSE"]
+
+
+class _SessionResult(msgspec.Struct):
+    result: str
+
+
+class Sessions:
+    """The sessions of a model, in files that all web workers share."""
+
+    def __init__(self, properties: ServingProperties, runtime_dir: Path) -> None:
+        directory = runtime_dir / "sessions" if properties.sessions_path is None else Path(properties.sessions_path)
+        self._store = SessionStore(directory, expiration=properties.sessions_expiration, limit=properties.max_sessions)
+        self._enabled = properties.enable_stateful_sessions
+        self._history = properties.session_history
+        self._max_messages = properties.max_messages
+
+    def answer(self, exchange: Exchange, payload: Payload) -> Response | None:
+        """Answer a body that begins or ends a session. Returns None for any other body. Raises `InvalidRequest`."""
+        if payload.content_type == TEXT or b'"requestType"' not in payload.data or "requestType" not in payload.fields:
+            return None
+        exchange.counts = False
+        self._check_enabled()
+        if decode_typed(payload.data, _SessionRequest).request_type == NEW_SESSION:
+            result = f"Session {self._begin(exchange).session_id} created"
+        else:
+            session_id = request.headers.get(SESSION_ID, "")
+            self._store.close(session_id)
+            exchange.headers[CLOSED_SESSION_ID] = session_id
+            result = f"Session {session_id} closed"
+        return exchange.document(msgspec.json.encode(_SessionResult(result)), "application/json")
+
+    def dialect(self, exchange: Exchange, dialect: Dialect) -> Dialect:
+        """Return the dialect for a request, which the request's session may continue. Raises `InvalidRequest`."""
+        session_id = request.headers.get(SESSION_ID)
+        if not session_id:
+            return dialect
+        self._check_enabled()
+        session = None if session_id == NEW_SESSION else self._store.open(session_id)
+
+        def enter(parsed: Parsed) -> Parsed:
+            entered = session or self._begin(exchange)
+            return continue_conversation(parsed, entered, self._max_messages) if self._history else parsed
+
+        return _InSession(dialect, enter)
+
+    def _begin(self, exchange: Exchange) -> Session:
+        session = self._store.create()
+        exchange.headers[SESSION_ID] = session.announcement
+        return session
+
+    def _check_enabled(self) -> None:
+        if not self._enabled:
+            raise UnsupportedFeature("there are no sessions here: option.enable_stateful_sessions is false")
+
+
+def refuse_session(why: str) -> None:
+    """Raise `UnsupportedFeature` if the request names a session."""
+    if request.headers.get(SESSION_ID):
+        raise UnsupportedFeature(f"{SESSION_ID} is not supported: {why}")
+
+
+class _InSession(Dialect):
+    """Another dialect, whose requests enter a session once they are known to be valid."""
+
+    def __init__(self, dialect: Dialect, enter: Callable[[Parsed], Parsed]) -> None:
+        self._dialect = dialect
+        self._enter = enter
+
+    def parse(self, payload: Payload) -> Parsed:
+        return self._enter(self._dialect.parse(payload))
+
+    def error(self, error: LMIError) -> Reply:
+        return self._dialect.error(error)
+
+    def answer_headers(self, request: GenerationRequest, usage: Usage) -> Mapping[str, str]:
+        return self._dialect.answer_headers(request, usage)

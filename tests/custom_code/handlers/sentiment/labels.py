@@ -1,0 +1,3 @@
+"""A module beside model.py."""
+
+NAMES = {False: "NEGATIVE", True: "POSITIVE"}

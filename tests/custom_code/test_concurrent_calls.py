@@ -1,0 +1,149 @@
+"""An asynchronous `handle` answers several requests at a time in one process."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from custom_handlers import CONCURRENT, GENERATES
+from serving import Server
+from waiting import wait_until
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    directory = tmp_path_factory.mktemp("code") / "m"
+    directory.mkdir()
+    (directory / "model.py").write_text(CONCURRENT)
+    properties = "option.async_mode=true\noption.max_rolling_batch_size=20\noption.predict_timeout=2\nmaxWorkers=1\n"
+    server = Server(directory, properties)
+    yield server.wait_ready()
+    server.stop()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(40) as executor:
+        yield executor
+
+
+def call(server: Server, case: str, data: str = "x", **options: Any) -> requests.Response:
+    return requests.post(f"{server.url}/invocations", data, headers={"X-Case": case}, timeout=30, **options)
+
+
+def pid(server: Server) -> str:
+    return call(server, "pid").text
+
+
+def begin(threads: ThreadPoolExecutor, server: Server, case: str, path: Path) -> Future[requests.Response]:
+    """Start a call that does not return, and wait until the process works on it."""
+    server.wait_for_sequences(0)
+    future = threads.submit(call, server, case, str(path))
+    server.wait_for_sequences(1)
+    return future
+
+
+def test_as_many_calls_at_a_time_as_a_batch_may_have(server: Server, threads: ThreadPoolExecutor) -> None:
+    answers = [threads.submit(call, server, "together", "20") for _ in range(20)]  # each waits for all others
+    assert {answer.result().text for answer in answers} == {pid(server)}
+
+
+def test_no_more_than_that(server: Server, threads: ThreadPoolExecutor, tmp_path: Path) -> None:
+    answers = [threads.submit(call, server, "wait", str(tmp_path / "left")) for _ in range(21)]
+    server.wait_for_sequences(20, waiting=1)
+    assert {answer.result().status_code for answer in answers} <= {504, 200}
+
+
+@pytest.mark.parametrize(("case", "error"), [("raise", "some text"), ("cancel", "handle was cancelled")])
+def test_errors_end_only_their_own_request(server: Server, threads: ThreadPoolExecutor, case: str, error: str) -> None:
+    before = pid(server)
+    server.wait_for_sequences(0)
+    others = [threads.submit(call, server, "together", "5") for _ in range(4)]
+    server.wait_for_sequences(4)
+    answer = call(server, case, "some text")
+    assert (answer.status_code, answer.json()["error"]) == (424, error)
+    assert call(server, "together", "5").text == before
+    assert {other.result().text for other in others} == {before}
+
+
+def test_a_call_that_waits_too_long_is_cancelled_and_costs_nobody_else(
+    server: Server, threads: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    before = pid(server)
+    late = begin(threads, server, "wait", tmp_path / "left")
+    assert late.result().status_code == 504
+    wait_until((tmp_path / "left").exists)
+    assert pid(server) == before
+
+
+def test_a_call_whose_client_leaves_is_cancelled(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(requests.Timeout):
+        requests.post(f"{server.url}/invocations", str(tmp_path / "left"), headers={"X-Case": "wait"}, timeout=0.5)
+    wait_until((tmp_path / "left").exists)
+    server.wait_for_sequences(0)
+
+
+def test_a_call_that_blocks_all_others_ends_their_process(
+    server: Server, threads: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    before = pid(server)
+    blocking = begin(threads, server, "block", tmp_path)
+    time.sleep(1)
+    other = call(server, "together", "2")
+    assert blocking.result().status_code == 504
+    assert other.status_code == 424
+    assert other.json()["error"] == (
+        "the process that runs handle was replaced, because another call did not return within option.predict_timeout (2 s)"
+    )
+    assert pid(server) != before
+
+
+def test_an_exit_ends_all_calls_with_the_cause(server: Server, threads: ThreadPoolExecutor, tmp_path: Path) -> None:
+    other = begin(threads, server, "wait", tmp_path / "left")
+    answers = [call(server, "exit"), other.result()]
+    assert {answer.json()["error"] for answer in answers} == {
+        "the process that runs handle ended with status 3 while it worked on this request"
+    }
+    assert call(server, "pid").status_code == 200
+
+
+def test_a_fork_that_returns_does_not_answer_twice(server: Server) -> None:
+    assert [call(server, "fork").text for _ in range(3)] == ["parent"] * 3
+    assert call(server, "pid").status_code == 200
+
+
+def test_what_the_first_call_has_started_runs_on_between_calls(server: Server) -> None:
+    before = int(call(server, "ticks").text)
+    wait_until(lambda: int(call(server, "ticks").text) > before + 10)
+
+
+def test_a_client_that_reads_slowly_holds_up_nobody_else(server: Server, threads: ThreadPoolExecutor) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as slow:
+        slow.sendall(b"POST /invocations HTTP/1.1\r\nHost: a\r\nX-Case: flood\r\nContent-Length: 6\r\n\r\n100000")
+        assert slow.recv(12) == b"HTTP/1.1 200"
+        answers = [threads.submit(call, server, "flood", "20") for _ in range(4)]
+        assert [len(answer.result().content) for answer in answers] == [2_000_000] * 4
+        pool = server.supervised("lmi_handlers.custom_code.pool")
+        assert pool.memory_info().rss < 300_000_000  # it does not read 10 GB ahead
+    server.wait_for_sequences(0)
+
+
+def test_generators_that_are_not_asynchronous_run_beside_each_other(
+    server: Server, threads: ThreadPoolExecutor
+) -> None:
+    answers = [threads.submit(call, server, "generator", "5") for _ in range(20)]
+    assert [answer.result().content for answer in answers] == [b"01234"] * 20
+
+
+def test_handle_may_be_an_asynchronous_generator(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(GENERATES)
+    server = Server(tmp_path, "").wait_ready()
+    answer = call(server, "", "sent")
+    assert (answer.text, answer.headers["Content-Type"]) == ("loadedsent", "text/plain")
+    server.stop()

@@ -1,0 +1,81 @@
+"""What `lmi serve` and `lmi check` say about formatters before and while they start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from serving import ENVIRON, StartServer
+
+from lmi_handlers.config.formatter_code import find_formatter_scripts
+from lmi_handlers.core.errors import ConfigError
+
+ECHO = "option.rolling_batch=echo\n"
+IMPORT = "from djl_python.output_formatter import output_formatter\n"
+WRITE = f"{IMPORT}\n@output_formatter\ndef write(response):\n    return response\n"
+
+
+def check(directory: Path, script: str, *arguments: str, properties: str = ECHO) -> subprocess.CompletedProcess[str]:
+    directory.mkdir(exist_ok=True)
+    (directory / "model.py").write_text(script)
+    (directory / "serving.properties").write_text(properties)
+    command = [sys.executable, "-m", "lmi_handlers.cli", "check", "--model-dir", str(directory), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRON, cwd=directory, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        (f"{WRITE}import not_installed_here\n", "line 6: ModuleNotFoundError: No module named 'not_installed_here'"),
+        (WRITE.replace("(response)", "(a, b)"), "line 3: @output_formatter write must take (request_output: Text"),
+        (f"{WRITE}import os\nos._exit(4)\n", "loading the model's formatters ended their process with exit status 4"),
+        (WRITE + WRITE.replace("def write", "def other"), "only one function can be the @output_formatter, but write"),
+        ("def write(\n", "line 1: SyntaxError: '(' was never closed"),
+    ],
+)
+def test_check_names_file_and_line(tmp_path: Path, script: str, error: str) -> None:
+    ended = check(tmp_path / "m", script)
+    assert ended.returncode == 1
+    assert error in ended.stderr
+
+
+def test_check_loads_formatters_unless_told_not_to(tmp_path: Path) -> None:
+    script = f"{WRITE}open('imported', 'a')\n"
+    assert check(tmp_path / "m", script, "--no-code").returncode == 0
+    assert not (tmp_path / "m" / "imported").exists()
+    assert check(tmp_path / "m", script).returncode == 0
+    assert (tmp_path / "m" / "imported").exists()
+
+
+def test_formatters_that_do_not_load_end_the_server(start_server: StartServer, tmp_path: Path) -> None:
+    (tmp_path / "m0").mkdir()
+    (tmp_path / "m0" / "model.py").write_text(f"{WRITE}import not_installed_here\n")
+    server = start_server(ECHO, ready=False)
+    assert server.process.wait(60) == 1
+    (line,) = [line for line in server.log.splitlines() if line.startswith("lmi: error: ")]
+    assert line.endswith(f"{tmp_path}/m0/model.py, line 6: ModuleNotFoundError: No module named 'not_installed_here'")
+
+
+def test_an_option_may_name_the_function_and_the_file(start_server: StartServer, tmp_path: Path) -> None:
+    (tmp_path / "m0").mkdir()
+    (tmp_path / "m0" / "mine.py").write_text(
+        "from djl_python.input_parser import input_formatter\n\n@input_formatter\ndef read(payload):\n    return payload\n\n"
+        "def write(token, first_token, last_token, details, generated_text, id):\n    return generated_text.upper()\n"
+    )
+    server = start_server(f"{ECHO}option.entryPoint=mine.py\noption.output_formatter=write\n")
+    answer = server.invoke({"inputs": "abc", "parameters": {"max_new_tokens": 3}})
+    assert answer.text == "ABC"
+
+
+def test_adapters_have_formatters_of_their_own(tmp_path: Path) -> None:
+    for place, text in (("", WRITE), ("adapters/a", WRITE), ("adapters/b", "x = 1\n")):
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        (tmp_path / place / "model.py").write_text(text)
+    found = find_formatter_scripts([tmp_path], None, None, with_adapters=True)
+    assert [(script.adapter, script.output_formatter) for script in found] == [("", "write"), ("a", "write")]
+    assert len(find_formatter_scripts([tmp_path], None, None, with_adapters=False)) == 1
+    (tmp_path / "adapters" / "b" / "model.py").write_text("x = (\n")
+    with pytest.raises(ConfigError, match=r"adapters/b/model.py, line 1"):
+        find_formatter_scripts([tmp_path], None, None, with_adapters=True)

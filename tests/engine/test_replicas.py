@@ -1,0 +1,131 @@
+"""Several engines behind the same web workers."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from engine_thread import Engine, texts_of
+from prompts import encoded
+from serving import Server, StartServer
+from waiting import wait_until
+
+from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.engine.client import EngineClient, Generation
+from lmi_handlers.engine.heartbeat import HeartbeatReader
+from lmi_handlers.engine.messages import Loading
+from lmi_handlers.engine.replicas import Replicas, ReplicaStatus
+from lmi_handlers.engine.status import EngineState, EngineStatus
+
+
+def engines(server: Server) -> list[psutil.Process]:
+    found = []
+    for child in psutil.Process(server.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if "lmi_handlers.engine.process" in child.cmdline():
+                found.append(child)
+    return found
+
+
+def test_an_engine_that_dies_costs_its_own_requests_only(start_server: StartServer) -> None:
+    server = start_server("option.rolling_batch=echo\nminWorkers=2\noption.echo_tokens_per_second=20\n")
+    wait_until(lambda: server.log.count("engine ready") == 2)
+    body = {"inputs": "hello " * 16}
+    with ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(server.invoke, body) for _ in range(6)]
+        server.wait_for_sequences(6)
+        engines(server)[0].kill()
+        for _ in range(20):
+            assert server.ping().status_code == 200
+        statuses = Counter(answer.result().status_code for answer in answers)
+    assert statuses == {200: 3, 500: 3}
+    assert [server.invoke({"inputs": "x"}).status_code for _ in range(8)] == [200] * 8
+    wait_until(lambda: len(engines(server)) == 2)
+
+
+def test_the_server_ends_once_all_engines_have_been_given_up(start_server: StartServer) -> None:
+    server = start_server("option.rolling_batch=echo\nminWorkers=2\noption.restart_limit=0\n")
+    wait_until(lambda: server.log.count("engine ready") == 2)
+    first, second = engines(server)
+    first.kill()
+    wait_until(lambda: "giving up" in server.log)
+    assert server.invoke({"inputs": "x"}).status_code == 200
+    assert server.ping().status_code == 200
+    second.kill()
+    assert server.process.wait(40) == 1
+
+
+SLOW = b" SLEEP@1 " * 3
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[list[Engine], Replicas]]:
+    both = [Engine(tmp_path / f"engine-{number}.sock") for number in range(2)]
+    for engine in both:
+        engine.start()
+    replicas = Replicas([engine.path for engine in both], lambda announcement: None, 60.0)
+    replicas.start()
+    wait_until(lambda: all(part.accepts for part in replicas.status.parts))
+    yield both, replicas
+    for engine in both:
+        engine.stop()
+
+
+def submit(replicas: Replicas, prompt: bytes) -> Generation:
+    return replicas.submit(encoded(prompt), SamplingParams(), request_id="r", timeout=60, connected=lambda: True)
+
+
+def test_requests_are_spread_over_the_engines(pair: tuple[list[Engine], Replicas]) -> None:
+    _, replicas = pair
+    chosen: Counter[EngineClient] = Counter()
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            chosen[replicas.choose(encoded(SLOW)[0])] += 1
+            stack.enter_context(submit(replicas, SLOW))
+    assert sorted(chosen.values()) == [2, 2]
+
+
+def test_prompts_with_the_same_beginning_go_to_the_same_engine_while_it_has_room(
+    pair: tuple[list[Engine], Replicas],
+) -> None:
+    _, replicas = pair
+    beginnings = [bytes([code]) * 300 for code in range(ord("a"), ord("q"))]
+    chosen = [{replicas.choose(encoded(text + b"x" * turn)[0]) for turn in range(3)} for text in beginnings]
+    assert all(len(engines) == 1 for engines in chosen)
+    assert len(set.union(*chosen)) == 2, "other beginnings go to the other engine"
+    crowd = set()
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            crowd.add(replicas.choose(encoded(beginnings[0] + SLOW)[0]))
+            stack.enter_context(submit(replicas, beginnings[0] + SLOW))
+    assert len(crowd) == 2, "one engine is not overloaded for what it has cached"
+
+
+def test_the_model_is_ready_while_any_engine_is(pair: tuple[list[Engine], Replicas]) -> None:
+    both, replicas = pair
+    both[0].server.announce(Loading("restarting", 0.0))
+    wait_until(lambda: not replicas.status.parts[0].accepts)
+    assert replicas.state is EngineState.READY
+    assert texts_of(submit(replicas, b"a")) == [b"a"]
+
+
+def test_a_request_does_not_wait_for_an_engine_that_is_stalled(tmp_path: Path) -> None:
+    """Such an engine is ready and accepts nothing. Waiting for it must not keep the event loop busy."""
+    status = EngineStatus(StalledHeartbeat(tmp_path / "none"), 60.0)
+    status.ready()
+    began = time.process_time()
+    for _ in range(3):
+        ReplicaStatus([status]).wait_ready(0.2)
+        ReplicaStatus([status, status]).wait_ready(0.2)
+    assert time.process_time() - began < 0.2
+
+
+class StalledHeartbeat(HeartbeatReader):
+    def suspicion(self, stall_timeout: float) -> str | None:
+        return "it makes no progress"

@@ -1,0 +1,144 @@
+"""SageMaker's secure mode: each control, through `lmi check`, and what DJL's overlooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import gguf
+import pytest
+
+from backends import registry
+from lmi_handlers.config.properties import load_properties
+from lmi_handlers.configuration import read_configuration
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.model_files.secure_mode import SecureMode
+from lmi_handlers.start_up import mistakes
+
+ALL = (
+    "DISALLOW_REQUIREMENTS_TXT, DISALLOW_PICKLE_FILES,DISALLOW_TRUST_REMOTE_CODE,"
+    "DISALLOW_CUSTOM_INFERENCE_SCRIPTS,DISALLOW_CHAT_TEMPLATE"
+)
+ECHO = "option.rolling_batch=echo\n"
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    directory = tmp_path / "m"
+    directory.mkdir()
+    (directory / "serving.properties").write_text(ECHO)
+    return directory
+
+
+def errors(model_dir: Path, controls: str = ALL, **environ: str) -> tuple[str, ...]:
+    variables = {
+        "LMI_MODEL_DIR": str(model_dir),
+        "SAGEMAKER_SECURE_MODE": "true",
+        "SAGEMAKER_SECURITY_CONTROLS": controls,
+        "SAGEMAKER_UNTRUSTED_CHANNELS": str(model_dir),
+        **environ,
+    }
+    return mistakes(read_configuration(variables), variables)
+
+
+def test_a_model_without_anything_forbidden_is_served(model_dir: Path) -> None:
+    (model_dir / "model.safetensors").write_bytes(b"")
+    (model_dir / "tokenizer_config.json").write_text("{}")
+    assert errors(model_dir, SAGEMAKER_MAX_REQUEST_SIZE="1000", SERVING_JOB_QUEUE_SIZE="7") == ()
+
+
+FILES: Mapping[str, tuple[str, str]] = {
+    "model.py": ("def handle(inputs): pass", "DISALLOW_CUSTOM_INFERENCE_SCRIPTS"),
+    "adapters/a/model.py": ("x = 1", "DISALLOW_CUSTOM_INFERENCE_SCRIPTS"),
+    "code/inference.py": ("x = 1", "DISALLOW_CUSTOM_INFERENCE_SCRIPTS"),
+    "requirements.txt": ("requests", "DISALLOW_REQUIREMENTS_TXT"),
+    "code/requirements.txt": ("requests", "DISALLOW_REQUIREMENTS_TXT"),
+    "pytorch_model.bin": ("", "DISALLOW_PICKLE_FILES"),
+    "deep/er/weights.PT": ("", "DISALLOW_PICKLE_FILES"),
+    "adapters/a/adapter_model.pkl": ("", "DISALLOW_PICKLE_FILES"),
+    "x\ny.ckpt": ("", "DISALLOW_PICKLE_FILES"),
+    "tokenizer_config.json": ('{"chat_template": "x"}', "DISALLOW_CHAT_TEMPLATE"),
+    "processor_config.json": ('{"chat_template": null}', "DISALLOW_CHAT_TEMPLATE"),
+    "chat_template.json": ("[" * 100_000, "DISALLOW_CHAT_TEMPLATE"),
+    "chat_template.jinja": ("x", "DISALLOW_CHAT_TEMPLATE"),
+    "additional_chat_templates/tool_use.jinja": ("x", "DISALLOW_CHAT_TEMPLATE"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_are_forbidden_by_their_control_only(model_dir: Path, name: str) -> None:
+    content, control = FILES[name]
+    path = model_dir / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    [error] = errors(model_dir, control)
+    assert "in secure mode" in error
+    if name != "model.py":
+        assert error == f"{path} is forbidden in secure mode ({control})"
+    others = ",".join(item.strip() for item in ALL.split(",") if item.strip() != control)
+    assert not any("secure mode" in error for error in errors(model_dir, others))
+
+
+def test_links_hide_nothing(model_dir: Path, tmp_path: Path) -> None:
+    hidden = tmp_path / "elsewhere"
+    hidden.mkdir()
+    (hidden / "weights.pt").write_bytes(b"")
+    (model_dir / "linked").symlink_to(hidden)
+    (model_dir / "loop").symlink_to(model_dir)
+    assert errors(model_dir) == (f"{model_dir}/linked/weights.pt is forbidden in secure mode (DISALLOW_PICKLE_FILES)",)
+
+
+def test_a_chat_template_in_gguf_metadata_is_forbidden(model_dir: Path) -> None:
+    writer = gguf.GGUFWriter(model_dir / "model.gguf", "llama")
+    writer.add_chat_template("x")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    mode = SecureMode(frozenset(["DISALLOW_CHAT_TEMPLATE"]), (model_dir,))
+    with pytest.raises(ConfigError, match=r"model\.gguf is forbidden in secure mode"):
+        mode.check_model(model_dir)
+
+
+@pytest.mark.parametrize(
+    ("properties", "environ", "words"),
+    [
+        ("option.trust_remote_code=true\n", {}, "option.trust_remote_code=true is forbidden"),
+        ("", {"OPTION_TRUST_REMOTE_CODE": "true"}, "option.trust_remote_code=true is forbidden"),
+        ("option.allow_pickle=true\n", {}, "option.allow_pickle (serving.properties) must not be set"),
+        ("option.chat_template={{ x }}\n", {}, "option.chat_template (serving.properties) must not be set"),
+        ("", {"OPTION_CHAT_TEMPLATE": "{{ x }}"}, "must not be set in secure mode"),
+        ("option.unheard_of=1\n", {}, "option.unheard_of (serving.properties) must not be set"),
+    ],
+)
+def test_options_that_are_forbidden(model_dir: Path, properties: str, environ: dict[str, str], words: str) -> None:
+    (model_dir / "serving.properties").write_text(ECHO + properties)
+    assert any(words in error for error in errors(model_dir, **environ))
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"SAGEMAKER_SECURITY_CONTROLS": "DISALLOW_EVERYTHING"}, "DISALLOW_EVERYTHING is not known"),
+        ({"SAGEMAKER_UNTRUSTED_CHANNELS": "/nowhere"}, "/nowhere is not a directory"),
+    ],
+)
+def test_what_cannot_be_enforced_is_said(model_dir: Path, environ: dict[str, str], words: str) -> None:
+    assert any(words in error for error in errors(model_dir, **environ))
+
+
+def test_controls_must_be_named(model_dir: Path) -> None:
+    variables = {"LMI_MODEL_DIR": str(model_dir), "SAGEMAKER_SECURE_MODE": "TRUE"}
+    [error] = mistakes(read_configuration(variables), variables)
+    assert error.startswith("SAGEMAKER_SECURE_MODE=true needs SAGEMAKER_SECURITY_CONTROLS")
+
+
+def test_without_secure_mode_the_other_variables_say_nothing(model_dir: Path) -> None:
+    (model_dir / "chat_template.jinja").write_text("x")
+    assert errors(model_dir, SAGEMAKER_SECURE_MODE="false") == ()
+
+
+def test_other_spellings_of_allowed_names_are_allowed(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text("option.dtype=fp16\noption.tensor_parallel_size=1\n")
+    loaded = load_properties(tmp_path, {}, registry())
+    SecureMode(frozenset(), ()).check(loaded, None, has_custom_code=False)

@@ -1,0 +1,54 @@
+"""A model that sleeps: what wakes it, and what becomes of the requests that wait for it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from model_store import ECHO, StoreServer
+from waiting import wait_until
+
+SLOW = ECHO + "option.echo_fault=slow_load\noption.echo_load_seconds={}\n"
+
+
+@pytest.fixture
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StoreServer]:
+    """A server with a model that sleeps, and wakes up in `request.param` seconds. Two requests may wait for it."""
+    server = StoreServer(tmp_path, {"slow": ECHO}, environ={"SERVING_JOB_QUEUE_SIZE": "2", "LMI_WORKERS": "1"})
+    server.wait_ready()
+    assert server.ask("PUT", "/models/slow?min_worker=0").status_code == 200
+    wait_until(lambda: server.states() == {"slow": "Sleeping"} and not server.engines())
+    (server.store / "slow" / "serving.properties").write_text(SLOW.format(request.param))
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize("server", [4], indirect=True)
+def test_only_a_post_wakes_a_model_and_few_requests_wait(server: StoreServer) -> None:
+    for path in ("/info", "/", "/openapi.json"):
+        assert server.ask("GET", path).status_code == 503
+    assert server.ask("GET", "/health").status_code == 200  # the server's own
+    assert server.states() == {"slow": "Sleeping"}
+    with ThreadPoolExecutor(3) as clients:
+        waiting = [clients.submit(server.generate, "slow") for _ in range(3)]
+        wait_until(lambda: server.states() == {"slow": "Starting"})
+        assert server.ping().status_code == 200  # a model that wakes up will serve
+        answers = sorted((future.result() for future in waiting), key=lambda answer: answer.status_code)
+    assert [answer.json() for answer in answers[:2]] == [{"generated_text": "hello"}] * 2
+    assert (answers[2].status_code, answers[2].json()["message"]) == (503, "2 requests wait for models to wake up")
+    assert int(answers[2].headers["Retry-After"]) > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("server", [60], indirect=True)
+def test_requests_that_wait_are_answered_when_the_server_ends(server: StoreServer) -> None:
+    with ThreadPoolExecutor(2) as clients:
+        waiting = [clients.submit(server.generate, "slow") for _ in range(2)]
+        wait_until(lambda: server.states() == {"slow": "Starting"})
+        server.process.send_signal(signal.SIGTERM)
+        answers = [future.result() for future in waiting]
+    assert [answer.status_code for answer in answers] == [503] * 2
+    assert {answer.json()["message"] for answer in answers} == {"the server is shutting down"}

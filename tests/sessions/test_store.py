@@ -1,0 +1,98 @@
+"""Sessions as files: ids, expiry, limits, and several processes at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmi_handlers.core.errors import QueueFull
+from lmi_handlers.sessions.store import Session, SessionStore, UnknownSession
+
+
+def new_store(directory: Path, *, expiration: float = 60, limit: int = 10) -> SessionStore:
+    return SessionStore(directory / "sessions", expiration=expiration, limit=limit)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SessionStore:
+    return new_store(tmp_path)
+
+
+def test_every_process_finds_a_session_and_what_it_keeps(tmp_path: Path, store: SessionStore) -> None:
+    session = store.create()
+    assert session.read("turns") is None
+    assert session.replace("turns", None, b"one")
+    found = new_store(tmp_path).open(session.session_id)
+    assert found.read("turns") == b"one"
+    assert (found.session_id, found.expires, found.announcement) == (
+        session.session_id,
+        session.expires,
+        session.announcement,
+    )
+
+
+def test_a_closed_session_is_gone_with_all_that_it_kept(tmp_path: Path, store: SessionStore) -> None:
+    session = store.create()
+    session.replace("turns", None, b"one")
+    store.close(session.session_id)
+    for use in (store.open, store.close):
+        with pytest.raises(UnknownSession, match="not found"):
+            use(session.session_id)
+    with pytest.raises(UnknownSession):
+        session.read("turns")
+    with pytest.raises(UnknownSession):
+        session.replace("turns", b"one", b"two")
+    assert list((tmp_path / "sessions").iterdir()) == []
+
+
+def test_a_session_ends_with_its_time(tmp_path: Path) -> None:
+    store = new_store(tmp_path, expiration=0.05)
+    session = store.create()
+    time.sleep(0.1)
+    with pytest.raises(UnknownSession):
+        store.open(session.session_id)
+    fresh = new_store(tmp_path, expiration=60).create()
+    assert [path.name for path in (tmp_path / "sessions").iterdir()] == [fresh.session_id], "the expired one is deleted"
+
+
+def test_the_limit_counts_the_sessions_of_all_processes(tmp_path: Path) -> None:
+    first, second = new_store(tmp_path, limit=2), new_store(tmp_path, limit=2)
+    session = first.create()
+    second.create()
+    for store in (first, second):
+        with pytest.raises(QueueFull, match="2 sessions"):
+            store.create()
+    second.close(session.session_id)
+    first.create()
+
+
+@given(st.text(max_size=40) | st.sampled_from(["", ".", "..", "../x", "/etc", "a" * 5000, "NEW_SESSION", "a\0b"]))
+def test_an_id_that_was_not_given_out_finds_nothing(tmp_path_factory: pytest.TempPathFactory, session_id: str) -> None:
+    store = new_store(tmp_path_factory.getbasetemp())
+    store.create() if not (tmp_path_factory.getbasetemp() / "sessions").exists() else None
+    with pytest.raises(UnknownSession) as failure:
+        store.open(session_id)
+    assert len(str(failure.value)) < 500
+
+
+def test_of_two_writers_at_once_one_wins(store: SessionStore) -> None:
+    session = store.create()
+    won: list[bytes] = []
+
+    def write(text: bytes) -> None:
+        for _ in range(20):
+            old = session.read("turns")
+            if session.replace("turns", old, (old or b"") + text):
+                won.append(text)
+
+    writers = [threading.Thread(target=write, args=(text,)) for text in (b"a", b"b", b"c")]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert sorted(Session.read(session, "turns") or b"") == sorted(b"".join(won)), "nothing that was kept is lost"

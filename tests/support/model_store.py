@@ -1,0 +1,72 @@
+"""A server with several models on the echo backend."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+import psutil
+import requests
+from serving import Server, free_port
+
+ECHO = "option.rolling_batch=echo\noption.echo_faults=true\n"
+
+
+class StoreServer(Server):
+    """`lmi serve --model-store`, or without that option if `arguments` or `environ` say where the models are."""
+
+    def __init__(
+        self,
+        directory: Path,
+        models: dict[str, str],
+        *arguments: str,
+        environ: dict[str, str] | None = None,
+        names_store: bool = True,
+    ) -> None:
+        self.store = directory / "store"
+        self.store.mkdir(parents=True)
+        for name, properties in models.items():
+            self.add(name, properties)
+        port = free_port()
+        command = [sys.executable, "-m", "lmi_handlers.cli", "serve", "--host", "127.0.0.1", "--port", str(port)]
+        command += [*(("--model-store", str(self.store)) if names_store else ()), *arguments]
+        environ = {"TMPDIR": str(directory)} | (environ or {})
+        super().__init__(directory / "home", "", environ=environ, command=command, port=port)
+
+    def add(self, name: str, properties: str = ECHO) -> Path:
+        """Put a model into the store."""
+        folder = self.store / name
+        folder.mkdir()
+        (folder / "serving.properties").write_text(properties)
+        return folder
+
+    def ask(self, method: str, path: str, **options: object) -> requests.Response:
+        """Send any request."""
+        options.setdefault("timeout", 60)
+        return requests.request(method, self.url + path, **options)  # type: ignore[arg-type]  # requests' own keywords
+
+    def generate(self, model: str, text: str = "hello", **parameters: object) -> requests.Response:
+        """Let a model answer."""
+        return self.invoke({"inputs": text, "parameters": parameters}, path=f"/predictions/{model}")
+
+    def states(self) -> dict[str, str]:
+        """The state of each model, as `/ping` has it."""
+        return {name: health["status"] for name, health in self.ping().json().items()}
+
+    def supervisor(self) -> psutil.Process:
+        """What starts and restarts engines here."""
+        return self.manager()
+
+    def manager(self) -> psutil.Process:
+        """The process that loads and unloads models."""
+        return self.supervised("lmi_handlers.model_manager")
+
+    def engines(self) -> list[psutil.Process]:
+        """All engine processes."""
+        found = []
+        for child in self.manager().children():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # it has just ended
+                if "lmi_handlers.engine.process" in child.cmdline():
+                    found.append(child)
+        return found

@@ -1,0 +1,124 @@
+"""`lmi serve` and `lmi check` with a model in S3."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+from s3_server import S3Server
+from serving import StartServer
+from waiting import wait_until
+
+from lmi_handlers.model_files.locate import DEFAULT_MODEL, find_gguf
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    server = S3Server()
+    server.put("checked", {"m/model.safetensors": b"weights", "m/config.json": b"{}", "m/pytorch_model.bin": b"x" * 5})
+    yield server
+    server.stop()
+
+
+def check(directory: Path, properties: str, environ: dict[str, str]) -> tuple[int, str]:
+    (directory / "serving.properties").write_text(properties)
+    command = [sys.executable, "-m", "lmi_handlers.cli", "check", "--model-dir", str(directory)]
+    done = subprocess.run(command, env=dict(os.environ) | environ, capture_output=True, text=True, cwd=directory)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_check_says_what_would_be_downloaded(server: S3Server, tmp_path: Path) -> None:
+    environ = server.environ | {"LMI_CACHE_DIR": str(tmp_path / "cache")}
+    properties = "option.rolling_batch=echo\noption.model_id=s3://checked/"
+    status, output = check(tmp_path, f"{properties}m\n", environ)
+    assert (status, "\ns3://checked/m (2 files, 0.0 MB) are to be downloaded\n" in output) == (0, True), output
+    assert not (tmp_path / "cache").exists()
+    status, output = check(tmp_path, f"{properties}n\n", environ)
+    assert (status, "lmi: error: s3://checked/n: there is nothing below" in output) == (1, True), output
+    status, output = check(tmp_path, f"{properties}m\noption.model_cache_size=much\n", environ)
+    assert (status, "lmi: error: option.model_cache_size: must be a number of bytes" in output) == (1, True), output
+    with server.proxy.breaking("denied", "list-type"):
+        anonymous = environ | {"HOME": str(tmp_path), "AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
+        status, output = check(tmp_path, f"{properties}m\n", anonymous)
+    assert (status, "Warnings\n  s3://checked/m: access is denied" in output) == (0, True), output
+
+
+@pytest.mark.model
+def test_model_in_s3_is_served(server: S3Server, start_server: StartServer, tmp_path: Path) -> None:
+    """SIGTERM ends a download at once, and the next start finds what was complete."""
+    gguf_file = find_gguf(None, None)
+    assert gguf_file is not None
+    server.put("models", {f"smol/{DEFAULT_MODEL}": gguf_file.read_bytes(), "smol/README.md": b"small"})
+    going_on = threading.Event()
+
+    def pause(method: str, path: str) -> None:
+        if method == "GET" and path.endswith(".gguf"):
+            going_on.wait(60)
+
+    server.proxy.before = pause
+    properties = "option.rolling_batch=openvino\noption.model_id=s3://models/smol/\n"
+    environ = server.environ | {"LMI_CACHE_DIR": str(tmp_path / "cache")}
+    first = start_server(properties, ready=False, environ=environ).wait_listening()
+    wait_until(lambda: "downloading s3://models/smol/ (2 files, " in first.ping().text, timeout=60)
+    assert first.ping().status_code == 503
+    wait_until(lambda: list((tmp_path / "cache/models").glob("smol-*.partial/files/README.md")))
+    first.process.send_signal(signal.SIGTERM)
+    assert first.process.wait(20) == 0
+    going_on.set()
+    server.proxy.before = lambda method, path: None
+    server.proxy.gets.clear()
+    second = start_server(properties, environ=environ)
+    assert "models/smol/README.md" not in server.proxy.gets
+    answer = second.invoke({"inputs": "The capital of France is", "parameters": {"max_new_tokens": 4}})
+    assert "Paris" in answer.text
+    page = requests.get(f"{second.url}/metrics", timeout=20).text
+    size = float(gguf_file.stat().st_size + 5)
+    figures = {line.split()[0]: line.split()[1] for line in page.splitlines() if line.startswith("lmi_download_")}
+    assert {name: float(value) for name, value in figures.items()} == {
+        "lmi_download_bytes": size,
+        "lmi_download_size_bytes": size,
+    }
+
+
+MODEL_PY = """
+from pathlib import Path
+
+from djl_python import Input, Output
+
+config = None
+
+def handle(inputs):
+    global config
+    if inputs.is_empty():
+        config = (Path(inputs.get_properties()["model_id"]) / "config.json").read_text()
+        return None
+    return Output().add(config + inputs.get_as_string())
+"""
+
+
+def test_a_model_of_own_code_is_in_s3(server: S3Server, start_server: StartServer, tmp_path: Path) -> None:
+    environ = server.environ | {"LMI_CACHE_DIR": str(tmp_path / "cache")}
+    properties = "option.model_id=s3://checked/m\n"
+    directory = tmp_path / "checked"
+    directory.mkdir()
+    (directory / "model.py").write_text(MODEL_PY)
+    status, output = check(directory, properties, environ)
+    assert (status, "was not loaded, because that would download the model" in output) == (0, True), output
+    assert not (tmp_path / "cache").exists()
+    command = [sys.executable, "-m", "lmi_handlers.cli", "run", "--model-dir", str(directory), "--input", "-"]
+    ran = subprocess.run(
+        command, env=dict(os.environ) | environ, input="x", capture_output=True, text=True, cwd=directory
+    )
+    assert (ran.returncode, ran.stdout) == (0, "{}x"), ran.stderr
+    assert "downloading s3://checked/m (2 files, 0.0 MB) .." in ran.stderr
+    (tmp_path / "m0").mkdir()
+    (tmp_path / "m0/model.py").write_text(MODEL_PY)
+    served = start_server(properties, environ=environ)
+    assert requests.post(f"{served.url}/invocations", data="y", timeout=60).text == "{}y"

@@ -1,0 +1,367 @@
+"""Bad requests to tasks fail with the name of the field, and nobody else in their batch notices."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from task_handlers import RATE, TaskLoader, answers, as_json, ask, encoded, of_type, value_of, wav
+
+from lmi_handlers.config.tasks import TASKS, task_of
+from lmi_handlers.core.errors import InvalidRequest, LMIError
+from lmi_handlers.custom_code.inputs import Input
+from lmi_handlers.custom_code.outputs import Output
+from lmi_handlers.tasks import text
+from lmi_handlers.tasks.lengths import MAX_CHARACTERS
+from lmi_handlers.tasks.media import MAX_SECONDS, read_wav
+from lmi_handlers.tasks.task import MAX_ITEMS
+from lmi_handlers.tasks.text_to_text import MAX_BEAMS
+
+CLASSIFIER = ("BertForSequenceClassification", "text-classification")
+TOKENS = ("BertForTokenClassification", "token-classification")
+ZERO_SHOT = ("DistilBertForSequenceClassification", "zero-shot-classification")
+MASKS = ("BertForMaskedLM", "fill-mask")
+QUESTIONS = ("BertForQuestionAnswering", "question-answering")
+GENERATES = ("BartForConditionalGeneration", "text2text-generation")
+SIMILAR = ("BertModel", "sentence-similarity")
+FEATURES = ("BertModel", "feature-extraction")
+IMAGES = ("ViTForImageClassification", "image-classification")
+SOUNDS = ("Wav2Vec2ForSequenceClassification", "audio-classification")
+
+GOOD: dict[tuple[str, str], Any] = {
+    CLASSIFIER: {"inputs": "a cat"},
+    TOKENS: {"inputs": "a cat"},
+    ZERO_SHOT: {"inputs": "a cat", "parameters": {"candidate_labels": ["cat"]}},
+    MASKS: {"inputs": "a [MASK]"},
+    QUESTIONS: {"inputs": {"question": "who ?", "context": "a cat"}},
+    GENERATES: {"inputs": "a cat", "parameters": {"max_new_tokens": 2}},
+    SIMILAR: {"inputs": {"source_sentence": "a", "sentences": ["a"]}},
+    FEATURES: {"inputs": "a cat"},
+}
+LONG = "cat " * 100
+LABELS = {"candidate_labels": ["cat"]}
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TaskLoader]:
+    loader = TaskLoader(tmp_path_factory.mktemp("tasks"))
+    yield loader
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "error"),
+    [
+        (CLASSIFIER, {"inputs": 3}, "inputs: must be a text, a pair"),
+        (CLASSIFIER, {"inputs": {"text": "a", "more": "b"}}, "inputs: must be a text, a pair"),
+        (CLASSIFIER, {"inputs": []}, "inputs: must not be empty"),
+        (CLASSIFIER, {"inputs": "a", "inputz": 1}, "inputz: is not a field of the body"),
+        (CLASSIFIER, {"inputs": ["a"] * (MAX_ITEMS + 1)}, f"inputs: must have at most {MAX_ITEMS} items, got 257"),
+        (CLASSIFIER, {"inputs": "a" * (MAX_CHARACTERS + 1)}, f"inputs: must have at most {MAX_CHARACTERS} characters"),
+        (CLASSIFIER, {"inputs": LONG}, "inputs: has a text of 102 tokens; the model takes at most 64, and"),
+        (CLASSIFIER, {"inputs": {"text": "a", "text_pair": LONG}}, "inputs: has a text of 104 tokens"),
+        (CLASSIFIER, {"inputs": "a", "parameters": []}, "parameters: Expected `object`, got `array`"),
+        (
+            CLASSIFIER,
+            {"inputs": "a", "parameters": {"top_p": 1}},
+            "parameters.top_p: is not a parameter of this task; known: ",
+        ),
+        (
+            CLASSIFIER,
+            {"inputs": "a", "parameters": {"top_k": "1"}},
+            "parameters.top_k: Expected `int | null`, got `str`",
+        ),
+        (CLASSIFIER, {"inputs": "a", "parameters": {"top_k": 0}}, "parameters.top_k: Expected `int` >= 1"),
+        (
+            CLASSIFIER,
+            {"inputs": "a", "parameters": {"function_to_apply": "eval"}},
+            "parameters.function_to_apply: Invalid",
+        ),
+        *(
+            (
+                CLASSIFIER,
+                {"inputs": LONG, "parameters": {"truncation": True, "max_length": length}},
+                "parameters.max_length: must be from 3 to 64",
+            )
+            for length in (1, 2, 65)
+        ),
+        (TOKENS, {"inputs": {"a": "b"}}, "inputs: must be a text or a list of texts"),
+        (TOKENS, {"inputs": "a", "parameters": {"stride": 3}}, "parameters.stride: needs an aggregation_strategy"),
+        (
+            TOKENS,
+            {"inputs": "a", "parameters": {"stride": 40, "aggregation_strategy": "simple"}},
+            "parameters.stride: must be less than 31",
+        ),
+        (
+            TOKENS,
+            {"inputs": "a", "parameters": {"offset_mapping": []}},
+            "parameters.offset_mapping: is not a parameter",
+        ),
+        (ZERO_SHOT, {"inputs": "a"}, "parameters: Object missing required field `candidate_labels`"),
+        (
+            ZERO_SHOT,
+            {"inputs": "a", "parameters": {"candidate_labels": " , "}},
+            "parameters.candidate_labels: must have 1",
+        ),
+        (
+            ZERO_SHOT,
+            {"inputs": "a", "parameters": {"candidate_labels": [str(number) for number in range(text.MAX_LABELS + 1)]}},
+            "parameters.candidate_labels: must have 1 to 100 labels, got 101",
+        ),
+        (
+            ZERO_SHOT,
+            {"inputs": ["a"] * 100, "parameters": {"candidate_labels": "a,b,c,d,e,f,g,h,i,j,k"}},
+            "inputs: 100 texts with 11 labels are 1100 pairs; at most 1000 are possible",
+        ),
+        (
+            ZERO_SHOT,
+            {"inputs": "a", "parameters": {"candidate_labels": [LONG]}},
+            "parameters.candidate_labels: a label and its template have 100 tokens, of at most 61",
+        ),
+        (
+            ZERO_SHOT,
+            {"inputs": "a" * 20_000, "parameters": {"candidate_labels": ["cat"] * 100}},
+            f"inputs: must have at most {MAX_CHARACTERS} characters",
+        ),
+        *(
+            (
+                ZERO_SHOT,
+                {"inputs": "a", "parameters": LABELS | {"hypothesis_template": template}},
+                "parameters.hypothesis_template: must have {} once, and no other braces",
+            )
+            for template in ("none", "{0.__class__}", "{:>1000000000}", "{} and {}", "{}}")
+        ),
+        (MASKS, {"inputs": "a cat"}, "inputs: each text must have 1 to 32 masks, which are written [MASK]"),
+        (MASKS, {"inputs": "[MASK]" * 33}, "inputs: each text must have 1 to 32 masks"),
+        (MASKS, {"inputs": f"[MASK] {LONG}"}, "inputs: has a text of 103 tokens"),
+        (MASKS, {"inputs": "[MASK]", "parameters": {"targets": []}}, "parameters.targets: "),
+        (MASKS, {"inputs": "[MASK]", "parameters": {"top_k": 101}}, "parameters.top_k: Expected `int` <= 100"),
+        (
+            MASKS,
+            {"inputs": "[MASK]", "parameters": {"tokenizer_kwargs": {"x": 1}}},
+            "parameters.tokenizer_kwargs: Object ",
+        ),
+        (QUESTIONS, {"inputs": {"question": "who ?"}}, 'inputs: must be {"question": .., "context": ..}'),
+        (QUESTIONS, {"inputs": {"question": "who ?", "context": " "}}, "inputs.context: must be a text, and not empty"),
+        (
+            QUESTIONS,
+            {"inputs": {"question": LONG, "context": "a"}},
+            "inputs.question: has 100 tokens; with max_seq_len=64",
+        ),
+        (
+            QUESTIONS,
+            {"question": "who ?", "context": "a", "parameters": {"max_seq_len": 65}},
+            "parameters.max_seq_len: must be at most 64",
+        ),
+        (
+            QUESTIONS,
+            {"question": "who ?", "context": "cat " * 6000, "parameters": {"max_seq_len": 64, "doc_stride": 58}},
+            "inputs.context: has contexts of 6000 parts of 64 tokens",
+        ),
+        (GENERATES, {"inputs": LONG}, "inputs: has a text of 102 tokens"),
+        (
+            GENERATES,
+            {"inputs": "a", "parameters": {"max_new_tokens": 64}},
+            "parameters.max_new_tokens: must be at most 63",
+        ),
+        (
+            GENERATES,
+            {"inputs": "a", "parameters": {"num_beams": MAX_BEAMS + 1}},
+            "parameters.num_beams: Expected `int` <= 16",
+        ),
+        (
+            GENERATES,
+            {"inputs": "a", "parameters": {"num_return_sequences": 2}},
+            "parameters.num_return_sequences: must be at",
+        ),
+        (
+            GENERATES,
+            {"inputs": "a", "parameters": {"tgt_lang": "de"}},
+            "parameters.tgt_lang: this model translates between",
+        ),
+        (
+            GENERATES,
+            {"inputs": "a", "parameters": {"generate_parameters": {"max_length": -1}}},
+            "parameters.generate_parameters",
+        ),
+        (SIMILAR, {"inputs": {"source_sentence": "a"}}, 'inputs: must be {"source_sentence": .., "sentences": [..]}'),
+        (SIMILAR, {"inputs": {"source_sentence": 1, "sentences": ["a"]}}, "inputs.source_sentence: must be a text"),
+        (SIMILAR, {"inputs": {"source_sentence": "a", "sentences": "a"}}, "inputs.sentences: must be a list of texts"),
+        (
+            SIMILAR,
+            {"inputs": {"source_sentence": "a", "sentences": ["a"] * 256}},
+            "inputs: must have at most 256 sentences",
+        ),
+        (FEATURES, {"inputs": LONG}, "inputs: has a text of 102 tokens"),
+    ],
+)
+def test_a_bad_request_fails_alone(load: TaskLoader, model: tuple[str, str], body: Any, error: str) -> None:
+    handler, _ = load(*model)
+    before, failed, after = ask(handler, GOOD[model], body, GOOD[model])
+    assert isinstance(failed, InvalidRequest)
+    assert str(failed).startswith(error)
+    assert before == after
+    assert not isinstance(before, LMIError)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "data", "error"),
+    [
+        ("application/json", b"{", "the body is not valid JSON"),
+        ("application/json", b'{"inputs": "\xff"}', "the body is not valid JSON"),
+        ("application/json", b"[" * 5000, "the body is not valid JSON: "),
+        ("application/json", b"[1" + b",1" * 10_000 + b"]", "the body has more than 10000 JSON values"),
+        ("text/plain", b"\xff", "the text/plain body cannot be read"),
+        ("text/csv", b"a,b\n1,2\n", "the text/csv body cannot be read: the first line"),
+        ("multipart/form-data", b"x", "content type multipart/form-data is not supported"),
+        ("application/octet-stream", b"x", "inputs: must be a text"),
+    ],
+)
+def test_a_body_that_cannot_be_read_fails_alone(load: TaskLoader, content_type: str, data: bytes, error: str) -> None:
+    handler, _ = load(*CLASSIFIER)
+    failed, right = answers(handler, of_type(content_type, data), as_json(GOOD[CLASSIFIER]))
+    assert isinstance(failed, InvalidRequest)
+    assert str(failed).startswith(error)
+    assert isinstance(right, Output)
+
+
+def test_an_input_on_which_the_model_fails_fails_alone(load: TaskLoader) -> None:
+    """A text whose mask is cut off passes all checks, and then the library raises an error for the whole batch."""
+    handler, _ = load(*MASKS)
+    cut = {"inputs": f"{LONG} [MASK]", "parameters": {"tokenizer_kwargs": {"truncation": True}}}
+    good = {"inputs": "a [MASK]", "parameters": {"tokenizer_kwargs": {"truncation": True}}}
+    first, failed, second = ask(handler, good, cut, good)
+    assert isinstance(failed, Exception)
+    assert "mask_token" in str(failed)
+    assert first == second == ask(handler, good)[0]
+
+
+def test_requests_with_different_parameters_share_a_batch(load: TaskLoader) -> None:
+    handler, _ = load(*CLASSIFIER)
+    bodies = [{"inputs": "a cat", "parameters": {"top_k": count}} for count in (1, 2, 1, 3)]
+    assert [len(labels) for (labels,) in ask(handler, *bodies)] == [1, 2, 1, 3]
+
+
+def test_bodies_besides_json(load: TaskLoader) -> None:
+    handler, _ = load(*CLASSIFIER)
+    ((expected,),) = ask(handler, {"inputs": "a cat"})
+    found = answers(
+        handler,
+        of_type("text/plain", b"a cat"),
+        of_type("text/csv", b"inputs\na cat\n"),
+        as_json(["a cat"]),
+        of_type("application/json", b'{"inputs": "a cat", "parameters": null, "options": {"wait_for_model": true}}'),
+    )
+    for answer in found:
+        assert [label["label"] for label in value_of(answer)] == [expected["label"]]
+    questions, _ = load(*QUESTIONS)
+    csv = of_type("text/csv", b"question,context\nwho ?,a cat\nwhat ?,the hat\n")
+    first, second = value_of(answers(questions, csv)[0])
+    assert (first["answer"] in "a cat", second["answer"] in "the hat") == (True, True)
+
+
+def test_answers_besides_json(load: TaskLoader) -> None:
+    handler, _ = load(*CLASSIFIER)
+    body = json.dumps({"inputs": ["a cat", "a dog"]}).encode()
+    (csv,) = answers(handler, of_type("application/json", body, Accept="text/csv"))
+    assert isinstance(csv, Output)
+    assert csv.properties["Content-Type"] == "text/csv"
+    assert csv.data().decode().splitlines()[0] == "label,score"
+    nested = json.dumps({"inputs": ["a cat"], "parameters": {"top_k": 2}}).encode()
+    (failed,) = answers(handler, of_type("application/json", nested, Accept="text/csv"))
+    assert str(failed) == "Accept: this answer cannot be written as text/csv"
+
+
+def test_the_answer_of_features_has_a_limit(load: TaskLoader, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler, _ = load(*FEATURES)
+    monkeypatch.setattr("lmi_handlers.tasks.features.MAX_NUMBERS", 32 * 5)
+    right, failed = ask(handler, {"inputs": "a cat sat"}, {"inputs": "a cat sat ."})
+    assert len(right[0][0]) == 5
+    assert str(failed) == "inputs: has 6 tokens, which are 192 numbers; at most 160 are possible"
+
+
+def test_bad_images(load: TaskLoader) -> None:
+    handler, _ = load(*IMAGES)
+    file = io.BytesIO()
+    Image.new("RGB", (3000, 10)).save(file, "PNG")
+    texts = [encoded(file.getvalue()), "#", "https://example.com/a.png", "/etc/passwd=", 3]
+    found = ask(handler, *({"inputs": item} for item in texts), {"inputs": [texts[0]] * 17})
+    assert [str(error).partition(";")[0] for error in found] == [
+        "inputs: has 3000 x 10 pixels",
+        "inputs: is not base64: Only base64 data is allowed",
+        "inputs: images from 'example.com' port 443 are not allowed (option.allowed_media_domains)",
+        "inputs: is not a readable image (PNG, JPEG, WEBP, GIF)",
+        "inputs: must be an image, as base64 or URL, or a list of them",
+        "inputs: the request has 17 images",
+    ]
+    file = io.BytesIO()
+    Image.effect_noise((90, 90), 80).save(file, "PNG")
+    (untyped,) = answers(handler, Input({}, [("data", file.getvalue())]))
+    assert len(value_of(untyped)[0]) == 3
+    (broken,) = answers(handler, of_type("image/png", file.getvalue()[:600]))
+    assert str(broken).startswith("inputs: is not a readable image")
+
+
+def test_bad_sounds(load: TaskLoader) -> None:
+    handler, _ = load(*SOUNDS)
+    files = [b"x", wav(b"\0\0" * 100, rate=8000), wav(b""), wav(b"\0\0" * 10)[:20]]
+    found = ask(handler, *({"inputs": encoded(file)} for file in files), {"inputs": "#"}, {"inputs": 3})
+    assert [str(error).partition(" (")[0] for error in found] == [
+        "inputs: is not a WAV file of PCM samples",
+        "inputs: is sampled at 8000 Hz; the model needs 16000 Hz",
+        "inputs: has no samples",
+        "inputs: is not a WAV file of PCM samples",
+        "inputs: is not base64: Only base64 data is allowed",
+        "inputs: must be a sound, as base64, or a list of them",
+    ]
+    long = wav(b"\0" * (MAX_SECONDS * RATE + 1), width=1)
+    (failed,) = answers(handler, of_type("audio/wav", long))
+    assert str(failed) == "inputs: is 60 s long; at most 60 s are possible"
+
+
+@pytest.mark.parametrize(
+    ("width", "frames"),
+    [
+        (1, b"\x80\xc0\x40"),
+        (2, b"\0\0\0\x40\0\xc0"),
+        (3, b"\0\0\0\0\0\x40\0\0\xc0"),
+        (4, b"\0\0\0\0\0\0\0\x40\0\0\0\xc0"),
+    ],
+)
+def test_samples_of_any_width(width: int, frames: bytes) -> None:
+    np.testing.assert_allclose(read_wav(wav(frames, width=width), RATE), [0, 0.5, -0.5])
+
+
+def test_channels_are_averaged() -> None:
+    np.testing.assert_allclose(read_wav(wav(b"\x80\xc0\x40\x40", width=1, channels=2), RATE), [0.25, -0.5])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_type", "task"),
+    [
+        ("BertForSequenceClassification", "bert", "text-classification"),
+        ("HubertForSequenceClassification", "hubert", "audio-classification"),
+        ("ASTForAudioClassification", "audio-spectrogram-transformer", "audio-classification"),
+        ("T5ForConditionalGeneration", "t5", "text2text-generation"),
+        ("MarianMTModel", "marian", "text2text-generation"),
+        ("Gemma3ForConditionalGeneration", "gemma3", None),
+        ("WhisperForConditionalGeneration", "whisper", None),
+        ("TapasForQuestionAnswering", "tapas", None),
+        ("LlamaForCausalLM", "llama", None),
+    ],
+)
+def test_the_task_of_an_architecture(architecture: str, model_type: str, task: str | None) -> None:
+    assert task_of(architecture, model_type) == task
+    assert task is None or task in TASKS
+
+
+def test_samples_of_an_odd_width_are_refused() -> None:
+    sound = bytearray(wav(bytes(40)))
+    sound[32:36] = (5).to_bytes(2, "little") + (40).to_bytes(2, "little")  # bytes per frame, bits per sample
+    with pytest.raises(InvalidRequest, match="has samples of 40 bits"):
+        read_wav(bytes(sound), RATE)
