@@ -1,4 +1,4 @@
-"""`lmi`: its commands `serve`, `check` and `run`. `bench/`, `deploy/` and `batch_transform/` declare their own."""
+"""`lmi`: its commands `serve`, `check` and `run`. `batch_transform/`, `bench/`, `chat/` and `deploy/` declare their own."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import click
 from lmi_handlers import __version__
 from lmi_handlers.batch_transform.commands import transform
 from lmi_handlers.bench.commands import bench
+from lmi_handlers.chat.commands import chat
 from lmi_handlers.config.local_runtime import MAX_CONCURRENCY
 from lmi_handlers.core.program import command
 from lmi_handlers.deploy.commands import COMMANDS as DEPLOYMENT
@@ -40,7 +41,7 @@ def main() -> None:
     """Serve a language model as LMI and TGI do."""
 
 
-for _command in (*DEPLOYMENT, transform, bench):
+for _command in (*DEPLOYMENT, transform, bench, chat):
     main.add_command(_command)
 
 

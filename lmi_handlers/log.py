@@ -88,7 +88,7 @@ def configure_logging() -> None:
     """Log to standard error, replacing any earlier configuration."""
     handler = logging.StreamHandler(sys.stderr)
     as_text = log_format(os.environ, sys.stderr) == "text"
-    handler.setFormatter(TextLines(coloured=_takes_colours(sys.stderr)) if as_text else JsonLines())
+    handler.setFormatter(TextLines(coloured=takes_colours(sys.stderr)) if as_text else JsonLines())
     logging.basicConfig(level=log_level(os.environ), handlers=[handler], force=True)
     # No line shows these, and collecting them takes half the time of a record. The library's documentation names all
     # four for that purpose ("Optimization" in its how-to).
@@ -122,7 +122,7 @@ def tell(kind: str, message: str) -> None:
 
     These lines are plain text even when the log is JSON, because people read them first.
     """
-    if _takes_colours(sys.stderr):
+    if takes_colours(sys.stderr):
         kind = f"{_COLOURS[logging.ERROR if kind == 'error' else logging.WARNING]}{_BOLD}{kind}{_RESET}"
     if model := os.environ.get(MODEL_VARIABLE):
         message = f"model {model}: {message}"
@@ -136,7 +136,8 @@ def fail(*causes: str) -> NoReturn:
     sys.exit(1)
 
 
-def _takes_colours(stream: TextIO) -> bool:
+def takes_colours(stream: TextIO) -> bool:
+    """Whether `stream` is a terminal that shows colours, and nobody has turned them off."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

@@ -34,6 +34,20 @@ def texts(parts: Iterable[bytes], content_type: str) -> Iterator[str]:
             yield decoder.decode(part)
 
 
+def failure_cause(body: bytes) -> str:
+    """Return the cause that the body of an error response gives, in one line."""
+    record = _parsed(body)
+    cause: object = None
+    if isinstance(record, Mapping):
+        try:
+            _check(record)
+        except AnswerFailed as error:
+            cause = error
+        else:
+            cause = record.get("message") or record.get("detail")
+    return " ".join(str(cause or body.decode(errors="replace")).split())
+
+
 def _lines(parts: Iterable[bytes]) -> Iterator[bytes]:
     rest = b""
     for part in parts:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.deploy.answer_text import failure_cause
 from lmi_handlers.deploy.calls import Call
 
 
 class Refused(Exception):
-    """AWS refused a call, or could not be reached. `code` is AWS's name of the error, or empty."""
+    """AWS or a server refused a call, or could not be reached. `code` is AWS's name of the error, an HTTP status, or empty."""
 
     def __init__(self, message: str, *, code: str = "") -> None:
         super().__init__(message)
@@ -78,7 +79,7 @@ class Aws:
         except ClientError as error:
             details = error.response.get("Error", {})
             code = details.get("Code", "")
-            raise Refused(f"{call.api_name}: {code}: {_sentence(details.get('Message', ''))}", code=code) from error
+            raise Refused(f"{call.api_name}: {code}: {_cause(error.response)}", code=code) from error
         except (BotoCoreError, Boto3Error, OSError) as error:
             raise Refused(f"{call.api_name}: {_sentence(error)}") from error
 
@@ -100,6 +101,14 @@ class Aws:
             if refused.is_missing:
                 return None
             raise
+
+
+def _cause(response: Mapping[str, Any]) -> str:
+    """Return AWS's message, or the model's own if that is what AWS passes on."""
+    original = response.get("OriginalMessage")
+    if isinstance(original, str):
+        return f"{response.get('OriginalStatusCode', '')}: {failure_cause(original.encode())}"
+    return _sentence(response.get("Error", {}).get("Message", ""))
 
 
 def _sentence(error: object) -> str:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.deploy.answer_text import AnswerFailed, texts
+from lmi_handlers.deploy.answer_text import AnswerFailed, failure_cause, texts
 from lmi_handlers.deploy.aws import Aws, Refused
 from lmi_handlers.deploy.calls import Call
 
@@ -23,6 +23,7 @@ _PREFIX = "X-Amzn-SageMaker-"
 _CONNECT_SECONDS = 10
 _TIMEOUT_SECONDS = 600  # of silence; SageMaker's own limits are 60 s for an answer and 8 minutes for a stream
 _CHUNK = 1 << 16
+_LONGEST_CAUSE = 4096
 
 
 class Invocation(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,8 +64,11 @@ def show(answer: Answer, *, raw: bool) -> None:
 
 
 @contextmanager
-def invoke_url(url: str, invocation: Invocation, api_key: str | None) -> Iterator[Answer]:
-    """POST to a server's `/invocations` with the headers that SageMaker would send. Raises `Refused` or `ConfigError`."""
+def invoke_url(url: str, invocation: Invocation, api_key: str | None, *, route: str | None = None) -> Iterator[Answer]:
+    """POST to a server with the headers that SageMaker would send. Raises `Refused` or `ConfigError`.
+
+    The path is that of the URL, or `/invocations` if it has none. With `route`, that is added to the URL's path instead.
+    """
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -80,7 +84,10 @@ def invoke_url(url: str, invocation: Invocation, api_key: str | None) -> Iterato
         headers["Accept"] = invocation.accept
     if api_key is not None:
         headers["Authorization"] = f"Bearer {api_key}"
-    path = (parts.path.rstrip("/") or "/invocations") + (f"?{parts.query}" if parts.query else "")
+    base = parts.path.rstrip("/")
+    path = base + route if route is not None else base or "/invocations"
+    if parts.query:
+        path += f"?{parts.query}"
     with _explained(url):
         connection = kind(parts.hostname, port, timeout=_CONNECT_SECONDS)
     with closing(connection):
@@ -90,8 +97,8 @@ def invoke_url(url: str, invocation: Invocation, api_key: str | None) -> Iterato
             connection.request("POST", path, invocation.body, headers)
             response = connection.getresponse()
             if not 200 <= response.status < 300:
-                cause = response.headers.get("Location") or response.read(4096).decode(errors="replace").strip()
-                raise Refused(f"{response.status}: {cause}")
+                cause = response.headers.get("Location") or failure_cause(response.read(_LONGEST_CAUSE))
+                raise Refused(f"{response.status}: {cause or response.reason}", code=str(response.status))
         sagemakers = {name: value for name, value in response.getheaders() if name.lower().startswith(_PREFIX.lower())}
         yield Answer(response.headers.get("Content-Type", ""), sagemakers, _parts(response, url))
 

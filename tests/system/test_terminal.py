@@ -5,12 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
-import pty
 import re
-import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -18,86 +14,38 @@ from pathlib import Path
 
 import pytest
 import requests
-from serving import ENVIRON, free_port
+from serving import free_port
+from terminal import COLOUR, Terminal
 
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.log import JsonLines, TextLines, log_format
 
-COLOUR = re.compile(r"\x1b\[\d*m")
 LINE = re.compile(r"\d\d:\d\d:\d\d\.\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) +\S.*")
 
 
-class Terminal:
+class ServeTerminal(Terminal):
     """`lmi serve` with the echo backend on its own pseudo-terminal."""
 
     def __init__(self, directory: Path, *arguments: str, properties: str = "", **environ: str) -> None:
         (directory / "serving.properties").write_text("option.rolling_batch=echo\n" + properties)
         self.url = f"http://127.0.0.1:{(port := free_port())}"
-        clean = {key: value for key, value in ENVIRON.items() if not key.startswith(("LMI_", "OPTION_", "SERVING_"))}
-        command = [sys.executable, "-m", "lmi_handlers.interruptible", "lmi_handlers.cli", "serve"]
-        command += ["--model-dir", str(directory), "--host", "127.0.0.1", "--port", str(port), *arguments]
-        self._fd, end = pty.openpty()
-        self.process = subprocess.Popen(
-            command,
-            stdin=end,
-            stdout=end,
-            stderr=end,
-            env=clean | {"TERM": "xterm"} | environ,
-            start_new_session=True,
-            preexec_fn=lambda: os.close(
-                os.open(os.ttyname(0), os.O_RDWR)
-            ),  # opening it makes it the controlling terminal
-        )
-        os.close(end)
-        self.raw = ""
-
-    @property
-    def text(self) -> str:
-        """The output so far, without colours."""
-        self._read(0)
-        return COLOUR.sub("", self.raw.replace("\r\n", "\n"))
-
-    def wait_for(self, words: str, timeout: float = 60) -> None:
-        deadline = time.monotonic() + timeout
-        while words not in self.text:
-            assert time.monotonic() < deadline, self.text
-            assert self._read(0.2), self.text
+        address = ("--host", "127.0.0.1", "--port", str(port))
+        super().__init__("serve", "--model-dir", str(directory), *address, *arguments, **environ)
 
     def interrupt(self) -> int:
         """Type Ctrl-C, and return the exit status."""
-        os.write(self._fd, b"\x03")
-        deadline = time.monotonic() + 25
-        while self.process.poll() is None:
-            self._read(0.1)
-            assert time.monotonic() < deadline, self.text
-        return self.process.wait()
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGQUIT)
-            self.process.wait(40)
-        os.close(self._fd)
-
-    def _read(self, timeout: float) -> bool:
-        """Read the available output. Return false if all processes on the terminal have ended."""
-        while select.select([self._fd], [], [], timeout)[0]:
-            try:
-                data = os.read(self._fd, 65536)
-            except OSError:
-                return False
-            self.raw += data.decode()
-            timeout = 0
-        return True
+        self.type("\x03")
+        return self.ended()
 
 
 @pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[Terminal]:
-    shown = Terminal(tmp_path, properties="option.no_such_option=1\n")
+def terminal(tmp_path: Path) -> Iterator[ServeTerminal]:
+    shown = ServeTerminal(tmp_path, properties="option.no_such_option=1\n")
     yield shown
     shown.close()
 
 
-def test_a_terminal_shows_readable_lines_and_no_traceback_on_ctrl_c(terminal: Terminal) -> None:
+def test_a_terminal_shows_readable_lines_and_no_traceback_on_ctrl_c(terminal: ServeTerminal) -> None:
     terminal.wait_for(f"listening on {terminal.url}")
     terminal.wait_for("engine ready")
     deadline = time.monotonic() + 30
@@ -122,7 +70,7 @@ def test_a_terminal_shows_readable_lines_and_no_traceback_on_ctrl_c(terminal: Te
 
 
 @pytest.mark.parametrize("shown", ["lmi: warning: ", "listening on", "engine ready"])
-def test_ctrl_c_during_startup_shows_no_traceback(terminal: Terminal, shown: str) -> None:
+def test_ctrl_c_during_startup_shows_no_traceback(terminal: ServeTerminal, shown: str) -> None:
     """Whatever the server or its child processes are importing at that moment."""
     terminal.wait_for(shown)
     assert terminal.interrupt() in (0, -signal.SIGINT)
@@ -132,7 +80,7 @@ def test_ctrl_c_during_startup_shows_no_traceback(terminal: Terminal, shown: str
 
 
 def test_an_error_at_startup_is_one_coloured_line(tmp_path: Path) -> None:
-    shown = Terminal(tmp_path, properties="option.dtype=float3\n")
+    shown = ServeTerminal(tmp_path, properties="option.dtype=float3\n")
     try:
         assert shown.process.wait(60) == 1
         [line] = shown.text.splitlines()
@@ -143,7 +91,7 @@ def test_an_error_at_startup_is_one_coloured_line(tmp_path: Path) -> None:
 
 
 def test_no_color_turns_colours_off(tmp_path: Path) -> None:
-    shown = Terminal(tmp_path, NO_COLOR="1")
+    shown = ServeTerminal(tmp_path, NO_COLOR="1")
     try:
         shown.wait_for("engine ready")
         assert "\x1b" not in shown.raw
@@ -153,7 +101,7 @@ def test_no_color_turns_colours_off(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_log_format_json_applies_to_a_terminal(tmp_path: Path) -> None:
-    shown = Terminal(tmp_path, LOG_FORMAT="json")
+    shown = ServeTerminal(tmp_path, LOG_FORMAT="json")
     try:
         shown.wait_for("listening on")
         shown.wait_for("engine ready")
@@ -164,7 +112,7 @@ def test_log_format_json_applies_to_a_terminal(tmp_path: Path) -> None:
 
 
 def test_an_unknown_log_format_is_an_error(tmp_path: Path) -> None:
-    shown = Terminal(tmp_path, LOG_FORMAT="xml")
+    shown = ServeTerminal(tmp_path, LOG_FORMAT="xml")
     try:
         assert shown.process.wait(60) == 1
         assert shown.text == "lmi: error: LOG_FORMAT must be one of json, text, got 'xml'\n"

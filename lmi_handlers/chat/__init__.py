@@ -1,0 +1,1 @@
+"""`lmi chat`: a chat in the terminal with a server or with an endpoint on AWS."""

@@ -1,0 +1,94 @@
+"""Reads what is typed or piped."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from lmi_handlers.core.errors import ConfigError
+
+_REMEMBERED_LINES = 1000
+
+
+class Interrupts:
+    """Ctrl-C in a chat. It raises `KeyboardInterrupt` once, and only where that is expected."""
+
+    def __init__(self) -> None:
+        self._is_allowed = False
+
+    def install(self) -> None:
+        """Handle Ctrl-C from now on. Until then, it ends the process."""
+        signal.signal(signal.SIGINT, self._interrupt)
+
+    @contextlib.contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Let Ctrl-C raise `KeyboardInterrupt` here."""
+        self._is_allowed = True
+        try:
+            yield
+        finally:
+            self._is_allowed = False
+
+    def _interrupt(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002  the signature of signal handlers
+        if self._is_allowed:
+            self._is_allowed = False  # what is closed now must not be interrupted
+            raise KeyboardInterrupt
+
+
+def typed_lines(history_file: Path | None, interrupts: Interrupts) -> Iterator[str]:
+    """Yield the messages that are typed. Ctrl-C discards a message, and Ctrl-D at its beginning ends the chat.
+
+    Raises `ConfigError` if the file cannot be used.
+    """
+    with _line_editing(history_file):
+        lines: list[str] = []
+        while True:
+            try:
+                with interrupts.allowed():
+                    lines.append(input("... " if lines else "> "))
+            except KeyboardInterrupt:
+                print()
+                lines = []
+                continue
+            except EOFError:
+                print()
+                return
+            if lines[-1].endswith("\\"):
+                lines[-1] = lines[-1][:-1]
+                continue
+            message, lines = "\n".join(lines), []
+            yield message.encode(errors="replace").decode()
+
+
+def piped_lines() -> Iterator[str]:
+    """Yield the lines of standard input."""
+    for line in sys.stdin.buffer:
+        yield line.decode(errors="replace").rstrip("\r\n")
+
+
+@contextlib.contextmanager
+def _line_editing(history_file: Path | None) -> Iterator[None]:
+    """Let `input` edit lines, and recall earlier ones."""
+    try:
+        import readline
+    except ModuleNotFoundError:  # Python may be built without it
+        yield
+        return
+    readline.set_history_length(_REMEMBERED_LINES)
+    if history_file is None:
+        yield
+        return
+    try:
+        history_file.touch(mode=0o600)
+        readline.read_history_file(history_file)
+    except OSError as error:
+        raise ConfigError(f"--history-file {history_file}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # the chat is over, and nothing depends on the file
+            readline.write_history_file(history_file)

@@ -1,0 +1,121 @@
+"""Sends a conversation to a server or an endpoint, and yields the answer's text as it arrives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from typing import Any, Protocol
+
+import msgspec
+
+from lmi_handlers.chat.apis import APIS, transcript, with_transcript_end
+from lmi_handlers.chat.conversation import Conversation
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.deploy.answer_text import texts
+from lmi_handlers.deploy.aws import Aws, Refused
+from lmi_handlers.deploy.invoke import Invocation, invoke_endpoint, invoke_url
+
+_LONGEST_DOCUMENT = 64 * 2**20
+_NOT_KNOWN = ("400", "404", "405", "422")
+"""Statuses of a server without these routes, or of a model without a chat template."""
+
+
+class Answering(Protocol):
+    """Whom we chat with."""
+
+    def answer(self, conversation: Conversation) -> Generator[str, None, None]:
+        """Yield the answer's text. Closing the iterator ends the request. Raises `AnswerFailed` or `Refused`."""
+
+    def __str__(self) -> str:
+        """Return its name."""
+
+
+class Server:
+    """A server on this network."""
+
+    def __init__(self, url: str, api: str, api_key: str | None) -> None:
+        self._url = url.rstrip("/")
+        self._api = APIS[api]
+        self._key = api_key
+
+    def __str__(self) -> str:
+        return self._url
+
+    def answer(self, conversation: Conversation) -> Generator[str, None, None]:
+        api = self._api
+        text = "" if api.takes_messages else self._templated(conversation)
+        if text is not None:
+            body = api.body(conversation, text)
+        else:
+            body = with_transcript_end(api, api.body(conversation, transcript(conversation)))
+        with invoke_url(self._url, _invocation(body), self._key, route=api.path) as answer:
+            yield from texts(answer.parts, answer.content_type)
+
+    def _templated(self, conversation: Conversation) -> str | None:
+        """Return the prompt that the server's chat template makes of the conversation, or None if it has no template.
+
+        `/chat_tokenize` and `/tokenize` are TGI's routes. Where a prompt gets its first token from the tokenizer, the
+        template's own is left out: a second one makes answers worse.
+        """
+        rendered = self._asked("/chat_tokenize", {"messages": conversation.messages})
+        text = rendered.get("templated_text") if isinstance(rendered, dict) else None
+        if not isinstance(text, str):
+            return None
+        match self._asked("/tokenize", {"inputs": text}):
+            case [{"id": first}, {"id": second, "text": str(written)}, *_] if first == second:
+                return text.removeprefix(written)
+        return text
+
+    def _asked(self, route: str, body: dict[str, Any]) -> Any:
+        """Return what a route answers, or None if there is no such route or it does not know our body."""
+        data = b""
+        try:
+            with invoke_url(self._url, _invocation(body), self._key, route=route) as answer:
+                for part in answer.parts:
+                    data += part
+                    if len(data) > _LONGEST_DOCUMENT:
+                        return None
+        except Refused as refused:
+            if refused.code in _NOT_KNOWN:
+                return None
+            raise
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError):
+            return None
+
+
+class Endpoint:
+    """An endpoint on AWS. It has one route only, so APIs that take a prompt get a transcript."""
+
+    def __init__(
+        self, name: str, api: str, *, region: str | None, target_model: str | None, component: str | None
+    ) -> None:
+        """Raises `ConfigError` if an endpoint cannot be asked in this API, or boto3 is missing."""
+        self._api = APIS[api]
+        if not self._api.on_endpoints:
+            usable = ", ".join(sorted(name for name, api in APIS.items() if api.on_endpoints))
+            raise ConfigError(f"--api {api} has a route of its own, which an endpoint has not; it takes {usable}")
+        self._aws = Aws(region)
+        self._name = name
+        given = {"TargetModel": target_model, "InferenceComponentName": component}
+        self._parameters = {key: value for key, value in given.items() if value is not None}
+
+    def __str__(self) -> str:
+        return self._name
+
+    def answer(self, conversation: Conversation) -> Generator[str, None, None]:
+        api = self._api
+        if api.takes_messages:
+            body = api.body(conversation, "")
+        else:
+            body = with_transcript_end(api, api.body(conversation, transcript(conversation)))
+        # The operation that streams has no target model.
+        streams = "TargetModel" not in self._parameters
+        invocation = msgspec.structs.replace(_invocation(body), parameters=self._parameters)
+        with invoke_endpoint(self._aws, self._name, invocation, streams=streams) as answer:
+            yield from texts(answer.parts, answer.content_type)
+
+
+def _invocation(body: dict[str, Any]) -> Invocation:
+    return Invocation(body=json.dumps(body).encode(), content_type="application/json", accept=None, parameters={})

@@ -1,0 +1,270 @@
+"""`lmi chat`: conversations in each API, its commands, and what a terminal shows. The echo backend repeats the prompt."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from click.testing import Result
+from lmi_command import lmi
+from serving import API_KEY, Server, StartServer
+from terminal import Terminal
+from waiting import wait_until
+
+from lmi_handlers.chat.apis import APIS
+from lmi_handlers.chat.conversation import parse_setting
+from lmi_handlers.chat.screen import visible
+
+Pipe = Callable[..., Result]
+ENDPOINT_APIS = [name for name, api in APIS.items() if api.on_endpoints]
+
+
+@pytest.fixture
+def pipe(echo_server: Server) -> Pipe:
+    """Send lines to a chat with the server, or with `target`."""
+
+    def chat(*lines: str, options: tuple[str, ...] = (), target: tuple[str, ...] | None = None) -> Result:
+        return lmi("chat", *(target or ("--url", echo_server.url)), *options, input="\n".join(lines) + "\n")
+
+    return chat
+
+
+@pytest.fixture
+def aws(echo_server: Server, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """Make the server's local runtime AWS."""
+    for name, value in {
+        "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": echo_server.url,
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "local",
+        "AWS_SECRET_ACCESS_KEY": "local",
+    }.items():
+        monkeypatch.setenv(name, value)
+    return ("--endpoint", "any")
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_each_api_gets_the_conversation(pipe: Pipe, api: str) -> None:
+    """Those that take a prompt get what the server's chat template makes of it, so all are asked the same."""
+    ended = pipe("one", "two", options=("--api", api, "--system", "Be brief."))
+    assert ended.exit_code == 0, ended.stderr
+    first = "system: Be brief.\nuser: one\nassistant: "
+    assert ended.stdout == f"{first}\n{first}{first}\nuser: two\nassistant: \n"
+
+
+@pytest.mark.parametrize("api", ENDPOINT_APIS)
+def test_an_endpoint_on_aws(pipe: Pipe, aws: tuple[str, str], api: str) -> None:
+    ended = pipe("one", options=("--api", api, "--system", "Be brief."), target=aws)
+    assert ended.exit_code == 0, ended.stderr
+    if APIS[api].takes_messages:
+        assert ended.stdout == "system: Be brief.\nuser: one\nassistant: \n"
+    else:  # only the model's side knows its template, so it gets a transcript, and "\nUser:" ends its answer
+        assert ended.stdout in ("Be brief.\n", "Be brief.\n\nUser:\n")
+
+
+@pytest.mark.parametrize("api", ["responses", "aleph-alpha"])
+def test_apis_that_endpoints_do_not_have(pipe: Pipe, aws: tuple[str, str], api: str) -> None:
+    ended = pipe("one", options=("--api", api), target=aws)
+    assert (ended.exit_code, ended.stdout) == (1, "")
+    assert ended.stderr == (
+        f"lmi: error: --api {api} has a route of its own, which an endpoint has not; "
+        "it takes lmi, mindie, openai, openai-chat, tgi\n"
+    )
+
+
+def test_commands(pipe: Pipe, tmp_path: Path) -> None:
+    saved = tmp_path / "chat.json"
+    ended = pipe(
+        "one", "/clear", "/system Be brief.", "two", f"/save {saved}", "/retry", "/system", "/clear", "//three",
+        "/set max_new_tokens 4", "/retry", "/set max_new_tokens", "/clear", "four", "", "  ", "/quit", "five",
+    )  # fmt: skip
+    two = "system: Be brief.\nuser: two\nassistant: \n"
+    three = "user: /three\nassistant: \n"
+    assert (ended.exit_code, ended.stderr) == (0, "")
+    assert ended.stdout == f"user: one\nassistant: \n{two}{two}{three}user\nuser: four\nassistant: \n"
+    assert json.loads(saved.read_bytes()) == {
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "two"},
+            {"role": "assistant", "content": two[:-1]},
+        ]
+    }
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_parameters_reach_the_server(pipe: Pipe, api: str) -> None:
+    ended = pipe("one", options=("--api", api, "--set", "max_tokens=4", "--set", "temperature=0.5"))
+    assert (ended.exit_code, ended.stdout) == (0, "user\n")
+    refused = pipe("one", options=("--api", api, "--set", "temperature=-1"))
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "temperature" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+    assert "{" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("/nothing", "/nothing is not a command; /help lists the commands"),
+        ("/retry", "nothing has been asked yet"),
+        ("/save", "/save needs the name of a file"),
+        ("/save /", "/ cannot be written: File exists"),
+        ("/save a\0b", "a\\x00b cannot be written: embedded null byte"),
+        ("/set max_tokens 0", "max_tokens must be an integer of at least 1, got 0"),
+        ("/set max_tokens many", 'max_tokens must be an integer of at least 1, got "many"'),
+        ("/set stream false", "stream is not a parameter: the chat itself sets it"),
+    ],
+)
+def test_commands_that_cannot_be_run(pipe: Pipe, line: str, cause: str) -> None:
+    ended = pipe(line, "one")
+    assert ended.exit_code == 1
+    assert ended.stderr == f"lmi: error: {cause}\n"
+    assert ended.stdout == "user: one\nassistant: \n"
+
+
+def test_a_question_that_failed_is_asked_again_by_retry(pipe: Pipe) -> None:
+    ended = pipe("one", "/set temperature -1", "two", "/set temperature", "/retry")
+    assert ended.stderr.count("\n") == 1
+    first = "user: one\nassistant: "
+    assert ended.stdout == f"{first}\n{first}{first}\nuser: two\nassistant: \n"
+
+
+def test_failures_say_the_cause(pipe: Pipe, guarded_server: Server, aws: tuple[str, str]) -> None:
+    guarded = ("--url", guarded_server.url)
+    assert pipe("one", target=guarded).stderr.startswith("lmi: error: 401: UNAUTHORIZED")
+    assert pipe("one", target=guarded, options=("--api-key", API_KEY)).exit_code == 0
+    assert "http://127.0.0.1:1: [Errno" in pipe("one", target=("--url", "http://127.0.0.1:1")).stderr
+    assert "must be an http or https URL" in pipe("one", target=("--url", "localhost")).stderr
+    in_stream = pipe("RAISE@3")
+    assert (in_stream.exit_code, in_stream.stdout) == (1, "us\n")
+    assert len(in_stream.stderr.splitlines()) == 1
+    refused = pipe("REFUSE@1", target=aws)
+    assert "the echo backend refused the request, as the prompt asked" in refused.stderr
+    assert "{" not in refused.stderr
+    assert pipe("one", target=("--url", "http://a", "--endpoint", "b")).exit_code == 2
+
+
+def test_answers_cannot_drive_the_terminal(pipe: Pipe) -> None:
+    ended = pipe("\x1b]0;title\x07\x1b[2J\r\x9b1m \u202eabc\u2028 \ud55c\u200d\u3000")
+    assert ended.stdout == (
+        "user: \\x1b]0;title\\x07\\x1b[2J\\r\\x9b1m \\u202eabc\\u2028 \ud55c\u200d\u3000\nassistant: \n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain\ttext\n", "plain\ttext\n"),
+        ("\x00\x7f\x85", "\\x00\\x7f\\x85"),
+        ("\ud800", "\\ud800"),
+        ("a\u2066b\ufeff", "a\\u2066b\\ufeff"),
+        ("e\u0301 \u00a0 \U0001f468\u200d\U0001f469", "e\u0301 \u00a0 \U0001f468\u200d\U0001f469"),
+    ],
+)
+def test_what_is_escaped(text: str, shown: str) -> None:
+    assert visible(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("a 1", ("a", 1)),
+        ("a  two words ", ("a", "two words")),
+        ('a ["x"]', ("a", ["x"])),
+        ("a", ("a", None)),
+        ("a null", ("a", None)),
+        ("a " + "[" * 100_000, ("a", "[" * 100_000)),
+    ],
+)
+def test_settings(text: str, parsed: tuple[str, object]) -> None:
+    assert parse_setting(text, None) == parsed
+
+
+class Templating(BaseHTTPRequestHandler):
+    """A server as TGI with a model whose template and tokenizer both begin with <s>, or without its routes for tokens."""
+
+    known = True
+    prompts: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        start = {"id": 1, "text": "<s>"}
+        answer: object
+        if self.path == "/generate_stream":
+            self.prompts.append(body["inputs"])
+            answer = {"generated_text": "ok"}
+        elif not self.known:
+            self.send_error(404)
+            return
+        elif self.path == "/tokenize":
+            answer = [start, start] if body["inputs"].startswith("<s>") else [start]
+        else:
+            answer = {"templated_text": "<s>[one]", "tokenize_response": [start]}
+        data = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("known", "prompt"), [(True, "[one]"), (False, "User: one\nAssistant:")])
+def test_other_servers(pipe: Pipe, known: bool, prompt: str) -> None:
+    """The first token is not there twice, and a server without TGI's routes for tokens gets a transcript."""
+    prompts: list[str] = []
+    handler = type("Handler", (Templating,), {"known": known, "prompts": prompts})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, ThreadPoolExecutor(1) as pool:
+        pool.submit(server.serve_forever)
+        ended = pipe("one", target=("--url", f"http://127.0.0.1:{server.server_port}"), options=("--api", "tgi"))
+        server.shutdown()
+    assert (ended.exit_code, ended.stdout) == (0, "ok\n")
+    assert prompts == [prompt]
+
+
+@pytest.fixture
+def slow_server(start_server: StartServer) -> Server:
+    return start_server("option.rolling_batch=echo\noption.echo_tokens_per_second=10\n")
+
+
+@pytest.fixture
+def terminal(slow_server: Server, tmp_path: Path) -> Iterator[Terminal]:
+    shown = Terminal("chat", "--url", slow_server.url, "--history-file", str(tmp_path / "history"))
+    yield shown
+    shown.close()
+
+
+def test_a_terminal(terminal: Terminal, slow_server: Server, tmp_path: Path) -> None:
+    """An answer streams, Ctrl-C stops it and frees its place, and the chat goes on."""
+    terminal.wait_for("> ")
+    terminal.type("tell me " + "a long story " * 100 + "\n")
+    terminal.wait_for("\nuser: te")
+    slow_server.wait_for_sequences(1)
+    terminal.type("\x03")
+    slow_server.wait_for_sequences(0)
+    terminal.wait_for("stopped\n")
+    terminal.type("unfinished")
+    terminal.wait_for("> unfinished")
+    terminal.type("\x03")
+    terminal.wait_for("> unfinished\n> ")
+    terminal.type("/clear\n/set max_new_tokens 5\nhi\n")
+    terminal.wait_for("\nuser:\n> ")
+    terminal.type("/set\n")
+    terminal.wait_for("max_new_tokens 5\n> ")
+    terminal.type("\x1b[A\x1b[A\n")  # the arrow up, twice
+    wait_until(lambda: terminal.text.count("\nuser:\n> ") == 2)
+    terminal.type("\x04")
+    assert terminal.ended() == 0
+    assert "Traceback" not in terminal.text
+    assert "\x1b[31m" not in terminal.raw
+    history = tmp_path / "history"
+    assert "hi\n" in history.read_text()
+    assert stat.S_IMODE(os.stat(history).st_mode) == 0o600  # noqa: PTH116

@@ -1,0 +1,78 @@
+"""`lmi` on a pseudo-terminal of its own, as a person would run it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+
+from serving import ENVIRON
+
+COLOUR = re.compile(r"\x1b\[\d*m")
+
+
+class Terminal:
+    """A running command of `lmi`. `raw` is what it has written so far."""
+
+    def __init__(self, *arguments: str, **environ: str) -> None:
+        clean = {key: value for key, value in ENVIRON.items() if not key.startswith(("LMI_", "OPTION_", "SERVING_"))}
+        command = [sys.executable, "-m", "lmi_handlers.interruptible", "lmi_handlers.cli", *arguments]
+        self._fd, end = pty.openpty()
+        self.process = subprocess.Popen(
+            command,
+            stdin=end,
+            stdout=end,
+            stderr=end,
+            env=clean | {"TERM": "xterm"} | environ,
+            start_new_session=True,
+            preexec_fn=lambda: os.close(
+                os.open(os.ttyname(0), os.O_RDWR)
+            ),  # opening it makes it the controlling terminal
+        )
+        os.close(end)
+        self.raw = ""
+
+    @property
+    def text(self) -> str:
+        """The output so far, without colours."""
+        self._read(0)
+        return COLOUR.sub("", self.raw.replace("\r\n", "\n"))
+
+    def wait_for(self, words: str, timeout: float = 60) -> None:
+        deadline = time.monotonic() + timeout
+        while words not in self.text:
+            assert time.monotonic() < deadline, self.text
+            assert self._read(0.2), self.text
+
+    def type(self, keys: str) -> None:
+        os.write(self._fd, keys.encode())
+
+    def ended(self, timeout: float = 25) -> int:
+        """Wait for the end, and return the exit status."""
+        deadline = time.monotonic() + timeout
+        while self.process.poll() is None:
+            self._read(0.1)
+            assert time.monotonic() < deadline, self.text
+        return self.process.wait()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGQUIT)
+            self.process.wait(40)
+        os.close(self._fd)
+
+    def _read(self, timeout: float) -> bool:
+        """Read the available output. Return false if all processes on the terminal have ended."""
+        while select.select([self._fd], [], [], timeout)[0]:
+            try:
+                data = os.read(self._fd, 65536)
+            except OSError:
+                return False
+            self.raw += data.decode()
+            timeout = 0
+        return True
