@@ -88,6 +88,9 @@ def _build(spec: Spec) -> None:
     new = Path(spec["scratch"])
     _mount("--make-rprivate", "/")
     _mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", str(new))
+    for path, size, mode in (("/tmp", spec["tmp"], 1777), ("/dev", "64k", 755), ("/dev/shm", "64m", 1777)):
+        _within(new, path).mkdir()
+        _mount("-t", "tmpfs", "-o", f"size={size},mode={mode}", "tmpfs", str(_within(new, path)))
     for path in spec["paths"]:
         source = Path(spec["root"] + path)
         if source.is_symlink():
@@ -96,9 +99,6 @@ def _build(spec: Spec) -> None:
             _show(source, _within(new, path))
     for path, given in spec["mounts"].items():
         _show(Path(given), _within(new, path))
-    for path, size, mode in (("/tmp", spec["tmp"], 1777), ("/dev", "64k", 755), ("/dev/shm", "64m", 1777)):
-        _within(new, path).mkdir()
-        _mount("-t", "tmpfs", "-o", f"size={size},mode={mode}", "tmpfs", str(_within(new, path)))
     for name in ("null", "zero", "full", "random", "urandom"):
         _show(Path("/dev", name), _within(new, f"/dev/{name}"), is_read_only=False)
     (new / "proc").mkdir()

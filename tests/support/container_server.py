@@ -107,4 +107,4 @@ def require_containers(scratch: Path) -> None:
     done = host_image().run(scratch, {}, "/bin/true", user=1000)
     if done.returncode != 0:
         give_up = pytest.fail if "CI" in os.environ else pytest.skip
-        give_up(f"namespaces are not allowed here: {done.stderr.strip().splitlines()[-1]}")
+        give_up(f"cannot start a container here: {done.stderr.strip().splitlines()[-1]}")

@@ -58,8 +58,9 @@ def config(buildah: Buildah, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     require_containers(tmp_path_factory.mktemp("probe") / "root")
     archive = str(tmp_path_factory.mktemp("debian") / "base.tar")
     packages = "python3,python3-venv,ca-certificates"
-    debian = ["bookworm", archive, "http://deb.debian.org/debian"]
-    subprocess.run(["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", *debian], check=True)
+    subprocess.run(
+        ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", "bookworm", archive], check=True
+    )
     base = buildah("from", "scratch")
     buildah("add", base, archive, "/")
     buildah("commit", base, "localhost/python")
