@@ -23,7 +23,6 @@ OURS = {
     "skip_tokenizer_init": "grammars need the tokenizer",
     "disable_log_stats": "the server has metrics of its own",
     "use_tqdm_on_load": "the server logs the progress",
-    "generation_config": "sampling parameters are set per request",
     "reasoning_parser": "grammars apply from the first token on",
     "logits_processors": "typical_p is one of them",
 }

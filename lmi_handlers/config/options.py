@@ -486,6 +486,15 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             server=True,
         ),
     ] = "auto"
+    generation_config: Annotated[
+        Literal["vllm", "auto"],
+        Option(
+            "What applies on OpenAI's routes where a request does not say otherwise. `vllm`: OpenAI's own defaults, which are "
+            "vLLM's. `auto`: `temperature`, `top_p`, `top_k`, `min_p`, `typical_p` and `repetition_penalty` of the model's "
+            "`generation_config.json`.",
+            server=True,
+        ),
+    ] = "vllm"
     enable_auto_tool_choice: Annotated[
         bool | None,
         Option("Accepted for compatibility with LMI. Tool calls are always recognised.", server=True),

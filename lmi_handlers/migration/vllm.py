@@ -184,9 +184,7 @@ _MEANINGS: dict[str, Meaning] = {
         "vLLM sends gRPC, this server HTTP: set OTEL_EXPORTER_OTLP_TRACES_ENDPOINT to the collector's URL for that, such as "
         "http://collector:4318/v1/traces"
     ),
-    "override_generation_config": Lacks(
-        "requests set their own sampling parameters; the model's generation_config.json gives only end-of-sequence tokens"
-    ),
+    "override_generation_config": Lacks("change the model's generation_config.json, and set option.generation_config=auto"),
     "lora_modules": Lacks("put each adapter in a folder adapters/<name> beside this file, and set option.enable_lora=true"),
     "config": Lacks("pass the entries of this file as flags"),
     "chat_template_content_format": Sets("chat_template_content_format"),
@@ -271,6 +269,7 @@ def translate_vllm(text: str, options: Mapping[str, DeclaredOption]) -> str:
     words = [_LEVEL.sub("-O=", word) for word in command.words]
     translation = Translation("vllm", dict(options))
     translation.set("rolling_batch", "vllm", "vllm serve")
+    translation.set("generation_config", "auto", "vllm's default")
     for name, value in command.environ.items():
         secret = is_secret(name, value) or is_hidden(name)
         translation.add(_VARIABLES.get(name, Exports(name, secret)), name, [value])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -15,13 +16,15 @@ from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 class ModelFacts(msgspec.Struct, frozen=True):
     """What dialects need to know about the loaded model. `model_id` is its public name.
 
-    `prompts` are texts to put in front of a text that is embedded, by their names, such as "query".
+    `prompts` are texts to put in front of a text that is embedded, by their names, such as "query". `sampling_defaults` are
+    fields of `SamplingParams` for requests in an API without defaults of its own.
     """
 
     model_id: str
     chat_template: str
     capabilities: Capabilities
     prompts: dict[str, str] = {}
+    sampling_defaults: dict[str, Any] = {}
 
 
 LengthCheck = Callable[[GenerationRequest, int, int, Capabilities], None]

@@ -45,6 +45,7 @@ class ServedModel(Served):
         self._client = Replicas(socket_paths, self._on_announcement, properties.stall_timeout)
         super().__init__(properties, socket_paths[0].parent, self._client.status)
         self._model_id = properties.model_id or self.name
+        self._has_sampling_defaults = properties.generation_config == "auto"
         self._images = image_loader(properties)
         self._budget = Budget.of(properties)
         self._deadlines = {
@@ -89,7 +90,8 @@ class ServedModel(Served):
         """What dialects need to know about the model. Raises `EngineNotReady` before it has loaded."""
         loaded = self.loaded
         bundle = loaded.bundle
-        return ModelFacts(self._model_id, bundle.tool_template, loaded.capabilities, bundle.prompts)
+        defaults = bundle.sampling_defaults if self._has_sampling_defaults else {}
+        return ModelFacts(self._model_id, bundle.tool_template, loaded.capabilities, bundle.prompts, defaults)
 
     def end_draining(self) -> None:
         """Fail all requests that are still in flight."""

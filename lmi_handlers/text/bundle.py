@@ -39,7 +39,7 @@ class TextBundle(msgspec.Struct, frozen=True, kw_only=True):
     `special_tokens` maps names such as "bos_token" to the token's text, for chat templates.
     `chat_templates` maps names to Jinja sources. The usual template is named "default".
     `model_max_length` is in tokens, or None if the model does not set it.
-    `generation_defaults` has the sampling defaults from generation_config.json, under their original names.
+    `sampling_defaults` has what generation_config.json says of fields of `SamplingParams`. Nothing has checked the values.
     `image_token` is the placeholder text for an image in a prompt, or None if the model takes no images.
     `media_tokens` maps the placeholders for images, videos and audio to their ids.
     `content_format` is the value of `option.chat_template_content_format`.
@@ -55,7 +55,7 @@ class TextBundle(msgspec.Struct, frozen=True, kw_only=True):
     special_tokens: dict[str, str] = {}
     chat_templates: dict[str, str] = {}
     model_max_length: int | None = None
-    generation_defaults: dict[str, bool | int | float] = {}
+    sampling_defaults: dict[str, Any] = {}
     image_token: str | None = None
     media_tokens: dict[str, int] = {}
     content_format: ContentFormat = "auto"
@@ -121,7 +121,7 @@ def build_text_bundle(
         prompts=_prompts(_read_json(model_dir / "config_sentence_transformers.json")),
         token_type_ids="token_type_ids" in tokenizer.model_input_names,
         model_max_length=_model_max_length(config, tokenizer.model_max_length),
-        generation_defaults={
+        sampling_defaults={
             name: generation_config[name] for name in _SAMPLING_NAMES if generation_config.get(name) is not None
         },
     )
@@ -226,16 +226,7 @@ _BYTE_CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
 )
-_SAMPLING_NAMES = (
-    "do_sample",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "max_new_tokens",
-)
+_SAMPLING_NAMES = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 _MAX_LENGTH_NAMES = (
     "max_position_embeddings",

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from byte_model import write_byte_model
 from serving import Server, StartServer
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 IGNORED = "x-lmi-ignored-parameters"
@@ -51,20 +51,7 @@ def own_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server on a model whose tokenizer prepends <s> and which has a chat template."""
     directory = tmp_path_factory.mktemp("own") / "m"
     directory.mkdir()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(
-        models.BPE(vocab={text: token_id for token_id, text in enumerate(["<s>", "</s>", *alphabet])}, merges=[])
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<s>", "</s>"])
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "tokenizer_config.json").write_text(
-        '{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}'
-    )
-    (directory / "config.json").write_text('{"model_type": "gpt2", "vocab_size": 258}')
-    (directory / "model.safetensors").touch()
+    write_byte_model(directory)
     template = "{% if guideline is defined %}[{{ guideline }}]{% endif %}{{ messages[0].content }}"
     properties = f"option.rolling_batch=echo\noption.model_id={directory}\noption.chat_template={template}\n"
     server = Server(directory, properties)

@@ -68,6 +68,9 @@ VLLM_FILE = """\
 # vllm serve
 option.rolling_batch=vllm
 
+# vllm's default
+option.generation_config=auto
+
 # model Qwen/Qwen3-8B
 option.model_id=Qwen/Qwen3-8B
 
@@ -174,7 +177,7 @@ def test_flags_of_the_launcher_that_need_each_other(flags: str, line: str) -> No
     [
         ("-cc.cudagraph_mode=FULL -cc.pass_config.x 2k", '{"cudagraph_mode": "FULL", "pass_config": {"x": 2000}}'),
         ("--kv-transfer-config.list+ a --kv-transfer-config.list+ b,c", '{"list": ["a", "b", "c"]}'),
-        ("--override-generation-config '{}'", "#   --override-generation-config: requests set their own sampling"),
+        ("--override-generation-config '{}'", "#   --override-generation-config: change the model"),
         ("--otlp-traces-endpoint grpc://c:4317", "#   --otlp-traces-endpoint: vLLM sends gRPC, this server HTTP: set"),
     ],
 )
@@ -287,7 +290,7 @@ def test_a_value_is_read_back_as_it_was(value: str) -> None:
 
     text = translate_vllm(f"vllm serve --model='{value or 'm'}'", OPTIONS)
     assert loads(text)["option.model_id"] == (value.replace("\\\n", " ") or "m")
-    assert set(loads(text)) == {"option.rolling_batch", "option.model_id"}
+    assert set(loads(text)) == {"option.rolling_batch", "option.model_id", "option.generation_config"}
 
 
 def test_the_commands_of_the_page(tmp_path: Path) -> None:

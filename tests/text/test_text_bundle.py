@@ -81,7 +81,7 @@ def test_the_bundle_has_the_settings_of_the_model(bundle_dir: Path) -> None:
     assert bundle.vocab_size == 50_000
     assert bundle.eos_token_ids == (0, 2)
     assert bundle.model_max_length == 8192
-    assert bundle.generation_defaults == {"do_sample": True, "temperature": 0.6}
+    assert bundle.sampling_defaults == {"temperature": 0.6}
     assert bundle.special_tokens["eos_token"] == "<|im_end|>"
     assert bundle.special_token_ids == tuple(range(17))
     assert bundle.chat_template is not None

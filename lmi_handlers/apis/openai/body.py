@@ -159,7 +159,7 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
         names = self.aliases.get(field, ())
         return next((name for name in names if getattr(self, name) is not None), field)
 
-    def sampling_params(self, **values: Any) -> SamplingParams:
+    def sampling_params(self, defaults: Mapping[str, Any], **values: Any) -> SamplingParams:
         """Translate. `values` holds the fields that chat and text completions express differently.
 
         Raises `InvalidRequest`.
@@ -174,7 +174,7 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
         if self.top_p == 0:  # in OpenAI's API, this means the most probable token only
             taken["top_p"], taken["top_k"] = None, 1
         taken |= values
-        return SamplingParams(**{name: value for name, value in taken.items() if value is not None})
+        return SamplingParams(**defaults | {name: value for name, value in taken.items() if value is not None})
 
 
 class ChatCompletionBody(OpenAIBody, frozen=True, kw_only=True):

@@ -105,6 +105,12 @@ class OpenAIDialect(Dialect):
         """Return headers that keep proxies from buffering a stream."""
         return {"Cache-Control": "no-cache", "x-accel-buffering": "no"} if request.stream else {}
 
+    def _sampling_params(self, body: OpenAIBody, values: dict[str, Any]) -> SamplingParams:
+        """Translate. Raises `InvalidRequest` with OpenAI's name for the field."""
+        given = {name: value for name, value in values.items() if value is not None}
+        with aliased(body.alias):
+            return body.sampling_params(self._facts().sampling_defaults, **given)
+
     def _request(
         self,
         payload: Payload,
@@ -184,7 +190,7 @@ class ChatDialect(OpenAIDialect):
             # Some models mark tool calls or reasoning with special tokens.
             "skip_special_tokens": False if marked else None,
         }
-        params = sampling_params(body, values)
+        params = self._sampling_params(body, values)
         chat = self._prompt(body, [] if choice == "none" else [tool.plain() for tool in tools], places)
         request = self._request(payload, body, ignored, params, (chat,))
         options = ChatOptions(
@@ -293,7 +299,7 @@ class CompletionsDialect(OpenAIDialect):
             "prompt_logprobs": count if body.echo else None,
             "structured_outputs": body.constraint(),
         }
-        params = sampling_params(body, values)
+        params = self._sampling_params(body, values)
         request = self._request(payload, body, ignored, params, prompts)
         options = CompletionOptions(
             model=self._model_name(body),
@@ -319,12 +325,6 @@ def decode_body(payload: Payload, kind: type[Body]) -> tuple[Body, tuple[str, ..
     if "chat_template" in ignored:
         raise UnsupportedFeature("cannot be set by a request", field="chat_template")
     return body, ignored
-
-
-def sampling_params(body: OpenAIBody, values: dict[str, Any]) -> SamplingParams:
-    """Translate. Raises `InvalidRequest` with OpenAI's name for the field."""
-    with aliased(body.alias):
-        return body.sampling_params(**{name: value for name, value in values.items() if value is not None})
 
 
 def check_length(
