@@ -34,12 +34,14 @@ settings.load_profile("ci" if "CI" in os.environ else "default")
 def without_flask() -> Iterator[None]:
     """Hide Flask from vLLM in this process, as in an engine process, which does not import it.
 
-    vLLM reads every attribute of every module. Flask's proxies raise an error if they are read outside a request.
+    vLLM reads every attribute of every module. Flask's proxies raise an error if they are read outside a request, and the
+    library of llvmlite, which an earlier model in this process may have imported, takes every name for a C function.
     """
     hidden = {
         name: module
         for name, module in list(sys.modules.items())
-        if any(type(value) is LocalProxy for value in list(getattr(module, "__dict__", {}).values()))
+        if name == "llvmlite.binding.ffi"
+        or any(type(value) is LocalProxy for value in list(getattr(module, "__dict__", {}).values()))
     }
     for name in hidden:
         del sys.modules[name]
