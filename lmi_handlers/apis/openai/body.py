@@ -174,7 +174,7 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
         if self.top_p == 0:  # in OpenAI's API, this means the most probable token only
             taken["top_p"], taken["top_k"] = None, 1
         taken |= values
-        return SamplingParams(**defaults | {name: value for name, value in taken.items() if value is not None})
+        return SamplingParams(**{**defaults, **{name: value for name, value in taken.items() if value is not None}})
 
 
 class ChatCompletionBody(OpenAIBody, frozen=True, kw_only=True):
@@ -222,7 +222,7 @@ class CompletionBody(OpenAIBody, frozen=True, kw_only=True):
     best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = None
-    suffix: str | None = None
+    suffix: Annotated[str, msgspec.Meta(extra_json_schema={"maxLength": 0})] | None = None  # only accepted if empty
 
     aliases = _ALIASES | {"n": ("best_of",), "prompt_logprobs": ("logprobs",)}
 
