@@ -40,6 +40,7 @@ def is_well_formed(answer: requests.Response, *, stream: bool) -> bool:
     return stream and answer.text.endswith("\n") and cause in record["token"]["error_msg"]
 
 
+@pytest.mark.timeout(900)  # three starts of three processes each
 def test_killed_worker(start_server: StartServer, tiny_llama: Path) -> None:
     """Two workers share the model. One is killed under load, then an idle one of the next engine."""
     properties = f"{QUICK}option.model_id={tiny_llama}\noption.tensor_parallel_degree=2\n"
@@ -56,11 +57,11 @@ def test_killed_worker(start_server: StartServer, tiny_llama: Path) -> None:
         assert all(is_well_formed(answer.result(), stream=True) for answer in streams)
         assert all(is_well_formed(answer.result(), stream=False) for answer in others)
         wait_until(lambda: watch.answers[-1].status_code == 503)
-        server.wait_ready()
+        server.wait_ready(240)
         assert server.invoke({"inputs": "hello"}).status_code == 200
         worker_processes(server)[0].kill()
         wait_until(lambda: watch.statuses[-1] == 503)
-        server.wait_ready()
+        server.wait_ready(240)
     assert watch.statuses == [200, 503, 200, 503, 200]
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in first)
 
