@@ -66,7 +66,7 @@ $(VENV)/.serve: pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.serve
 	$(TORCH)
-	$(PIP) --editable '.[transformers,images,aws,otel,docs,test]'
+	$(PIP) --editable '.[transformers,images,aws,otel,ray,docs,test]'
 	touch $@
 
 $(VENV)/.docs: pyproject.toml constraints.txt
@@ -88,7 +88,7 @@ $(VENV)/.clients: tests/clients/requirements.txt tests/clients/sagemaker_v2.txt
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.test
-	$(PIP) --editable '.[transformers,images,aws,otel,test,bench,peers]'
+	$(PIP) --editable '.[transformers,images,aws,otel,ray,test,bench,peers]'
 	touch $@
 
 # What sagemaker/Dockerfile installs by default, and a tool of its own environment that lists it.

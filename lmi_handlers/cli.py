@@ -1,4 +1,4 @@
-"""`lmi`: its commands `serve`, `check` and `run`. `batch_transform/`, `bench/`, `chat/` and `deploy/` declare their own."""
+"""`lmi`: its commands `serve`, `check` and `run`. `batch_transform/`, `bench/`, `chat/`, `deploy/` and `ray/` have their own."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from lmi_handlers.chat.commands import chat
 from lmi_handlers.config.local_runtime import MAX_CONCURRENCY
 from lmi_handlers.core.program import command
 from lmi_handlers.deploy.commands import COMMANDS as DEPLOYMENT
+from lmi_handlers.ray.commands import ray
 
 _model_dir = click.option(
     "--model-dir",
@@ -41,7 +42,7 @@ def main() -> None:
     """Serve a language model as LMI and TGI do."""
 
 
-for _command in (*DEPLOYMENT, transform, bench, chat):
+for _command in (*DEPLOYMENT, transform, bench, chat, ray):
     main.add_command(_command)
 
 

@@ -1,0 +1,61 @@
+"""The application: one deployment, whose replicas each serve the model of a directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import ray
+from ray import serve
+from ray.serve import Application
+
+from lmi_handlers.configuration import Configuration, read_configuration
+from lmi_handlers.ray.arguments import Arguments
+from lmi_handlers.ray.replica import Replica
+from lmi_handlers.ray.resources import max_ongoing_requests, nodes_of, resources_of
+
+DEPLOYMENT = "lmi"
+"""Its name: a Serve configuration may override the options of the deployment."""
+
+_HEALTH_CHECK_SECONDS = 2.0
+_RETRIES = 3
+_SHUTDOWN_SECONDS = 90
+"""For what a replica does at its end besides its last requests: Ray keeps it reachable for 30 s, and its server ends."""
+
+
+def app(arguments: Arguments) -> Application:
+    """Build the application. Called by `serve run` and `serve deploy`. Raises `ConfigError`."""
+    environ = {"LMI_MODEL_DIR": arguments.model_dir, **arguments.environ}
+    return build(arguments, read_configuration({**os.environ, **environ}), environ)
+
+
+def build(
+    arguments: Arguments,
+    configuration: Configuration,
+    environ: Mapping[str, str],
+    ray_environ: Mapping[str, str] | None = None,
+) -> Application:
+    """Build the application for a configuration. Raises `ConfigError`.
+
+    `environ` is added to the environment of the servers, `ray_environ` to that of the actors that start them.
+    """
+    properties = configuration.properties
+    nodes = nodes_of(ray.nodes())  # type: ignore[no-untyped-call]
+    resources = resources_of(
+        configuration, nodes, arguments.replicas, num_cpus=arguments.num_cpus, num_gpus=arguments.num_gpus
+    )
+    deployment = serve.deployment(
+        name=DEPLOYMENT,
+        num_replicas=arguments.replicas,
+        ray_actor_options={
+            "num_cpus": resources.num_cpus,
+            "num_gpus": resources.num_gpus,
+            "runtime_env": {"env_vars": dict(ray_environ or {})},
+        },
+        max_ongoing_requests=max_ongoing_requests(configuration),
+        health_check_period_s=_HEALTH_CHECK_SECONDS,
+        health_check_timeout_s=properties.model_loading_timeout,
+        graceful_shutdown_timeout_s=properties.predict_timeout + _SHUTDOWN_SECONDS,
+        max_constructor_retry_count=_RETRIES,
+    )(Replica)
+    return deployment.bind(dict(environ))

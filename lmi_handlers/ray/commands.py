@@ -1,0 +1,69 @@
+"""The commands of this folder. What takes long to import is imported in the command, because every `lmi` imports this."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.group("ray")
+def ray() -> None:
+    """Serve on a cluster, with Ray Serve."""
+
+
+@ray.command()
+@click.option(
+    "--model-dir",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Model directory, with serving.properties. It must have the same path on every node.",
+)
+@click.option("--address", help="Ray cluster: auto, or host:port. By default, a Ray for this machine is started.")
+@click.option("--replicas", type=int, default=1, show_default=True, help="Number of replicas.")
+@click.option("--num-cpus", type=float, help="CPU cores of a replica. Defaults to its share of the cluster.")
+@click.option("--num-gpus", type=int, help="GPUs of a replica. Defaults to what option.tensor_parallel_degree needs.")
+@click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="A variable for the replicas. May be repeated.")
+@click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="Port to listen on.")
+@click.option(
+    "--proxies",
+    type=click.Choice(["EveryNode", "HeadOnly"]),
+    default="EveryNode",
+    show_default=True,
+    help="Nodes that listen: those with replicas, or the head node only.",
+)
+def serve(
+    *, model_dir: Path, address: str | None, env: tuple[str, ...], host: str, port: int, proxies: str, **given: Any
+) -> None:
+    """Serve a model with several replicas on a Ray cluster, until Ctrl-C.
+
+    Each replica is a server as `lmi serve` starts it, and answers the same bytes.
+
+    Example: lmi ray serve --model-dir ./model --replicas 2
+    """
+    from lmi_handlers.core.errors import ConfigError
+    from lmi_handlers.log import fail
+
+    if find_spec("ray") is None:
+        fail("Ray is not installed: pip install 'lmi-handlers[ray]'")
+    from pydantic import ValidationError
+
+    from lmi_handlers.ray.arguments import Arguments
+    from lmi_handlers.ray.run import Options, run
+
+    try:
+        arguments = Arguments(model_dir=str(model_dir.resolve()), environ=dict(map(_variable, env)), **given)
+        run(arguments, Options(address=address, host=host, port=port, proxies=proxies))
+    except ValidationError as error:
+        fail(*(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()))
+    except ConfigError as error:
+        fail(str(error))
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    return name, value if equals else os.environ.get(name, "")

@@ -1,0 +1,119 @@
+"""Passes a request to the replica's server, and its answer back: the same bytes, as they come.
+
+Chunks are passed on as they are read, together with what else has arrived, so nothing waits for a timer. At most 128 KiB
+of an answer are held for a client that reads slowly. If the client leaves, Ray cancels the call: the connection to the
+server closes, and the server ends the request as if its client had left. If the server dies, the answer ends without its
+last chunk, as it does without Ray: HTTP clients report an incomplete answer, and nobody takes it for a whole one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterable
+
+import aiohttp
+from multidict import CIMultiDict
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+from yarl import URL
+
+from lmi_handlers.ray.server import HOST
+
+_OF_ONE_CONNECTION = frozenset(
+    (b"connection", b"expect", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade")
+)
+"""Headers about a connection, not about a message (RFC 9110, section 7.6.1)."""
+
+_OF_RAYS_SERVER = frozenset((b"date", b"server"))
+"""Ray's HTTP server adds these itself."""
+
+_REQUEST_ID = "x-request-id"
+_RETRY_AFTER = "5"
+
+
+class ClientLeft(Exception):
+    """The client has disconnected before its request was complete."""
+
+
+class Forwarded(Response):
+    """The answer of the replica's server."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        super().__init__()
+        self._session = session
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward the request of an ASGI call."""
+        raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
+        path = raw_path.decode("latin-1").removeprefix(scope.get("root_path", ""))
+        if not path.startswith("/"):
+            await _error(400, "the target of a request must be a path", scope, receive, send)
+            return
+        query = scope["query_string"].decode("latin-1")
+        url = URL.build(scheme="http", host=HOST, path=path, query_string=query, encoded=True)
+        asked = CIMultiDict(
+            (name.decode("latin-1"), _text(value))
+            for name, value in scope["headers"]
+            if name.lower() not in _OF_ONE_CONNECTION
+        )
+        has_body = any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
+        try:
+            asking = self._session.request(
+                scope["method"],
+                url,
+                headers=asked,
+                data=await _body(receive) if has_body else None,
+                allow_redirects=False,
+            )
+            answer = await asking
+        except aiohttp.ClientConnectionError:
+            await _error(503, "the server of this replica does not answer", scope, receive, send)
+            return
+        async with answer:
+            headers = _passed(answer.raw_headers, asked.get(_REQUEST_ID, ""))
+            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            async for chunk in answer.content.iter_any():
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _text(value: bytes) -> str:
+    """Decode a header's value so that aiohttp, which sends UTF-8, sends these bytes. Other bytes count as Latin-1."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+def _passed(headers: Iterable[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
+    """Return the headers of an answer without those that Ray's HTTP server adds: it answers with the request's id, too."""
+    dropped = _OF_ONE_CONNECTION | _OF_RAYS_SERVER
+    added = (_REQUEST_ID.encode(), request_id.encode())
+    return [(name, value) for name, value in headers if name.lower() not in dropped and (name.lower(), value) != added]
+
+
+async def _body(receive: Receive) -> bytes | AsyncIterator[bytes]:
+    """Return the body if it has arrived as a whole, so that it is sent with the head; else its parts as they arrive."""
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body", False):
+        body: bytes = message.get("body", b"")
+        return body
+    return _parts(message, receive)
+
+
+async def _parts(message: Message, receive: Receive) -> AsyncIterator[bytes]:
+    """Yield the parts of a body, of which `message` is the first. Raises `ClientLeft`."""
+    while True:
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        if part := message.get("body", b""):
+            yield part
+        if not message.get("more_body", False):
+            return
+        message = await receive()
+
+
+async def _error(status: int, cause: str, scope: Scope, receive: Receive, send: Send) -> None:
+    body = json.dumps({"error": cause, "code": status}).encode()
+    headers = {"Retry-After": _RETRY_AFTER} if status == 503 else {}
+    await Response(body, status, headers, "application/json")(scope, receive, send)

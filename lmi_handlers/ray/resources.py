@@ -1,0 +1,104 @@
+"""What Ray is asked for: the resources of a replica, and how many requests it gets at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from backends import registry
+from lmi_handlers.configuration import Configuration
+from lmi_handlers.core.errors import ConfigError
+
+_DEFAULT_BATCH = 256
+"""More than any backend's default of `option.max_rolling_batch_size`."""
+
+_OTHER_REQUESTS = 256
+"""Requests to a full replica that its server answers at once, such as `/ping` and those that it rejects."""
+
+
+class Node(msgspec.Struct, frozen=True):
+    """Resources of one node of the cluster."""
+
+    cpus: float
+    gpus: int
+
+
+class Resources(msgspec.Struct, frozen=True):
+    """Resources of one replica, all on one node."""
+
+    num_cpus: float
+    num_gpus: int
+
+
+def nodes_of(listed: Sequence[Mapping[str, object]]) -> list[Node]:
+    """Return the nodes in `ray.nodes()` that are alive."""
+    resources = [node["Resources"] for node in listed if node["Alive"]]
+    return [Node(float(each.get("CPU", 0)), int(each.get("GPU", 0))) for each in resources if isinstance(each, Mapping)]
+
+
+def resources_of(
+    configuration: Configuration,
+    nodes: Sequence[Node],
+    replicas: int,
+    *,
+    num_cpus: float | None = None,
+    num_gpus: int | None = None,
+) -> Resources:
+    """Return what one of `replicas` replicas needs. Raises `ConfigError` if no node has it.
+
+    Given numbers take precedence. Without a GPU, each replica gets an equal share of the cores, because Ray sets
+    `OMP_NUM_THREADS` to them.
+    """
+    largest = max((node.gpus for node in nodes), default=0)
+    gpus = _gpus(configuration, largest) if num_gpus is None else num_gpus
+    if num_cpus is not None:
+        cpus = num_cpus
+    elif gpus or configuration.backend.name == "echo":
+        cpus = 1.0
+    else:
+        cpus = _share_of_cores([node.cpus for node in nodes], replicas)
+    if not any(node.gpus >= gpus and node.cpus >= cpus for node in nodes):
+        have = ", ".join(sorted({f"{node.cpus:g} CPUs and {node.gpus} GPUs" for node in nodes})) or "no resources"
+        raise ConfigError(
+            f"a replica needs {cpus:g} CPUs and {gpus} GPUs on one node, and the nodes have {have}; "
+            "see option.tensor_parallel_degree, num_cpus and num_gpus"
+        )
+    return Resources(num_cpus=cpus, num_gpus=gpus)
+
+
+def _gpus(configuration: Configuration, largest: int) -> int:
+    """Return how many GPUs a replica uses. `largest` is the number that a node has at most.
+
+    If the backend is to be chosen on the replica's node, it may use them: this process may run on a node without GPUs.
+    """
+    properties = configuration.properties
+    if not largest:
+        return 0
+    if configuration.custom_code is None and registry().requested(properties) != "auto":
+        backend = configuration.backend
+        if backend.cpu_only or not backend.needs_model:
+            return 0
+        if "tensor_parallel_degree" not in backend.reads:
+            return 1
+    degree = properties.tensor_parallel_degree
+    if degree == "max":
+        return 1 if configuration.custom_code is not None else largest
+    return degree * properties.pipeline_parallel_degree
+
+
+def _share_of_cores(cores: Sequence[float], replicas: int) -> float:
+    if threads := os.environ.get("OMP_NUM_THREADS", ""):
+        return float(threads) if threads.isdecimal() else 1.0
+    return float(max(1, min(min(cores, default=1), sum(cores) // replicas)))
+
+
+def max_ongoing_requests(configuration: Configuration) -> int:
+    """Return how many requests a replica may have at once.
+
+    They are more than fit into its batch and its queue, so that its server decides which ones it rejects.
+    """
+    properties = configuration.properties
+    batch = properties.max_rolling_batch_size or _DEFAULT_BATCH
+    return (batch + properties.job_queue_size) * properties.min_workers + _OTHER_REQUESTS

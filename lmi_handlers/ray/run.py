@@ -1,0 +1,119 @@
+"""`lmi ray serve`: starts Ray if there is no cluster, deploys the application and waits for Ctrl-C."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import ray
+from ray import serve
+from ray.serve.schema import ApplicationStatus
+
+from lmi_handlers.config.server_settings import netloc
+from lmi_handlers.configuration import read_configuration
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.log import configure_logging
+from lmi_handlers.ray.application import build
+from lmi_handlers.ray.arguments import Arguments
+from lmi_handlers.start_up import check_port, mistakes
+
+logger = logging.getLogger(__name__)
+
+APPLICATION = "lmi"
+"""Its name on the cluster."""
+
+_POLL_SECONDS = 1.0
+_OBJECT_STORE_BYTES = 100_000_000  # no request passes through Ray's object store
+_FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.NOT_STARTED)
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line says. `address` is None for a cluster of this machine only."""
+
+    address: str | None
+    host: str
+    port: int
+    proxies: str
+
+
+def ray_environ(predict_timeout: int) -> dict[str, str]:
+    """Return what Ray's own processes are started with, as far as the environment does not say otherwise.
+
+    Requests go from HAProxy to the replicas, and not through Ray's Python proxy, which would cost more time for each token
+    than all the rest. When replicas come and go, Ray starts a new HAProxy, and ends the old one after a time, by which all
+    of its requests must be answered.
+    """
+    ours = {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(predict_timeout + 10),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # ours only passes bytes
+    }
+    return {name: os.environ.get(name, text) for name, text in ours.items()}
+
+
+def run(arguments: Arguments, options: Options) -> None:
+    """Serve until SIGINT or SIGTERM, then let requests finish. Raises `ConfigError`."""
+    configure_logging()
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is reported to anybody
+    environ = {"LMI_MODEL_DIR": arguments.model_dir, **arguments.environ}
+    configuration = read_configuration({**os.environ, **environ})
+    if options.address is None:
+        check_port(options.host, options.port)
+        if causes := mistakes(configuration, {**os.environ, **environ}):
+            raise ConfigError("; ".join(causes))
+    _connect(options.address)
+    for number in (signal.SIGINT, signal.SIGTERM):  # after Ray has installed handlers of its own
+        signal.signal(number, _interrupt)
+    end: Callable[[], None] = serve.shutdown if options.address is None else _delete
+    try:
+        of_ray = ray_environ(configuration.properties.predict_timeout)
+        serve.start(
+            proxy_location=options.proxies,
+            http_options={"host": options.host, "port": options.port},
+            controller_options={"runtime_env": {"env_vars": of_ray}},
+        )
+        serve.run(build(arguments, configuration, environ, of_ray), name=APPLICATION)
+        logger.info("serving on Ray at http://%s", netloc(options.host, options.port))
+        _wait()
+    except KeyboardInterrupt:
+        logger.info("shutting down: replicas finish their requests")
+    except RuntimeError as error:  # Ray's, if the replicas do not start
+        raise ConfigError(f"the replicas do not start: {error}") from error
+    finally:
+        end()
+        ray.shutdown()
+
+
+def _interrupt(number: int, _frame: Any) -> None:
+    """Begin the shutdown. The second signal ends this process at once, and with it a local Ray."""
+    signal.signal(number, signal.SIG_DFL)
+    raise KeyboardInterrupt
+
+
+def _connect(address: str | None) -> None:
+    try:
+        if address is not None:
+            ray.init(address=address)
+        else:
+            ray.init(address="local", include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES)
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError(f"--address {address}: {error}") from error
+
+
+def _delete() -> None:
+    serve.delete(APPLICATION)
+
+
+def _wait() -> None:
+    """Wait for a signal. Raises `ConfigError` if the application is deleted or fails."""
+    while True:
+        time.sleep(_POLL_SECONDS)
+        application = serve.status().applications.get(APPLICATION)
+        if application is None or application.status in _FAILED:
+            raise ConfigError(f"the application has ended: {application.message if application else 'it was deleted'}")

@@ -1,0 +1,99 @@
+"""The server of one replica: `lmi serve` in processes of its own, and what the replica knows about it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import aiohttp
+
+from lmi_handlers.core.program import command
+
+_POLL_SECONDS = 0.2
+_ANSWER_SECONDS = 10.0
+"""A server that does not answer `/ping` for this long is not ready."""
+
+_END_SECONDS = 30.0
+"""The server itself takes up to 27 seconds: it lets its requests finish."""
+
+HOST = "localhost"
+"""What stands for the server in URLs: it listens on a Unix socket."""
+
+
+class ServerEnded(Exception):
+    """The server has given up, or was killed."""
+
+
+class NotReady(Exception):
+    """The server does not accept requests at the moment."""
+
+
+class ReplicaServer:
+    """Starts the server, and ends it. Nothing here waits for longer than it says."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="lmi-ray-"))
+        self._path = self._directory / "web.sock"
+        self._process = subprocess.Popen(
+            command("lmi_handlers.ray.child", str(self._path)),
+            stdin=subprocess.PIPE,  # the server ends when this closes, however the replica ends
+            env={**os.environ, **environ, "LMI_STARTED": str(time.monotonic())},
+        )
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """Connections to the server. They follow no redirect, keep no cookie and decompress nothing."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.UnixConnector(str(self._path), limit=0, keepalive_timeout=60),  # the server's is 75 s
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_ANSWER_SECONDS),  # the server has the deadlines
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+                auto_decompress=False,
+            )
+        return self._session
+
+    async def wait_ready(self) -> None:
+        """Wait until the server accepts requests. The server decides how long loading may take. Raises `ServerEnded`."""
+        while True:
+            with contextlib.suppress(NotReady):
+                await self.check()
+                return
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def check(self) -> None:
+        """Ask `/ping`. Raises `NotReady` or `ServerEnded`."""
+        if (status := self._process.poll()) is not None:
+            raise ServerEnded(f"the server has ended with status {status}; its log says why")
+        try:
+            limit = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
+            async with self.session.get(f"http://{HOST}/ping", timeout=limit) as answer:
+                if answer.status != 200:
+                    raise NotReady(await answer.text())
+        except (aiohttp.ClientError, TimeoutError, asyncio.TimeoutError) as error:
+            raise NotReady(f"/ping is not answered: {error or type(error).__name__}") from error
+
+    async def metrics(self) -> str:
+        """Return the page `/metrics`. Raises `aiohttp.ClientError`."""
+        async with self.session.get(f"http://{HOST}/metrics", raise_for_status=True) as answer:
+            return await answer.text()
+
+    async def stop(self) -> None:
+        """End the server. It finishes the requests that it still has."""
+        if self._session is not None:
+            await self._session.close()
+        self._process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._process.wait, _END_SECONDS)
+        if self._process.stdin is not None:
+            self._process.stdin.close()  # ends what is left
+        shutil.rmtree(self._directory, ignore_errors=True)
