@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 from collections.abc import Mapping
 
 from starlette.requests import Request
 
 from lmi_handlers.ray.forwarding import Forwarded
 from lmi_handlers.ray.server import NotReady, ReplicaServer
+
+logger = logging.getLogger(__name__)
 
 
 class Replica:
@@ -22,6 +27,17 @@ class Replica:
             await self._server.stop()
             raise
         self._is_ready = True
+        self._watch = asyncio.create_task(self._end_with_server())
+
+    async def _end_with_server(self) -> None:
+        """End this process when the server has ended, so that Ray replaces it and nobody connects to it any more.
+
+        HAProxy sends a request that cannot connect to another replica. Ray's health checks would take some seconds.
+        """
+        status = await self._server.wait_ended()
+        logger.error("the server of this replica has ended with status %s", status)
+        self._server.remove_files()
+        os._exit(1)
 
     async def __call__(self, _request: Request) -> Forwarded:
         """Answer a request."""
@@ -45,5 +61,7 @@ class Replica:
 
     async def __del__(self) -> None:
         """End the server. Ray has waited for the last requests."""
+        if hasattr(self, "_watch"):
+            self._watch.cancel()
         if hasattr(self, "_server"):
             await self._server.stop()

@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -70,7 +69,6 @@ def run(arguments: Arguments, options: Options) -> None:
     _connect(options.address)
     for number in (signal.SIGINT, signal.SIGTERM):  # after Ray has installed handlers of its own
         signal.signal(number, _interrupt)
-    end: Callable[[], None] = serve.shutdown if options.address is None else _delete
     try:
         of_ray = ray_environ(configuration.properties.predict_timeout)
         serve.start(
@@ -86,7 +84,9 @@ def run(arguments: Arguments, options: Options) -> None:
     except RuntimeError as error:  # Ray's, if the replicas do not start
         raise ConfigError(f"the replicas do not start: {error}") from error
     finally:
-        end()
+        _delete()
+        if options.address is None:
+            serve.shutdown()
         ray.shutdown()
 
 
@@ -107,7 +107,10 @@ def _connect(address: str | None) -> None:
 
 
 def _delete() -> None:
-    serve.delete(APPLICATION)
+    """Delete the application, and wait until its replicas have ended: `serve.shutdown` would cut their streams."""
+    serve.delete(APPLICATION, _blocking=False)
+    while APPLICATION in serve.status().applications:
+        time.sleep(_POLL_SECONDS)
 
 
 def _wait() -> None:

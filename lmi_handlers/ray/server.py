@@ -70,6 +70,12 @@ class ReplicaServer:
                 return
             await asyncio.sleep(_POLL_SECONDS)
 
+    async def wait_ended(self) -> int:
+        """Wait until the server ends, for whatever reason, and return its status."""
+        while (status := self._process.poll()) is None:
+            await asyncio.sleep(_POLL_SECONDS)
+        return status
+
     async def check(self) -> None:
         """Ask `/ping`. Raises `NotReady` or `ServerEnded`."""
         if (status := self._process.poll()) is not None:
@@ -96,4 +102,8 @@ class ReplicaServer:
             await asyncio.to_thread(self._process.wait, _END_SECONDS)
         if self._process.stdin is not None:
             self._process.stdin.close()  # ends what is left
+        self.remove_files()
+
+    def remove_files(self) -> None:
+        """Remove the directory of the socket."""
         shutil.rmtree(self._directory, ignore_errors=True)

@@ -1,11 +1,13 @@
-"""A real Ray with one replica, started by `lmi ray serve`: the same bytes as the server alone, aborts, and draining."""
+"""A real Ray with two replicas, started by `lmi ray serve`: the same bytes as the server alone, aborts, and draining."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +17,7 @@ import requests
 from raw_http import connect, dechunked, read_to_end, request
 from serving import Server, free_port
 
-pytestmark = [pytest.mark.long, pytest.mark.needs("ray")]
+pytestmark = pytest.mark.long
 
 PROPERTIES = (
     "option.rolling_batch=echo\noption.echo_faults=true\noption.max_model_len=4096\nmax_request_size=100000\n"
@@ -53,6 +55,8 @@ REQUESTS = [
 ]
 
 OF_CONNECTIONS = {"connection", "date", "keep-alive", "server", "x-request-id"}
+OF_ONE_ANSWER = {"x-compute-time", "x-inference-time", "x-queue-time", "x-time-per-token", "x-total-time"}
+OF_ONE_ANSWER |= {"x-validation-time"}
 
 
 @pytest.fixture(scope="module")
@@ -66,15 +70,18 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory, port = tmp_path_factory.mktemp("ray") / "m", free_port()
     command = [sys.executable, "-m", "lmi_handlers.cli", "ray", "serve", "--model-dir", str(directory), "--num-cpus"]
-    command += ["0.5", "--host", "127.0.0.1", "--port", str(port), "--env", "OPTION_SERVER_TIMING=false"]
+    command += ["0.5", "--replicas", "2", "--host", "127.0.0.1", "--port", str(port), "--env", "OPTION_SEED=1"]
     server = Server(directory, PROPERTIES, command=command, port=port)
-    started = psutil.Process(server.process.pid)
-    yield server.wait_ready()
-    children = started.children(recursive=True) if started.is_running() else []
-    if server.process.poll() is None:
-        server.process.send_signal(signal.SIGTERM)
-    server.process.wait(90)
-    assert not psutil.wait_procs(children, timeout=20)[1], server.log
+    try:
+        server.wait_ready()
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.process.send_signal(signal.SIGTERM)
+        server.process.wait(90)
+        for child in psutil.wait_procs(children, timeout=5)[1]:  # Ray's own agents look for their parent now and then
+            child.kill()
 
 
 def answer(server: Server, method: str, path: str, options: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
@@ -83,6 +90,9 @@ def answer(server: Server, method: str, path: str, options: dict[str, Any]) -> t
     body = re.sub(rb'"(created|created_at|completed_at)":\s*\d+', b'"created":0', found.content)
     body = re.sub(rb'"(id|item_id)":\s*"(resp|msg)_\w+"', b'"id":"0"', body)
     kept = {name.lower(): value for name, value in found.headers.items() if name.lower() not in OF_CONNECTIONS}
+    for name in OF_ONE_ANSWER & kept.keys():
+        assert kept[name].isdecimal()
+        kept[name] = "0"
     if body != found.content:
         kept.pop("content-length", None)
     return found.status_code, kept, body
@@ -114,18 +124,18 @@ def test_the_request_id_is_answered_once(on_ray: Server) -> None:
 
 
 def test_tokens_arrive_as_they_are_generated(on_ray: Server) -> None:
-    sock = connect(on_ray, streaming(400))
-    pieces = received(sock)
+    with connect(on_ray, streaming()) as sock:
+        pieces = received(sock)
     assert len(pieces) > 20  # 45 tokens at 200 per second; a buffer on the way would make it one piece
     assert b'"generated_text"' in dechunked(b"".join(pieces))
 
 
 def test_a_client_that_leaves_frees_its_place(on_ray: Server) -> None:
-    sock = connect(on_ray, streaming(4000, TEXT * 40))  # for nine seconds
-    assert sock.recv(100)
-    on_ray.wait_for_sequences(1)
-    sock.close()
-    on_ray.wait_for_sequences(0, timeout=5)
+    with connect(on_ray, streaming(TEXT * 40, "X-Request-Id: leaves")) as sock:  # for nine seconds
+        assert sock.recv(100)
+    entry = logged(on_ray, '"request_id":"leaves"')
+    assert "ClientDisconnected" in entry
+    assert int(re.findall(r'"generated_tokens":(\d+)', entry)[0]) < 1000  # of 1,800
 
 
 def test_metrics_are_the_servers(on_ray: Server) -> None:
@@ -134,27 +144,38 @@ def test_metrics_are_the_servers(on_ray: Server) -> None:
     assert 'vllm:num_requests_running{model_name="m"' in page.text
 
 
-def test_a_replica_that_dies_cuts_its_streams_and_is_replaced(on_ray: Server) -> None:
-    sock = connect(on_ray, streaming(4000, TEXT * 40))
-    assert sock.recv(100)
-    server_of(on_ray).kill()
-    rest = b"".join(received(sock))
-    assert not rest.endswith(b"0\r\n\r\n")  # nobody takes it for a whole answer
-    on_ray.wait_ready(60)
-    assert on_ray.invoke({"inputs": "again", "parameters": {"max_new_tokens": 5}}).json() == {"generated_text": "again"}
+def test_a_server_that_dies_cuts_its_streams_only_and_is_replaced(on_ray: Server) -> None:
+    wait_for_replicas(on_ray, 2)
+    socks = [connect(on_ray, streaming(TEXT * 8)) for _ in range(8)]  # for two seconds each, on both replicas
+    assert all(sock.recv(100) for sock in socks)
+    servers_of(on_ray)[0].kill()
+    for _ in range(10):  # at once, while the streams still run
+        assert on_ray.invoke({"inputs": "again", "parameters": {"max_new_tokens": 5}}).json() == {
+            "generated_text": "again"
+        }
+    whole = 0
+    for sock in socks:
+        with sock:
+            data = b"".join(received(sock))
+        whole += data.endswith(b"\r\n0\r\n\r\n")
+        assert data.endswith(b"\r\n0\r\n\r\n") == (b'"generated_text"' in data)  # nobody takes a part for the whole
+    assert 0 < whole < len(socks)
+    assert logged(on_ray, "the server of this replica has ended with status -9")
+    wait_for_replicas(on_ray, 2)
 
 
 def test_a_shutdown_lets_requests_finish(on_ray: Server) -> None:
     """The last test of this module, because it ends Ray."""
-    sock = connect(on_ray, streaming(4000, TEXT * 8))  # for two seconds
-    assert sock.recv(100)
-    on_ray.process.send_signal(signal.SIGTERM)
-    assert b'"generated_text"' in b"".join(received(sock))
+    with connect(on_ray, streaming(TEXT * 16)) as sock:  # for four seconds
+        assert sock.recv(100)
+        on_ray.process.send_signal(signal.SIGTERM)
+        assert b'"generated_text"' in b"".join(received(sock))
     assert on_ray.process.wait(90) == 0, on_ray.log
 
 
-def streaming(limit: int, text: str = TEXT) -> bytes:
-    return request({"inputs": text, "parameters": {"max_new_tokens": limit}, "stream": True}, "/invocations")
+def streaming(text: str = TEXT, *fields: str) -> bytes:
+    body = {"inputs": text, "parameters": {"max_new_tokens": 4000}, "stream": True}
+    return request(body, "/invocations", *fields)
 
 
 def received(sock: socket.socket) -> list[bytes]:
@@ -167,9 +188,29 @@ def received(sock: socket.socket) -> list[bytes]:
     return found
 
 
-def server_of(on_ray: Server) -> psutil.Process:
-    """The server's first process."""
+def logged(on_ray: Server, text: str) -> str:
+    """The line of the log with this text, once it is there."""
+    deadline = time.monotonic() + 30
+    while True:
+        for line in on_ray.log.splitlines():
+            if text in line:
+                return line
+        assert time.monotonic() < deadline, on_ray.log
+        time.sleep(0.1)
+
+
+def servers_of(on_ray: Server) -> list[psutil.Process]:
+    """The first processes of the replicas' servers whose engines run."""
+    found = []
     for child in psutil.Process(on_ray.process.pid).children(recursive=True):
-        if "lmi_handlers.gunicorn_app" in child.cmdline():
-            return child
-    raise AssertionError("no server runs")
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # it has just ended
+            if "lmi_handlers.engine.process" in child.cmdline():
+                found.append(child.parents()[1])  # the engine's parent is the supervisor
+    return found
+
+
+def wait_for_replicas(on_ray: Server, number: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(servers_of(on_ray)) != number:
+        assert time.monotonic() < deadline, on_ray.log
+        time.sleep(0.2)
