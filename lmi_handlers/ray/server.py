@@ -72,9 +72,7 @@ class ReplicaServer:
 
     async def wait_ended(self) -> int:
         """Wait until the server ends, for whatever reason, and return its status."""
-        while (status := self._process.poll()) is None:
-            await asyncio.sleep(_POLL_SECONDS)
-        return status
+        return await asyncio.to_thread(self._process.wait)
 
     async def check(self) -> None:
         """Ask `/ping`. Raises `NotReady` or `ServerEnded`."""

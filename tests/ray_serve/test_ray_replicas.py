@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
@@ -91,7 +91,7 @@ def answer(server: Server, method: str, path: str, options: dict[str, Any]) -> t
     body = re.sub(rb'"(id|item_id)":\s*"(resp|msg)_\w+"', b'"id":"0"', body)
     kept = {name.lower(): value for name, value in found.headers.items() if name.lower() not in OF_CONNECTIONS}
     for name in OF_ONE_ANSWER & kept.keys():
-        assert kept[name].isdecimal()
+        assert float(kept[name]) >= 0
         kept[name] = "0"
     if body != found.content:
         kept.pop("content-length", None)
@@ -102,7 +102,11 @@ def answer(server: Server, method: str, path: str, options: dict[str, Any]) -> t
 def test_the_same_bytes_as_without_ray(
     alone: Server, on_ray: Server, method: str, path: str, options: dict[str, Any]
 ) -> None:
-    assert answer(on_ray, method, path, options) == answer(alone, method, path, options)
+    for _ in range(10):  # tokens share a chunk if the machine is busy
+        answers = [answer(server, method, path, options) for server in (on_ray, alone)]
+        if answers[0] == answers[1]:
+            break
+    assert answers[0] == answers[1]
 
 
 def test_a_body_of_unknown_length_and_one_that_is_too_long(alone: Server, on_ray: Server) -> None:
@@ -149,10 +153,8 @@ def test_a_server_that_dies_cuts_its_streams_only_and_is_replaced(on_ray: Server
     socks = [connect(on_ray, streaming(TEXT * 8)) for _ in range(8)]  # for two seconds each, on both replicas
     assert all(sock.recv(100) for sock in socks)
     servers_of(on_ray)[0].kill()
-    for _ in range(10):  # at once, while the streams still run
-        assert on_ray.invoke({"inputs": "again", "parameters": {"max_new_tokens": 5}}).json() == {
-            "generated_text": "again"
-        }
+    wait_until(lambda: answers_again(on_ray), on_ray)  # a request may have been on its way to this server
+    assert all(answers_again(on_ray) for _ in range(10))
     whole = 0
     for sock in socks:
         with sock:
@@ -180,23 +182,30 @@ def streaming(text: str = TEXT, *fields: str) -> bytes:
 
 def received(sock: socket.socket) -> list[bytes]:
     """What arrives until the stream ends, piece by piece."""
-    found = []
-    while piece := sock.recv(1 << 16):
+    found: list[bytes] = []
+    while not b"".join(found[-2:]).endswith(b"\r\n0\r\n\r\n") and (piece := sock.recv(1 << 16)):
         found.append(piece)
-        if piece.endswith(b"\r\n0\r\n\r\n"):
-            break
     return found
+
+
+def answers_again(on_ray: Server) -> bool:
+    with contextlib.suppress(requests.ConnectionError):
+        answer = on_ray.invoke({"inputs": "again", "parameters": {"max_new_tokens": 5}})
+        return answer.status_code == 200 and answer.json() == {"generated_text": "again"}
+    return False
+
+
+def wait_until(condition: Callable[[], bool], on_ray: Server) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, on_ray.log
+        time.sleep(0.2)
 
 
 def logged(on_ray: Server, text: str) -> str:
     """The line of the log with this text, once it is there."""
-    deadline = time.monotonic() + 30
-    while True:
-        for line in on_ray.log.splitlines():
-            if text in line:
-                return line
-        assert time.monotonic() < deadline, on_ray.log
-        time.sleep(0.1)
+    wait_until(lambda: text in on_ray.log, on_ray)
+    return next(line for line in on_ray.log.splitlines() if text in line)
 
 
 def servers_of(on_ray: Server) -> list[psutil.Process]:
@@ -210,7 +219,4 @@ def servers_of(on_ray: Server) -> list[psutil.Process]:
 
 
 def wait_for_replicas(on_ray: Server, number: int) -> None:
-    deadline = time.monotonic() + 60
-    while len(servers_of(on_ray)) != number:
-        assert time.monotonic() < deadline, on_ray.log
-        time.sleep(0.2)
+    wait_until(lambda: len(servers_of(on_ray)) == number, on_ray)
