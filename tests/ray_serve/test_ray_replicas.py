@@ -21,6 +21,7 @@ pytestmark = pytest.mark.long
 
 PROPERTIES = (
     "option.rolling_batch=echo\noption.echo_faults=true\noption.max_model_len=4096\nmax_request_size=100000\n"
+    "option.dialect=mindie\n"
     "option.echo_tokens_per_second=200\n"
 )
 TEXT = "The quick brown fox jumps over the lazy dog. "
@@ -40,6 +41,9 @@ REQUESTS = [
     posted("/v1/chat/completions", messages=MESSAGES, max_tokens=8, stream=True),
     posted("/v1/completions", prompt=TEXT, max_tokens=8, stream=True),
     posted("/v1/responses", input=TEXT, max_output_tokens=8, stream=True),
+    posted("/chat/completions", model="m", messages=MESSAGES, maximum_tokens=8),
+    posted("/", inputs=TEXT, parameters={"max_new_tokens": 8}),
+    posted("/", inputs=TEXT, parameters={"max_new_tokens": 8}, stream=True),
     posted("/complete", model="m", prompt=TEXT, maximum_tokens=8),
     posted("/tokenize", inputs=TEXT),
     pytest.param("GET", "/ping", {}, id="ping"),
