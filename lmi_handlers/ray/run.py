@@ -86,7 +86,7 @@ def run(arguments: Arguments, options: Options) -> None:
     finally:
         _delete()
         if options.address is None:
-            serve.shutdown()
+            serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
 
 
