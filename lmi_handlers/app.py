@@ -28,10 +28,13 @@ from lmi_handlers.configuration import (
     read_configuration,
     read_store,
 )
+from lmi_handlers.console.configuration import ConfigurationView, configuration_view
+from lmi_handlers.console.routes import add_console, is_for_console, is_on
+from lmi_handlers.console.state import Watched
 from lmi_handlers.core.beside import RunBeside
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.custom_code.formatting.client import FormatterClient
-from lmi_handlers.engine.settings import SOCKET_VARIABLE, formatter_socket_path
+from lmi_handlers.engine.settings import SOCKET_VARIABLE, formatter_socket_path, recent_dir
 from lmi_handlers.models.registry import RUNTIME_VARIABLE, Registered
 from lmi_handlers.models.shelf import Shelf
 from lmi_handlers.openapi.document import openapi_document
@@ -39,6 +42,7 @@ from lmi_handlers.sagemaker_runtime.routes import local_runtime
 from lmi_handlers.serving.custom_model import CustomModel
 from lmi_handlers.serving.served import Served
 from lmi_handlers.serving.served_model import ServedModel
+from lmi_handlers.telemetry.recent import RecentRequests
 from lmi_handlers.telemetry.tracing import worker_traces
 from lmi_handlers.web.access_control import AccessControl
 from lmi_handlers.web.connection import local_port
@@ -84,7 +88,24 @@ def create_app() -> ModelApp | Dispatcher:
     if SOCKET_VARIABLE not in os.environ:
         raise ConfigError(f"{SOCKET_VARIABLE} is not set: run gunicorn with -c python:lmi_handlers.gunicorn_conf")
     bodies = ArrivingBodies.of(configuration.properties.max_request_size)
-    return model_app(configuration, [Path(path) for path in os.environ[SOCKET_VARIABLE].split(os.pathsep)], bodies)
+    app = model_app(configuration, [Path(path) for path in os.environ[SOCKET_VARIABLE].split(os.pathsep)], bodies)
+    if _has_console(configuration.settings, configuration.properties):
+        _add_console(app, configuration)
+    return app
+
+
+def _add_console(app: ModelApp, configuration: Configuration) -> None:
+    """Serve the console of a server with one model."""
+    settings, properties, model = configuration.settings, configuration.properties, app.model
+    model.keep_recent()
+    watched = Watched(
+        models=lambda: [model],
+        workers=settings.workers or properties.web_workers or default_workers(),
+        dialect=properties.dialect,
+        keeps_prompts=properties.console_prompts,
+    )
+    view = cache(lambda: configuration_view(configuration))
+    add_console(app, watched.state, lambda _: view())
 
 
 def model_app(configuration: Configuration, socket_paths: Sequence[Path], bodies: ArrivingBodies) -> ModelApp:
@@ -149,9 +170,10 @@ def store_app(configuration: StoreConfiguration) -> Dispatcher:
     settings, store, properties = configuration.settings, configuration.store, configuration.properties
     limit = properties.max_request_size
     bodies = ArrivingBodies.of(limit)
+    has_console = _has_console(settings, properties)
     shelf = Shelf(
         Path(os.environ[RUNTIME_VARIABLE]),
-        partial(_app_of, bodies),
+        partial(_app_of, bodies, has_console),
         patience=properties.predict_timeout,
         most_waiting=properties.job_queue_size,
         default_model=store.default_model,
@@ -167,19 +189,46 @@ def store_app(configuration: StoreConfiguration) -> Dispatcher:
         return store.multi_model or is_loopback(settings.host) or access.has_key
 
     add_front_routes(front, management_routes(multi_model=store.multi_model), shelf, properties, may_manage)
-    dispatcher = Dispatcher(front, shelf, access, limit)
+    dispatcher = Dispatcher(front, shelf, access, limit, *([is_for_console] if has_console else []))
+    workers = settings.workers or properties.web_workers or default_workers()
+    if has_console:
+        shelf.recent = RecentRequests(recent_dir(shelf.runtime_dir))
+        watched = Watched(
+            models=lambda: [held.app.model for held in shelf.held],
+            workers=workers,
+            dialect=properties.dialect,
+            keeps_prompts=properties.console_prompts,
+            shelf=shelf,
+        )
+        add_console(front, watched.state, partial(_view_of, shelf), may_manage)
     if settings.local_runtime is not None:
-        workers = settings.workers or properties.web_workers or default_workers()
         front.register_blueprint(local_runtime(settings.local_runtime, workers=workers))
     shelf.start()
     return dispatcher
 
 
-def _app_of(bodies: ArrivingBodies, entry: Registered, runtime_dir: Path) -> ModelApp:
-    environ = model_environ(os.environ, entry.directory)
-    configuration = read_configuration(environ, {"option.model_name": entry.name} | entry.options)
+def _app_of(bodies: ArrivingBodies, has_console: bool, entry: Registered, runtime_dir: Path) -> ModelApp:
+    configuration = _configuration_of(entry)
     engines = configuration.engine_settings(str(runtime_dir), 0.0).each
-    return model_app(configuration, [engine.socket_path for engine in engines], bodies)
+    app = model_app(configuration, [engine.socket_path for engine in engines], bodies)
+    if has_console:
+        app.model.keep_recent()
+    return app
+
+
+def _configuration_of(entry: Registered) -> Configuration:
+    environ = model_environ(os.environ, entry.directory)
+    return read_configuration(environ, {"option.model_name": entry.name} | entry.options)
+
+
+def _view_of(shelf: Shelf, name: str | None) -> ConfigurationView:
+    """Return the configuration of one of several models. Raises `KeyError`."""
+    held = {each.entry.name: each.entry for each in shelf.held}
+    return configuration_view(_configuration_of(held[name or shelf.default or ""]))
+
+
+def _has_console(settings: ServerSettings, properties: ServingProperties) -> bool:
+    return is_on(properties.console, on_loopback=is_loopback(settings.host), has_key=bool(os.environ.get("API_KEY")))
 
 
 def _access(settings: ServerSettings, properties: ServingProperties) -> AccessControl:

@@ -246,6 +246,18 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             server=True,
         ),
     ] = False
+    console: Annotated[
+        bool | None,
+        Option(
+            "Serves the [console](console.md) at `/` to browsers. Defaults to `true` if the server listens on the loopback "
+            "interface and has no API key, and to `false` otherwise.",
+            server=True,
+        ),
+    ] = None
+    console_prompts: Annotated[
+        bool,
+        Option("Shows the first 300 characters of prompts in the console's list of the last requests.", server=True),
+    ] = False
     client_timeout: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=86_400)],
         Option(

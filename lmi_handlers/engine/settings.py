@@ -133,6 +133,11 @@ def metrics_dir(runtime_dir: Path) -> Path:
     return runtime_dir / "metrics"
 
 
+def recent_dir(runtime_dir: Path) -> Path:
+    """Return the directory of the last requests of the server with this `runtime_dir`."""
+    return runtime_dir / "recent"
+
+
 def formatter_socket_path(runtime_dir: Path) -> Path:
     """Return the socket of the process that runs the formatters of the server with this `runtime_dir`."""
     return runtime_dir / "formatters.sock"

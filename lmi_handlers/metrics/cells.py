@@ -29,7 +29,7 @@ class Cells:
     def __init__(self, directory: Path, catalogue: Catalogue) -> None:
         directory.mkdir(mode=0o700, exist_ok=True)
         size = catalogue.size * _CELL
-        self._descriptor = _claim(directory, size)
+        self._descriptor = claim(directory, size)
         self._cells = memoryview(mmap.mmap(self._descriptor, size)).cast("d")
         for metric in catalogue.metrics:
             for cell in metric.cells if metric.kind == "gauge" else ():
@@ -72,7 +72,7 @@ def totals(directory: Path, catalogue: Catalogue) -> list[float]:
     return sums
 
 
-def _claim(directory: Path, size: int) -> int:
+def claim(directory: Path, size: int) -> int:
     """Lock the first free file for the life of this process, and return its descriptor. The file has `size` bytes."""
     number = 0
     while True:

@@ -24,6 +24,7 @@ from lmi_handlers.models.registry import (
     models_file,
     read_models,
 )
+from lmi_handlers.telemetry.recent import RecentRequests
 
 _FOLLOW_INTERVAL = 0.05
 _WAIT_INTERVAL = 0.02
@@ -50,7 +51,9 @@ class Shelf:
         default_model: str | None = None,
     ) -> None:
         self.predict_timeout = patience
-        self._runtime_dir = runtime_dir
+        self.runtime_dir = runtime_dir
+        self.recent: RecentRequests | None = None
+        """Requests that reach no model, if the console shows them."""
         self._make = make
         self._default_model = default_model
         self._models: Models | None = None
@@ -147,7 +150,7 @@ class Shelf:
 
     def ask(self, command: Command) -> None:
         """Ask the manager for a change, and wait for it. Raises the error with which it was refused."""
-        ask(self._runtime_dir, command)
+        ask(self.runtime_dir, command)
         self._refresh()
 
     def _awake(self, name: str, connected: Callable[[], bool]) -> OnShelf:
@@ -211,13 +214,13 @@ class Shelf:
         """Read the models if they have changed, and make or retire applications accordingly."""
         with self._lock:
             try:
-                status = models_file(self._runtime_dir).stat()
+                status = models_file(self.runtime_dir).stat()
             except FileNotFoundError:
                 return
             seen = status.st_ino, status.st_mtime_ns
             if seen == self._seen:
                 return
-            self._models, self._seen = read_models(self._runtime_dir), seen
+            self._models, self._seen = read_models(self.runtime_dir), seen
             models = self._models or {}
             for name, held in list(self._held.items()):
                 entry = models.get(name)
@@ -228,7 +231,7 @@ class Shelf:
                     self._add(entry)
 
     def _add(self, entry: Registered) -> None:
-        runtime_dir = model_runtime_dir(self._runtime_dir, entry.number)
+        runtime_dir = model_runtime_dir(self.runtime_dir, entry.number)
         if not runtime_dir.is_dir():  # the number is that from before the model fell asleep: it will get another
             return
         try:

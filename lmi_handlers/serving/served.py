@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.beside import RunBeside, at_once
 from lmi_handlers.core.custom_attributes import list_keys
-from lmi_handlers.engine.settings import metrics_dir
+from lmi_handlers.engine.settings import metrics_dir, recent_dir
 from lmi_handlers.engine.status import EngineState, Status
 from lmi_handlers.metrics.requests import RequestMetrics
+from lmi_handlers.telemetry.recent import RecentRequests
 
 PATIENCE = 1.0
 """Seconds that a request waits for an engine that is not ready.
@@ -36,7 +38,12 @@ class Served(ABC):
         self.custom_attributes = list_keys(properties.custom_attributes)
         self.server_timing = properties.server_timing
         self.run_beside: RunBeside = at_once
+        self.recent: RecentRequests | None = None
         self._status = status
+
+    def keep_recent(self) -> None:
+        """Keep the last requests for the console."""
+        self.recent = RecentRequests(recent_dir(self.runtime_dir), prompts=self.properties.console_prompts)
 
     @abstractmethod
     def start(self) -> None:
@@ -45,11 +52,18 @@ class Served(ABC):
     def close(self) -> None:
         """Disconnect: the model is served no more, and all of its requests have ended."""
         self.metrics.close()
+        if self.recent is not None:
+            self.recent.close()
 
     @property
     def state(self) -> EngineState:
         """The engine's state, for `/ping`. Never blocks."""
         return self._status.state
+
+    @property
+    def engines(self) -> Sequence[Status]:
+        """The state of each engine."""
+        return (self._status,)
 
     @property
     def phase(self) -> str:

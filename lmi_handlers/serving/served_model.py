@@ -20,7 +20,7 @@ from lmi_handlers.engine.adapter_registry import Registered, read_registry
 from lmi_handlers.engine.client import Cutoff, Generation
 from lmi_handlers.engine.messages import Loading, Ready
 from lmi_handlers.engine.replicas import Replicas
-from lmi_handlers.engine.status import EngineState, not_ready
+from lmi_handlers.engine.status import EngineState, Status, not_ready
 from lmi_handlers.media.images import image_loader
 from lmi_handlers.serving.answer import Answer
 from lmi_handlers.serving.beam_generation import BeamGeneration
@@ -75,6 +75,15 @@ class ServedModel(Served):
     @property
     def phase(self) -> str:
         return NOT_READY if self._status.state is EngineState.READY and self._lacks_formatters else self._status.phase
+
+    @property
+    def engines(self) -> Sequence[Status]:
+        return self._client.status.parts
+
+    @property
+    def known_facts(self) -> ModelFacts | None:
+        """The same as `facts` without waiting: None before the model has loaded."""
+        return None if self._loaded is None else self.facts
 
     @property
     def loaded(self) -> LoadedText:

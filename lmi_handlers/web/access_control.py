@@ -28,8 +28,8 @@ ADMITTED = "lmi.admitted"
 
 _VARY = "origin, access-control-request-method, access-control-request-headers"
 _READING = ("GET", "HEAD", "OPTIONS")
-_MANAGES = re.compile(r"(/models/[^/]+)?/adapters(/|$)|/models(/|$)")
-"""Paths that show where files are."""
+_MANAGES = re.compile(r"(/models/[^/]+)?/adapters(/|$)|/models(/|$)|/console/data(/|$)")
+"""Paths that show where files are, or who asked for what."""
 
 _LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
 _OPTION = "cors_allowed_origin (CORS_ALLOW_ORIGIN)"

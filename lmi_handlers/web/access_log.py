@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from lmi_handlers.core.errors import InvalidRequest, LMIError
 from lmi_handlers.core.redaction import REDACTED, is_hidden, is_secret
@@ -23,9 +24,9 @@ def log_request(
     attributes: Mapping[str, str] | None = None,
     error: LMIError | None = None,
     trace_id: str | None = None,
-) -> None:
-    """Write the line. Times are in milliseconds since the request body arrived."""
-    fields: dict[str, object] = {
+) -> dict[str, Any]:
+    """Write the line, and return its fields. Times are in milliseconds since the request body arrived."""
+    fields: dict[str, Any] = {
         "model": model,
         "request_id": request_id,
         "path": path,
@@ -49,6 +50,7 @@ def log_request(
     if trace_id is not None:
         fields["trace_id"] = trace_id
     logger.info("request", extra=fields)
+    return fields
 
 
 def _message(error: LMIError) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote
@@ -59,8 +59,17 @@ class Dispatcher:
     adapter.
     """
 
-    def __init__(self, front: Flask, shelf: Shelf, access: AccessControl, max_request_size: int) -> None:
+    def __init__(
+        self,
+        front: Flask,
+        shelf: Shelf,
+        access: AccessControl,
+        max_request_size: int,
+        is_for_front: Callable[[Mapping[str, Any]], bool] = lambda environ: False,  # noqa: ARG005
+    ) -> None:
+        """`is_for_front` tells of further requests that they are about the server itself."""
         self._front = front
+        self._is_for_front = is_for_front
         self._answer = front.wsgi_app
         front.wsgi_app = self  # type: ignore[method-assign]  # Flask's place for WSGI middleware
         self._shelf = shelf
@@ -71,7 +80,7 @@ class Dispatcher:
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         """Answer a request."""
         path = environ.get("PATH_INFO", "")
-        if _OF_SERVER.fullmatch(path) or environ["REQUEST_METHOD"] == "OPTIONS":
+        if _OF_SERVER.fullmatch(path) or environ["REQUEST_METHOD"] == "OPTIONS" or self._is_for_front(environ):
             return self._answer(environ, start_response)
         arrived, name = time.monotonic(), None
         try:

@@ -197,7 +197,7 @@ class Exchange:
                 request=self._request,
                 error=error,
             )
-        log_request(
+        fields = log_request(
             model=self._model.name,
             request_id=self.request_id,
             path=self._path,
@@ -207,6 +207,8 @@ class Exchange:
             error=error,
             trace_id=trace_id,
         )
+        if self._model.recent is not None:
+            self._model.recent.add(fields, self.usage, self._request)
 
 
 def request_id() -> str:

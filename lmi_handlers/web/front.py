@@ -58,14 +58,17 @@ def _note(refusal: Refusal, response: Response, shelf: Shelf) -> None:
     for held in shelf.held:
         if held.entry.name == refusal.model:
             held.app.model.metrics.responded(response.status_code)
-    log_request(
+    usage = Usage(started=refusal.arrived)
+    fields = log_request(
         model=refusal.model[:200],
         request_id=response.headers["x-request-id"],
         path=request.path,
         status=response.status_code,
-        usage=Usage(started=refusal.arrived),
+        usage=usage,
         error=refusal.error,
     )
+    if shelf.recent is not None:
+        shelf.recent.add(fields, usage)
 
 
 def add_front_routes(

@@ -1,0 +1,147 @@
+"""The routes of the console: the page at `/` for browsers, its files below `/console/`, and the data that it shows.
+
+    GET /                              the page, if the client accepts HTML; programs get what they got without it
+    GET /console/<file>                its scripts and its style
+    GET /console/data/state            models, metrics and the last requests
+    GET /console/data/configuration    what `lmi check` knows
+
+The data needs the API key if there is one. The page and its files need none: they are the same for everybody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from flask import Blueprint, Flask, Response, request
+from werkzeug.exceptions import NotFound
+from werkzeug.http import parse_accept_header
+
+from lmi_handlers.apis.routes import HTML, JSON
+from lmi_handlers.console.state import State
+
+FOLDER = "/console/"
+PAGE = "index.html"
+MAX_AGE = 1.0
+"""Seconds for which a worker answers with the same state, so that many open pages cost little more than one."""
+
+_HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+def is_on(option: bool | None, *, on_loopback: bool, has_key: bool) -> bool:
+    """Tell whether the console is served. `option` is `option.console`."""
+    return option if option is not None else on_loopback and not has_key
+
+
+def is_for_console(environ: Mapping[str, Any]) -> bool:
+    """Tell whether a request is for the page or for what belongs to it."""
+    path: str = environ.get("PATH_INFO", "")
+    return path.startswith(FOLDER) or (path == "/" and _wants_page(environ))
+
+
+def add_console(
+    app: Flask,
+    state: Callable[[bool], State],
+    configuration: Callable[[str | None], object],
+    may_manage: Callable[[], bool] = lambda: False,
+) -> None:
+    """Serve the console. `configuration` returns that of a model. It raises `KeyError` for an unknown one.
+
+    `may_manage` tells whether the current request may load and unload models, and `state` is told so.
+    """
+    blueprint = Blueprint("console", __name__)
+    shown = static_files()
+    latest = _Latest(state, may_manage)
+
+    @blueprint.get("/console/<path:name>")
+    def file(name: str) -> Response:
+        if name not in shown:
+            raise NotFound(f"the console has no file {name[:100]!r}")
+        response = Response(shown[name], headers=_HEADERS, content_type=_TYPES[name[name.rindex(".") :]])
+        response.set_etag(sha256(shown[name]).hexdigest()[:16])
+        response.make_conditional(request)
+        return response
+
+    @blueprint.get("/console/data/state")
+    def data() -> Response:
+        return _data(latest.read())
+
+    @blueprint.get("/console/data/configuration")
+    def configured() -> Response:
+        try:
+            return _data(msgspec.json.encode(configuration(request.args.get("model"))))
+        except KeyError:
+            raise NotFound("there is no such model") from None
+
+    others: Any = app.view_functions.get("GET /")
+
+    def root() -> Response:
+        if _wants_page(request.environ):
+            response = file(PAGE)
+        elif others is None:
+            raise NotFound
+        else:
+            response = others()
+        response.vary.add("accept")
+        return response
+
+    if others is None:
+        app.add_url_rule("/", "GET /", methods=["GET"])
+    app.view_functions["GET /"] = root
+    app.register_blueprint(blueprint)
+
+
+def static_files() -> dict[str, bytes]:
+    """Return the page and the files that it loads, by their paths below `/console/`."""
+    folder = Path(__file__).parent / "static"
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.suffix in _TYPES}
+
+
+class _Latest:
+    """The state as JSON, read again once it is `MAX_AGE` seconds old. Clients that may manage models get their own."""
+
+    def __init__(self, state: Callable[[bool], State], may_manage: Callable[[], bool]) -> None:
+        self._state = state
+        self._may_manage = may_manage
+        self._bodies: dict[bool, tuple[float, bytes]] = {}
+
+    def read(self) -> bytes:
+        now, manages = time.monotonic(), self._may_manage()
+        read, body = self._bodies.get(manages, (-MAX_AGE, b""))
+        if now - read >= MAX_AGE:
+            body = msgspec.json.encode(self._state(manages))
+            self._bodies[manages] = now, body
+        return body
+
+
+def _wants_page(environ: Mapping[str, Any]) -> bool:
+    """Tell whether a client accepts HTML by name. Programs say `*/*`, or nothing."""
+    if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
+        return False
+    accepted = parse_accept_header(environ.get("HTTP_ACCEPT", ""))
+    return any(name == HTML and quality > 0 for name, quality in accepted)
+
+
+def _data(body: bytes) -> Response:
+    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    return Response(body, headers=headers, content_type=JSON)

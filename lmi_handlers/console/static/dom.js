@@ -1,0 +1,71 @@
+// Builds elements. Text is only ever set as text: nothing that a server or a model says becomes markup.
+
+export const $ = (id) => document.getElementById(id);
+
+export function el(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name === "class") element.className = value;
+    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined).map((child) => (child instanceof Node ? child : String(child))));
+  return element;
+}
+
+// Control characters and those that change the direction of text, which could make a name look like another.
+const INVISIBLE = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+
+// A name on one line: shortened, and with invisible characters written out.
+export function shown(text, limit = 120) {
+  const plain = String(text ?? "");
+  const cut = plain.length > limit ? plain.slice(0, limit) + "…" : plain;
+  return cut.replace(INVISIBLE, (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`);
+}
+
+export function toggle(element, visible) {
+  element.hidden = !visible;
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return "–";
+  if (seconds < 0.9995) return `${(seconds * 1000).toPrecision(seconds < 0.01 ? 2 : 3).replace(/\.0+$/, "")} ms`;
+  if (seconds < 120) return `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
+  return `${Math.round(seconds / 60)} min`;
+}
+
+export function bytes(count) {
+  if (count < 1000) return `${count} B`;
+  const power = Math.min(3, Math.floor(Math.log10(count) / 3));
+  return `${(count / 1000 ** power).toFixed(1)} ${["", "kB", "MB", "GB"][power]}`;
+}
+
+// A list of tabs: arrow keys move, as in the ARIA Authoring Practices. `choose(id)` is called with the chosen one.
+export function tabs(list, entries, panel, choose) {
+  const buttons = entries.map(([id, name]) =>
+    el("button", { type: "button", role: "tab", id: `${list.id}-${id}`, "data-id": id, "aria-controls": panel.id, onclick: () => select(id, true) }, name));
+  const select = (id, tell) => {
+    for (const button of buttons) {
+      const chosen = button.dataset.id === id;
+      button.setAttribute("aria-selected", String(chosen));
+      button.tabIndex = chosen ? 0 : -1;
+      if (chosen) {
+        panel.setAttribute("aria-labelledby", button.id);
+        if (tell) list.scrollTo?.({ left: button.offsetLeft - 40 });
+      }
+    }
+    if (tell) choose(id);
+  };
+  list.addEventListener("keydown", (event) => {
+    const at = buttons.indexOf(document.activeElement);
+    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: buttons.length - 1 }[event.key];
+    if (at < 0 || to === undefined) return;
+    event.preventDefault();
+    const button = buttons.at(to % buttons.length);
+    button.focus();
+    select(button.dataset.id, true);
+  });
+  list.replaceChildren(...buttons);
+  return { select: (id) => select(id, false), button: (id) => buttons.find((button) => button.dataset.id === id) };
+}

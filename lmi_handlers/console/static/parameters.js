@@ -1,0 +1,153 @@
+// The form of an API's parameters, with the bounds that the server's OpenAPI document states.
+
+import { $, el } from "./dom.js";
+
+// These come first. Others are below "More", in alphabetical order.
+const COMMON = ["max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "repetition_penalty", "presence_penalty", "frequency_penalty"];
+const MOST = Number.MAX_SAFE_INTEGER;
+
+let openapi = null;
+let values = {};
+let shownFor = "";
+let onChange = () => {};
+
+export function useDocument(described) {
+  openapi = described;
+  shownFor = "";
+}
+
+export function resetParameters() {
+  values = {};
+  shownFor = "";
+}
+
+const resolved = (schema) => (schema?.$ref ? openapi.components.schemas[schema.$ref.split("/").at(-1)] : schema);
+
+// Returns the properties of the parameters that a body like this one may have.
+function properties(path, body) {
+  const content = openapi?.paths?.[path.split("?")[0]]?.post?.requestBody?.content?.["application/json"];
+  const schema = resolved(content?.schema);
+  const candidates = (schema?.anyOf ?? [schema]).map(resolved);
+  const keys = Object.keys(body).filter((key) => key !== "stream");
+  const found = candidates.find((each) => keys.every((key) => each?.properties?.[key]));
+  return (body.parameters ? resolved(found?.properties?.parameters) : found)?.properties ?? {};
+}
+
+// Returns how a value is entered, or null if it takes more than one line.
+function fieldOf(name, schema) {
+  const alternatives = (schema.anyOf ?? [schema]).map(resolved).filter((each) => each?.type !== "null");
+  const type = (wanted) => alternatives.find((each) => each.type === wanted);
+  const number = type("integer") ?? type("number");
+  if (number) {
+    const least = number.minimum ?? number.exclusiveMinimum;
+    const most = number.maximum ?? number.exclusiveMaximum;
+    const open = [number.exclusiveMinimum !== undefined, number.exclusiveMaximum !== undefined];
+    return { name, kind: "number", whole: number.type === "integer", least, most: most > MOST ? undefined : most, open };
+  }
+  if (type("boolean") && alternatives.length === 1) return { name, kind: "flag" };
+  const choices = alternatives.find((each) => each.enum);
+  if (choices) return { name, kind: "choice", choices: choices.enum };
+  const list = type("array");
+  if (list && resolved(list.items)?.type === "string") return { name, kind: "list", most: list.maxItems };
+  if (type("string")) return { name, kind: "text", most: type("string").maxLength };
+  return null;
+}
+
+const boundsOf = ({ least, most, open = [], kind }) => {
+  if (kind === "list") return "separated by commas";
+  if (kind !== "number" || (least === undefined && most === undefined)) return "";
+  if (most === undefined) return `${open[0] ? "above" : "from"} ${least}`;
+  if (least === undefined) return `${open[1] ? "below" : "up to"} ${most}`;
+  return `${open[0] ? "above " : ""}${least} to ${open[1] ? "below " : ""}${most}`;
+};
+
+function inputOf(field) {
+  const id = `parameter-${field.shared}`;
+  const bounds = boundsOf(field);
+  const hint = bounds ? `${id}-bounds` : undefined;
+  const common = { id, name: field.shared, "aria-describedby": hint };
+  let input;
+  if (field.kind === "flag" || field.kind === "choice") {
+    const choices = field.kind === "flag" ? ["true", "false"] : field.choices;
+    input = el("select", common, el("option", { value: "" }, "default"), ...choices.map((choice) => el("option", { value: choice }, choice)));
+  } else if (field.kind === "number") {
+    input = el("input", { ...common, type: "number", inputmode: field.whole ? "numeric" : "decimal", step: field.whole ? "1" : "any", min: field.least, max: field.most, placeholder: "default" });
+  } else {
+    input = el("input", { ...common, type: "text", maxlength: Math.min(field.most ?? 4000, 4000), placeholder: "default", autocomplete: "off" });
+  }
+  input.value = values[field.shared] ?? "";
+  input.addEventListener("input", () => {
+    values[field.shared] = input.value;
+    input.setCustomValidity(openBound(field, input.value));
+    input.setAttribute("aria-invalid", String(!input.validity.valid));
+    onChange();
+  });
+  return el("div", { class: "parameter" }, el("label", { for: id }, field.name), input, bounds ? el("small", { id: hint }, bounds) : null);
+}
+
+// HTML has only closed bounds.
+function openBound({ kind, least, most, open = [] }, text) {
+  if (kind !== "number" || text === "") return "";
+  const value = Number(text);
+  if (open[0] && value <= least) return `must be above ${least}`;
+  if (open[1] && value >= most) return `must be below ${most}`;
+  return "";
+}
+
+// Shows the parameters of a dialect. `changed` is called after each change.
+export function showParameters(dialect, request, changed) {
+  const path = dialect.path(request);
+  const key = `${dialect.id} ${path} ${request.mode}`;
+  if (!openapi || key === shownFor) return;
+  shownFor = key;
+  const names = namesOf(dialect, request.mode);
+  const shared = Object.fromEntries(Object.entries(names).map(([common, own]) => [own, common]));
+  const own = new Set([...dialect.own, ...COMMON.filter((name) => names[name] && names[name] !== name)]);
+  const fields = Object.entries(properties(path, dialect.body({ ...request, parameters: {}, probabilities: false })))
+    .filter(([name]) => !own.has(name))
+    .map(([name, schema]) => fieldOf(name, schema))
+    .filter(Boolean)
+    .map((field) => ({ ...field, shared: shared[field.name] ?? field.name }));
+  const rank = ({ shared: name }) => COMMON.indexOf(name);
+  const common = fields.filter((field) => rank(field) >= 0).sort((one, other) => rank(one) - rank(other));
+  const more = fields.filter((field) => rank(field) < 0).sort((one, other) => one.name.localeCompare(other.name));
+  onChange = changed;
+  $("parameters").replaceChildren(
+    ...common.map(inputOf),
+    ...(more.length ? [el("details", {}, el("summary", {}, `${more.length} more`), ...more.map(inputOf))] : []),
+    ...(fields.length ? [] : [el("p", { class: "note" }, "The parameters appear once the server has described them.")]),
+  );
+}
+
+export const namesOf = (dialect, mode) => (typeof dialect.names === "function" ? dialect.names(mode) : dialect.names);
+
+// Returns the values that are set, by the names that all APIs share. Each API takes those that it has.
+export function parameterValues(dialect, request) {
+  if (!openapi) return {};
+  const names = namesOf(dialect, request.mode);
+  const schemas = properties(dialect.path(request), dialect.body({ ...request, parameters: {}, probabilities: false }));
+  const found = {};
+  for (const [name, text] of Object.entries(values)) {
+    if (text === "") continue;
+    const own = names[name] ?? name;
+    const field = schemas[own] && !dialect.own.includes(own) ? fieldOf(own, schemas[own]) : null;
+    if (field) found[name] = valueOf(field, text);
+  }
+  return found;
+}
+
+function valueOf(field, text) {
+  if (field.kind === "number") return Number(text);
+  if (field.kind === "flag") return text === "true";
+  if (field.kind === "list") return text.split(",").map((part) => part.trim()).filter(Boolean);
+  return text;
+}
+
+// Reports what is wrong with the form, and tells whether nothing is.
+export function parametersAreValid() {
+  const wrong = [...$("parameters").elements].find((input) => !input.checkValidity());
+  if (!wrong) return true;
+  wrong.closest("details")?.setAttribute("open", "");
+  wrong.reportValidity();
+  return false;
+}
