@@ -93,7 +93,11 @@ class RecentRequests:
         )
         data = msgspec.json.encode(recent)
         if len(data) > _SLOT - _LENGTH:  # characters may have up to six bytes
-            brief = {"model": recent.model[:100], "path": recent.path[:100], "error": None if error is None else error[:50]}
+            brief = {
+                "model": recent.model[:100],
+                "path": recent.path[:100],
+                "error": None if error is None else error[:50],
+            }
             data = msgspec.json.encode(msgspec.structs.replace(recent, prompt=None, **brief))
         with self._lock:
             begin = self._next * _SLOT
