@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html import unescape
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 import requests
-from serving import Server
+from serving import Server, StartServer
 
 from lmi_handlers.web.start_page import start_page
 
@@ -22,11 +22,19 @@ def get(server: Server, path: str, accept: str | None = None) -> requests.Respon
     return requests.get(server.url + path, headers={"Accept": accept}, timeout=30)
 
 
-# The page
+# The page where the console is off
 
 
-def test_page_for_browsers(echo_server: Server) -> None:
-    answer = get(echo_server, "/", BROWSER)
+@pytest.fixture(scope="module")
+def plain_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server without the console."""
+    server = Server(tmp_path_factory.mktemp("plain") / "m", "option.rolling_batch=echo\noption.console=false\n")
+    yield server.wait_ready()
+    server.stop()
+
+
+def test_page_for_browsers(plain_server: Server) -> None:
+    answer = get(plain_server, "/", BROWSER)
     assert (answer.status_code, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
     assert "accept" in answer.headers["Vary"].split(", ")
     assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
@@ -38,9 +46,9 @@ def test_page_for_browsers(echo_server: Server) -> None:
     }
 
 
-def test_curl_commands_on_the_page_work(echo_server: Server) -> None:
+def test_curl_commands_on_the_page_work(plain_server: Server) -> None:
     commands = [
-        unescape(text) for text in re.findall(r"<pre>(.+?)</pre>", get(echo_server, "/", BROWSER).text, re.DOTALL)
+        unescape(text) for text in re.findall(r"<pre>(.+?)</pre>", get(plain_server, "/", BROWSER).text, re.DOTALL)
     ]
     assert len(commands) == 3
     for command in commands:
@@ -51,17 +59,23 @@ def test_curl_commands_on_the_page_work(echo_server: Server) -> None:
 
 @pytest.mark.parametrize("accept", [None, "*/*", "application/json", "text/html;q=0, */*"])
 @pytest.mark.parametrize("path", ["/", "/health"])
-def test_clients_other_than_browsers_get_the_health_status(echo_server: Server, path: str, accept: str | None) -> None:
-    answer = get(echo_server, path, accept)
-    assert (answer.status_code, answer.content) == (200, b"")
+def test_clients_other_than_browsers_get_the_health_status(
+    echo_server: Server, plain_server: Server, path: str, accept: str | None
+) -> None:
+    """With the console and without."""
+    for server in (echo_server, plain_server):
+        answer = get(server, path, accept)
+        assert (answer.status_code, answer.content) == (200, b"")
 
 
 def test_health_route_has_no_page(echo_server: Server) -> None:
     assert get(echo_server, "/health", BROWSER).content == b""
 
 
-def test_page_while_the_model_loads(loading_server: Server) -> None:
-    answer = get(loading_server, "/", BROWSER)
+def test_page_while_the_model_loads(start_server: StartServer) -> None:
+    fault = "option.echo_fault=slow_load\noption.echo_load_seconds=86400\nmodel_loading_timeout=86400\n"
+    server = start_server("option.rolling_batch=echo\noption.console=false\n" + fault, ready=False).wait_listening()
+    answer = get(server, "/", BROWSER)
     assert (answer.status_code, "<strong>not ready: " in answer.text) == (503, True)
 
 
