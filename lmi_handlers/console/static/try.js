@@ -138,8 +138,7 @@ function take(read, wanted) {
   if (read.error) outcome.error = typeof read.error === "string" ? read.error : JSON.stringify(read.error);
   if (read.reasoning) answer.reasoning(read.reasoning);
   if (read.text || read.tokens?.length) {
-    const spelt = read.tokens?.map(({ text }) => text).join("") ?? "";
-    answer.append(read.text, spelt === read.text ? read.tokens : null, wanted);
+    answer.append(read.text, tokensOf(read), wanted);
     if (outcome.text.length < 1_000_000) outcome.text += read.text;
     outcome.tokens += read.tokens?.length ?? 0;
   }
@@ -148,6 +147,17 @@ function take(read, wanted) {
   if (read.finish) outcome.finish = read.finish;
   if (read.prompt != null) outcome.prompt = read.prompt;
   if (read.generated != null) outcome.generated = read.generated;
+}
+
+// The tokens that spell the text, without the one that ends an answer. null if they do not, as with half a character.
+function tokensOf({ text, tokens = [] }) {
+  let length = 0;
+  const end = tokens.findIndex((token) => {
+    const follows = length < text.length && text.startsWith(token.text, length);
+    length += follows ? token.text.length : 0;
+    return !follows;
+  });
+  return length === text.length ? tokens.slice(0, end < 0 ? tokens.length : end) : null;
 }
 
 function takeCall({ index = outcome.calls.length, function: called = {} }) {
