@@ -1,0 +1,361 @@
+"""The console in a real Chromium."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from model_store import ECHO, StoreServer
+from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
+from recording_proxy import recording_proxy
+from serving import API_KEY, Server, StartServer
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+PATIENCE = 30_000
+"""Milliseconds for which the page is waited for, also on a busy machine."""
+
+VIEWS = ("try", "watch", "configuration")
+APIS = ("lmi", "tgi", "mindie", "openai-chat", "openai-completions", "aleph-alpha")
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif("CI" not in os.environ and CHROMIUM is None, reason="needs Debian's package chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A browser. It ends with the module: Playwright has an event loop in this thread, which may disturb other tests."""
+    with sync_playwright() as playwright:
+        assert CHROMIUM is not None, "CI installs chromium"
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        expect.set_options(timeout=PATIENCE)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with a console."""
+    properties = "option.rolling_batch=echo\noption.echo_faults=true\noption.max_model_len=4096\n"
+    server = Server(tmp_path_factory.mktemp("console") / "m", properties, "--local-runtime")
+    yield server.wait_ready()
+    server.stop()
+
+
+class Seen:
+    """What a page has asked for, and what it has complained about."""
+
+    def __init__(self, page: Page) -> None:
+        self.urls: list[str] = []
+        self.complaints: list[str] = []
+        page.on("request", self._asked)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
+
+    def _asked(self, request: Request) -> None:
+        self.urls.append(request.url)
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """An empty page of a profile of its own."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE)
+    yield page
+    context.close()
+
+
+def opened(page: Page, url: str, view: str = "try") -> Page:
+    page.goto(f"{url}/#{view}")
+    expect(page.locator("#status")).not_to_have_text("connecting")
+    return page
+
+
+def ask(page: Page, text: str) -> None:
+    """Send a message, and wait for the end of the answer."""
+    page.fill("#prompt", text)
+    page.click("#send")
+    expect(page.locator("#stop")).to_be_hidden()
+    expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
+
+
+def wire(page: Page, tab: str) -> str:
+    """Return the body on the wire that a tab shows."""
+    page.click(f"#wire-tabs-{tab}")
+    return page.locator(f"[data-wire={tab}]").text_content() or ""
+
+
+def test_page_complains_about_nothing_and_asks_no_other_host(server: Server, page: Page) -> None:
+    seen = Seen(page)
+    opened(page, server.url)
+    expect(page.locator("#status")).to_have_text("ready")
+    expect(page.locator("#model-name")).to_have_text("m")
+    ask(page, "hello there")
+    expect(page.locator("#answer")).to_contain_text("hello there")
+    expect(page.locator("#parameter-temperature")).to_be_visible()  # from the OpenAPI document
+    for view in VIEWS:
+        page.click(f"nav a[href='#{view}']")
+        expect(page.locator(f"#view-{view}")).to_be_visible()
+    expect(page.locator("#settings")).to_contain_text("rolling_batch")
+    assert seen.complaints == []
+    assert {url for url in seen.urls if not url.startswith(server.url + "/")} == set()
+    assert page.context.cookies() == []
+    assert page.evaluate("localStorage.length + sessionStorage.length") == 0
+
+
+def test_stop_frees_the_place_in_the_batch(server: Server, page: Page) -> None:
+    opened(page, server.url)
+    page.fill("#prompt", "a long story HANG@25")
+    page.click("#send")
+    expect(page.locator("#answer")).to_contain_text("a long")  # before it has ended: it never does
+    server.wait_for_sequences(1)
+    page.click("#stop")
+    server.wait_for_sequences(0)
+    expect(page.locator("#figures")).to_contain_text("stopped")
+    expect(page.locator("#send")).to_be_enabled()
+    ask(page, "and again")
+    expect(page.locator("#answer")).to_contain_text("and again")
+
+
+@pytest.mark.parametrize(("mode", "streams"), [("chat", True), ("prompt", True), ("prompt", False)])
+def test_tabs_show_what_was_on_the_wire(server: Server, page: Page, mode: str, streams: bool) -> None:
+    with recording_proxy(server) as proxy:
+        opened(page, proxy.url)
+        page.locator(f"input[name=mode][value={mode}]").check()
+        page.set_checked("#stream", streams)
+        page.set_checked("#probabilities", True)
+        page.fill("#parameter-max_tokens", "30")
+        page.fill("#prompt", "one two é 漢 ‮ \"three\"")
+        page.click("#send-all")
+        expect(page.locator("#apis .answered")).to_have_count(len(APIS))
+        recorded = {body.path: body for body in proxy.recorded}
+        assert len(recorded) == len(proxy.recorded) == len(APIS)
+        for api in APIS:
+            page.click(f"#apis-{api}")
+            route = (page.locator("#route").text_content() or "").removeprefix("POST ")
+            assert wire(page, "sent").encode() == recorded[route].sent
+            assert wire(page, "received").encode() == recorded[route].received
+            assert json.loads(recorded[route].sent).get("stream", False) is (streams and api != "tgi")
+        page.check("#hex")
+        assert recorded[route].received[:16].hex(" ") in (page.locator("[data-wire=received]").text_content() or "")
+
+
+def test_a_token_shows_how_likely_it_was(server: Server, page: Page) -> None:
+    opened(page, server.url)
+    page.check("#probabilities")
+    ask(page, "abcdefgh")
+    page.locator("#answer [data-index='3']").hover()
+    expect(page.locator("#token")).to_contain_text(re.compile(r"\d %"))
+    page.locator("#answer").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#answer .current")).to_have_attribute("data-index", "4")
+
+
+HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> \u202egnp.exe \u2066 &lt;"
+
+
+def test_what_others_wrote_is_shown_as_text(server: Server, page: Page) -> None:
+    opened(page, server.url)
+    for api in ("lmi", "tgi"):
+        page.click(f"#apis-{api}")
+        ask(page, HOSTILE)
+        expect(page.locator("#answer")).to_contain_text(HOSTILE)
+        page.click("#clear")
+    hostile_id = "<img/src=x/onerror=alert(1)>"
+    server.invoke({"inputs": "x", "parameters": {"temperature": -1}}, headers={"x-request-id": hostile_id})
+    server.invoke({"inputs": "x", "model": HOSTILE[:80], "parameters": {}}, headers={"x-request-id": hostile_id})
+    opened(page, server.url, "watch")
+    expect(page.locator("#requests tbody tr").first).to_be_visible()
+    assert page.locator("#answer script, #answer img, #conversation script, #conversation img, #requests img").count() == 0
+    assert "owned" not in page.title()
+
+
+def test_a_hostile_server_leaves_the_page_usable(server: Server, page: Page) -> None:
+    """Names, causes and answers that ours would not send: markup, a megabyte without a space, a thousand models."""
+    word = "x" * 1_000_000
+    with recording_proxy(server) as proxy:
+        state = page.request.get(f"{server.url}/console/data/state").json()
+        model = state["models"][0] | {"name": HOSTILE, "adapters": [HOSTILE, "y" * 100_000], "url": HOSTILE}
+        broken = model | {"name": "<b>broken</b>", "state": "failed", "phase": HOSTILE + word[:10_000]}
+        request: dict[str, Any] = {
+            "time": 1,
+            "worker": 1,
+            "model": HOSTILE,
+            "request_id": HOSTILE,
+            "path": HOSTILE,
+            "status": 500,
+            "prompt_tokens": 0,
+            "cached_tokens": 0,
+            "generated_tokens": 0,
+            "finish_reasons": [HOSTILE],
+            "first_token_ms": None,
+            "total_ms": 1.0,
+            "phases": {},
+            "error": HOSTILE + word[:10_000],
+            "prompt": None,
+        }
+        state |= {"models": [model, broken], "requests": [request] * 100}
+        state["server"] |= {"has_several_models": True, "manages": True}
+        proxy.answers["/console/data/state"] = ("application/json", json.dumps(state).encode())
+        record = json.dumps({"token": {"id": 1, "text": word, "log_prob": -1}})
+        proxy.answers["/v1/chat/completions"] = (
+            "text/event-stream",
+            b"data: " + json.dumps({"choices": [{"delta": {"content": HOSTILE + word}}]}).encode() + b"\n\n",
+        )
+        proxy.answers["/invocations"] = ("application/jsonlines", record.encode() + b"\n")
+        opened(page, proxy.url)
+        page.click("#apis-openai-chat")
+        ask(page, "?")
+        expect(page.locator("#answer")).to_contain_text("characters that are not shown")
+        expect(page.locator("#answer")).to_contain_text(HOSTILE)
+        page.locator("input[name=mode][value=prompt]").check()
+        page.click("#apis-lmi")
+        ask(page, "?")
+        assert len(wire(page, "received")) == 200_000
+        for view in VIEWS:
+            page.click(f"nav a[href='#{view}']")
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
+        page.click("nav a[href='#watch']")
+        expect(page.locator("#models .failure")).to_contain_text("<script>")
+        assert "\u202e" not in (page.locator("#view-watch").text_content() or "")
+    images = page.locator("img:not(.brand img)").count()
+    assert (page.title() != "owned", images, page.locator("b:text('broken')").count()) == (True, 0, 0)
+
+
+def test_keyboard_is_enough(server: Server, page: Page) -> None:
+    opened(page, server.url)
+    focused = "document.activeElement.id || document.activeElement.getAttribute('href')"
+
+    def tab_to(name: str) -> None:
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            if page.evaluate(focused) == name:
+                return
+        raise AssertionError(f"Tab does not reach {name}")
+
+    tab_to("apis-lmi")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(focused) == "apis-tgi"
+    expect(page.locator("#route")).to_have_text("POST /generate_stream")
+    tab_to("prompt")
+    page.keyboard.type("typed HANG@15")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#answer")).to_contain_text("typed")
+    page.keyboard.press("Escape")
+    expect(page.locator("#figures")).to_contain_text("stopped")
+    expect(page.locator("#prompt")).to_be_focused()
+    tab_to("wire-tabs-sent")
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("#wire-tabs-code")).to_have_attribute("aria-selected", "true")
+    expect(page.locator("[data-wire=code]")).to_contain_text("curl")
+    tab_to("#watch")
+    page.keyboard.press("Enter")
+    expect(page.locator("#view-watch")).to_be_visible()
+    tab_to("#configuration")
+    page.keyboard.press("Enter")
+    tab_to("filter")
+    page.keyboard.type("max_model_len")
+    expect(page.locator("#settings tbody tr").first).to_contain_text("4096")
+
+
+def test_it_fits_a_phone(server: Server, page: Page) -> None:
+    page.set_viewport_size({"width": 360, "height": 740})
+    opened(page, server.url)
+    ask(page, "w" * 300)
+    for view in VIEWS:
+        page.click(f"nav a[href='#{view}']")
+        page.wait_for_function("id => !document.getElementById(id).hidden", arg=f"view-{view}")
+        assert page.evaluate("document.documentElement.scrollWidth") == 360, view
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(server: Server, browser: Browser, scheme: Any) -> None:
+    context = browser.new_context(color_scheme=scheme, bypass_csp=True)  # axe is a script from elsewhere
+    page = opened(context.new_page(), server.url)
+    page.check("#probabilities")
+    ask(page, "hello")
+    for view in VIEWS:
+        page.click(f"nav a[href='#{view}']")
+        expect(page.locator(f"#view-{view} table tbody tr, #view-{view} #apis button").first).to_be_visible()
+        found = Axe().run(page).response["violations"]
+        assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == [], view
+    context.close()
+
+
+def test_plots_move(server: Server, page: Page) -> None:
+    opened(page, server.url, "watch")
+    plot = page.locator("#plots figure").first
+    expect(plot).to_contain_text("Tokens per second")
+    expect(plot.locator("path.line-0")).to_have_attribute("d", re.compile("M"))
+    before = plot.locator("path.line-0").get_attribute("d")
+    server.invoke({"inputs": "count these " * 40, "parameters": {"max_new_tokens": 400}})
+    expect(plot.locator(".key-0 b")).to_have_text(re.compile(r"[1-9]"))
+    expect(plot.locator("path.line-0")).not_to_have_attribute("d", before or "")
+    expect(page.locator("#requests tbody tr").first).to_contain_text("/invocations")
+
+
+def test_a_failed_load_shows_its_cause(browser: Browser, page: Page, tmp_path: Path) -> None:
+    server = StoreServer(tmp_path, {"good": ECHO, "bad": ECHO + "option.echo_fault=raise_in_load\n"}, environ={"SERVING_LOAD_MODELS": "good"})
+    try:
+        server.wait_ready()
+        opened(page, server.url, "watch")
+        page.fill("#load-url", "bad")
+        page.click("#load-model button")
+        bad = page.locator("article.model").filter(has=page.get_by_role("heading", name="bad"))
+        expect(bad.locator(".failure")).to_contain_text("the echo backend fails to load, as requested")
+        page.get_by_role("button", name="Unload model good").click()
+        expect(page.get_by_role("heading", name="good")).to_have_count(0)
+    finally:
+        server.stop()
+
+
+def test_a_key_opens_it(page: Page, start_server: StartServer) -> None:
+    server = start_server("option.rolling_batch=echo\noption.console=true\n", environ={"API_KEY": API_KEY})
+    opened(page, server.url)
+    expect(page.locator("#notice")).to_contain_text("needs its API key")
+    page.fill("#key", API_KEY)
+    page.keyboard.press("Enter")
+    expect(page.locator("#status")).to_have_text("ready")
+    ask(page, "with a key")
+    expect(page.locator("#answer")).to_contain_text("with a key")
+    assert API_KEY not in wire(page, "sent") + (page.locator("#wire-panel").text_content() or "")
+    page.reload()
+    expect(page.locator("#notice")).to_contain_text("needs its API key")  # it was nowhere but in the page's memory
+
+
+@pytest.mark.parametrize("language", ["curl", "boto3", "openai", "huggingface_hub"])
+@pytest.mark.parametrize("mode", ["chat", "prompt"])
+def test_code_runs(server: Server, page: Page, language: str, mode: str) -> None:
+    opened(page, server.url)
+    page.locator(f"input[name=mode][value={mode}]").check()
+    page.fill("#parameter-max_tokens", "40")
+    page.fill("#prompt", "it's \"quoted\" $HOME \\n é 🙂")
+    page.click("#wire-tabs-code")
+    page.select_option("#language", language)
+    code = page.locator("[data-wire=code]").text_content() or ""
+    command = ["sh", "-c", code] if language == "curl" else [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "quoted" in re.sub(r'"(?:text|content)": "|[^a-z]', "", done.stdout) or '"q"' in done.stdout
