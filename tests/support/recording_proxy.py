@@ -48,10 +48,10 @@ def recording_proxy(server: Server) -> Iterator[RecordingProxy]:
 class _Handler(BaseHTTPRequestHandler):
     server: RecordingProxy
 
-    def do_GET(self) -> None:  # noqa: N802  # http.server's name
+    def do_GET(self) -> None:  # http.server's name
         self._forward()
 
-    def do_POST(self) -> None:  # noqa: N802  # http.server's name
+    def do_POST(self) -> None:  # http.server's name
         self._forward()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # http.server's name

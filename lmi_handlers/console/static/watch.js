@@ -91,10 +91,12 @@ function showModels(state, series) {
   const key = JSON.stringify([state.models.map((each) => ({ ...each, seconds: isBusy(each) ? each.seconds : 0, engines: each.engines.map(({ state: own, phase }) => [own, phase]) })), state.server.manages, isBusy(model ?? {}) ? state.time : 0]);
   toggle($("load-model"), state.server.manages);
   toggle($("load-adapter"), Boolean(model?.manages_adapters));
-  if (key === drawn || $("models").contains(document.activeElement)) return;
+  if (key === drawn) return;
   drawn = key;
+  const focused = $("models").contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
   $("models").replaceChildren(...state.models.slice(0, 200).map((each) => modelView(each, state, series)));
   if (!state.models.length) $("models").append(el("p", { class: "note" }, "There are no models."));
+  if (focused !== null) ([...$("models").querySelectorAll("button")].find((button) => button.getAttribute("aria-label") === focused) ?? $("main")).focus({ preventScroll: true });
 }
 
 function modelView(each, state, series) {
