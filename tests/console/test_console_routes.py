@@ -1,0 +1,195 @@
+"""The routes of the console: who gets the page, who gets the data, and what is in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from serving import API_KEY, Server, StartServer
+from waiting import wait_until
+
+from lmi_handlers.console.routes import is_on, static_files
+from lmi_handlers.core.usage import Usage
+from lmi_handlers.telemetry.recent import KEPT, RecentRequests, recent_requests
+
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
+DATA = ("/console/data/state", "/console/data/configuration")
+MOST_BYTES = 150_000
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with an API key and a console that was asked for."""
+    properties = "option.rolling_batch=echo\noption.console=true\noption.console_prompts=true\n"
+    server = Server(tmp_path_factory.mktemp("guarded") / "m", properties, environ={"API_KEY": API_KEY})
+    yield server.wait_ready()
+    server.stop()
+
+
+def get(server: Server, path: str, **headers: str) -> requests.Response:
+    return requests.get(server.url + path, headers=headers, timeout=30)
+
+
+def state(server: Server, **headers: str) -> Any:
+    answer = get(server, "/console/data/state", **headers)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+# The page
+
+
+def test_browsers_get_the_page(echo_server: Server) -> None:
+    answer = get(echo_server, "/", Accept=BROWSER)
+    assert (answer.status_code, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert "accept" in answer.headers["Vary"].lower()
+    policy = answer.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "Set-Cookie" not in answer.headers
+    for link in re.findall(r'(?:src|href)="([^"#]+)"', answer.text):
+        assert get(echo_server, f"/{link}").status_code == 200, link
+    again = get(
+        echo_server, "/console/main.js", **{"If-None-Match": get(echo_server, "/console/main.js").headers["ETag"]}
+    )
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_it_is_small_and_loads_nothing_from_elsewhere() -> None:
+    files = static_files()
+    assert sum(map(len, files.values())) < MOST_BYTES
+    for name, content in files.items():
+        text = content.decode()
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", text), name
+        if name.endswith((".html", ".css")):
+            assert "//" not in text.replace("http://www.w3.org/2000/svg", "").replace("s3://", ""), name
+
+
+@pytest.mark.parametrize("path", ["/console/", "/console/nope.js", "/console/../app.py", "/console/%2e%2e/routes.py"])
+def test_other_files_are_not_served(echo_server: Server, path: str) -> None:
+    request = requests.Request("GET", echo_server.url).prepare()
+    request.url = echo_server.url + path
+    with requests.Session() as session:
+        assert session.send(request, timeout=30).status_code == 404
+
+
+def test_where_it_is_off(start_server: StartServer) -> None:
+    server = start_server("option.rolling_batch=echo\noption.console=false\n")
+    assert "console/main.js" not in get(server, "/", Accept=BROWSER).text
+    assert [get(server, path).status_code for path in ("/console/main.js", *DATA)] == [404] * 3
+
+
+@pytest.mark.parametrize(
+    ("option", "on_loopback", "has_key", "on"),
+    [
+        (None, True, False, True),
+        (None, True, True, False),
+        (None, False, False, False),
+        (True, False, True, True),
+        (False, True, False, False),
+    ],
+)
+def test_default(option: bool | None, on_loopback: bool, has_key: bool, on: bool) -> None:
+    assert is_on(option, on_loopback=on_loopback, has_key=has_key) is on
+
+
+def test_a_key_turns_it_off_unless_it_was_asked_for(guarded_server: Server, guarded: Server) -> None:
+    assert get(guarded_server, "/console/main.js").status_code == 404
+    assert get(guarded, "/console/main.js").status_code == 200
+
+
+# The data
+
+
+@pytest.mark.parametrize("path", DATA)
+def test_data_needs_the_key(guarded: Server, path: str) -> None:
+    assert get(guarded, path).status_code == 401
+    assert get(guarded, path, Authorization=f"Bearer {API_KEY}x").status_code == 401
+    answer = get(guarded, path, Authorization=f"Bearer {API_KEY}")
+    assert (answer.status_code, answer.headers["Cache-Control"]) == (200, "no-store")
+
+
+@pytest.mark.parametrize("path", DATA)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Host": "evil.example"},
+    ],
+)
+def test_other_sites_get_no_data(echo_server: Server, path: str, headers: dict[str, str]) -> None:
+    assert get(echo_server, path, **headers).status_code == 403
+
+
+def test_state(echo_server: Server) -> None:
+    echo_server.invoke({"inputs": "abc", "parameters": {"max_new_tokens": 2}}, headers={"x-request-id": "of-state"})
+    echo_server.invoke({"inputs": "a secret", "parameters": {"temperature": -1}}, headers={"x-request-id": "refused"})
+
+    def latest() -> dict[str, Any]:
+        return {request["request_id"]: request for request in state(echo_server)["requests"]}
+
+    wait_until(lambda: {"of-state", "refused"} <= latest().keys())
+    answered, refused = latest()["of-state"], latest()["refused"]
+    assert (answered["status"], answered["prompt_tokens"], answered["generated_tokens"]) == (200, 3, 2)
+    assert (answered["path"], answered["finish_reasons"], answered["error"]) == ("/invocations", ["length"], None)
+    assert answered["phases"].keys() >= {"tokenize", "queue", "prefill"}
+    assert refused["status"] >= 400
+    assert "temperature" in refused["error"]
+    whole = state(echo_server)
+    (model,) = whole["models"]
+    assert (model["name"], model["state"], model["capabilities"]["backend"]) == ("m", "ready", "echo")
+    assert "vllm:num_requests_running" in whole["metrics"]
+    assert "a secret" not in str(whole)
+
+
+def test_prompts_are_shown_where_an_option_says_so(guarded: Server) -> None:
+    key = {"Authorization": f"Bearer {API_KEY}"}
+    guarded.invoke({"messages": [{"role": "user", "content": "hello prompt"}]}, headers=key)
+    guarded.invoke({"inputs": "x" * 1000}, headers=key)
+    wait_until(lambda: len(state(guarded, **key)["requests"]) == 2)
+    assert {request["prompt"] for request in state(guarded, **key)["requests"]} == {"hello prompt", "x" * 300}
+
+
+def test_configuration(echo_server: Server) -> None:
+    view = get(echo_server, "/console/data/configuration").json()
+    settings = {setting["key"]: setting for setting in view["settings"]}
+    assert (view["model"], view["backend"]) == ("m", "echo")
+    assert (settings["option.max_model_len"]["value"], settings["option.max_model_len"]["is_set"]) == ("4096", True)
+
+
+# The last requests
+
+
+def fields(number: int, **values: object) -> dict[str, Any]:
+    common = {"model": "m", "request_id": f"r{number}", "path": "/invocations", "status": 200}
+    return common | {"total_ms": 1.0, "first_token_ms": None} | values
+
+
+def test_the_last_requests_of_all_workers_are_kept(tmp_path: Path) -> None:
+    directory = tmp_path / "recent"
+    for worker in range(2):
+        recent = RecentRequests(directory)
+        for number in range(KEPT + 7):
+            recent.add(fields(number, request_id=f"{worker}-{number}"), Usage(started=0.0))
+        recent.close()
+    kept = recent_requests([directory, tmp_path / "missing"])
+    assert [request.request_id for request in kept] == [f"1-{number}" for number in reversed(range(7, KEPT + 7))]
+
+
+@pytest.mark.parametrize("text", ["x", "\x00", "\x01", "漢", "🙂", '"', "<b>"])
+def test_long_texts_are_shortened(text: str, tmp_path: Path) -> None:
+    recent = RecentRequests(tmp_path / "recent")
+    long = text * 5000
+    recent.add(fields(0, model=long, path=long, error=long, request_id="r" * 256), Usage(started=0.0))
+    recent.add(fields(1), Usage(started=0.0))
+    last, long_one = recent_requests([tmp_path / "recent"])
+    assert last.request_id == "r1"
+    assert long.startswith(long_one.model)
+    assert 50 <= len(long_one.error or "") <= 300
+    recent.close()
