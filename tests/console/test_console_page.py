@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
+from axe_playwright_python.sync_playwright import Axe
 from model_store import ECHO, StoreServer
 from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 from recording_proxy import recording_proxy

@@ -58,7 +58,8 @@ const boundsOf = ({ least, most, open = [], kind }) => {
   if (kind !== "number" || (least === undefined && most === undefined)) return "";
   if (most === undefined) return `${open[0] ? "above" : "from"} ${least}`;
   if (least === undefined) return `${open[1] ? "below" : "up to"} ${most}`;
-  return `${open[0] ? "above " : ""}${least} to ${open[1] ? "below " : ""}${most}`;
+  if (!open[0] && !open[1]) return `${least} to ${most}`;
+  return `${open[0] ? "above" : "from"} ${least}, ${open[1] ? "below" : "up to"} ${most}`;
 };
 
 function inputOf(field) {
@@ -82,8 +83,11 @@ function inputOf(field) {
     input.setAttribute("aria-invalid", String(!input.validity.valid));
     onChange();
   });
-  return el("div", { class: "parameter" }, el("label", { for: id }, field.name), input, bounds ? el("small", { id: hint }, bounds) : null);
+  return el("div", { class: "parameter" }, el("label", { for: id }, ...breakable(field.name)), input, bounds ? el("small", { id: hint }, bounds) : null);
 }
+
+// A long name may go on in a second line after an underscore.
+const breakable = (name) => name.split(/(?<=_)/).flatMap((part, index) => (index ? [el("wbr"), part] : [part]));
 
 // HTML has only closed bounds.
 function openBound({ kind, least, most, open = [] }, text) {
