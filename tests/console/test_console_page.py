@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from model_store import ECHO, StoreServer
+from paths import ROOT
 from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 from recording_proxy import recording_proxy
 from serving import API_KEY, Server, StartServer
@@ -368,3 +369,29 @@ def test_code_runs(server: Server, page: Page, language: str, mode: str) -> None
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "quoted" in re.sub(r'"(?:text|content)": "|[^a-z]', "", done.stdout) or '"q"' in done.stdout
+
+
+@pytest.mark.parametrize("name", ["console-try", "console-watch"])
+def test_pictures_in_the_documentation(browser: Browser, name: str, tmp_path: Path, start_server: StartServer) -> None:
+    """With LMI_PICTURES=docs/images, this test draws the pictures again."""
+    server = start_server("option.rolling_batch=echo\noption.max_model_len=4096\noption.echo_tokens_per_second=200\n")
+    context = browser.new_context(viewport={"width": 1100, "height": 760}, color_scheme="light")
+    page = opened(context.new_page(), server.url)
+    expect(page.locator("#parameter-temperature")).to_be_visible()
+    page.check("#probabilities")
+    ask(page, "Why is the sky blue?")
+    if name == "console-try":
+        page.locator("#answer [data-index='12']").hover()
+        expect(page.locator("#token")).to_be_visible()
+    else:
+        page.click("nav a[href='#watch']")
+        for _ in range(3 if "LMI_PICTURES" in os.environ else 1):
+            server.invoke({"inputs": "Count. " * 20, "parameters": {"max_new_tokens": 200, "ignore_eos_token": True}})
+            page.wait_for_timeout(5000 if "LMI_PICTURES" in os.environ else 0)
+        expect(page.locator("#requests tbody tr").nth(1)).to_be_visible()
+    picture = page.screenshot()
+    (Path(os.environ.get("LMI_PICTURES", tmp_path)) / f"{name}.png").write_bytes(picture)
+    kept = (ROOT / "docs" / "images" / f"{name}.png").read_bytes()
+    assert kept[:24] == picture[:24]  # the signature and the size
+    assert len(kept) < 150_000
+    context.close()
