@@ -135,7 +135,7 @@ const PHASES = ["tokenize", "queue", "prefill", "decode", "format"];
 
 function showRequests({ requests, server }) {
   const workers = new Set(requests.map(({ worker }) => worker)).size;
-  $("requests-note").textContent = requests.length ? `${requests.length} of ${workers} ${workers === 1 ? "worker" : "workers"}${server.keeps_prompts ? "" : ", without prompts"}` : "none yet";
+  $("requests-note").textContent = requests.length ? `${requests.length} from ${workers} web ${workers === 1 ? "worker" : "workers"}${server.keeps_prompts ? "" : ", without prompts"}` : "none yet";
   const columns = server.keeps_prompts ? [...COLUMNS, "Prompt"] : COLUMNS;
   const slowest = Math.max(...requests.map(({ total_ms: time }) => time), 1);
   $("requests").replaceChildren(
