@@ -56,11 +56,13 @@ def test_model_in_s3_is_served(server: S3Server, start_server: StartServer, tmp_
     gguf_file = find_gguf(None, None)
     assert gguf_file is not None
     server.put("models", {f"smol/{DEFAULT_MODEL}": gguf_file.read_bytes(), "smol/README.md": b"small"})
-    going_on = threading.Event()
+    going_on, nobody_waits = threading.Event(), threading.Semaphore(1)
 
     def pause(method: str, path: str) -> None:
-        if method == "GET" and path.endswith(".gguf"):
+        """Hold up a part of the large file, but not so many that no connection is left for the small one."""
+        if method == "GET" and path.endswith(".gguf") and nobody_waits.acquire(blocking=False):
             going_on.wait(60)
+            nobody_waits.release()
 
     server.proxy.before = pause
     properties = "option.rolling_batch=openvino\noption.model_id=s3://models/smol/\n"
