@@ -23,8 +23,12 @@ _SHUTDOWN_SECONDS = 90
 """For what a replica does at its end besides its last requests: Ray keeps it reachable for 30 s, and its server ends."""
 
 
-def app(arguments: Arguments) -> Application:
-    """Build the application. Called by `serve run` and `serve deploy`. Raises `ConfigError`."""
+def app(given: Mapping[str, object]) -> Application:
+    """Build the application from `Arguments`. Called by `serve run` and `serve deploy`.
+
+    Raises `ConfigError` and pydantic's `ValidationError`. Ray itself would only validate if annotations were no strings.
+    """
+    arguments = Arguments.model_validate(given)
     environ = {"LMI_MODEL_DIR": arguments.model_dir, **arguments.environ}
     return build(arguments, read_configuration({**os.environ, **environ}), environ)
 

@@ -75,7 +75,8 @@ def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory, port = tmp_path_factory.mktemp("ray") / "m", free_port()
     command = [sys.executable, "-m", "lmi_handlers.cli", "ray", "serve", "--model-dir", str(directory), "--num-cpus"]
     command += ["0.5", "--replicas", "2", "--host", "127.0.0.1", "--port", str(port), "--env", "OPTION_SEED=1"]
-    server = Server(directory, PROPERTIES, command=command, port=port)
+    environ = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1"}
+    server = Server(directory, PROPERTIES, command=command, port=port, environ=environ)
     try:
         server.wait_ready()
         children = psutil.Process(server.process.pid).children(recursive=True)
