@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import subprocess
 import sys
@@ -82,9 +83,11 @@ def test_a_node_dies_and_the_others_serve_on(cluster: Cluster, tmp_path: Path) -
     body = {"inputs": "x" * 300, "parameters": {"max_new_tokens": 4000}, "stream": True}
     message = request(body, "/invocations", "Authorization: Bearer key", "Connection: close")
     deadline = time.monotonic() + 60
-    while not all(map(has_engine, cluster.nodes)):
+    while len(set(re.findall(r"ServeReplica:lmi:lmi pid=(\d+).* POST / 200 ", server.log))) < 2:  # both are known
         assert time.monotonic() < deadline, server.log
+        assert server.invoke({"inputs": "Hi"}, headers=key).status_code == 200
         time.sleep(0.1)
+    assert all(map(has_engine, cluster.nodes))
     socks = [connect(server, message) for _ in range(6)]  # three seconds each, three on each node
     assert all(sock.recv(100) for sock in socks)
     cluster.kill(cluster.nodes[1])
