@@ -1,0 +1,38 @@
+"""The manifest for KubeRay is what Ray's own command and the application accept."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from paths import ROOT
+from serving import Server, free_port
+
+pytestmark = pytest.mark.long
+
+
+def test_ray_serves_the_application_of_the_manifest(tmp_path: Path) -> None:
+    manifest = yaml.safe_load((ROOT / "examples" / "rayservice.yaml").read_text())
+    config = yaml.safe_load(manifest["spec"]["serveConfigV2"])
+    arguments = config["applications"][0]["args"]
+    arguments |= {"model_dir": str(tmp_path / "m"), "replicas": 1, "num_cpus": 1, "num_gpus": 0}
+    config["http_options"] |= {"host": "127.0.0.1", "port": (port := free_port())}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    command = [str(Path(sys.executable).parent / "serve"), "run", "--address", "local", str(tmp_path / "config.yaml")]
+    environ = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    server = Server(tmp_path / "m", "option.rolling_batch=echo\n", command=command, port=port, environ=environ)
+    try:
+        server.wait_ready()
+        assert server.invoke({"inputs": "Hi"}).json() == {"generated_text": "Hi"}
+    finally:
+        processes = psutil.Process(server.process.pid).children(recursive=True) if server.process.poll() is None else []
+        server.process.send_signal(signal.SIGINT)
+        server.process.wait(60)
+        for process in psutil.wait_procs(processes, timeout=5)[
+            1
+        ]:  # Ray's own agents look for their parent now and then
+            process.kill()
