@@ -24,6 +24,7 @@ def test_ray_serves_the_application_of_the_manifest(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     command = [str(Path(sys.executable).parent / "serve"), "run", "--address", "local", str(tmp_path / "config.yaml")]
     environ = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    environ |= {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1"}
     server = Server(tmp_path / "m", "option.rolling_batch=echo\n", command=command, port=port, environ=environ)
     try:
         server.wait_ready()
