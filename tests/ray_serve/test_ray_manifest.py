@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
 from paths import ROOT
 from serving import Server, free_port
 
