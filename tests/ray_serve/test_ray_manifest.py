@@ -12,7 +12,7 @@ import yaml  # type: ignore[import-untyped]  # its stubs are a package of their 
 from paths import ROOT
 from serving import Server, free_port
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def test_ray_serves_the_application_of_the_manifest(tmp_path: Path) -> None:
@@ -27,13 +27,12 @@ def test_ray_serves_the_application_of_the_manifest(tmp_path: Path) -> None:
     environ |= {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1"}
     server = Server(tmp_path / "m", "option.rolling_batch=echo\n", command=command, port=port, environ=environ)
     try:
-        server.wait_ready()
+        server.wait_ready(400)  # a dozen of Ray's processes start first
         assert server.invoke({"inputs": "Hi"}).json() == {"generated_text": "Hi"}
     finally:
         processes = psutil.Process(server.process.pid).children(recursive=True) if server.process.poll() is None else []
         server.process.send_signal(signal.SIGINT)
         server.process.wait(60)
-        for process in psutil.wait_procs(processes, timeout=5)[
-            1
-        ]:  # Ray's own agents look for their parent now and then
+        _, left = psutil.wait_procs(processes, timeout=5)
+        for process in left:  # Ray's own agents look for their parent now and then
             process.kill()
