@@ -28,6 +28,9 @@ KEPT = 100
 _SLOT = 2048
 _LENGTH = 2
 _TEXT = 300
+_BRIEF = 40
+"""Characters of each text that always fit into a slot, beside a request id of 256 characters."""
+
 _REASONS = 8
 
 
@@ -92,11 +95,11 @@ class RecentRequests:
             prompt=_beginning(request) if self._prompts and request is not None else None,
         )
         data = msgspec.json.encode(recent)
-        if len(data) > _SLOT - _LENGTH:  # characters may have up to six bytes
+        if len(data) > _SLOT - _LENGTH:  # a character may take six bytes
             brief = {
-                "model": recent.model[:100],
-                "path": recent.path[:100],
-                "error": None if error is None else error[:50],
+                "model": recent.model[:_BRIEF],
+                "path": recent.path[:_BRIEF],
+                "error": None if error is None else error[:_BRIEF],
             }
             data = msgspec.json.encode(msgspec.structs.replace(recent, prompt=None, **brief))
         with self._lock:
