@@ -28,7 +28,7 @@ KEPT = 100
 _SLOT = 2048
 _LENGTH = 2
 _TEXT = 300
-_BRIEF = 40
+_BRIEF = 50
 """Characters of each text that always fit into a slot, beside a request id of 256 characters."""
 
 _REASONS = 8
@@ -96,7 +96,8 @@ class RecentRequests:
         )
         data = msgspec.json.encode(recent)
         if len(data) > _SLOT - _LENGTH:  # a character may take six bytes
-            brief = {
+            brief: dict[str, Any] = {
+                "finish_reasons": recent.finish_reasons[:1],
                 "model": recent.model[:_BRIEF],
                 "path": recent.path[:_BRIEF],
                 "error": None if error is None else error[:_BRIEF],
