@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import itertools
 import logging
@@ -17,19 +16,10 @@ from typing import NoReturn
 
 import msgspec
 
-from lmi_handlers.core.errors import (
-    ConfigError,
-    EngineNotReady,
-    InsufficientMemory,
-    InvalidRequest,
-    LMIError,
-    LoadFailed,
-    ModelExists,
-    ModelNotFound,
-)
-from lmi_handlers.engine.channel import Channel, ProtocolError
+from lmi_handlers.core.errors import ConfigError, LMIError, LoadFailed
 from lmi_handlers.engine.settings import EngineSettings
-from lmi_handlers.models.messages import Answer, Command, Done, Load, Refused, Scale, Unload, Wake
+from lmi_handlers.models.command_socket import accept_one
+from lmi_handlers.models.messages import Command, Load, Scale, Unload, Wake
 from lmi_handlers.models.processes import Processes
 from lmi_handlers.models.registry import (
     ModelState,
@@ -38,18 +28,15 @@ from lmi_handlers.models.registry import (
     manager_socket,
     model_runtime_dir,
     users_file,
-    write_models,
 )
+from lmi_handlers.models.room import Room
 from lmi_handlers.models.settings import ManagerSettings
+from lmi_handlers.models.slots import Slot, Slots
 from lmi_handlers.models.source import models_at_start, opened
 from lmi_handlers.telemetry.publisher import close_publishers
 
-MAX_MODELS = 1000
 _LOOK_INTERVAL = 0.05
 _IDLE_INTERVAL = 0.5
-_IDLE = 1.0
-"""A model without requests for so many seconds may make room for others."""
-
 _FIRST_BACK_OFF = 1.0
 _LONGEST_BACK_OFF = 60.0
 """Seconds until a model that could not be woken is tried again."""
@@ -69,22 +56,6 @@ Planner = Callable[[Registered, Path], Plan]
 """Reads and checks the configuration of a model, which gets the runtime directory. Raises `ConfigError`."""
 
 
-class _Slot:
-    """A model in the manager. Whoever starts or ends its processes holds `changing`."""
-
-    def __init__(self, entry: Registered) -> None:
-        self.entry = entry
-        self.changing = threading.Lock()
-        self.processes: Processes | None = None
-        self.files = contextlib.ExitStack()
-        self.idle_timeout: int | None = None
-        self.back_off = 0.0
-        self.retry_at = 0.0
-        """When a model that could not be woken may be tried again, on the monotonic clock."""
-        self.room: int | None = None
-        """Bytes of memory that it has been promised or has taken. None if it has no engines."""
-
-
 class Manager:
     """All models. Commands may come from several threads."""
 
@@ -92,11 +63,9 @@ class Manager:
         self._settings = settings
         self._runtime_dir = Path(settings.runtime_dir)
         self._plan = plan
-        self._slots: dict[str, _Slot] = {}
+        self._slots = Slots(self._runtime_dir)
+        self._room = Room(self._slots, settings.store.max_loaded_models, self._sleep)
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
-        """Guards the entries and the file with them."""
-        self._making_room = threading.Lock()
 
     # Life cycle
 
@@ -109,47 +78,45 @@ class Manager:
                 Registered(name=name, url=url, at_start=True, since=time.time())
                 for name, url in models_at_start(self._settings.store)
             ]
-            with self._lock:
-                for entry in entries:
-                    self._slots.setdefault(entry.name, _Slot(entry))
-                self._publish()
-            threading.Thread(target=self._load_first, args=(list(self._slots.values()),), daemon=True).start()
+            threading.Thread(target=self._load_first, args=(self._slots.begin(entries),), daemon=True).start()
             threading.Thread(target=self._watch_idle, daemon=True).start()
             while True:
-                sock, _ = listener.accept()
-                threading.Thread(target=self._answer, args=(sock,), daemon=True).start()
+                accept_one(listener, self._carry_out)
 
     def kill(self) -> None:
         """End all engines at once and publish the last metrics, because this process exits."""
-        running = [slot.processes for slot in list(self._slots.values()) if slot.processes is not None]
+        running = [slot.processes for slot in self._slots.all() if slot.processes is not None]
         for processes in running:
             processes.kill()
         close_publishers(publisher for processes in running for publisher in processes.publishers)
 
     # Commands
 
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Load():
+                self.load(command)
+            case Unload(name):
+                self.unload(name)
+            case Wake(name):
+                self.wake(name)
+            case Scale(name, options):
+                self.scale(name, options)
+
     def load(self, command: Load) -> None:
         """Load a model. Raises the error for which it could not be loaded; then nothing of it is left."""
         check_model_name(command.name)
         entry = Registered(name=command.name, url=command.url, options=command.options, since=time.time())
-        slot = _Slot(entry)
-        with self._lock:
-            known = self._slots.get(command.name)
-            if known is not None and known.entry.state is not ModelState.FAILED:
-                raise ModelExists(f"Model {command.name} is already registered.")
-            if known is None and len(self._slots) >= MAX_MODELS:
-                raise InsufficientMemory(f"a server has at most {MAX_MODELS} models")
-            self._slots[command.name] = slot
-            self._publish()
-        if known is not None:
-            self._clean_up(known)
+        slot, before = self._slots.add(entry)
+        if before is not None:
+            self._clean_up(before)
         if not command.waits:
             threading.Thread(target=self._load_or_fail, args=(slot,), daemon=True).start()
             return
         try:
             self._load(slot)
         except LMIError:
-            self._forget(slot)
+            self._slots.forget(slot)
             raise
 
     def unload(self, name: str) -> None:
@@ -157,14 +124,7 @@ class Manager:
 
         A model whose files are being fetched is forgotten at once. Whoever fetches them notices.
         """
-        with self._lock:
-            slot = self._slots.get(name)
-            if slot is None or slot.entry.state is ModelState.UNLOADING:
-                raise ModelNotFound(f"Model or workflow not found: {name}")
-            was = slot.entry.state
-            if was is ModelState.PENDING:
-                del self._slots[name]
-            self._set(slot, ModelState.UNLOADING)
+        slot, was = self._slots.begin_unloading(name)
         if was is not ModelState.PENDING:
             try:
                 if was in (ModelState.LOADING, ModelState.WAKING) and (processes := slot.processes) is not None:
@@ -172,7 +132,7 @@ class Manager:
                 with slot.changing:
                     self._end(slot)
             finally:
-                self._forget(slot)
+                self._slots.forget(slot)
         logger.info("model unloaded", extra={"model": name})
 
     def wake(self, name: str) -> None:
@@ -181,7 +141,7 @@ class Manager:
         Raises `ModelNotFound`, `InsufficientMemory`, `ConfigError`, and `LoadFailed`, also for some time after a start
         that has failed.
         """
-        slot = self._known(name)
+        slot = self._slots.known(name)
         while not slot.changing.acquire(timeout=_LOOK_INTERVAL):  # it may still be falling asleep
             if slot.entry.state is not ModelState.SLEEPING:
                 return
@@ -204,10 +164,10 @@ class Manager:
         If that fails, it sleeps, and has the options that it had. Raises `ModelNotFound`, `EngineNotReady` unless it
         serves or sleeps, and the errors of a load.
         """
-        slot = self._known(name)
-        self._check_loaded(slot)  # do not wait until it has been loaded
+        slot = self._slots.known(name)
+        slot.check_loaded()  # do not wait until it has been loaded
         with slot.changing:
-            self._check_loaded(slot)
+            slot.check_loaded()
             if options is None:
                 self._fall_asleep(slot)
             elif options:
@@ -215,29 +175,29 @@ class Manager:
 
     # Starting
 
-    def _load_first(self, slots: list[_Slot]) -> None:
+    def _load_first(self, slots: list[Slot]) -> None:
         """Load models one by one, so that each one's memory is taken before the next one's is checked."""
         for slot in slots:
             self._load_or_fail(slot)
 
-    def _load_or_fail(self, slot: _Slot) -> None:
+    def _load_or_fail(self, slot: Slot) -> None:
         """Load a model that nobody waits for. If that fails, it stays, and says why."""
         try:
             self._load(slot)
         except Exception as error:  # noqa: BLE001  the models after it are loaded anyway
             self._fail(slot, error)
 
-    def _load(self, slot: _Slot) -> None:
+    def _load(self, slot: Slot) -> None:
         """Load a model, and wait until it serves. Raises the `LMIError` for which that failed."""
         with slot.changing:
             try:
-                self._check_wanted(slot)
+                slot.check_wanted()
                 self._prepare(slot, *self._planned(slot, slot.entry.options), ModelState.LOADING)
                 self._start(slot)
             except Exception as error:
                 raise self._not_started(slot, error) from error
 
-    def _wake_up(self, slot: _Slot) -> None:
+    def _wake_up(self, slot: Slot) -> None:
         """Start the engines of a model that has been prepared."""
         with slot.changing:
             try:
@@ -245,50 +205,46 @@ class Manager:
             except Exception as error:  # noqa: BLE001  the model's state says why
                 self._not_awake(slot, error)
 
-    def _restart(self, slot: _Slot, options: dict[str, str]) -> None:
+    def _restart(self, slot: Slot, options: dict[str, str]) -> None:
         """Start a model's engines with other options. The caller holds `changing`."""
         entry, plan = self._planned(slot, options)
         if slot.processes is not None and slot.processes.settings.properties == plan.engine.properties:
             return
         before = slot.entry.options
         self._fall_asleep(slot)
-        self._check_loaded(slot)
+        slot.check_loaded()
         try:
             self._prepare(slot, entry, plan, ModelState.WAKING)
             self._start(slot)
         except Exception as error:
             cause = self._not_started(slot, error)
-            with self._lock:
-                if slot.entry.state is not ModelState.UNLOADING:
-                    slot.entry = msgspec.structs.replace(slot.entry, options=before)
-                    self._set(slot, ModelState.SLEEPING, cause=str(cause))
+            entry = msgspec.structs.replace(slot.entry, options=before)
+            self._slots.change(slot, ModelState.SLEEPING, cause=str(cause), entry=entry)
             raise cause from error
 
-    def _start(self, slot: _Slot) -> None:
+    def _start(self, slot: Slot) -> None:
         """Start the engines that have been prepared, and wait until they serve. The caller holds `changing`.
 
         Raises the error for which that failed.
         """
-        self._check_wanted(slot)
+        slot.check_wanted()
         processes = slot.processes
         assert processes is not None  # noqa: S101  `_prepare` has made them
         processes.start()
         if not processes.wait_serving() and processes.failure is not None:
             raise processes.failure
-        with self._lock:
-            self._check_wanted(slot)
-            self._set(slot, ModelState.READY)
+        self._slots.advance(slot, ModelState.READY)
         slot.back_off = 0.0
         logger.info("model loaded", extra={"model": slot.entry.name, "url": slot.entry.url})
 
-    def _not_started(self, slot: _Slot, error: Exception) -> LMIError:
+    def _not_started(self, slot: Slot, error: Exception) -> LMIError:
         """Drop what is left of a start that has failed, and return the error to raise. The caller holds `changing`."""
         name = slot.entry.name
         self._end(slot)
         logger.error("model not loaded", extra={"model": name, "cause": str(error)})
         return error if isinstance(error, LMIError) else LoadFailed(f"model {name} could not be loaded: {error}")
 
-    def _not_awake(self, slot: _Slot, error: Exception) -> LMIError:
+    def _not_awake(self, slot: Slot, error: Exception) -> LMIError:
         """Let a model sleep on that could not be woken, unless it never can be. The caller holds `changing`."""
         cause = self._not_started(slot, error)
         if isinstance(cause, ConfigError):
@@ -297,26 +253,14 @@ class Manager:
         if isinstance(cause, LoadFailed):
             slot.back_off = min(max(_FIRST_BACK_OFF, 2 * slot.back_off), _LONGEST_BACK_OFF)
             slot.retry_at = time.monotonic() + slot.back_off
-        with self._lock:
-            if slot.entry.state is not ModelState.UNLOADING:
-                self._set(slot, ModelState.SLEEPING, cause=str(cause))
+        self._slots.change(slot, ModelState.SLEEPING, cause=str(cause))
         return cause
 
-    def _fail(self, slot: _Slot, error: Exception) -> None:
-        with self._lock:
-            if slot.entry.state is not ModelState.UNLOADING:
-                self._set(slot, ModelState.FAILED, cause=str(error))
+    def _fail(self, slot: Slot, error: Exception) -> None:
+        self._slots.change(slot, ModelState.FAILED, cause=str(error))
         slot.files.close()
 
-    def _check_wanted(self, slot: _Slot) -> None:
-        if slot.entry.state is ModelState.UNLOADING:
-            raise ModelNotFound(f"model {slot.entry.name} was unloaded before it had been loaded")
-
-    def _check_loaded(self, slot: _Slot) -> None:
-        if slot.entry.state not in (ModelState.READY, ModelState.SLEEPING):
-            raise EngineNotReady(f"Model or workflow is not ready: {slot.entry.name}")
-
-    def _planned(self, slot: _Slot, options: dict[str, str]) -> tuple[Registered, Plan]:
+    def _planned(self, slot: Slot, options: dict[str, str]) -> tuple[Registered, Plan]:
         """Get the files of a model, and check its configuration. Raises the error that prevents that."""
         entry = msgspec.structs.replace(slot.entry, options=options, number=next(self._numbers))
         if not entry.directory:
@@ -325,65 +269,22 @@ class Manager:
         plan = self._plan(entry, model_runtime_dir(self._runtime_dir, entry.number))
         return msgspec.structs.replace(entry, memory=plan.memory), plan
 
-    def _prepare(self, slot: _Slot, planned: Registered, plan: Plan, state: ModelState) -> None:
+    def _prepare(self, slot: Slot, planned: Registered, plan: Plan, state: ModelState) -> None:
         """Make room for a model, make its runtime directory, and tell the web workers. The caller holds `changing`.
 
         Raises the error that prevents that. Then `_end` drops what there is.
         """
-        self._make_room(slot, plan)
+        self._room.take(slot, plan.memory, plan.free)
         slot.processes = Processes(plan.engine, lambda failed: self._failed(slot, failed))
         slot.idle_timeout = plan.engine.properties.idle_timeout
         runtime_dir = Path(plan.engine.runtime_dir)
         runtime_dir.mkdir(mode=0o700)
         users_file(runtime_dir).touch(mode=0o600)
-        with self._lock:
-            self._check_wanted(slot)
-            slot.entry = msgspec.structs.replace(
-                slot.entry,
-                options=planned.options,
-                directory=planned.directory,
-                number=planned.number,
-                memory=planned.memory,
-            )
-            self._set(slot, state)
-
-    def _make_room(self, slot: _Slot, plan: Plan) -> None:
-        """Put models to sleep until there is room for another. Raises `InsufficientMemory`."""
-        limit = self._settings.store.max_loaded_models
-        with self._making_room:
-            while True:
-                with self._lock:
-                    others = [other for other in self._slots.values() if other is not slot and other.room is not None]
-                loaded = len(others)
-                promised = sum(other.room or 0 for other in others if other.entry.state is not ModelState.READY)
-                if limit is not None and loaded >= limit:
-                    cause = f"{loaded} models are loaded and in use, and at most {limit} may be (LMI_MAX_LOADED_MODELS)"
-                else:
-                    free = plan.free()
-                    free = None if free is None else max(0, free - promised)
-                    if free is None or plan.memory <= free:
-                        slot.room = plan.memory
-                        return
-                    cause = (
-                        f"model {slot.entry.name} needs about {plan.memory:,} bytes of memory, but {free:,} are free"
-                    )
-                if limit is None or not self._sleep_least_recently_used(slot):
-                    raise InsufficientMemory(cause)
-
-    def _sleep_least_recently_used(self, asking: _Slot) -> bool:
-        """Put the model to sleep that has had no request for longest. Returns False if all are in use."""
-        with self._lock:
-            slots = [slot for slot in self._slots.values() if slot is not asking]
-        idle = {slot: seconds for slot in slots if (seconds := self._idle_seconds(slot)) is not None}
-        for slot in sorted(idle, key=idle.__getitem__, reverse=True):
-            if idle[slot] >= _IDLE and self._sleep(slot):
-                logger.info("model sleeps to make room", extra={"model": slot.entry.name, "for": asking.entry.name})
-                return True
-        return False
+        self._slots.advance(slot, state, entry=planned)
 
     # Ending
 
-    def _sleep(self, slot: _Slot) -> bool:
+    def _sleep(self, slot: Slot) -> bool:
         """Put a model that serves to sleep. Returns False for others."""
         if not slot.changing.acquire(blocking=False):
             return False
@@ -392,19 +293,17 @@ class Manager:
         finally:
             slot.changing.release()
 
-    def _fall_asleep(self, slot: _Slot) -> bool:
+    def _fall_asleep(self, slot: Slot) -> bool:
         """End the engines of a model that serves, once its requests in flight have ended. Returns False for others.
 
         The caller holds `changing`.
         """
-        with self._lock:
-            if slot.entry.state is not ModelState.READY:
-                return False
-            self._set(slot, ModelState.SLEEPING)
+        if not self._slots.change(slot, ModelState.SLEEPING, only_from=ModelState.READY):
+            return False
         self._end(slot)
         return True
 
-    def _end(self, slot: _Slot) -> None:
+    def _end(self, slot: Slot) -> None:
         """End a model's processes once its requests in flight have ended, or after `drain_seconds`."""
         processes, slot.processes = slot.processes, None
         try:
@@ -424,94 +323,30 @@ class Manager:
         finally:
             shutil.rmtree(runtime_dir, ignore_errors=True)
 
-    def _failed(self, slot: _Slot, processes: Processes) -> None:
+    def _failed(self, slot: Slot, processes: Processes) -> None:
         """Called when all engines of a model have given up. If it was being loaded, whoever waits for that notices."""
-        with self._lock:
-            if slot.processes is not processes or slot.entry.state is not ModelState.READY:
+        with self._slots.lock:
+            if slot.processes is not processes or not self._slots.change(
+                slot, ModelState.FAILED, only_from=ModelState.READY, cause=str(processes.failure)
+            ):
                 return
-            self._set(slot, ModelState.FAILED, cause=str(processes.failure))
         threading.Thread(target=self._clean_up, args=(slot,), daemon=True).start()
 
-    def _clean_up(self, slot: _Slot) -> None:
+    def _clean_up(self, slot: Slot) -> None:
         """Drop what is left of a model that has failed."""
         with slot.changing:
             self._end(slot)
             slot.files.close()
-
-    def _forget(self, slot: _Slot) -> None:
-        with self._lock:
-            if self._slots.get(slot.entry.name) is slot:
-                del self._slots[slot.entry.name]
-            self._publish()
-        slot.files.close()
 
     # Idle models
 
     def _watch_idle(self) -> None:
         while True:
             time.sleep(_IDLE_INTERVAL)
-            for slot in list(self._slots.values()):
-                idle = self._idle_seconds(slot) if slot.idle_timeout is not None else None
+            for slot in self._slots.all():
+                idle = self._slots.idle_seconds(slot) if slot.idle_timeout is not None else None
                 if idle is not None and slot.idle_timeout is not None and idle >= slot.idle_timeout:
                     threading.Thread(target=self._sleep, args=(slot,), daemon=True).start()
-
-    def _idle_seconds(self, slot: _Slot) -> float | None:
-        """Return for how long a model that serves has had no request. None for others."""
-        entry = slot.entry
-        if entry.state is not ModelState.READY:
-            return None
-        try:
-            used = users_file(model_runtime_dir(self._runtime_dir, entry.number)).stat().st_mtime
-        except OSError:
-            return None
-        return time.time() - max(used, entry.since)
-
-    # Entries
-
-    def _known(self, name: str) -> _Slot:
-        slot = self._slots.get(name)
-        if slot is None:
-            raise ModelNotFound(f"Model or workflow not found: {name[:128]}")
-        return slot
-
-    def _set(self, slot: _Slot, state: ModelState, cause: str = "") -> None:
-        """Change the state of a model. The caller holds `_lock`."""
-        slot.entry = msgspec.structs.replace(slot.entry, state=state, since=time.time(), cause=cause)
-        self._publish()
-
-    def _publish(self) -> None:
-        write_models(self._runtime_dir, {name: slot.entry for name, slot in self._slots.items()})
-
-    # Connections
-
-    def _answer(self, sock: socket.socket) -> None:
-        channel: Channel[Answer, Command] = Channel(sock, msgspec.msgpack.Decoder(Command))
-        answer: Answer = Done()
-        try:
-            command = next(channel.receive(), None)
-            if command is not None:
-                self._carry_out(command)
-        except LMIError as error:
-            answer = Refused.of(error)
-        except ProtocolError as error:
-            answer = Refused.of(InvalidRequest(str(error)))
-        except Exception as error:
-            logger.exception("a command failed")
-            answer = Refused.of(LoadFailed(f"{type(error).__name__}: {error}"))
-        with contextlib.suppress(OSError):  # nobody waits for the answer
-            channel.send(answer)
-        channel.close()
-
-    def _carry_out(self, command: Command) -> None:
-        match command:
-            case Load():
-                self.load(command)
-            case Unload(name):
-                self.unload(name)
-            case Wake(name):
-                self.wake(name)
-            case Scale(name, options):
-                self.scale(name, options)
 
 
 def _in_use(users: Path) -> bool:

@@ -14,7 +14,7 @@ from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.engine import adapter_registry, channel, heartbeat, job_queue, sender
 from lmi_handlers.media import images
 from lmi_handlers.model_files import archive, s3
-from lmi_handlers.models import manager
+from lmi_handlers.models import slots
 from lmi_handlers.serving import conversation, served
 from lmi_handlers.tasks import lengths, task
 from lmi_handlers.web.exchange import ArrivingBodies
@@ -48,7 +48,7 @@ FIXED: dict[str, float] = {
     "memory for trying a grammar": grammar_trial.MEMORY_LIMIT,
     "memory for decoding an image": image_decoder.MEMORY_LIMIT,
     "head start of an urgent request over others": job_queue.MAX_HEAD_START,
-    "models": manager.MAX_MODELS,
+    "models": slots.MAX_MODELS,
     "adapters": adapter_registry.MAX_ADAPTERS,
     "a conversation that the server keeps": conversation.MAX_CONVERSATION_BYTES,
     "files of a model in S3": s3.MAX_OBJECTS,
