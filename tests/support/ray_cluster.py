@@ -1,0 +1,190 @@
+"""A Ray cluster on this machine: each node is a `ray start` of its own, with an address of its own (127.0.0.x).
+
+    with RayCluster(environ={"RAY_SERVE_ENABLE_HA_PROXY": "1"}) as cluster:
+        node = cluster.add_node(num_cpus=2)
+        run("lmi", "ray", "serve", "--address", cluster.address, ..., env=os.environ | cluster.environ)
+        node.kill()
+
+Nothing here connects to Ray, and `ray stop` is never called: only processes that were started here are ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+from serving import ENVIRON, free_port
+
+_START_SECONDS = 180.0  # a slow machine with other tests running
+_OBJECT_STORE_BYTES = 80_000_000  # Ray's minimum is 75 MB
+_STARTED = "Ray runtime started"
+
+
+class RayNode:
+    """One node: a `ray start --block` and everything below it."""
+
+    def __init__(self, address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.address = address
+        self.process = process
+        self._log = log
+
+    @property
+    def log(self) -> str:
+        """What `ray start` has written."""
+        return self._log.read_text(errors="replace")
+
+    def processes(self, text: str = "") -> list[psutil.Process]:
+        """The node's processes whose command line contains this text, parents first."""
+        found = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # it has just ended
+                    if text in " ".join(child.cmdline()):
+                        found.append(child)
+        return found
+
+    def kill(self) -> None:
+        """End the node as a power cut would: nothing on it can do anything any more."""
+        for _ in range(3):  # what was just being started
+            for process in self._stopped():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        self.process.wait(30)
+
+    def freeze(self) -> None:
+        """Stop all processes, as on a machine that hangs: connections are accepted, and nothing is answered."""
+        self._stopped()
+
+    def thaw(self) -> None:
+        """Let a frozen node go on."""
+        for process in self._all():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+
+    def _stopped(self) -> list[psutil.Process]:
+        processes = self._all()
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
+        return processes
+
+    def _all(self) -> list[psutil.Process]:
+        if self.process.poll() is not None:
+            return []
+        return [psutil.Process(self.process.pid), *self.processes()]
+
+    def wait_started(self) -> None:
+        """Wait until Ray runs on this node. Fails with its output if that takes too long."""
+        deadline = time.monotonic() + _START_SECONDS
+        while _STARTED not in self.log:
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.1)
+
+
+class RayCluster:
+    """A cluster, started with its head node. `environ` is added to the environment of all nodes.
+
+    Whatever connects to the cluster needs `cluster.environ`: it has the cluster's token.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_cpus: float = 1,
+        environ: Mapping[str, str] | None = None,
+        dashboard: bool = False,
+        resources: Mapping[str, float] | None = None,
+    ) -> None:
+        clean = {key: value for key, value in ENVIRON.items() if not key.startswith(("LMI_", "OPTION_", "SERVING_"))}
+        self.environ = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self._environ = clean | self.environ | dict(environ or {})
+        self._logs = tempfile.TemporaryDirectory(prefix="ray-cluster-")
+        self._started = 0
+        self.nodes: list[RayNode] = []
+        port = free_port()
+        self.address = f"127.0.0.1:{port}"
+        self.dashboard_port = free_port()
+        arguments = ["--head", "--port", str(port), "--include-dashboard", str(dashboard).lower()]
+        arguments += ["--dashboard-port", str(self.dashboard_port), "--ray-client-server-port", str(free_port())]
+        self.head = self._start(arguments, num_cpus, resources or {}, {})
+        try:
+            self.head.wait_started()
+        except AssertionError:
+            self.stop()
+            raise
+
+    def add_node(
+        self,
+        *,
+        num_cpus: float = 1,
+        resources: Mapping[str, float] | None = None,
+        environ: Mapping[str, str] | None = None,
+        wait: bool = True,
+    ) -> RayNode:
+        """Start one more node. Several start sooner with `wait=False` and `node.wait_started()` afterwards."""
+        node = self._start(["--address", self.address], num_cpus, resources or {}, environ or {})
+        if wait:
+            node.wait_started()
+        return node
+
+    def _start(
+        self, arguments: list[str], num_cpus: float, resources: Mapping[str, float], environ: Mapping[str, str]
+    ) -> RayNode:
+        self._started += 1
+        address = f"127.0.0.{self._started}"
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *arguments]
+        command += ["--node-ip-address", address, "--num-cpus", f"{num_cpus:g}", "--resources", json.dumps(resources)]
+        command += ["--object-store-memory", str(_OBJECT_STORE_BYTES), "--disable-usage-stats"]
+        command += ["--min-worker-port", "0", "--max-worker-port", "0"]  # any free port, not Ray's 10002 to 19999
+        for name in ("dashboard-agent-listen-port", "dashboard-agent-grpc-port", "metrics-export-port"):
+            command += [f"--{name}", str(free_port())]
+        log = Path(self._logs.name) / f"{address}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                command, stdout=file, stderr=file, env=self._environ | dict(environ), start_new_session=True
+            )
+        node = RayNode(address, process, log)
+        self.nodes.append(node)
+        return node
+
+    def wait_for_processes(self, text: str, number: int, timeout: float = 120.0) -> list[psutil.Process]:
+        """Wait until this many processes of the whole cluster have this text in their command lines."""
+        deadline = time.monotonic() + timeout
+        while len(found := [process for node in self.nodes for process in node.processes(text)]) != number:
+            assert time.monotonic() < deadline, f"expected {number} processes {text!r}, found {found}"
+            time.sleep(0.1)
+        return found
+
+    def stop(self) -> None:
+        """End all nodes."""
+        for node in reversed(self.nodes):
+            if node.process.poll() is None:
+                node.process.send_signal(signal.SIGTERM)  # Ray removes its shared memory
+        deadline = time.monotonic() + 10
+        for node in self.nodes:
+            processes = node._all()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                node.process.wait(max(0.1, deadline - time.monotonic()))
+            _, left = psutil.wait_procs(processes, timeout=1)
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            node.process.wait(10)
+        self.nodes.clear()
+        self._logs.cleanup()
+
+    def __enter__(self) -> RayCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
