@@ -100,12 +100,13 @@ def _add_console(app: ModelApp, configuration: Configuration) -> None:
     model.keep_recent()
     watched = Watched(
         models=lambda: [model],
+        runtime_dir=model.runtime_dir,
         workers=settings.workers or properties.web_workers or default_workers(),
         dialect=properties.dialect,
         keeps_prompts=properties.console_prompts,
     )
     view = cache(lambda: configuration_view(configuration))
-    add_console(app, watched.state, lambda _: view())
+    add_console(app, watched.snapshot, lambda _: view())
 
 
 def model_app(configuration: Configuration, socket_paths: Sequence[Path], bodies: ArrivingBodies) -> ModelApp:
@@ -195,12 +196,13 @@ def store_app(configuration: StoreConfiguration) -> Dispatcher:
         shelf.recent = RecentRequests(recent_dir(shelf.runtime_dir))
         watched = Watched(
             models=lambda: [held.app.model for held in shelf.held],
+            runtime_dir=shelf.runtime_dir,
             workers=workers,
             dialect=properties.dialect,
             keeps_prompts=properties.console_prompts,
             shelf=shelf,
         )
-        add_console(front, watched.state, partial(_view_of, shelf), may_manage)
+        add_console(front, watched.snapshot, partial(_view_of, shelf), may_manage)
     if settings.local_runtime is not None:
         front.register_blueprint(local_runtime(settings.local_runtime, workers=workers))
     shelf.start()

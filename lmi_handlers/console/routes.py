@@ -2,7 +2,7 @@
 
     GET /                              the page, if the client accepts HTML; programs get what they got without it
     GET /console/<file>                its scripts and its style
-    GET /console/data/state            models, metrics and the last requests
+    GET /console/data/state            models, the metrics of the one in `model`, and the last requests, as of `since`
     GET /console/data/configuration    what `lmi check` knows
 
 The data needs the API key if there is one. The page and its files need none: they are the same for everybody.
@@ -22,7 +22,7 @@ from werkzeug.exceptions import NotFound
 from werkzeug.http import parse_accept_header
 
 from lmi_handlers.apis.routes import HTML, JSON
-from lmi_handlers.console.state import State
+from lmi_handlers.console.state import Snapshot
 
 FOLDER = "/console/"
 PAGE = "index.html"
@@ -61,17 +61,17 @@ def is_for_console(environ: Mapping[str, Any]) -> bool:
 
 def add_console(
     app: Flask,
-    state: Callable[[bool], State],
+    snapshot: Callable[[], Snapshot],
     configuration: Callable[[str | None], object],
     may_manage: Callable[[], bool] = lambda: False,
 ) -> None:
     """Serve the console. `configuration` returns that of a model. It raises `KeyError` for an unknown one.
 
-    `may_manage` tells whether the current request may load and unload models, and `state` is told so.
+    `may_manage` tells whether the current request may load and unload models.
     """
     blueprint = Blueprint("console", __name__)
     shown = static_files()
-    latest = _Latest(state, may_manage)
+    latest = _Latest(snapshot)
 
     @blueprint.get("/console/<path:name>")
     def file(name: str) -> Response:
@@ -84,7 +84,12 @@ def add_console(
 
     @blueprint.get("/console/data/state")
     def data() -> Response:
-        return _data(latest.read())
+        state = latest.read().state(
+            manages=may_manage(),
+            model=request.args.get("model", ""),
+            since=request.args.get("since", 0.0, type=float),
+        )
+        return _data(msgspec.json.encode(state))
 
     @blueprint.get("/console/data/configuration")
     def configured() -> Response:
@@ -118,20 +123,17 @@ def static_files() -> dict[str, bytes]:
 
 
 class _Latest:
-    """The state as JSON, read again once it is `MAX_AGE` seconds old. Clients that may manage models get their own."""
+    """What this worker has seen, read again once it is `MAX_AGE` seconds old."""
 
-    def __init__(self, state: Callable[[bool], State], may_manage: Callable[[], bool]) -> None:
-        self._state = state
-        self._may_manage = may_manage
-        self._bodies: dict[bool, tuple[float, bytes]] = {}
+    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
+        self._read = snapshot
+        self._last: tuple[float, Snapshot] | None = None
 
-    def read(self) -> bytes:
-        now, manages = time.monotonic(), self._may_manage()
-        read, body = self._bodies.get(manages, (-MAX_AGE, b""))
-        if now - read >= MAX_AGE:
-            body = msgspec.json.encode(self._state(manages))
-            self._bodies[manages] = now, body
-        return body
+    def read(self) -> Snapshot:
+        now = time.monotonic()
+        if self._last is None or now - self._last[0] >= MAX_AGE:
+            self._last = now, self._read()
+        return self._last[1]
 
 
 def _wants_page(environ: Mapping[str, Any]) -> bool:

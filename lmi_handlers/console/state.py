@@ -1,10 +1,16 @@
-"""What the console watches: the models, their engines and adapters, the last requests and the metrics."""
+"""What the console watches: the models, their engines and adapters, the last requests and the metrics.
+
+A page asks for it every few seconds, and many pages may be open. So a worker reads it at most once per second
+(`Snapshot`), and sends a page only what it shows and has not seen.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -12,13 +18,35 @@ import msgspec
 from lmi_handlers import __version__
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.engine.settings import recent_dir
-from lmi_handlers.metrics.requests import RequestMetrics, page_of
+from lmi_handlers.metrics import catalogue
+from lmi_handlers.metrics.series import Metric, Values, exposition
 from lmi_handlers.models.shelf import Shelf
 from lmi_handlers.serving.served import Served
 from lmi_handlers.serving.served_model import ServedModel
-from lmi_handlers.telemetry.recent import RecentRequest, recent_requests
+from lmi_handlers.telemetry.recent import RecentReader, RecentRequest
 
 _SHOWN_ADAPTERS = 200
+_LATE = 2.0
+"""Seconds by which a request may be kept later than its time says, or what two workers have read may be apart."""
+
+_OF_ALL = (
+    catalogue.RUNNING,
+    catalogue.WAITING,
+    catalogue.KV_CACHE_USAGE,
+    catalogue.DOWNLOADED_BYTES,
+    catalogue.DOWNLOAD_SIZE,
+    catalogue.LOAD_SECONDS,
+)
+"""Metrics that the page shows for all models."""
+
+_OF_ONE = (
+    catalogue.PROMPT_TOKENS,
+    catalogue.CACHED_TOKENS,
+    catalogue.GENERATION_TOKENS,
+    catalogue.TIME_TO_FIRST_TOKEN,
+    catalogue.INTER_TOKEN_LATENCY,
+)
+"""Metrics that the page plots for the model that is chosen."""
 
 
 class EngineView(msgspec.Struct, frozen=True):
@@ -29,8 +57,26 @@ class EngineView(msgspec.Struct, frozen=True):
     seconds: float
 
 
+class AdapterView(msgspec.Struct, frozen=True):
+    """An adapter that is loaded. `pinned` ones always stay in memory."""
+
+    name: str
+    pinned: bool
+
+
+class CapabilitiesView(msgspec.Struct, frozen=True):
+    """What the page shows of a model's `Capabilities`."""
+
+    backend: str
+    device: str
+    dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    takes_images: bool
+
+
 class ModelView(msgspec.Struct, frozen=True, kw_only=True):
-    """A model. `url` is where it was loaded from, if it is one of several. `chats` and the like are None until it is loaded."""
+    """A model. `url` is where it was loaded from, if it is one of several. `capabilities` are None until it is loaded."""
 
     name: str
     state: str
@@ -39,17 +85,20 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     url: str | None = None
     memory: int | None = None
     engines: list[EngineView] = []
-    adapters: list[str] = []
+    adapters: list[AdapterView] = []
     manages_adapters: bool = False
     generates: bool = True
-    chats: bool | None = None
-    capabilities: Capabilities | None = None
+    capabilities: CapabilitiesView | None = None
 
 
 class ServerView(msgspec.Struct, frozen=True, kw_only=True):
-    """The server. `worker` is the process that answers. `manages` tells whether the client may load and unload models."""
+    """The server. `run` is another after a restart. `worker` is the process that answers.
+
+    `manages` tells whether the client may load and unload models.
+    """
 
     version: str
+    run: str
     worker: int
     workers: int
     dialect: str
@@ -59,7 +108,10 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the console watches, at `time` in seconds since 1970. `metrics` is the text of `/metrics`."""
+    """What a page gets, at `time` in seconds since 1970. `metrics` is a part of the text of `/metrics`.
+
+    `requests` are the last ones, the newest first, without those that the page has.
+    """
 
     time: float
     server: ServerView
@@ -68,34 +120,69 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     metrics: str
 
 
-class Watched(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the console finds what it watches. `shelf` has the models of a server with several, otherwise it is None."""
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker has read at `time`. `values` are the metrics of each model by its name."""
+
+    time: float
+    server: ServerView
+    models: list[ModelView]
+    requests: list[RecentRequest]
+    values: Mapping[str, Values]
+
+    def state(self, *, manages: bool, model: str, since: float) -> State:
+        """Return what a page gets that shows this model, and has the requests until `since`.
+
+        A page that knows no model yet gets the metrics of the only one. One whose `since` is in the future gets all
+        requests, because the clock was set back.
+        """
+        after = since - _LATE if since <= self.time + _LATE else 0.0
+        of_one = [values for name, values in self.values.items() if name == model or len(self.values) == 1]
+        return State(
+            time=self.time,
+            server=msgspec.structs.replace(self.server, manages=manages),
+            models=self.models,
+            requests=[request for request in self.requests if request.time > after],
+            metrics=_samples(_OF_ALL, [*self.values.values()]) + _samples(_OF_ONE, of_one),
+        )
+
+
+class Watched(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """Where the console finds what it watches. `shelf` has the models of a server with several, otherwise it is None.
+
+    `runtime_dir` is the directory that the server's processes share.
+    """
 
     models: Callable[[], Iterable[Served]]
+    runtime_dir: Path
     workers: int
     dialect: str
     keeps_prompts: bool
     shelf: Shelf | None = None
 
-    def state(self, manages: bool) -> State:
-        """Return the state as of now, for a client that may load and unload models or not."""
+    def snapshot(self) -> Snapshot:
+        """Read everything as of now."""
         served = list(self.models())
-        own = [] if self.shelf is None else [recent_dir(self.shelf.runtime_dir)]
-        return State(
+        own = [] if self.shelf is None else [recent_dir(self.runtime_dir)]
+        return Snapshot(
             time=time.time(),
             server=ServerView(
                 version=__version__,
+                run=sha256(bytes(self.runtime_dir)).hexdigest()[:12],
                 worker=os.getpid(),
                 workers=self.workers,
                 dialect=self.dialect,
-                manages=manages,
+                manages=False,
                 has_several_models=self.shelf is not None,
                 keeps_prompts=self.keeps_prompts,
             ),
             models=[view_of(model) for model in served] if self.shelf is None else _views_of(self.shelf),
-            requests=recent_requests([*own, *(_recent(model) for model in served)]),
-            metrics=_samples(model.metrics for model in served),
+            requests=self._recent.read([*own, *(recent_dir(model.runtime_dir) for model in served)]),
+            values={model.name: model.metrics.values() for model in served},
         )
+
+    @cached_property
+    def _recent(self) -> RecentReader:
+        return RecentReader()
 
 
 def view_of(model: Served) -> ModelView:
@@ -114,11 +201,18 @@ def view_of(model: Served) -> ModelView:
     return msgspec.structs.replace(
         view,
         generates=not properties.pools,
-        adapters=sorted(model.adapters)[:_SHOWN_ADAPTERS] if properties.enable_lora else [],
+        adapters=_adapters(model) if properties.enable_lora else [],
         manages_adapters=properties.enable_lora and properties.adapter_management,
-        chats=None if facts is None else bool(facts.chat_template),
-        capabilities=None if facts is None else msgspec.structs.replace(facts.capabilities, adapters=()),
+        capabilities=None if facts is None else _capabilities(facts.capabilities),
     )
+
+
+def _adapters(model: ServedModel) -> list[AdapterView]:
+    return [AdapterView(name, known.pinned) for name, known in sorted(model.adapters.items())[:_SHOWN_ADAPTERS]]
+
+
+def _capabilities(capabilities: Capabilities) -> CapabilitiesView:
+    return msgspec.convert(capabilities, CapabilitiesView, from_attributes=True)
 
 
 def _views_of(shelf: Shelf) -> list[ModelView]:
@@ -141,10 +235,7 @@ def _views_of(shelf: Shelf) -> list[ModelView]:
     return views
 
 
-def _recent(model: Served) -> Path:
-    return recent_dir(model.runtime_dir)
-
-
-def _samples(models: Iterable[RequestMetrics]) -> str:
-    """Return the text of `/metrics` without its comments, which are more than half of it. All series name their model."""
-    return "\n".join(line for line in page_of(models).splitlines() if not line.startswith("#"))
+def _samples(metrics: Sequence[Metric], models: Sequence[Values]) -> str:
+    """Return the text of these metrics without its comments. All series name their model."""
+    lines = exposition(metrics, models, labels_all=True).splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("#"))

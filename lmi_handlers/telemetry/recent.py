@@ -1,7 +1,8 @@
 """The last requests of all web workers, for the console. Never their prompts, unless an option asks for them.
 
 Like its metrics, each worker keeps them in a file of its own that it maps into memory: a request costs one copy into it,
-and whoever reads the files sees the requests of all workers, and of those that are gone.
+and whoever reads the files sees the requests of all workers, and of those that are gone. The file begins with the number
+of requests that it has ever had. So a reader decodes only those that it has not seen.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from lmi_handlers.telemetry.phases import phases
 KEPT = 100
 """Requests that each worker keeps, and that `recent_requests` returns."""
 
+_COUNT = 8
 _SLOT = 2048
 _LENGTH = 2
+_SIZE = _COUNT + KEPT * _SLOT
 _TEXT = 300
 _BRIEF = 50
 """Characters of each text that always fit into a slot, beside a request id of 256 characters."""
@@ -62,12 +65,12 @@ class RecentRequests:
 
     def __init__(self, directory: Path, *, prompts: bool = False) -> None:
         directory.mkdir(mode=0o700, exist_ok=True)
-        self._descriptor = claim(directory, KEPT * _SLOT)
-        self._map = mmap.mmap(self._descriptor, KEPT * _SLOT)
+        self._descriptor = claim(directory, _SIZE)
+        self._map = mmap.mmap(self._descriptor, _SIZE)
         self._prompts = prompts
         self._worker = os.getpid()
         self._lock = threading.Lock()
-        self._next = 0
+        self._count = int.from_bytes(self._map[:_COUNT], "little")  # the file may be that of a worker that is gone
 
     def close(self) -> None:
         """Close the file. Late requests do no harm."""
@@ -104,27 +107,49 @@ class RecentRequests:
             }
             data = msgspec.json.encode(msgspec.structs.replace(recent, prompt=None, **brief))
         with self._lock:
-            begin = self._next * _SLOT
-            self._next = (self._next + 1) % KEPT
+            begin = _place(self._count)
             self._map[begin : begin + _LENGTH] = bytes(_LENGTH)  # whoever reads it now, skips it
             self._map[begin + _LENGTH : begin + _LENGTH + len(data)] = data
             self._map[begin : begin + _LENGTH] = len(data).to_bytes(_LENGTH, "little")
+            self._count += 1
+            self._map[:_COUNT] = self._count.to_bytes(_COUNT, "little")
 
 
-def recent_requests(directories: Iterable[Path]) -> list[RecentRequest]:
-    """Return the last requests in the files of all workers, the newest first."""
-    found = [request for directory in directories for request in _read(directory)]
-    return sorted(found, key=lambda request: request.time, reverse=True)[:KEPT]
+class RecentReader:
+    """Reads the last requests of all workers. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Path, int] = {}
+        self._kept: list[RecentRequest] = []
+        self._lock = threading.Lock()
+
+    def read(self, directories: Iterable[Path]) -> list[RecentRequest]:
+        """Return the last requests in these directories and in those that were read before, the newest first."""
+        with self._lock:
+            seen, self._seen = self._seen, {}
+            new: list[RecentRequest] = []
+            for directory in directories:
+                with contextlib.suppress(FileNotFoundError):  # the model has just been unloaded
+                    for path in directory.iterdir():
+                        new += self._new(path, seen.get(path, 0))
+            if new:
+                self._kept = sorted([*self._kept, *new], key=lambda request: request.time, reverse=True)[:KEPT]
+            return self._kept
+
+    def _new(self, path: Path, seen: int) -> Iterator[RecentRequest]:
+        with path.open("rb", buffering=0) as file:
+            count = int.from_bytes(file.read(_COUNT), "little")
+            for number in range(max(seen, count - KEPT), count):
+                slot = os.pread(file.fileno(), _SLOT, _place(number))
+                length = int.from_bytes(slot[:_LENGTH], "little")
+                with contextlib.suppress(msgspec.DecodeError):  # it is being written over
+                    if length:
+                        yield _decoder.decode(slot[_LENGTH : _LENGTH + length])
+        self._seen[path] = count
 
 
-def _read(directory: Path) -> Iterator[RecentRequest]:
-    for path in directory.iterdir() if directory.is_dir() else ():
-        content = path.read_bytes()
-        for begin in range(0, len(content), _SLOT):
-            length = int.from_bytes(content[begin : begin + _LENGTH], "little")
-            with contextlib.suppress(msgspec.DecodeError):  # it is being written
-                if length:
-                    yield _decoder.decode(content[begin + _LENGTH : begin + _LENGTH + length])
+def _place(number: int) -> int:
+    return _COUNT + number % KEPT * _SLOT
 
 
 def _beginning(request: GenerationRequest) -> str:
