@@ -1,76 +1,105 @@
 // Shows an answer as it arrives: its tokens with their probabilities, or plain text. The number of elements is bounded.
 
-import { $, el, shown } from "./dom.js";
+import { $, duration, el, shown, toggle } from "./dom.js";
 
 const MOST_TOKENS = 4000;
 const MOST_CHARACTERS = 200_000;
+const MOST_ALTERNATIVES = 10;
+const SOON = 40; // milliseconds: what arrives meanwhile is laid out at once
 
 const percent = (logprob) => `${(100 * Math.exp(logprob)).toFixed(logprob > -4.6 ? 1 : 3)} %`;
+const visible = (text) => shown(String(text).replaceAll(" ", "␣").replaceAll("\n", "⏎"), 40) || "∅";
 
 export class AnswerView {
   #box = $("answer");
   #info = $("token");
+  #slider = $("token-at");
   #tokens = [];
-  #tail = null;
+  #reasoning = null;
+  #text = null;
   #length = 0;
   #left = 0;
-  #at = -1;
+  #waiting = [];
+  #timer = 0;
 
   constructor() {
     const at = (event) => this.#show(Number(event.target.dataset?.index ?? -1));
     this.#box.addEventListener("pointerover", at);
     this.#box.addEventListener("click", at);
-    this.#box.addEventListener("keydown", (event) => {
-      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (!step || !this.#tokens.length) return;
-      event.preventDefault();
-      this.#show(Math.min(Math.max(this.#at + step, 0), this.#tokens.length - 1));
-    });
+    this.#slider.addEventListener("input", () => this.#show(Number(this.#slider.value) - 1));
   }
 
   clear() {
+    clearTimeout(this.#timer);
+    this.#timer = 0;
+    this.#waiting = [];
     this.#box.replaceChildren();
     this.#box.classList.remove("with-probabilities");
-    this.#info.hidden = true;
+    toggle(this.#info, false);
+    toggle($("token-box"), false);
     this.#tokens = [];
-    this.#tail = null;
+    this.#reasoning = this.#text = null;
     this.#length = this.#left = 0;
-    this.#at = -1;
   }
 
-  // Appends text, as tokens if their probabilities are wanted.
-  append(text, tokens, wanted) {
+  // Adds what was read: {text, reasoning, tokens, tops}. `wanted` tells whether probabilities are.
+  add(reads, wanted) {
+    for (const read of reads) this.#waiting.push([read, wanted]);
+    this.#timer ||= setTimeout(() => this.flush(), SOON);
+  }
+
+  // Shows everything that was added.
+  flush() {
+    clearTimeout(this.#timer);
+    this.#timer = 0;
     const follows = this.#box.scrollHeight - this.#box.scrollTop - this.#box.clientHeight < 40;
-    if (wanted && tokens?.length && this.#tokens.length + tokens.length <= MOST_TOKENS && this.#length < MOST_CHARACTERS) {
-      this.#box.classList.add("with-probabilities");
-      const start = this.#tokens.length;
-      this.#tokens.push(...tokens);
-      this.#tail = null;
-      this.#box.append(...tokens.map((token, index) => this.#element(token, start + index)));
-      this.#length += text.length;
-    } else {
-      this.#appendText(text);
-    }
+    for (const [read, wanted] of this.#waiting) this.#add(read, wanted);
+    this.#waiting = [];
     if (follows) this.#box.scrollTop = this.#box.scrollHeight;
   }
 
-  reasoning(text) {
-    let box = this.#box.querySelector(".reasoning");
-    if (!box) this.#box.prepend((box = el("span", { class: "reasoning" })));
-    if (box.textContent.length < MOST_CHARACTERS) box.append(text);
-  }
-
-  // The alternatives of tokens that arrive only at the end.
-  alternatives(tops) {
-    tops.forEach((top, index) => {
+  #add({ text, reasoning, tokens, tops }, wanted) {
+    if (reasoning) this.#addReasoning(reasoning);
+    if (wanted && tokens?.length && this.#tokens.length + tokens.length <= MOST_TOKENS && this.#length + text.length <= MOST_CHARACTERS) {
+      this.#addTokens(tokens);
+      this.#length += text.length;
+    } else if (text) {
+      this.#addText(text);
+    }
+    tops?.forEach((top, index) => { // the alternatives of some APIs arrive only at the end
       if (this.#tokens[index]) this.#tokens[index].top = top;
     });
   }
 
-  #appendText(text) {
+  #addTokens(tokens) {
+    const start = this.#tokens.length;
+    this.#tokens.push(...tokens.map(({ text, logprob, top }) => ({ text, logprob, top: top?.slice(0, MOST_ALTERNATIVES) })));
+    this.#text = null;
+    this.#box.classList.add("with-probabilities");
+    this.#box.append(...tokens.map(({ text, logprob }, index) => {
+      const level = logprob == null ? 0 : Math.min(4, Math.floor(-logprob * 1.5));
+      return el("span", { class: `likely-${level}`, "data-index": start + index }, text);
+    }));
+    this.#slider.max = this.#tokens.length;
+    if (!start) {
+      this.#slider.value = 1;
+      this.#slider.setAttribute("aria-valuetext", "none chosen");
+      toggle($("token-box"), true);
+    }
+  }
+
+  #addReasoning(text) {
+    if (!this.#reasoning) {
+      this.#reasoning = document.createTextNode("");
+      this.#box.prepend(el("span", { class: "reasoning" }, el("span", { class: "role" }, "reasoning"), this.#reasoning));
+    }
+    this.#reasoning.appendData(text.slice(0, Math.max(0, MOST_CHARACTERS - this.#reasoning.length)));
+  }
+
+  #addText(text) {
     const room = Math.max(0, MOST_CHARACTERS - this.#length);
-    if (!this.#tail) this.#box.append((this.#tail = document.createTextNode("")));
-    this.#tail.appendData(text.slice(0, room));
+    if (!this.#text) this.#box.append((this.#text = document.createTextNode("")));
+    this.#text.appendData(text.slice(0, room));
     this.#length += Math.min(room, text.length);
     this.#left += Math.max(0, text.length - room);
     if (this.#left) {
@@ -79,22 +108,34 @@ export class AnswerView {
     }
   }
 
-  #element({ text, logprob }, index) {
-    const level = logprob === undefined ? 0 : Math.min(4, Math.floor(-logprob * 1.5));
-    return el("span", { class: `likely-${level}`, "data-index": index }, text.slice(0, 2000));
-  }
-
   #show(index) {
     const token = this.#tokens[index];
     if (!token) return;
     this.#box.querySelector(".current")?.classList.remove("current");
-    this.#box.querySelector(`[data-index="${index}"]`)?.classList.add("current");
-    this.#at = index;
-    const others = (token.top ?? []).slice(0, 10).map((other) => el("span", { class: "other" }, el("bdi", {}, visible(other.text)), ` ${percent(other.logprob)}`));
-    const own = el("strong", {}, el("bdi", {}, visible(token.text)), token.logprob === undefined ? "" : ` ${percent(token.logprob)}`);
+    const element = this.#box.querySelector(`[data-index="${index}"]`);
+    element.classList.add("current");
+    if (document.activeElement === this.#slider) element.scrollIntoView({ block: "nearest" });
+    const others = (token.top ?? []).map((other) => el("span", { class: "other" }, el("bdi", {}, visible(other.text)), ` ${percent(other.logprob)}`));
+    const own = el("strong", {}, el("bdi", {}, visible(token.text)), token.logprob == null ? "" : ` ${percent(token.logprob)}`);
     this.#info.replaceChildren(own, ...others);
-    this.#info.hidden = false;
+    toggle(this.#info, true);
+    this.#slider.value = index + 1;
+    const alternatives = others.length ? `, of ${others.map((other) => other.textContent).join(", ")}` : "";
+    this.#slider.setAttribute("aria-valuetext", `${index + 1} of ${this.#tokens.length}: ${own.textContent}${alternatives}`);
   }
 }
 
-const visible = (text) => shown(text.replaceAll(" ", "␣").replaceAll("\n", "⏎"), 40) || "∅";
+// Shows how many tokens there were, and how long they took.
+export function showFigures(outcome, record) {
+  const end = record.ended ?? performance.now();
+  const generated = outcome.generated ?? (outcome.tokens || null);
+  const parts = [];
+  if (outcome.prompt != null) parts.push(`${outcome.prompt} prompt tokens`);
+  if (generated != null) parts.push(`${generated} generated`);
+  if (record.first) parts.push(`first after ${duration((record.first - record.started) / 1000)}`);
+  parts.push(duration((end - record.started) / 1000));
+  if (record.first && generated > 1 && end > record.first + 20 && record.pieces.length > 1) parts.push(`${(generated / ((end - record.first) / 1000)).toFixed(1)} tokens/s`);
+  if (outcome.finish) parts.push(shown(outcome.finish, 40));
+  if (record.stopped) parts.push("stopped");
+  $("figures").textContent = parts.join(" · ");
+}

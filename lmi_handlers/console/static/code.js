@@ -1,6 +1,7 @@
 // Writes a request as code that can be pasted: curl, boto3, openai and huggingface_hub.
 
 import { address } from "./connection.js";
+import { escaped } from "./dom.js";
 import lmi from "./dialects/lmi.js";
 import openaiChat from "./dialects/openai_chat.js";
 import openaiCompletions from "./dialects/openai_completions.js";
@@ -26,8 +27,9 @@ function python(value, indent = "") {
   return line.length + indent.length < 88 && !line.includes("\n") ? line : `${open}\n${items.map((item) => `${indent}${INDENT}${item},\n`).join("")}${indent}${close}`;
 }
 
-// Other invisible characters are escaped, too, so that the code reads as it runs.
-const text = (value) => JSON.stringify(value).replace(/[\u007f-\u00a0\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g, (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`);
+// Invisible characters are escaped, so that the code reads as it runs. JSON has no escape for those beyond 16 bits.
+const text = (value) => escaped(JSON.stringify(value), (code) => (code > 0xffff ? `\\U${code.toString(16).padStart(8, "0")}` : `\\u${code.toString(16).padStart(4, "0")}`));
+const json = (value) => escaped(JSON.stringify(value), (code) => [...String.fromCodePoint(code)].flatMap((each) => each.split("")).map((unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`).join(""));
 
 const call = (name, entries) => `${name}(\n${entries.map(([key, value]) => `${INDENT}${key}=${python(value, INDENT)},\n`).join("")})`;
 
@@ -39,13 +41,18 @@ function split(body, known) {
 
 const base = (path) => address(path).href.replace(/\/$/, "");
 
-export function curl(dialect, request, secured) {
-  const body = text(dialect.body(request)).replaceAll("'", "'\\''");
+const LONGEST_ARGUMENT = 100_000; // characters; Linux has a limit of 128 KiB
+
+function curl(api, requestFor, secured) {
+  const request = requestFor(api);
+  const body = json(api.body(request));
   const key = secured ? ` \\\n  -H "Authorization: Bearer $API_KEY"` : "";
-  return `curl -N '${address(dialect.path(request)).href.replaceAll("'", "%27")}' \\\n  -H 'Content-Type: application/json'${key} \\\n  -d '${body}'\n`;
+  const data = body.length < LONGEST_ARGUMENT ? `-d '${body.replaceAll("'", "'\\''")}'` : `-d @- <<'JSON'\n${body}\nJSON`;
+  return `curl -N '${address(api.path(request)).href.replaceAll("'", "%27")}' \\\n  -H 'Content-Type: application/json'${key} \\\n  ${data}\n`;
 }
 
-export function boto3(dialect, request, secured) {
+function boto3(api, requestFor, secured) {
+  const request = requestFor(lmi);
   const body = python(lmi.body(request));
   const call_ = request.stream ? "invoke_endpoint_with_response_stream" : "invoke_endpoint";
   const id = secured ? `os.environ["API_KEY"]` : `"local"`;
@@ -70,9 +77,10 @@ ${model}    ContentType="application/json",
 ${print}`;
 }
 
-export function openai(dialect, request, secured) {
-  const completes = request.mode === "prompt" && dialect.id !== "openai-chat";
+function openai(shownApi, requestFor, secured) {
+  const completes = requestFor(openaiCompletions).mode === "prompt" && shownApi.id !== "openai-chat";
   const api = completes ? openaiCompletions : openaiChat;
+  const request = requestFor(api);
   const said = completes ? "choices[0].text" : request.stream ? "choices[0].delta.content" : "choices[0].message.content";
   const print = request.stream
     ? `for chunk in answer:\n    if chunk.choices:\n        print(chunk.${said} or "", end="", flush=True)\nprint()\n`
@@ -84,19 +92,25 @@ answer = client.${call(completes ? "completions.create" : "chat.completions.crea
 ${print}`;
 }
 
-export function huggingfaceHub(dialect, request, secured) {
+function huggingfaceHub(shownApi, requestFor, secured) {
+  const api = requestFor(tgi).mode === "chat" ? openaiChat : tgi;
+  const request = requestFor(api);
+  const url = `${base("/")}${request.severalModels ? `/?model_name=${encodeURIComponent(request.model)}` : ""}`;
   const client = `${secured ? "import os\n\n" : ""}from huggingface_hub import InferenceClient
 
-client = InferenceClient(${text(base("/"))}${secured ? `, api_key=os.environ["API_KEY"]` : ""})
+client = InferenceClient(${text(url)}${secured ? `, api_key=os.environ["API_KEY"]` : ""})
 `;
-  if (request.mode === "chat") {
+  const streamed = request.stream ? [["stream", true]] : [];
+  if (api === openaiChat) {
     const { model, messages, stream, ...others } = openaiChat.body(request);
-    const entries = [["messages", messages], ...split(others, HUB_CHAT), ...(stream ? [["stream", true]] : [])];
     const print = stream ? `for chunk in answer:\n    if chunk.choices:\n        print(chunk.choices[0].delta.content or "", end="", flush=True)\nprint()\n` : `print(answer.choices[0].message.content)\n`;
-    return `${client}answer = client.${call("chat_completion", entries)}\n${print}`;
+    return `${client}answer = client.${call("chat_completion", [["messages", messages], ...split(others, HUB_CHAT), ...streamed])}\n${print}`;
   }
   const { inputs, parameters } = tgi.body(request);
   const known = Object.entries(parameters).filter(([name]) => HUB_TEXT.has(name));
-  const entries = [["prompt", inputs], ...known, ...(request.stream ? [["stream", true]] : [])];
-  return `${client}answer = client.${call("text_generation", entries)}\n${request.stream ? `for text in answer:\n    print(text, end="", flush=True)\nprint()\n` : "print(answer)\n"}`;
+  const print = request.stream ? `for text in answer:\n    print(text, end="", flush=True)\nprint()\n` : "print(answer)\n";
+  return `${client}answer = client.${call("text_generation", [["prompt", inputs], ...known, ...streamed])}\n${print}`;
 }
+
+// Each writes the request as code, whichever API is shown. `secured` tells whether a key is needed. It is never written.
+export const LANGUAGES = { curl, boto3, openai, huggingface_hub: huggingfaceHub };

@@ -14,14 +14,29 @@ export function el(tag, properties = {}, ...children) {
   return element;
 }
 
-// Control characters and those that change the direction of text, which could make a name look like another.
-const INVISIBLE = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+export function svg(tag, attributes) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
+}
+
+// Control and format characters, and others that are not seen: they could make a name look like another.
+const INVISIBLE = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;
+
+const hexadecimal = (code) => (code > 0xffff ? `\\u{${code.toString(16)}}` : `\\u${code.toString(16).padStart(4, "0")}`);
+
+// Writes invisible characters out, `written(code)` for each.
+export const escaped = (text, written = hexadecimal) => text.replace(INVISIBLE, (character) => written(character.codePointAt(0)));
 
 // A name on one line: shortened, and with invisible characters written out.
 export function shown(text, limit = 120) {
   const plain = String(text ?? "");
-  const cut = plain.length > limit ? plain.slice(0, limit) + "…" : plain;
-  return cut.replace(INVISIBLE, (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`);
+  return escaped(plain.length > limit ? plain.slice(0, limit) + "…" : plain);
+}
+
+// Changes the text of an element only if it is another: a screen reader would read it again, and a selection be lost.
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
 }
 
 export function toggle(element, visible) {

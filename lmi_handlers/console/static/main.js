@@ -1,25 +1,25 @@
-// Starts the page, follows the server and switches between the views.
+// Starts the page, shows what the server says of itself, and switches between the views.
 
 import { forgetConfiguration, openConfiguration, startConfiguration } from "./configuration.js";
-import { fetchJson, useKey } from "./connection.js";
-import { $, el, shown, toggle } from "./dom.js";
+import { fetchJson, isKey, useKey } from "./connection.js";
+import { $, el, say, shown, toggle } from "./dom.js";
+import { Follower } from "./follow.js";
+import { isBusy, pillOf } from "./models.js";
 import { useDocument } from "./parameters.js";
 import { refreshTry, startTry, useModel } from "./try.js";
-import { isBusy, pillOf, showState, startWatch } from "./watch.js";
+import { openWatch, showState, startWatch } from "./watch.js";
 
 const VIEWS = ["try", "watch", "configuration"];
-const [CALM, BUSY, HIDDEN] = [5000, 1000, 60_000]; // milliseconds between two polls
-const SOON = 300;
+const CHANGED = 1100; // milliseconds until the server's last state is old enough to be read again
 
 let state = null;
 let chosen = "";
 let described = "";
-let timer = 0;
-let polling = false;
 let lastCause = "";
 
 const view = () => (VIEWS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "try");
 const model = () => state?.models.find(({ name }) => name === chosen) ?? null;
+const follower = new Follower(() => chosen, take, complain);
 
 function showView() {
   for (const name of VIEWS) {
@@ -28,8 +28,8 @@ function showView() {
     if (name === view()) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
+  openWatch(view() === "watch");
   if (view() === "configuration") configuration();
-  if (view() === "watch" && state) showState(state, model());
 }
 
 function configuration() {
@@ -37,19 +37,26 @@ function configuration() {
 }
 
 function needKey() {
-  say("The server needs its API key. It is kept in the memory of this page only.");
+  notice("The server needs its API key. It is kept in the memory of this page only.");
   document.body.classList.add("locked");
   setStatus("locked", "warn");
 }
 
-function say(text) {
-  $("notice").textContent = text;
+function notice(text) {
+  say($("notice"), text);
   toggle($("notice"), text !== "");
 }
 
 function setStatus(text, kind) {
-  if ($("status").textContent !== text) $("status").textContent = text;
+  say($("status"), text);
   $("status").className = `pill ${kind}`;
+}
+
+function complain(error) {
+  if (error.status === 401) return needKey();
+  setStatus("no answer", "bad");
+  const cause = lastCause ? ` The last that it said: ${shown(lastCause, 1000)}` : "";
+  notice(error.unreachable ? `The server does not answer. It may have ended: its log says why.${cause}` : `The state of the server is not known: ${shown(error.message, 500)}`);
 }
 
 function chooseModel() {
@@ -58,7 +65,7 @@ function chooseModel() {
   const several = names.length > 1;
   toggle($("model-name"), !several);
   toggle($("model-choice"), several);
-  $("model-name").textContent = shown(chosen, 60) || "no model";
+  say($("model-name"), shown(chosen, 60) || "no model");
   document.title = `${shown(chosen, 60)} · lmi-handlers`;
   const select = $("model-select");
   if (several && JSON.stringify([...select.options].map(({ value }) => value)) !== JSON.stringify(names)) {
@@ -67,11 +74,17 @@ function chooseModel() {
   select.value = chosen;
 }
 
-function take(latest) {
+// Shows a state, and tells whether the next is wanted soon.
+function take(latest, restarted) {
   state = latest;
+  const before = chosen;
   document.body.classList.remove("locked");
-  say("");
+  notice("");
   chooseModel();
+  if (restarted) {
+    described = "";
+    forgetConfiguration();
+  }
   const current = model();
   if (current) {
     setStatus(isBusy(current) ? shown(current.phase, 60) : current.state, pillOf(current.state).slice(5));
@@ -80,67 +93,52 @@ function take(latest) {
     setStatus("no models", "idle");
   }
   useModel(current, state.server);
-  showState(state, current);
+  showState(state, current, restarted);
   if (current && described !== current.name && current.generates && current.engines.length) describe(current.name);
+  return state.models.some(isBusy) || (chosen !== before && state.models.length > 1);
 }
 
 async function describe(name) {
   described = name;
   try {
-    useDocument(await fetchJson(`/openapi.json${state.server.has_several_models ? `?model_name=${encodeURIComponent(name)}` : ""}`));
+    const openapi = await fetchJson(`/openapi.json${state.server.has_several_models ? `?model_name=${encodeURIComponent(name)}` : ""}`);
+    if (described !== name) return; // another model was chosen meanwhile
+    useDocument(openapi);
     refreshTry();
   } catch {
-    described = "";
+    if (described === name) described = "";
   }
 }
 
-async function poll() {
-  if (polling) return;
-  polling = true;
-  clearTimeout(timer);
-  try {
-    take(await fetchJson("/console/data/state", { signal: AbortSignal.timeout(20_000) }));
-  } catch (error) {
-    if (error.status === 401) needKey();
-    else {
-      setStatus("no answer", "bad");
-      const cause = lastCause ? ` The last that it said: ${shown(lastCause, 1000)}` : "";
-      say(error.status ? `The server answered: ${shown(error.message, 500)}` : `The server does not answer. It may have ended: its log says why.${cause}`);
-    }
-  }
-  polling = false;
-  const wait = document.hidden ? HIDDEN : state?.models.some(isBusy) ? BUSY : CALM;
-  timer = setTimeout(poll, wait);
-}
-
-function pollSoon(delay = SOON) {
-  clearTimeout(timer);
-  timer = setTimeout(poll, delay);
-}
-
-startTry(() => pollSoon(1100)); // by then, the server's last state is old enough to be read again
-startWatch(() => pollSoon(1100));
+startTry(() => follower.soon(CHANGED));
+startWatch(() => follower.soon(CHANGED));
 startConfiguration();
 addEventListener("hashchange", () => {
   showView();
   $("main").focus({ preventScroll: true });
 });
-document.addEventListener("visibilitychange", () => pollSoon(document.hidden ? HIDDEN : 0));
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the view is in the address
+  $("main").focus();
+});
 $("model-select").addEventListener("change", (event) => {
   chosen = event.target.value;
   forgetConfiguration();
-  take(state);
+  take(state, false);
+  follower.poll();
   if (view() === "configuration") configuration();
 });
 $("key").addEventListener("input", () => {
-  useKey($("key").value);
+  const key = $("key").value.trim();
+  $("key").setCustomValidity(isKey(key) ? "" : "A key has only ASCII characters, and no spaces.");
+  useKey(isKey(key) ? key : "");
   refreshTry();
 });
 $("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  poll();
+  follower.poll();
   if (view() === "configuration") configuration();
 });
-$("key").addEventListener("change", () => poll());
+$("key").addEventListener("change", () => follower.poll());
 showView();
-poll();
+follower.poll();

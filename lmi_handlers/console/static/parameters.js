@@ -33,7 +33,7 @@ function properties(path, body) {
   return (body.parameters ? resolved(found?.properties?.parameters) : found)?.properties ?? {};
 }
 
-// Returns how a value is entered, or null if it takes more than one line.
+// Returns how a value is entered. What is no number, choice or text is JSON.
 function fieldOf(name, schema) {
   const alternatives = (schema.anyOf ?? [schema]).map(resolved).filter((each) => each?.type !== "null");
   const type = (wanted) => alternatives.find((each) => each.type === wanted);
@@ -50,11 +50,12 @@ function fieldOf(name, schema) {
   const list = type("array");
   if (list && resolved(list.items)?.type === "string") return { name, kind: "list", most: list.maxItems };
   if (type("string")) return { name, kind: "text", most: type("string").maxLength };
-  return null;
+  return { name, kind: "json" };
 }
 
 const boundsOf = ({ least, most, open = [], kind }) => {
-  if (kind === "list") return "separated by commas";
+  if (kind === "list") return "separated by commas, or JSON";
+  if (kind === "json") return "JSON";
   if (kind !== "number" || (least === undefined && most === undefined)) return "";
   if (most === undefined) return `${open[0] ? "above" : "from"} ${least}`;
   if (least === undefined) return `${open[1] ? "below" : "up to"} ${most}`;
@@ -79,7 +80,7 @@ function inputOf(field) {
   input.value = values[field.shared] ?? "";
   input.addEventListener("input", () => {
     values[field.shared] = input.value;
-    input.setCustomValidity(openBound(field, input.value));
+    input.setCustomValidity(wrong(field, input.value));
     input.setAttribute("aria-invalid", String(!input.validity.valid));
     onChange();
   });
@@ -89,14 +90,31 @@ function inputOf(field) {
 // A long name may go on in a second line after an underscore.
 const breakable = (name) => name.split(/(?<=_)/).flatMap((part, index) => (index ? [el("wbr"), part] : [part]));
 
-// HTML has only closed bounds.
-function openBound({ kind, least, most, open = [] }, text) {
-  if (kind !== "number" || text === "") return "";
+// What is wrong with a value, beside the bounds that HTML knows.
+function wrong({ kind, whole, least, most, open = [] }, text) {
+  if (text === "") return "";
+  if (kind === "json" || (kind === "list" && text.startsWith("["))) {
+    const value = parsed(text);
+    if (value === undefined || (kind === "list" && value.some((each) => typeof each !== "string"))) return kind === "list" ? "This is not a JSON list of texts." : "This is not JSON.";
+  }
+  if (kind === "list") return listOf(text).length > (most ?? MOST) ? `at most ${most}` : "";
+  if (kind !== "number") return "";
   const value = Number(text);
+  if (whole && !Number.isSafeInteger(value)) return "must be a whole number of at most 16 digits";
   if (open[0] && value <= least) return `must be above ${least}`;
   if (open[1] && value >= most) return `must be below ${most}`;
   return "";
 }
+
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
+  }
+}
+
+const listOf = (text) => (text.startsWith("[") ? parsed(text) : text.split(",").map((part) => part.trim()).filter(Boolean)) ?? [];
 
 // Shows the parameters of a dialect. `changed` is called after each change.
 export function showParameters(dialect, request, changed) {
@@ -110,7 +128,6 @@ export function showParameters(dialect, request, changed) {
   const fields = Object.entries(properties(path, dialect.body({ ...request, parameters: {}, probabilities: false })))
     .filter(([name]) => !own.has(name))
     .map(([name, schema]) => fieldOf(name, schema))
-    .filter(Boolean)
     .map((field) => ({ ...field, shared: shared[field.name] ?? field.name }));
   const rank = ({ shared: name }) => COMMON.indexOf(name);
   const common = fields.filter((field) => rank(field) >= 0).sort((one, other) => rank(one) - rank(other));
@@ -135,7 +152,8 @@ export function parameterValues(dialect, request) {
     if (text === "") continue;
     const own = names[name] ?? name;
     const field = schemas[own] && !dialect.own.includes(own) ? fieldOf(own, schemas[own]) : null;
-    if (field) found[name] = valueOf(field, text);
+    const value = field ? valueOf(field, text) : undefined;
+    if (value !== undefined) found[name] = value;
   }
   return found;
 }
@@ -143,7 +161,8 @@ export function parameterValues(dialect, request) {
 function valueOf(field, text) {
   if (field.kind === "number") return Number(text);
   if (field.kind === "flag") return text === "true";
-  if (field.kind === "list") return text.split(",").map((part) => part.trim()).filter(Boolean);
+  if (field.kind === "list") return listOf(text);
+  if (field.kind === "json") return parsed(text);
   return text;
 }
 

@@ -1,16 +1,9 @@
 // Plots of the last minutes, drawn as SVG. Their figures are also text, for those who do not see them.
 
-import { el } from "./dom.js";
+import { el, svg } from "./dom.js";
 
-const SVG = "http://www.w3.org/2000/svg";
 const [WIDTH, HEIGHT] = [300, 84];
-export const SPAN = 300; // seconds
-
-function svg(tag, attributes) {
-  const element = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  return element;
-}
+const SPAN = 300; // seconds
 
 export class Plot {
   #lines;
@@ -35,7 +28,6 @@ export class Plot {
   add(time, values) {
     this.#points.push([time, ...values]);
     while (this.#points[0][0] < time - SPAN - 60) this.#points.shift();
-    this.#draw(time);
   }
 
   clear() {
@@ -47,7 +39,8 @@ export class Plot {
     }
   }
 
-  #draw(now) {
+  draw() {
+    const now = this.#points.at(-1)?.[0] ?? 0;
     const all = this.#points.flatMap(([, ...values]) => values).filter((value) => value !== null);
     const top = this.#top ?? nice(Math.max(...all, 0));
     this.most.textContent = top ? this.#format(top) : "";
@@ -73,7 +66,7 @@ export class Plot {
 }
 
 // The next of 1, 2 or 5 times a power of ten.
-function nice(value) {
+export function nice(value) {
   if (!(value > 0)) return 0;
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value * 0.999);

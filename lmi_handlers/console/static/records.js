@@ -1,5 +1,7 @@
 // Splits an answer into records: the data of server-sent events, JSON lines, or one document.
 
+const MOST_REST = 32_000_000; // characters of a record that has not ended
+
 export class Records {
   #decoder = new TextDecoder();
   #rest = "";
@@ -9,14 +11,19 @@ export class Records {
     this.#kind = type.startsWith("text/event-stream") ? "events" : type.includes("jsonlines") ? "lines" : "document";
   }
 
-  get isDocument() {
-    return this.#kind === "document";
+  // Tells whether there are records before the end.
+  get isStream() {
+    return this.#kind !== "document";
   }
 
   // Returns the records that are complete with these bytes.
   feed(bytes) {
     this.#rest += this.#decoder.decode(bytes, { stream: true });
-    if (this.isDocument) return [];
+    if (this.#rest.length > MOST_REST) {
+      this.#rest = "";
+      return [{ unreadable: "a record of it is too long" }];
+    }
+    if (this.#kind === "document") return [];
     const parts = this.#rest.split(this.#kind === "events" ? /\r?\n\r?\n/ : "\n");
     this.#rest = parts.pop();
     return parts.flatMap((part) => this.#data(part));

@@ -1,39 +1,172 @@
-// Shows a request and its answer as they were on the wire.
+// Shows requests and their answers as they were on the wire, and requests as code.
 
-import { bytes, duration, el } from "./dom.js";
+import { LANGUAGES } from "./code.js";
+import { hasKey, toSend } from "./connection.js";
+import { DIALECTS } from "./dialects/all.js";
+import { $, bytes, duration, el, say, tabs, toggle } from "./dom.js";
 
 const MOST_TEXT = 200_000;
 const MOST_HEX = 16_384;
+const MOST_EACH = 20_000; // bytes of a body beside others
+const SOON = 100; // milliseconds
 
-const headLines = (headers) => Object.entries(headers).map(([name, value]) => `${name}: ${value}`).join("\n");
+const headLines = (headers) => headers.map(([name, value]) => `${name}: ${value}`).join("\n");
+const requestHead = ({ method, path, headers }) => `${method} ${path}\n${headLines(Object.entries(headers))}`;
+const responseHead = ({ status, statusText, headers }) => `${status} ${statusText}\n${headLines(headers)}`;
 
-function bodyView(data, kind, asHex) {
-  const text = asHex ? hex(data.subarray(0, MOST_HEX)) : new TextDecoder().decode(data.subarray(0, MOST_TEXT));
-  const limit = asHex ? MOST_HEX : MOST_TEXT;
-  return [
-    el("pre", { class: "wire-text", "data-wire": kind, tabindex: "0", "aria-label": kind === "sent" ? "Body sent" : "Body received" }, text),
-    data.length > limit ? el("p", { class: "note" }, `The first ${bytes(limit)} of ${bytes(data.length)}.`) : null,
-  ].filter(Boolean);
+function times({ pieces, size, started, first, ended, stopped, broken }) {
+  const parts = [`${bytes(size)} in ${pieces.length} ${pieces.length === 1 ? "piece" : "pieces"}`];
+  if (first) parts.push(`first after ${duration((first - started) / 1000)}`);
+  parts.push(ended ? `${stopped ? "stopped" : broken ? "broken off" : "all"} after ${duration((ended - started) / 1000)}` : "arriving");
+  return parts.join(" · ");
 }
 
-export function sentView({ sent }, asHex) {
-  const data = new TextEncoder().encode(sent.body);
-  return [
-    el("p", { class: "figures" }, `${bytes(data.length)} body`),
-    el("pre", { class: "head", tabindex: "0", "aria-label": "Request head" }, `${sent.method} ${sent.path}\n${headLines(sent.headers)}`),
-    ...bodyView(data, "sent", asHex),
-  ];
+// The views are built once. What changes is only their text, so that focus, selection and scrolling stay.
+export class Wire {
+  #records = new Map(); // by the id of the API
+  #edited = new Set(); // ids of the APIs that would be sent something else now
+  #chosen = "sent";
+  #api = DIALECTS[0];
+  #requestFor;
+  #views;
+  #timer = 0;
+
+  // `requestFor(api)` returns the request that would be sent now.
+  constructor(requestFor) {
+    this.#requestFor = requestFor;
+    this.#views = { sent: new BodyView("sent"), received: new BodyView("received"), code: new CodeView(() => this.refresh()), all: new AllView() };
+    const names = [["sent", "Sent"], ["received", "Received"], ["all", "All APIs"], ["code", "Code"]];
+    const list = tabs($("wire-tabs"), names, $("wire-panel"), (id) => this.#open(id));
+    list.select(this.#chosen);
+    this.#open(this.#chosen);
+  }
+
+  #open(id) {
+    this.#chosen = id;
+    $("wire-panel").replaceChildren(this.#views[id].element);
+    this.refresh();
+  }
+
+  show(api) {
+    this.#api = api;
+    this.refresh();
+  }
+
+  // Keeps what is on the wire in an API.
+  keep(api, record) {
+    if (this.#records.get(api.id) !== record) this.#edited.delete(api.id);
+    this.#records.set(api.id, record);
+    this.soon();
+  }
+
+  // Another request would be sent now.
+  edited() {
+    for (const { id } of DIALECTS) this.#edited.add(id);
+    this.soon();
+  }
+
+  clear() {
+    this.#records.clear();
+    this.refresh();
+  }
+
+  soon() {
+    this.#timer ||= setTimeout(() => this.refresh(), SOON);
+  }
+
+  refresh() {
+    clearTimeout(this.#timer);
+    this.#timer = 0;
+    const [api, record] = [this.#api, this.#records.get(this.#api.id)];
+    if (this.#chosen === "code") this.#views.code.show(api, this.#requestFor);
+    else if (this.#chosen === "all") this.#views.all.show(this.#records);
+    else if (this.#chosen === "received") this.#views.received.show(record?.status ? times(record) : "Nothing has been received yet.", record?.status ? responseHead(record) : null, record ? joined(record.pieces) : null);
+    else this.#showSent(api, record);
+  }
+
+  #showSent(api, record) {
+    const isSent = record && !this.#edited.has(api.id);
+    const request = isSent ? null : this.#requestFor(api);
+    const sent = isSent ? record.sent : toSend(api.path(request), api.body(request));
+    const data = new TextEncoder().encode(sent.body);
+    this.#views.sent.show(`${bytes(data.length)} body${isSent ? "" : ", not sent yet"}`, requestHead(sent), data);
+  }
 }
 
-export function receivedView(record, asHex) {
-  if (!record?.status) return [el("p", { class: "note" }, "Nothing has been received yet.")];
-  const { status, statusText, headers, pieces, size, started, first, ended, stopped } = record;
-  const times = [`${bytes(size)} in ${pieces.length} ${pieces.length === 1 ? "piece" : "pieces"}`, first ? `first after ${duration((first - started) / 1000)}` : "", ended ? `${stopped ? "stopped" : "all"} after ${duration((ended - started) / 1000)}` : "arriving"];
-  return [
-    el("p", { class: "figures" }, times.filter(Boolean).join(" · ")),
-    el("pre", { class: "head", tabindex: "0", "aria-label": "Response head" }, `${status} ${statusText ?? ""}\n${headers.map(([name, value]) => `${name}: ${value}`).join("\n")}`),
-    ...bodyView(joined(pieces), "received", asHex),
-  ];
+class BodyView {
+  #figures = el("p", { class: "figures" });
+  #head;
+  #body;
+  #note = el("p", { class: "note" });
+  #hex;
+  #last = [];
+
+  constructor(kind) {
+    this.#head = el("pre", { class: "head", tabindex: "0", "aria-label": kind === "sent" ? "Request head" : "Response head" });
+    this.#body = el("pre", { class: "wire-text", "data-wire": kind, tabindex: "0", "aria-label": kind === "sent" ? "Body sent" : "Body received" });
+    this.#hex = el("input", { type: "checkbox", id: `hex-${kind}`, onchange: () => this.show(...this.#last) });
+    const choice = el("label", { class: "check" }, this.#hex, "Bytes in hexadecimal");
+    this.element = el("div", {}, el("div", { class: "row" }, this.#figures, el("span", { class: "grow" }), choice), this.#head, this.#body, this.#note);
+  }
+
+  show(figures, head, data) {
+    this.#last = [figures, head, data];
+    say(this.#figures, figures);
+    say(this.#head, head ?? "");
+    const limit = this.#hex.checked ? MOST_HEX : MOST_TEXT;
+    say(this.#body, head === null ? "" : this.#hex.checked ? hex(data.subarray(0, limit)) : new TextDecoder().decode(data.subarray(0, limit)));
+    say(this.#note, data?.length > limit ? `The first ${bytes(limit)} of ${bytes(data.length)}.` : "");
+    for (const each of [this.#head, this.#body]) toggle(each, head !== null);
+  }
+}
+
+// The last request of each API beside the others.
+class AllView {
+  element = el("div");
+
+  show(records) {
+    const kept = DIALECTS.filter(({ id }) => records.has(id));
+    if (!kept.length) return this.element.replaceChildren(el("p", { class: "note" }, "Nothing has been sent yet. “Send to each API” sends the same request in each."));
+    this.element.replaceChildren(el("div", { class: "all" }, ...kept.map(({ id, name }) => allOf(name, records.get(id)))));
+  }
+}
+
+function allOf(name, record) {
+  const text = (data) => new TextDecoder().decode(data.subarray(0, MOST_EACH)) + (data.length > MOST_EACH ? ` … (${bytes(data.length)})` : "");
+  const pre = (label, own, content) => el("pre", { class: own, tabindex: "0", "aria-label": `${name}: ${label}` }, content);
+  return el("article", {}, el("h3", {}, name),
+    pre("request head", "head", requestHead(record.sent)), pre("body sent", "wire-text", text(new TextEncoder().encode(record.sent.body))),
+    ...(record.status ? [pre("response head", "head", responseHead(record)), pre("body received", "wire-text", text(joined(record.pieces)))] : [el("p", { class: "note" }, "There was no answer.")]));
+}
+
+class CodeView {
+  #language;
+  #code = el("pre", { class: "wire-text", "data-wire": "code", tabindex: "0", "aria-label": "Code" });
+  #note = el("p", { class: "note" });
+  #text = "";
+
+  constructor(changed) {
+    this.#language = el("select", { id: "language", "aria-label": "Language", onchange: changed }, ...Object.keys(LANGUAGES).map((name) => el("option", { value: name }, name)));
+    const copy = el("button", { type: "button", class: "quiet", onclick: (event) => this.#copy(event.currentTarget) }, "Copy");
+    this.element = el("div", {}, el("div", { class: "row" }, this.#language, el("span", { class: "grow" }), copy), this.#code, this.#note);
+  }
+
+  show(api, requestFor) {
+    this.#text = LANGUAGES[this.#language.value](api, requestFor, hasKey());
+    say(this.#code, this.#text.slice(0, MOST_TEXT));
+    say(this.#note, this.#text.length > MOST_TEXT ? `The first ${bytes(MOST_TEXT)} of ${bytes(this.#text.length)}. “Copy” copies all of it.` : "");
+  }
+
+  async #copy(button) {
+    try {
+      await navigator.clipboard.writeText(this.#text);
+      button.textContent = "Copied";
+    } catch { // browsers allow it on HTTPS and on this machine only
+      getSelection().selectAllChildren(this.#code);
+      button.textContent = "Selected: press Ctrl+C";
+    }
+    setTimeout(() => { button.textContent = "Copy"; }, 2500);
+  }
 }
 
 function joined(pieces) {

@@ -22,6 +22,7 @@ export default {
   id: "lmi",
   name: "LMI",
   chats: true,
+  tools: true,
   prompts: true,
   path: (request) => `/invocations${onlyModel(request)}`,
   names: (mode) => (mode === "chat" ? CHAT_NAMES : NAMES),

@@ -1,6 +1,6 @@
 // OpenAI's chat. https://platform.openai.com/docs/api-reference/chat
 
-import { ALTERNATIVES, messagesOf, named } from "./common.js";
+import { ALTERNATIVES, firstOf, messagesOf, named } from "./common.js";
 
 export const NAMES = { max_tokens: "max_tokens" };
 
@@ -13,7 +13,7 @@ export function chatBody(request) {
 }
 
 export function readChat(record) {
-  const choice = record.choices?.[0];
+  const choice = firstOf(record.choices);
   const said = choice?.delta ?? choice?.message ?? {};
   return {
     error: record.error?.message ?? record.message ?? (typeof record.error === "string" ? record.error : undefined),
@@ -33,6 +33,7 @@ export default {
   id: "openai-chat",
   name: "OpenAI chat",
   chats: true,
+  tools: true,
   prompts: false,
   path: () => "/v1/chat/completions",
   names: NAMES,

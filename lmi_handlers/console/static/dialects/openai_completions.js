@@ -1,6 +1,6 @@
 // OpenAI's text completions. https://platform.openai.com/docs/api-reference/completions
 
-import { ALTERNATIVES, named, promptOf } from "./common.js";
+import { ALTERNATIVES, firstOf, named, promptOf } from "./common.js";
 
 const NAMES = {};
 
@@ -25,7 +25,7 @@ export default {
     return body;
   },
   read(record) {
-    const choice = record.choices?.[0];
+    const choice = firstOf(record.choices);
     return {
       error: record.error?.message ?? record.message,
       text: choice?.text ?? "",

@@ -1,0 +1,70 @@
+// The table of the last requests. A row that is there stays, so that a reader does not lose its place.
+
+import { $, duration, el, shown, svg } from "./dom.js";
+import { nice } from "./plots.js";
+
+const COLUMNS = ["Time", "Status", "Path", "Model", "Tokens", "First token", "Total", "Phases", "Outcome", "Request"];
+const PHASES = ["tokenize", "queue", "prefill", "decode", "format"];
+const WIDTH = 120;
+
+let body = null;
+let drawnAs = "";
+let rows = new Map();
+
+export function showRequests({ requests, server }) {
+  const workers = new Set(requests.map(({ worker }) => worker)).size;
+  $("requests-note").textContent = requests.length ? `${requests.length} from ${workers} web ${workers === 1 ? "worker" : "workers"}${server.keeps_prompts ? "" : ", without prompts"}` : "none yet";
+  const longest = nice(Math.max(...requests.map(({ total_ms: time }) => time), 1)); // seldom another: then all bars are
+  const as = JSON.stringify([longest, server.keeps_prompts, server.run]);
+  if (as !== drawnAs) begin(server);
+  drawnAs = as;
+  const old = rows;
+  rows = new Map(requests.map((each) => [each, old.get(each) ?? requestRow(each, longest, server)]));
+  for (const [each, row] of old) if (!rows.has(each)) row.remove();
+  [...rows.values()].forEach((row, index) => {
+    if (body.children[index] !== row) body.insertBefore(row, body.children[index] ?? null);
+  });
+}
+
+function begin(server) {
+  const columns = server.keeps_prompts ? [...COLUMNS, "Prompt"] : COLUMNS;
+  rows = new Map();
+  body = el("tbody");
+  $("requests").replaceChildren(
+    el("caption", { class: "sr" }, "The last requests, the newest first"),
+    el("thead", {}, el("tr", {}, ...columns.map((name) => el("th", { scope: "col" }, name)))),
+    body,
+  );
+}
+
+function requestRow(request, longest, server) {
+  const failed = request.error !== null || request.status >= 400;
+  return el("tr", { class: failed ? "failed" : "" },
+    el("td", {}, new Date(request.time * 1000).toLocaleTimeString("en-GB")),
+    el("td", {}, el("span", { class: `pill ${failed ? "bad" : "good"}` }, request.status)),
+    el("td", { class: "mono" }, shown(request.path, 60)),
+    el("td", {}, el("bdi", {}, shown(request.model, 40))),
+    el("td", { class: "number" }, `${request.prompt_tokens}${request.cached_tokens ? ` (${request.cached_tokens} cached)` : ""} → ${request.generated_tokens}`),
+    el("td", { class: "number" }, request.first_token_ms === null ? "–" : duration(request.first_token_ms / 1000)),
+    el("td", { class: "number" }, duration(request.total_ms / 1000)),
+    el("td", {}, phaseBar(request.phases, longest)),
+    el("td", { class: "outcome" }, request.error === null ? shown(request.finish_reasons.join(", "), 60) : shown(request.error, 300)),
+    el("td", { class: "mono id" }, shown(request.request_id, 256), el("span", { class: "figures" }, ` worker ${request.worker}`)),
+    server.keeps_prompts ? el("td", { class: "outcome" }, el("bdi", {}, shown(request.prompt ?? "", 300))) : null);
+}
+
+function phaseBar(phases, longest) {
+  const timed = PHASES.filter((phase) => phases[phase] !== undefined);
+  const spelt = timed.map((phase) => `${phase} ${duration(phases[phase] / 1000)}`).join(", ");
+  const title = svg("title", {});
+  title.textContent = spelt;
+  const bar = svg("svg", { viewBox: `0 0 ${WIDTH} 10`, class: "phase-bar", role: "img", "aria-label": spelt || "no phases" });
+  bar.append(title);
+  let x = 0;
+  for (const phase of timed) {
+    const width = (WIDTH * phases[phase]) / longest;
+    bar.append(svg("rect", { x: x.toFixed(2), y: 1, height: 8, width: Math.max(width, 0.4).toFixed(2), class: `phase-${PHASES.indexOf(phase)}` }));
+    x += width;
+  }
+  return bar;
+}
