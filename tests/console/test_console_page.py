@@ -160,7 +160,7 @@ def test_tabs_show_what_was_on_the_wire(server: Server, page: Page, mode: str, s
             assert wire(page, "sent").encode() == recorded[route].sent
             assert wire(page, "received").encode() == recorded[route].received
             assert json.loads(recorded[route].sent).get("stream", False) is (streams and api != "tgi")
-        page.check("#hex")
+        page.check("#hex-received")
         assert recorded[route].received[:16].hex(" ") in (page.locator("[data-wire=received]").text_content() or "")
 
 
@@ -170,9 +170,13 @@ def test_a_token_shows_how_likely_it_was(server: Server, page: Page) -> None:
     ask(page, "abcdefgh")
     page.locator("#answer [data-index='3']").hover()
     expect(page.locator("#token")).to_contain_text(re.compile(r"\d %"))
-    page.locator("#answer").focus()
+    slider = page.get_by_role("slider", name="Token")
+    slider.focus()
     page.keyboard.press("ArrowRight")
     expect(page.locator("#answer .current")).to_have_attribute("data-index", "4")
+    expect(slider).to_have_attribute("aria-valuetext", re.compile(r"^5 of \d+: \S+ [\d.]+ %, of "))
+    page.keyboard.press("Home")
+    expect(slider).to_have_attribute("aria-valuetext", re.compile(r"^1 of "))
 
 
 HOSTILE = (
@@ -203,7 +207,8 @@ def test_a_hostile_server_leaves_the_page_usable(server: Server, page: Page) -> 
     word = "x" * 1_000_000
     with recording_proxy(server) as proxy:
         state = page.request.get(f"{server.url}/console/data/state").json()
-        model = state["models"][0] | {"name": HOSTILE, "adapters": [HOSTILE, "y" * 100_000], "url": HOSTILE}
+        model = state["models"][0] | {"name": HOSTILE, "url": HOSTILE}
+        model["adapters"] = [{"name": name, "pinned": False} for name in (HOSTILE, "y" * 100_000)]
         broken = model | {"name": "<b>broken</b>", "state": "failed", "phase": HOSTILE + word[:10_000]}
         request: dict[str, Any] = {
             "time": 1,
@@ -335,6 +340,7 @@ def test_a_failed_load_shows_its_cause(browser: Browser, page: Page, tmp_path: P
         page.click("#load-model button")
         bad = page.locator("article.model").filter(has=page.get_by_role("heading", name="bad"))
         expect(bad.locator(".failure")).to_contain_text("the echo backend fails to load, as requested")
+        page.on("dialog", lambda dialog: dialog.accept())
         page.get_by_role("button", name="Unload model good").click()
         expect(page.get_by_role("heading", name="good")).to_have_count(0)
     finally:
