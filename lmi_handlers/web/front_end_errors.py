@@ -24,6 +24,8 @@ Shape = Callable[[int, str, str], object]
 """Makes the error document from `(status, kind, message)`. `kind` is Werkzeug's exception name, e.g. `NotFound`."""
 
 _HIDDEN = ("HEAD", "OPTIONS")
+_PAGES = ("console.", "docs.")
+"""Views of pages for browsers, which are no routes of an API."""
 
 
 class FrontEndErrors:
@@ -150,5 +152,7 @@ def _routes() -> dict[str, str]:
     """Return the display form of each path, like `GET/POST /ping`."""
     allowed: dict[str, set[str]] = {}
     for rule in current_app.url_map.iter_rules():
+        if rule.endpoint.startswith(_PAGES):
+            continue
         allowed.setdefault(rule.rule.replace("<path:", "<"), set()).update(rule.methods or ())
     return {path: f"{'/'.join(sorted(methods.difference(_HIDDEN)))} {path}" for path, methods in allowed.items()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,45 +13,24 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from browsers import Seen, chromium, empty_page, needs_chromium
 from model_store import ECHO, StoreServer
 from paths import ROOT
-from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 from recording_proxy import recording_proxy
 from serving import API_KEY, Server, StartServer
-
-CHROMIUM = shutil.which("chromium")
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-PATIENCE = 30_000
-"""Milliseconds for which the page is waited for, also on a busy machine."""
 
 VIEWS = ("try", "watch", "configuration")
 APIS = ("lmi", "tgi", "mindie", "openai-chat", "openai-completions", "aleph-alpha")
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif("CI" not in os.environ and CHROMIUM is None, reason="needs Debian's package chromium"),
-]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300), needs_chromium]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A browser. It ends with the module: Playwright has an event loop in this thread, which may disturb other tests."""
-    with sync_playwright() as playwright:
-        assert CHROMIUM is not None, "CI installs chromium"
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        expect.set_options(timeout=PATIENCE)
+    """A browser for all tests here."""
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -64,28 +42,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.stop()
 
 
-class Seen:
-    """What a page has asked for, and what it has complained about."""
-
-    def __init__(self, page: Page) -> None:
-        self.urls: list[str] = []
-        self.complaints: list[str] = []
-        page.on("request", self._asked)
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
-
-    def _asked(self, request: Request) -> None:
-        self.urls.append(request.url)
-
-
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     """An empty page of a profile of its own."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    page = context.new_page()
-    page.set_default_timeout(PATIENCE)
-    yield page
-    context.close()
+    with empty_page(browser) as page:
+        yield page
 
 
 def opened(page: Page, url: str, view: str = "try") -> Page:

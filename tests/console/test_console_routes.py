@@ -56,7 +56,7 @@ def test_browsers_get_the_page(echo_server: Server) -> None:
     assert "unsafe" not in policy
     assert "Set-Cookie" not in answer.headers
     for link in re.findall(r'(?:src|href)="([^"#]+)"', answer.text):
-        assert get(echo_server, f"/{link}").status_code == 200, link
+        assert get(echo_server, f"/{link}", Accept=BROWSER).status_code == 200, link
     assert answer.headers["Cache-Control"] == "no-cache"
 
 

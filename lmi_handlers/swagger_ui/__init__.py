@@ -1,0 +1,1 @@
+"""The page at `/docs`: the OpenAPI document, readable and callable."""
