@@ -19,6 +19,7 @@ from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.log import configure_logging
 from lmi_handlers.ray.application import build
 from lmi_handlers.ray.arguments import Arguments
+from lmi_handlers.ray.environ import ray_environ
 from lmi_handlers.start_up import check_port, mistakes
 
 logger = logging.getLogger(__name__)
@@ -38,22 +39,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     port: int
     proxies: str
-
-
-def ray_environ(predict_timeout: int) -> dict[str, str]:
-    """Return what Ray's own processes are started with, as far as the environment does not say otherwise.
-
-    Requests go from HAProxy to the replicas, and not through Ray's Python proxy, which would cost more time for each token
-    than all the rest. When replicas come and go, Ray starts a new HAProxy, and ends the old one after a time, by which all
-    of its requests must be answered.
-    """
-    ours = {
-        "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(predict_timeout + 10),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
-        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # ours only passes bytes
-    }
-    return {name: os.environ.get(name, text) for name, text in ours.items()}
 
 
 def run(arguments: Arguments, options: Options) -> None:

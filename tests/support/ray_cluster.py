@@ -129,12 +129,10 @@ class RayCluster:
         num_cpus: float = 1,
         resources: Mapping[str, float] | None = None,
         environ: Mapping[str, str] | None = None,
-        wait: bool = True,
     ) -> RayNode:
-        """Start one more node. Several start sooner with `wait=False` and `node.wait_started()` afterwards."""
+        """Start one more node, and wait for it: nodes of one machine that start at once take each other's sockets."""
         node = self._start(["--address", self.address], num_cpus, resources or {}, environ or {})
-        if wait:
-            node.wait_started()
+        node.wait_started()
         return node
 
     def _start(
