@@ -12,7 +12,7 @@ from ray.serve import Application
 from lmi_handlers.configuration import Configuration, read_configuration
 from lmi_handlers.ray.arguments import Arguments
 from lmi_handlers.ray.replica import Replica
-from lmi_handlers.ray.resources import max_ongoing_requests, nodes_of, resources_of
+from lmi_handlers.ray.resources import has_room, max_ongoing_requests, nodes_of, resources_of
 
 DEPLOYMENT = "lmi"
 """Its name: a Serve configuration may override the options of the deployment."""
@@ -61,5 +61,7 @@ def build(
         health_check_timeout_s=properties.model_loading_timeout,
         graceful_shutdown_timeout_s=properties.predict_timeout + _SHUTDOWN_SECONDS,
         max_constructor_retry_count=_RETRIES,
+        # In an update, a replica more, rounded up: the old ones go on until it is ready. Without room, it would wait for ever.
+        max_surge_percent=1 if has_room(nodes, resources, arguments.replicas + 1) else 0,
     )(Replica)
     return deployment.bind(dict(environ))

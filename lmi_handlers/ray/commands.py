@@ -36,12 +36,22 @@ def ray() -> None:
     show_default=True,
     help="Nodes that listen: those with replicas, or the head node only.",
 )
+@click.option("--detach", is_flag=True, help="With --address: leave it on the cluster, and return once it serves.")
 def serve(
-    *, model_dir: Path, address: str | None, env: tuple[str, ...], host: str, port: int, proxies: str, **given: Any
+    *,
+    model_dir: Path,
+    address: str | None,
+    env: tuple[str, ...],
+    host: str,
+    port: int,
+    proxies: str,
+    detach: bool,
+    **given: Any,
 ) -> None:
     """Serve a model with several replicas on a Ray cluster, until Ctrl-C.
 
-    Each replica is a server as `lmi serve` starts it, and answers the same bytes.
+    Each replica is a server as `lmi serve` starts it, and answers the same bytes. What the cluster serves already is
+    replaced, one replica after the other.
 
     Example: lmi ray serve --model-dir ./model --replicas 2
     """
@@ -50,6 +60,8 @@ def serve(
 
     if find_spec("ray") is None:
         fail("Ray is not installed: pip install 'lmi-handlers[ray]'")
+    if detach and address is None:
+        fail("--detach needs --address: without a cluster, Ray ends with this command")
     from pydantic import ValidationError
 
     from lmi_handlers.ray.arguments import Arguments
@@ -57,7 +69,7 @@ def serve(
 
     try:
         arguments = Arguments(model_dir=str(model_dir.resolve()), environ=dict(map(_variable, env)), **given)
-        run(arguments, Options(address=address, host=host, port=port, proxies=proxies))
+        run(arguments, Options(address=address, host=host, port=port, proxies=proxies, detach=detach))
     except ValidationError as error:
         fail(*(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()))
     except ConfigError as error:

@@ -68,6 +68,16 @@ def resources_of(
     return Resources(num_cpus=cpus, num_gpus=gpus)
 
 
+def has_room(nodes: Sequence[Node], resources: Resources, replicas: int) -> bool:
+    """Return whether so many replicas fit on the nodes."""
+    return sum(_fitting(node, resources) for node in nodes) >= replicas
+
+
+def _fitting(node: Node, resources: Resources) -> int:
+    by_cpus = int(node.cpus / resources.num_cpus)
+    return min(by_cpus, node.gpus // resources.num_gpus) if resources.num_gpus else by_cpus
+
+
 def _gpus(configuration: Configuration, largest: int) -> int:
     """Return how many GPUs a replica uses. `largest` is the number that a node has at most.
 

@@ -39,10 +39,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     port: int
     proxies: str
+    detach: bool = False
+    """Whether the application is left to the cluster once it serves."""
 
 
 def run(arguments: Arguments, options: Options) -> None:
-    """Serve until SIGINT or SIGTERM, then let requests finish. Raises `ConfigError`."""
+    """Serve until SIGINT or SIGTERM, then let requests finish. Raises `ConfigError`.
+
+    If the application is on the cluster already, Ray replaces its replicas one after the other.
+    """
     configure_logging()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is reported to anybody
     environ = {"LMI_MODEL_DIR": arguments.model_dir, **arguments.environ}
@@ -63,13 +68,15 @@ def run(arguments: Arguments, options: Options) -> None:
         )
         serve.run(build(arguments, configuration, environ, of_ray), name=APPLICATION)
         logger.info("serving on Ray at http://%s", netloc(options.host, options.port))
-        _wait()
+        if not options.detach:
+            _wait()
     except KeyboardInterrupt:
         logger.info("shutting down: replicas finish their requests")
     except RuntimeError as error:  # Ray's, if the replicas do not start
         raise ConfigError(f"the replicas do not start: {error}") from error
     finally:
-        _delete()
+        if not options.detach:
+            _delete()
         if options.address is None:
             serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()

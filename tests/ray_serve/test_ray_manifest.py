@@ -12,7 +12,18 @@ import yaml  # type: ignore[import-untyped]  # its stubs are a package of their 
 from paths import ROOT
 from serving import Server, free_port
 
+from lmi_handlers.ray.environ import ray_environ
+
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+
+def test_all_nodes_start_with_the_variables_of_lmi_ray_serve() -> None:
+    manifest = yaml.safe_load((ROOT / "examples" / "rayservice.yaml").read_text())
+    cluster = manifest["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        (container,) = group["template"]["spec"]["containers"]
+        variables = {each["name"]: each["value"] for each in container["env"]}
+        assert ray_environ(predict_timeout=240).items() <= variables.items()
 
 
 def test_ray_serves_the_application_of_the_manifest(tmp_path: Path) -> None:

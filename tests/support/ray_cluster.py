@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from serving import ENVIRON, free_port
 
 _START_SECONDS = 180.0  # a slow machine with other tests running
 _OBJECT_STORE_BYTES = 80_000_000  # Ray's minimum is 75 MB
+_ATTEMPTS = 3  # Ray itself gives up after 30 s
 _STARTED = "Ray runtime started"
 
 
@@ -43,22 +45,19 @@ class RayNode:
         return self._log.read_text(errors="replace")
 
     def processes(self, text: str = "") -> list[psutil.Process]:
-        """The node's processes whose command line contains this text, parents first."""
+        """The node's processes whose command line contains this text."""
         found = []
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self.process.pid).children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # it has just ended
-                    if text in " ".join(child.cmdline()):
-                        found.append(child)
+        for process in self._all():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # it has just ended
+                if text in " ".join(process.cmdline()):
+                    found.append(process)
         return found
 
     def kill(self) -> None:
         """End the node as a power cut would: nothing on it can do anything any more."""
-        for _ in range(3):  # what was just being started
-            for process in self._stopped():
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-        self.process.wait(30)
+        self._stopped()
+        for _ in range(3):  # also what was just being started
+            self.end()
 
     def freeze(self) -> None:
         """Stop all processes, as on a machine that hangs: connections are accepted, and nothing is answered."""
@@ -78,12 +77,23 @@ class RayNode:
         return processes
 
     def _all(self) -> list[psutil.Process]:
-        if self.process.poll() is not None:
-            return []
-        return [psutil.Process(self.process.pid), *self.processes()]
+        """All processes of the node: those of its session, and their children."""
+        found: dict[int, psutil.Process] = {}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                if os.getsid(process.pid) == self.process.pid:
+                    found |= {each.pid: each for each in (process, *process.children(recursive=True))}
+        return list(found.values())
+
+    def end(self) -> None:
+        """Kill what is left of the node."""
+        for process in self._all():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait(30)
 
     def wait_started(self) -> None:
-        """Wait until Ray runs on this node. Fails with its output if that takes too long."""
+        """Wait until Ray runs on this node. Fails with its output if it gives up, or if that takes too long."""
         deadline = time.monotonic() + _START_SECONDS
         while _STARTED not in self.log:
             assert self.process.poll() is None, self.log
@@ -107,9 +117,9 @@ class RayCluster:
     ) -> None:
         clean = {key: value for key, value in ENVIRON.items() if not key.startswith(("LMI_", "OPTION_", "SERVING_"))}
         self.environ = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        self._environ = clean | self.environ | dict(environ or {})
+        self.variables = dict(environ or {})
+        self._environ = clean | self.environ | self.variables
         self._logs = tempfile.TemporaryDirectory(prefix="ray-cluster-")
-        self._started = 0
         self.nodes: list[RayNode] = []
         port = free_port()
         self.address = f"127.0.0.1:{port}"
@@ -117,11 +127,6 @@ class RayCluster:
         arguments = ["--head", "--port", str(port), "--include-dashboard", str(dashboard).lower()]
         arguments += ["--dashboard-port", str(self.dashboard_port), "--ray-client-server-port", str(free_port())]
         self.head = self._start(arguments, num_cpus, resources or {}, {})
-        try:
-            self.head.wait_started()
-        except AssertionError:
-            self.stop()
-            raise
 
     def add_node(
         self,
@@ -131,17 +136,30 @@ class RayCluster:
         environ: Mapping[str, str] | None = None,
     ) -> RayNode:
         """Start one more node, and wait for it: nodes of one machine that start at once take each other's sockets."""
-        node = self._start(["--address", self.address], num_cpus, resources or {}, environ or {})
-        node.wait_started()
-        return node
+        arguments = ["--address", self.address, "--include-log-monitor", "false"]  # the head's reads all nodes' files
+        return self._start(arguments, num_cpus, resources or {}, environ or {})
 
     def _start(
         self, arguments: list[str], num_cpus: float, resources: Mapping[str, float], environ: Mapping[str, str]
     ) -> RayNode:
-        self._started += 1
-        address = f"127.0.0.{self._started}"
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *arguments]
-        command += ["--node-ip-address", address, "--num-cpus", f"{num_cpus:g}", "--resources", json.dumps(resources)]
+        given = ["--num-cpus", f"{num_cpus:g}", "--resources", json.dumps(resources), *arguments]
+        for attempt in range(_ATTEMPTS):
+            node = self._started_node(given, environ)
+            try:
+                node.wait_started()
+            except AssertionError:
+                node.end()
+                if attempt == _ATTEMPTS - 1:
+                    self.stop()
+                    raise
+            else:
+                break
+        self.nodes.append(node)
+        return node
+
+    def _started_node(self, arguments: list[str], environ: Mapping[str, str]) -> RayNode:
+        address = f"127.0.0.{len(self.nodes) + 1}"
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--node-ip-address", address]
         command += ["--object-store-memory", str(_OBJECT_STORE_BYTES), "--disable-usage-stats"]
         command += ["--min-worker-port", "0", "--max-worker-port", "0"]  # any free port, not Ray's 10002 to 19999
         for name in ("dashboard-agent-listen-port", "dashboard-agent-grpc-port", "metrics-export-port"):
@@ -149,11 +167,13 @@ class RayCluster:
         log = Path(self._logs.name) / f"{address}.log"
         with log.open("wb") as file:
             process = subprocess.Popen(
-                command, stdout=file, stderr=file, env=self._environ | dict(environ), start_new_session=True
+                [*command, *arguments],
+                stdout=file,
+                stderr=file,
+                env=self._environ | dict(environ),
+                start_new_session=True,
             )
-        node = RayNode(address, process, log)
-        self.nodes.append(node)
-        return node
+        return RayNode(address, process, log)
 
     def wait_for_processes(self, text: str, number: int, timeout: float = 120.0) -> list[psutil.Process]:
         """Wait until this many processes of the whole cluster have this text in their command lines."""
@@ -170,14 +190,9 @@ class RayCluster:
                 node.process.send_signal(signal.SIGTERM)  # Ray removes its shared memory
         deadline = time.monotonic() + 10
         for node in self.nodes:
-            processes = node._all()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 node.process.wait(max(0.1, deadline - time.monotonic()))
-            _, left = psutil.wait_procs(processes, timeout=1)
-            for process in left:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            node.process.wait(10)
+            node.end()
         self.nodes.clear()
         self._logs.cleanup()
 

@@ -1,0 +1,33 @@
+"""What `lmi ray serve` decides before Ray is asked for anything."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from lmi_handlers.ray.commands import serve
+from lmi_handlers.ray.resources import Node, Resources, has_room
+
+
+@pytest.mark.parametrize(
+    ("num_cpus", "num_gpus", "replicas", "fits"),
+    [
+        (1.0, 0, 10, True),
+        (1.0, 0, 11, False),
+        (0.5, 2, 3, True),
+        (0.5, 2, 4, False),
+        (3.0, 1, 2, True),
+        (3.0, 1, 3, False),
+    ],
+)
+def test_an_update_starts_a_new_replica_first_where_there_is_room(
+    num_cpus: float, num_gpus: int, replicas: int, fits: bool
+) -> None:
+    nodes = [Node(4.0, 3), Node(4.0, 5), Node(2.0, 0)]
+    assert has_room(nodes, Resources(num_cpus, num_gpus), replicas) is fits
+
+
+def test_a_ray_of_its_own_ends_with_the_command() -> None:
+    result = CliRunner().invoke(serve, ["--model-dir", "m", "--detach"])
+    assert result.exit_code != 0
+    assert "--detach needs --address" in result.output
