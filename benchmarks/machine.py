@@ -23,6 +23,13 @@ def describe_machine() -> str:
     )
 
 
+def busy_and_idle_seconds() -> tuple[float, float]:
+    """Return the time that all cores together have worked, for whomever, and been idle."""
+    user, nice, system, idle, waiting, *others = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
+    ticks = os.sysconf("SC_CLK_TCK")
+    return (user + nice + system + sum(others[:3])) / ticks, (idle + waiting) / ticks
+
+
 def fastest_dtype() -> str:
     """Return `bfloat16` if the processor multiplies it, otherwise `float32`: emulated bfloat16 is several times slower."""
     flags = _cpu().get("flags", _cpu().get("Features", "")).split()

@@ -19,6 +19,7 @@ from load import bench_load
 from machine import describe_machine
 from neighbour_cost import bench_neighbours
 from open_streams import bench_open_streams
+from ray_replicas import bench_ray
 from s3_download import bench_s3
 from start_up import bench_start_up
 from vllm_serve import bench_vllm
@@ -35,6 +36,7 @@ PARTS = {
     "start-up": bench_start_up,
     "s3": bench_s3,
     "faults": bench_faults,
+    "ray": bench_ray,
 }
 
 

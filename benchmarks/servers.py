@@ -55,6 +55,12 @@ class Process:
         (self._directory / "clear_refs").write_text("5")  # proc_pid_clear_refs(5)
 
     @property
+    def shared_bytes(self) -> int:
+        """Resident memory, with an equal share of what several processes use (PSS)."""
+        rollup = (self._directory / "smaps_rollup").read_text()
+        return int(rollup.partition("\nPss:")[2].split()[0]) * 1024
+
+    @property
     def cpu_seconds(self) -> float:
         """CPU time of all threads, in user and kernel mode."""
         fields = (self._directory / "stat").read_text().rpartition(")")[2].split()
@@ -100,13 +106,17 @@ class Server:
 
     def metrics(self) -> dict[str, float]:
         """Return the values of `/metrics` by series: name and labels, as they are written."""
-        lines = self._get("/metrics")[1].decode().splitlines()
+        lines = self.page("/metrics").decode().splitlines()
         series = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in series}
 
     def counter(self, name: str) -> float:
         """Return the value of a series of `/metrics`, whatever its labels."""
         return sum(value for series, value in self.metrics().items() if series.partition("{")[0] == name)
+
+    def page(self, path: str) -> bytes:
+        """Return the body of a page."""
+        return self._get(path)[1]
 
     @property
     def backend(self) -> str:
@@ -154,10 +164,10 @@ def loading_lmi_server(directory: Path, properties: dict[str, object]) -> Iterat
     directory.mkdir(exist_ok=True)
     lines = [f"{name}={value}\n" for name, value in properties.items()]
     (directory / "serving.properties").write_text("".join(lines))
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "lmi_handlers.cli", "serve", "--model-dir", str(directory)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    with _running(command, directory / "server.log", {}) as process:
+    with running(command, directory / "server.log", {}) as process:
         yield Server(process, port, directory / "server.log")
 
 
@@ -169,7 +179,7 @@ def fastapi_server(directory: Path, records: bytes, *, pace: float = math.inf) -
     """
     directory.mkdir(exist_ok=True)
     (directory / "records").write_bytes(records)
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "uvicorn", "--app-dir", str(HERE), "peer_fastapi:app", "--host", "127.0.0.1"]
     command += [
         "--port",
@@ -183,7 +193,7 @@ def fastapi_server(directory: Path, records: bytes, *, pace: float = math.inf) -
         "warning",
     ]
     environ = {"BENCH_RECORDS": str(directory / "records"), "BENCH_PACE": str(pace)}
-    with _running(command, directory / "server.log", environ) as process:
+    with running(command, directory / "server.log", environ) as process:
         server = Server(process, port, directory / "server.log")
         server.wait()
         yield server
@@ -193,7 +203,7 @@ def fastapi_server(directory: Path, records: bytes, *, pace: float = math.inf) -
 def vllm_server(directory: Path, model: Path, options: dict[str, object]) -> Iterator[Server]:
     """Run `vllm serve` on the model with the engine arguments `options`, without access and statistics logs."""
     directory.mkdir(exist_ok=True)
-    port = _free_port()
+    port = free_port()
     command = [
         sys.executable,
         str(HERE / "peer_vllm.py"),
@@ -209,7 +219,7 @@ def vllm_server(directory: Path, model: Path, options: dict[str, object]) -> Ite
         flag = f"--{name.replace('_', '-')}"
         command += [flag] if value is True else [flag, str(value)]
     environ = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
-    with _running(command, directory / "server.log", environ) as process:
+    with running(command, directory / "server.log", environ) as process:
         server = Server(process, port, directory / "server.log")
         server.wait()
         yield server
@@ -219,9 +229,9 @@ def vllm_server(directory: Path, model: Path, options: dict[str, object]) -> Ite
 def llama_cpp_server(directory: Path, gguf_file: Path, slots: int, slot_tokens: int) -> Iterator[Server]:
     """Run llama.cpp's server on a GGUF file, for `slots` requests at a time of at most `slot_tokens` each."""
     directory.mkdir(exist_ok=True)
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, str(HERE / "peer_llama_cpp.py"), str(gguf_file), str(port), str(slots), str(slot_tokens)]
-    with _running(command, directory / "server.log", {}) as process:
+    with running(command, directory / "server.log", {}) as process:
         server = Server(process, port, directory / "server.log", ready_path="/health")
         server.wait()
         yield server
@@ -260,12 +270,12 @@ def responder(directory: Path, script: str, *arguments: str) -> Iterator[Respond
     """Run a script of this folder with these arguments."""
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "stderr.log"
-    with _running([sys.executable, str(HERE / script), *arguments], log, {}, pipes=True) as process:
+    with running([sys.executable, str(HERE / script), *arguments], log, {}, pipes=True) as process:
         yield Responder(process, log)
 
 
 @contextmanager
-def _running(
+def running(
     command: list[str], log: Path, environ: dict[str, str], *, pipes: bool = False
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command until the block ends, even if it ends with an exception."""
@@ -297,7 +307,8 @@ def _running(
                     pipe.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port on which nothing listens at the moment."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
