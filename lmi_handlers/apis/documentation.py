@@ -23,8 +23,9 @@ class Documentation(msgspec.Struct, frozen=True, kw_only=True):
     """An API's part of the OpenAPI document, besides its routes.
 
     `names` are the names of types in the document, where they differ from the class names, or for types that have none.
-    `examples` has examples of bodies, by their types. `bounds` are bounds of fields, by the name of the type in the
-    document. `union_bounds` are JSON schema keywords for types in `names` that are unions.
+    `examples` has examples of bodies and answers, by their types. That of a type serves for lists of it, too. `bounds` are
+    bounds of fields, by the name of the type in the document. `union_bounds` are JSON schema keywords for types in `names`
+    that are unions.
     """
 
     names: Mapping[str, Any] = {}

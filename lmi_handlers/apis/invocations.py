@@ -60,8 +60,8 @@ class Invocations(Endpoint, frozen=True, kw_only=True):
         return next((dialect for name, dialect in self.claims.items() if name in fields), self.native)
 
 
-def invocations(native: Generation, claims: Mapping[str, Generation]) -> Invocations:
-    """Return the endpoint of the invoke routes."""
+def invocations(native: Generation, claims: Mapping[str, Generation], *, takes_text: bool = True) -> Invocations:
+    """Return the endpoint of the invoke routes. `takes_text` tells whether plain text is a prompt."""
     generations = (native, *claims.values())
     dialects = tuple(generation.dialect for generation in generations)
     bodies = _joined(JSON, [generation.bodies for generation in generations])
@@ -84,7 +84,7 @@ def invocations(native: Generation, claims: Mapping[str, Generation]) -> Invocat
         required=tuple(required),
         dialects=dialects,
         errors=GENERATING,
-        bodies={JSON: bodies, TEXT: (PlainPrompt,), JSON_LINES: bodies},
+        bodies={JSON: bodies, **({TEXT: (PlainPrompt,)} if takes_text else {}), JSON_LINES: bodies},
         answers={content_type: types for content_type, types in answers.items() if types},
     )
 
@@ -133,7 +133,8 @@ def model_routes(
         "/predictions/{model}/{version}": ("predictions_of_version", (model, version)),
         "/models/{model}/invoke": ("invoke_model", (model,)),
     }
-    unknown = Failure(status=404, reason=str(ModelNotFound.__doc__), content=(FrontEndError,))
+    error = FrontEndError(404, "ModelNotFoundException", "The model 'other' was not found")
+    unknown = Failure(status=404, reason=str(ModelNotFound.__doc__), content=(FrontEndError,), examples=(error,))
     return [
         Route("POST", path, name, "LMI", summary, endpoint, parameters=(*own, *parameters), failures=(unknown,))
         for path, (name, own) in paths.items()

@@ -50,7 +50,7 @@ class ServedApis:
         # TEI's has `POST /` only if the server embeds or scores texts.
         root = next(api.root for api in (self.apis["tei"], chosen, self.apis["tgi"]) if api.root is not None)
         claims = {field: generation for api in self.apis.values() for field, generation in api.claims.items()}
-        self.invocations: Invocations = invocations(native, claims)
+        self.invocations: Invocations = invocations(native, claims, takes_text=not context.properties.ranks)
         self.root: Generation = root
         shared = [
             *invoke_routes(self.invocations, context.properties),

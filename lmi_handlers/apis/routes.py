@@ -71,12 +71,16 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """An error response: status, reason, types of its JSON body, and whether a `Retry-After` header is sent."""
+    """An error response: status, reason, types of its JSON body, and whether a `Retry-After` header is sent.
+
+    `examples` has examples of the body.
+    """
 
     status: int
     reason: str
     content: Types
     retry: bool = False
+    examples: tuple[object, ...] = ()
 
 
 class FrontEndError(msgspec.Struct):
@@ -90,11 +94,13 @@ class FrontEndError(msgspec.Struct):
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """What answers a route, with the types of its request bodies and of its answers with status 200.
 
-    Errors are of the classes `errors`, in the format of one of `dialects`. Without `answers`, the response has no body.
+    `examples` has an example of an answer by content type, where its type alone does not tell what it is. Errors are of
+    the classes `errors`, in the format of one of `dialects`. Without `answers`, the response has no body.
     """
 
     answers: Contents = {}
     bodies: Contents = {}
+    examples: Mapping[str, object] = {}
     dialects: tuple[Dialect, ...] = ()
     errors: Kinds = ()
 

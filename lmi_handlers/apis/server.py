@@ -44,16 +44,26 @@ LINES_AT_A_TIME = 32
 """Maximum number of records of one JSON-lines body in the engine at a time."""
 
 
+HEALTHY = {"my-model": Health("Healthy")}
+METRICS = {TEXT: "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 0\n"}
+
+
 def server_routes(document: Callable[[], bytes], properties: ServingProperties) -> Sequence[Route]:
     """Return the routes. `document` returns the OpenAPI document."""
     states = (dict[str, Health],)
     health = "Check whether requests are accepted, and if not, why."
-    unhealthy = Failure(status=503, reason=str(EngineNotReady.__doc__), content=states)
-    pings = Status(reply=ping, answers={JSON: states})
-    openapi = Status(reply=lambda _: Reply(200, document()), answers={JSON: (dict[str, object],)})
+    loading = {"my-model": Health("Starting", "loading weights", 4.2)}
+    unhealthy = Failure(status=503, reason=str(EngineNotReady.__doc__), content=states, examples=(loading,))
+    pings = Status(reply=ping, answers={JSON: states}, examples={JSON: HEALTHY})
+    openapi = Status(
+        reply=lambda _: Reply(200, document()),
+        answers={JSON: (dict[str, object],)},
+        examples={JSON: {"openapi": "3.1.0", "info": {"title": "lmi-handlers"}, "paths": {}}},
+    )
     parameters = Status(
         reply=partial(execution_parameters, max_request_size=properties.max_request_size),
         answers={JSON: (ExecutionParameters,)},
+        examples={JSON: ExecutionParameters(3, "MULTI_RECORD", 6)},
     )
     return (
         Route("GET", "/ping", "ping", SAGEMAKER, health, pings, failures=(unhealthy,)),
@@ -68,7 +78,12 @@ def server_routes(document: Callable[[], bytes], properties: ServingProperties) 
             failures=(unhealthy,),
         ),
         Route(
-            "GET", "/metrics", "metrics", TGI, "Get Prometheus metrics.", Status(reply=metrics, answers={TEXT: (str,)})
+            "GET",
+            "/metrics",
+            "metrics",
+            TGI,
+            "Get Prometheus metrics.",
+            Status(reply=metrics, answers={TEXT: (str,)}, examples=METRICS),
         ),
         Route("GET", "/openapi.json", "openapi", TGI, "Get this document.", openapi),
         Route("GET", "/api-doc/openapi.json", "api_doc", TGI, "Get this document, at TGI's path.", openapi),

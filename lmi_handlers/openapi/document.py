@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import msgspec
 
@@ -110,10 +110,10 @@ class _Writer:
             operation["parameters"] = [self._parameter(parameter) for parameter in route.parameters]
         if bodies := route.endpoint.bodies:
             required = not isinstance(route.endpoint, Action)
-            operation["requestBody"] = {"required": required, "content": self._bodies(bodies)}
+            operation["requestBody"] = {"required": required, "content": self._contents(bodies)}
         answer: Schema = {"description": "The answer."}
         if route.endpoint.answers:
-            answer["content"] = self._contents(route.endpoint.answers)
+            answer["content"] = self._contents(route.endpoint.answers, route.endpoint.examples)
         answers = {200: answer} | {failure.status: self._failure(failure) for failure in failures(route)}
         if route.method != "GET":
             answers[403] = {
@@ -127,30 +127,35 @@ class _Writer:
         operation["responses"] = {str(status): answers[status] for status in sorted(answers)}
         return operation
 
-    def _bodies(self, contents: Contents) -> Schema:
-        return {
-            content_type: {
-                "schema": self._schema(types),
-                "examples": {
-                    f"example {number}": {"value": self._examples[kind]}
-                    for number, kind in enumerate(types, 1)
-                    if kind in self._examples
-                },
-            }
-            for content_type, types in contents.items()
-        }
+    def _contents(self, contents: Contents, examples: Mapping[str, object] | None = None) -> Schema:
+        """Return media type objects. `examples` by content type take precedence over those by type."""
+        written: Schema = {}
+        for content_type, types in contents.items():
+            if examples and content_type in examples:
+                found = {"example": examples[content_type]}
+            else:
+                found = {
+                    _name(self._schemas[kind]): value for kind in types if (value := self._example(kind)) is not None
+                }
+            written[content_type] = {"schema": self._schema(types)} | _examples(found)
+        return written
 
-    def _contents(self, contents: Contents) -> Schema:
-        return {content_type: {"schema": self._schema(types)} for content_type, types in contents.items()}
+    def _example(self, kind: Any) -> object:
+        """Return an example of a type, or None."""
+        if kind in self._examples or get_origin(kind) is not list:
+            return self._examples.get(kind)
+        item = self._example(get_args(kind)[0])
+        return None if item is None else [item]
 
     def _schema(self, types: Types) -> Schema:
         schemas = [self._schemas[kind] for kind in types]
         return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
     def _failure(self, failure: Failure) -> Schema:
+        examples: dict[str, object] = {f"example {number}": each for number, each in enumerate(failure.examples, 1)}
         response: Schema = {
             "description": failure.reason,
-            "content": {"application/json": {"schema": self._schema(failure.content)}},
+            "content": {"application/json": {"schema": self._schema(failure.content)} | _examples(examples)},
         }
         if failure.retry:
             seconds = {"description": "Seconds to wait before retrying.", "schema": {"type": "integer"}}
@@ -164,3 +169,14 @@ class _Writer:
             schema["enum"] = list(parameter.values)
         written: Schema = {"name": parameter.name, "in": parameter.place, "description": parameter.description}
         return written | {"required": parameter.place == "path", "schema": schema}
+
+
+def _name(schema: Schema) -> str:
+    """Return the name of an example."""
+    if isinstance(items := schema.get("items"), dict):
+        return f"list of {_name(items)}"
+    return str(schema.get("$ref", "").rpartition("/")[2] or schema.get("type", "example"))
+
+
+def _examples(found: Mapping[str, object]) -> Schema:
+    return {"examples": {name: {"value": value} for name, value in found.items()}} if found else {}

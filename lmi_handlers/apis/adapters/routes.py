@@ -14,6 +14,7 @@ import msgspec
 from lmi_handlers.apis.adapters.dialect import VllmAdapterDialect
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.base import Dialect, Reply, front_end_json
+from lmi_handlers.apis.documentation import Documentation
 from lmi_handlers.apis.management import ManagementDialect, read_fields
 from lmi_handlers.apis.routes import JSON, READING, TEXT, Action, Parameter, Route
 from lmi_handlers.core.errors import (
@@ -76,8 +77,21 @@ class _Paging(msgspec.Struct):
     next_page_token: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
+_EXAMPLE = AdapterBody("my-adapter", "/opt/ml/model/adapters/my-adapter")
+
+
 class AdaptersApi(Api):
     """Has routes with `option.enable_lora`, unless `option.adapter_management` is off."""
+
+    documentation = Documentation(
+        examples={
+            AdapterBody: _EXAMPLE,
+            AdapterUpdate: AdapterUpdate(pin=True),
+            AdapterPage: AdapterPage([_EXAMPLE]),
+            LoadLoraBody: LoadLoraBody("my-adapter", "/opt/ml/model/adapters/my-adapter"),
+            UnloadLoraBody: UnloadLoraBody("my-adapter"),
+        }
+    )
 
     def __init__(self, context: Context) -> None:
         self._properties = context.properties
@@ -127,7 +141,8 @@ def _action(
     act: Callable[[ServedModel, Path, Fields], Reply], dialect: Dialect, answers: Any, bodies: Any, *errors: Any
 ) -> Action:
     errors = (*READING, ModelNotFound, DeadlineExceeded, RequestFailed, *errors)
-    return Action(act=act, dialects=(dialect,), answers=answers, bodies=bodies, errors=errors)
+    examples = {TEXT: "Adapter my-adapter registered"} if TEXT in answers else {}
+    return Action(act=act, dialects=(dialect,), answers=answers, bodies=bodies, examples=examples, errors=errors)
 
 
 def _register(model: ServedModel, path: Path, fields: Fields) -> Reply:

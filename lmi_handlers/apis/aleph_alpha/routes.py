@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from formatters.aleph_alpha import responses
+from formatters.aleph_alpha.examples import ANSWERS
 from formatters.openai.responses import ChatCompletion
 from lmi_handlers.apis.aleph_alpha.chat import AlephAlphaBody, AlephAlphaDialect
 from lmi_handlers.apis.aleph_alpha.completion import (
@@ -58,6 +59,7 @@ class AlephAlphaApi(Api):
     documentation = Documentation(
         names={"AlephAlphaRequest": AlephAlphaBody, "AlephAlphaCompletionRequest": AlephAlphaCompletionBody},
         examples={
+            **ANSWERS,
             AlephAlphaBody: CHAT_EXAMPLE | {"model": "any", "max_tokens": 20},
             AlephAlphaCompletionBody: {"model": "any", "prompt": QUESTION, "maximum_tokens": 20},
             SemanticEmbedBody: {"model": "any", "prompt": QUESTION, "representation": "query"},

@@ -9,6 +9,7 @@ import msgspec
 
 from formatters import load_formatter_class
 from formatters.lmi import responses
+from formatters.lmi.examples import ANSWERS
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.documentation import (
     GUIDED_BOUNDS,
@@ -73,6 +74,7 @@ class LmiApi(Api):
 
     documentation = Documentation(
         examples={
+            **ANSWERS,
             LmiRequest: PROMPT_EXAMPLE,
             LmiEmbeddingRequest: {"inputs": QUESTION},
             LmiRankingRequest: {"query": QUESTION, "texts": [QUESTION]},

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from formatters.mindie import responses
+from formatters.mindie.examples import ANSWERS
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.documentation import PROMPT_EXAMPLE, Documentation
 from lmi_handlers.apis.mindie.body import DOCUMENTED, MAX_INPUT_CHARACTERS, MindieBody
@@ -41,7 +42,7 @@ class MindieApi(Api):
         self.root = generation(MindieDialect(properties), MindieRequest, answers)
         self.native = self.root if properties.tgi_compat else None
         self.documentation = Documentation(
-            examples={MindieRequest: PROMPT_EXAMPLE},
+            examples={**ANSWERS, MindieRequest: PROMPT_EXAMPLE},
             bounds={
                 "MindieRequest": {"inputs": {"minLength": 1, "maxLength": MAX_INPUT_CHARACTERS}},
                 # TGI's, except that the seed must not be 0

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 from lmi_handlers.apis.base import Reply, front_end_json
+from lmi_handlers.apis.documentation import Documentation
 from lmi_handlers.apis.management import ManagementDialect, read_fields
 from lmi_handlers.apis.routes import JSON, READING, Action, Parameter, Route
 from lmi_handlers.core.errors import (
@@ -101,6 +102,16 @@ class ModelPage(msgspec.Struct, rename="camel", omit_defaults=True):
     next_page_token: str | None = None
 
 
+_ITEM = ModelItem("my-model", "my-model", "READY")
+DOCUMENTATION = Documentation(
+    examples={
+        LoadBody: {"url": "my-model", "synchronous": True},
+        ModelStatus: ModelStatus('Model "my-model" registered.'),
+        ModelPage: ModelPage([_ITEM]),
+    }
+)
+
+
 class _Paging(msgspec.Struct):
     limit: int = _PAGE
     next_page_token: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -117,7 +128,11 @@ def management_routes(*, multi_model: bool) -> Sequence[Route]:
     version = Parameter(name="version", place="path", description="Ignored: there is only one version.")
     load = _action(_load, ModelStatus, LoadBody, ModelExists, InsufficientMemory, LoadFailed)
     listed = _action(_list, ModelPage)
-    one = _action(_describe_short if multi_model else _describe, object)
+    if multi_model:
+        one = _action(_describe_short, object, examples={JSON: {"modelName": "my-model", "modelUrl": "my-model"}})
+    else:
+        model_of = msgspec.to_builtins(_ITEM) | {"status": "Healthy", "loadedAtStartup": True, "workerGroups": []}
+        one = _action(_describe, object, examples={JSON: [{"workflowName": "my-model", "models": [model_of]}]})
     scale = _action(_scale, ModelStatus, None, EngineNotReady, InsufficientMemory, LoadFailed)
     unload = _action(_unload, ModelStatus)
     routes = [
@@ -136,12 +151,13 @@ def management_routes(*, multi_model: bool) -> Sequence[Route]:
     return routes
 
 
-def _action(act: Any, answer: Any, body: Any = None, *errors: Any) -> Action:
+def _action(act: Any, answer: Any, body: Any = None, *errors: Any, examples: Any = None) -> Action:
     return Action(
         act=act,
         dialects=(ManagementDialect(),),
         answers={JSON: (answer,)},
         bodies={} if body is None else {JSON: (body,)},
+        examples=examples or {},
         errors=(*READING, ModelNotFound, *errors),
     )
 

@@ -12,7 +12,7 @@ from lmi_handlers.apis.base import Reply, front_end_json
 from lmi_handlers.apis.management import ManagementDialect
 from lmi_handlers.apis.openai.routes import TAG as OPENAI
 from lmi_handlers.apis.routes import JSON, TEXT, Action, Parameter, Route, Status
-from lmi_handlers.apis.server import SAGEMAKER, TGI, Health
+from lmi_handlers.apis.server import HEALTHY, METRICS, SAGEMAKER, TGI, Health
 from lmi_handlers.core.errors import ModelNotFound
 from lmi_handlers.engine.status import EngineState
 from lmi_handlers.metrics.requests import CONTENT_TYPE, page_of
@@ -26,7 +26,7 @@ _FAILS = (ModelState.FAILED, EngineState.STALLED, EngineState.STARTING)
 
 def store_routes() -> Sequence[Route]:
     """Return the routes."""
-    health = Status(reply=ping, answers={JSON: (dict[str, Health],)})
+    health = Status(reply=ping, answers={JSON: (dict[str, Health],)}, examples={JSON: HEALTHY})
     dialect = ManagementDialect()
     listed = Action(act=_list, dialects=(dialect,), answers={JSON: (ModelList,)})
     named = Parameter(name="model", place="path", description="The model's name.", has_slashes=True)
@@ -37,7 +37,12 @@ def store_routes() -> Sequence[Route]:
         Route("POST", "/ping", "post_ping", SAGEMAKER, summary, health),
         Route("GET", "/health", "health", TGI, summary, health),
         Route(
-            "GET", "/metrics", "metrics", TGI, "Get Prometheus metrics.", Status(reply=_metrics, answers={TEXT: (str,)})
+            "GET",
+            "/metrics",
+            "metrics",
+            TGI,
+            "Get Prometheus metrics.",
+            Status(reply=_metrics, answers={TEXT: (str,)}, examples=METRICS),
         ),
         Route("GET", "/v1/models", "list_served_models", OPENAI, "List the models.", listed),
         Route("GET", "/v1/models/{model}", "retrieve_served_model", OPENAI, "Get a model.", one, (named,)),

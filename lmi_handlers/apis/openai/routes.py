@@ -12,6 +12,7 @@ from typing import Any
 from formatters.openai import response_objects, responses
 from formatters.openai.chat import ChatJsonLinesFormatter, ChatSseFormatter
 from formatters.openai.completions import CompletionJsonLinesFormatter, CompletionSseFormatter
+from formatters.openai.examples import ANSWERS
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.documentation import CHAT_EXAMPLE, PRIORITY_BOUNDS, QUESTION, Documentation
 from lmi_handlers.apis.openai import messages, response_body, response_items, tools
@@ -98,6 +99,7 @@ class OpenAIApi(Api):
                 "ResponsesRequest": response_body.ResponseBody,
             },
             examples={
+                **ANSWERS,
                 ChatCompletionBody: CHAT_EXAMPLE | {"max_tokens": 20},
                 CompletionBody: {"prompt": QUESTION, "max_tokens": 20},
                 EmbeddingsBody: {"input": QUESTION},
@@ -126,8 +128,14 @@ class OpenAIApi(Api):
         named = Parameter(
             name="model", place="path", description="The model's or the adapter's name.", has_slashes=True
         )
+        unknown_error = self.router_error(404, "NotFound", "The model 'other' does not exist")
         # `FrontEndError` is for names that are not valid in a URL path.
-        unknown = Failure(status=404, reason=str(ModelNotFound.__doc__), content=(responses.OpenAIError, FrontEndError))
+        unknown = Failure(
+            status=404,
+            reason=str(ModelNotFound.__doc__),
+            content=(responses.OpenAIError, FrontEndError),
+            examples=(unknown_error,),
+        )
         return (
             Route("POST", "/v1/chat/completions", "chat_completions", TAG, "Continue a conversation.", self._chat),
             Route("POST", "/v1/completions", "completions", TAG, "Generate text from prompts.", self._completion),

@@ -11,6 +11,7 @@ from functools import partial
 import msgspec
 
 from formatters.base import encode
+from formatters.tei.examples import ANSWERS
 from formatters.tei.responses import (
     EmbeddingErrorResponse,
     EmbeddingInfo,
@@ -73,6 +74,7 @@ class TeiApi(Api):
             "PredictRequest": PredictBody,
         },
         examples={
+            **ANSWERS,
             EmbedBody: {"inputs": QUESTION},
             EmbedAllBody: {"inputs": QUESTION},
             SimilarityBody: {"inputs": {"source_sentence": QUESTION, "sentences": [_ANSWER]}},

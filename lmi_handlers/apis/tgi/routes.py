@@ -11,6 +11,7 @@ from functools import partial
 import msgspec
 
 from formatters.tgi import responses
+from formatters.tgi.examples import ANSWERS
 from formatters.tgi.generate import TgiJsonFormatter, TgiSseFormatter
 from lmi_handlers import __version__
 from lmi_handlers.apis.api import Api, Context
@@ -77,6 +78,7 @@ class TgiApi(Api):
                 "TokenizeResponse": list[TokenSpan],
             },
             examples={
+                **ANSWERS,
                 TgiBody: PROMPT_EXAMPLE,
                 TgiCompatBody: PROMPT_EXAMPLE,
                 TokenizeBody: PROMPT_EXAMPLE,
@@ -115,7 +117,9 @@ class TgiApi(Api):
         )
         not_ready = (EngineNotReady,)
         health = Status(reply=self._health, dialects=dialects, errors=not_ready)
-        page = msgspec.structs.replace(health, answers={HTML: (str,)})  # for clients that accept HTML
+        page = msgspec.structs.replace(
+            health, answers={HTML: (str,)}, examples={HTML: ""}
+        )  # for clients that accept HTML
         info = Status(reply=self._info, answers={JSON: (responses.Info,)}, dialects=dialects, errors=not_ready)
         own = (
             Route("POST", "/tokenize", "tokenize", TAG, "Split a prompt into tokens.", tokens),

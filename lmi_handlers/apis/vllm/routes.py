@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from formatters.openai import responses as openai_responses
 from formatters.vllm import responses
+from formatters.vllm.examples import ANSWERS
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.documentation import PRIORITY_BOUNDS, QUESTION, Documentation
 from lmi_handlers.apis.routes import JSON, Route, generation
@@ -20,6 +21,7 @@ class VllmApi(Api):
     prefixes = ("/score", "/v2/rerank")
     documentation = Documentation(
         examples={
+            **ANSWERS,
             RerankDocumentsBody: {"query": QUESTION, "documents": ["Deep Learning is a kind of machine learning."]},
             ScoreBody: {"text_1": QUESTION, "text_2": "Deep Learning is a kind of machine learning."},
         },
