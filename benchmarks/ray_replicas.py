@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import http.client
 import itertools
 import json
 import os
 import random
+import re
 import resource
 import statistics
 import tempfile
@@ -54,6 +56,7 @@ BESIDE = 32
 OPEN = (200, 1000)
 MANY = 8
 LARGE = 64
+CHECKS = 500
 FORWARDING = ("HAProxy", "replica actor")
 SERVING = ("web worker", "engine")
 CONTROL = ("controller", "HAProxy's manager", OTHERS)
@@ -94,7 +97,9 @@ def measure(directory: Path) -> dict[str, Any]:
             found["idle"][MANY] = _idle(cluster)
             _print_idle(found["idle"])
             found["pages"] = _pages(server)
-            found["ingress"] = measure_ingress(cluster.haproxy_configuration(), directory)
+            written = cluster.haproxy_configuration()
+            found["check_us"] = _check(cluster, written[1], found["idle"][MANY]["replica actor"])
+            found["ingress"] = measure_ingress(written, directory)
         _print_computed(found)
     return found
 
@@ -315,6 +320,20 @@ def _pages(server: Server) -> dict[str, float]:
     return found
 
 
+def _check(cluster: Cluster, configuration: str, idle_ms: float) -> float:
+    """Return the CPU time in us that a check of HAProxy's takes in the replica actor that answers it."""
+    address = re.findall(r"^ *server \S+ (\S+) check", configuration, flags=re.MULTILINE)[0]
+    connection = http.client.HTTPConnection(address, timeout=60)
+    before, began = cluster.cpu_seconds(), time.perf_counter()
+    for _ in range(CHECKS):
+        connection.request("GET", "/-/healthz")
+        connection.getresponse().read()
+    seconds = cluster.cpu_seconds()["replica actor"] - before["replica actor"]
+    seconds -= idle_ms / 1e3 * (time.perf_counter() - began)
+    connection.close()
+    return 1e6 * seconds / CHECKS
+
+
 def _print_computed(found: dict[str, Any]) -> None:
     """Print what the figures say about more replicas than were started. HAProxy was measured with as many servers."""
     idle, page, ingress = found["idle"], found["pages"], found["ingress"][-1]
@@ -340,6 +359,11 @@ def _print_computed(found: dict[str, Any]) -> None:
         [
             "time to ask for them, one by one",
             *(f"{number(count * page['milliseconds'])} ms" for count in (many, LARGE)),
+        ],
+        ["a check of HAProxy's, in the replica actor", f"{number(found['check_us'])} us", "the same"],
+        [
+            "these checks in a replica, with an HAProxy on each of as many nodes",
+            *(f"{number(count * found['check_us'] / 1e3)} ms per round" for count in (many, LARGE)),
         ],
         ["tokens/s of a core of HAProxy", number(1e6 / ingress["cpu_us_per_token"]), "the same"],
     ]
