@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -62,13 +61,14 @@ class Cluster:
         text = next(text for text, known in _ROLES.items() if known == role)
         return sum(any(text in process.command for process in _descendants(node)) for node in self._nodes)
 
-    def cpu_seconds(self) -> Counter[str]:
+    def cpu_seconds(self) -> dict[str, float]:
         """Return the CPU time by role."""
-        seconds: Counter[str] = Counter()
+        seconds: dict[str, float] = {}
         for role, processes in self.processes().items():
+            seconds[role] = 0.0
             for process in processes:
                 with suppress(OSError):
-                    seconds[role] += process.cpu_seconds  # type: ignore[assignment]
+                    seconds[role] += process.cpu_seconds
         return seconds
 
     def haproxy_configuration(self) -> tuple[Path, str]:
