@@ -5,10 +5,10 @@ from __future__ import annotations
 import array
 import contextlib
 import time
-import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lmi_handlers.core.affinity import choose
 from lmi_handlers.core.errors import AdapterExists, DeadlineExceeded, EngineError, LMIError, RequestError
 from lmi_handlers.core.pooling_params import PoolingParams
 from lmi_handlers.core.request import EncodedPrompt
@@ -20,9 +20,6 @@ from lmi_handlers.engine.status import EngineState, EngineStatus, Status
 
 _SHARED_TOKENS = 256
 """Prompts that begin with as many equal tokens go to the same replica, which may have computed them before."""
-
-_BOUND = 1.25
-"""A replica gets a prompt for its beginning only while its load is below this many times the mean, plus one."""
 
 _POLL_INTERVAL = 0.02
 
@@ -150,16 +147,13 @@ class Replicas:
         if not loads:
             return self._clients[0]  # it says why
         if len(prompt.token_ids) >= _SHARED_TOKENS:
-            known = self._known_by(prompt, loads)
-            if loads[known] <= _BOUND * sum(loads.values()) / len(loads) + 1:
-                return known
+            named = {str(self._clients.index(client)): load for client, load in loads.items()}
+            return self._clients[int(choose(named, _beginning(prompt)))]
         return min(loads, key=loads.__getitem__)
 
-    def _known_by(self, prompt: EncodedPrompt, clients: Iterable[EngineClient]) -> EngineClient:
-        """Return the engine that gets prompts with this beginning: the same one in all workers, while it is ready."""
-        beginning = array.array("I", prompt.token_ids[:_SHARED_TOKENS]).tobytes() + (prompt.adapter or "").encode()
-        checksum = zlib.crc32(beginning)
-        return max(clients, key=lambda client: zlib.crc32(b"%d" % self._clients.index(client), checksum))
+
+def _beginning(prompt: EncodedPrompt) -> bytes:
+    return array.array("I", prompt.token_ids[:_SHARED_TOKENS]).tobytes() + (prompt.adapter or "").encode()
 
 
 def _left(deadline: float) -> float:
