@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lmi_handlers.core.errors import InvalidRequest, QueueFull
 
-_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(-[0-9a-z]{1,64})?", re.ASCII)
 _EXPIRES = ".expires"
 _SWEEP_INTERVAL = 1.0
 _MAX_SWEPT = 200
@@ -72,8 +72,12 @@ class Session:
 class SessionStore:
     """The sessions in a folder, which is made when the first of them is. Any number of processes may use it at once."""
 
-    def __init__(self, directory: Path, *, expiration: float, limit: int) -> None:
-        """Let sessions last `expiration` seconds from their creation, and at most `limit` of them exist at a time."""
+    def __init__(self, directory: Path, *, expiration: float, limit: int, replica: str = "") -> None:
+        """Let sessions last `expiration` seconds from their creation, and at most `limit` of them exist at a time.
+
+        If the server is one of several replicas, their ids end with its name: `[0-9a-z]{1,64}`.
+        """
+        self._suffix = f"-{replica}" if replica else ""
         self._directory = directory
         self._expiration = expiration
         self._limit = limit
@@ -86,7 +90,7 @@ class SessionStore:
         expires = time.time() + self._expiration
         unnamed = Path(tempfile.mkdtemp(dir=self._directory, prefix="."))  # nobody takes it for one that has expired
         (unnamed / _EXPIRES).write_text(repr(expires))
-        return Session(unnamed.rename(self._directory / str(uuid.uuid4())), expires)
+        return Session(unnamed.rename(self._directory / f"{uuid.uuid4()}{self._suffix}"), expires)
 
     def open(self, session_id: str) -> Session:
         """Return a session that has begun. Raises `UnknownSession`."""

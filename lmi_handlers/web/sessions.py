@@ -6,6 +6,7 @@ and every other request may name one. Source: LMI's page on stateful sessions.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
@@ -31,6 +32,9 @@ SESSION_ID = "X-Amzn-SageMaker-Session-Id"
 CLOSED_SESSION_ID = "X-Amzn-SageMaker-Closed-Session-Id"
 """Header of the answer that ends a session."""
 
+REPLICA_VARIABLE = "LMI_REPLICA"
+"""Environment variable with the name of this server among its replicas, if it is one. Session ids end with it."""
+
 NEW_SESSION = "NEW_SESSION"
 """Value of the header, and of `requestType`, with which a client asks for a session."""
 
@@ -50,7 +54,12 @@ class Sessions:
 
     def __init__(self, properties: ServingProperties, runtime_dir: Path) -> None:
         directory = runtime_dir / "sessions" if properties.sessions_path is None else Path(properties.sessions_path)
-        self._store = SessionStore(directory, expiration=properties.sessions_expiration, limit=properties.max_sessions)
+        self._store = SessionStore(
+            directory,
+            expiration=properties.sessions_expiration,
+            limit=properties.max_sessions,
+            replica=os.environ.get(REPLICA_VARIABLE, ""),
+        )
         self._enabled = properties.enable_stateful_sessions
         self._history = properties.session_history
         self._max_messages = properties.max_messages
