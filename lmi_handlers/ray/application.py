@@ -8,11 +8,15 @@ from collections.abc import Mapping
 import ray
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import DeploymentActorConfig
 
 from lmi_handlers.configuration import Configuration, read_configuration
+from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.ray.arguments import Arguments
 from lmi_handlers.ray.replica import Replica
 from lmi_handlers.ray.resources import has_room, max_ongoing_requests, nodes_of, resources_of
+from lmi_handlers.ray.routing.members import ACTOR, Members
+from lmi_handlers.ray.routing.router import Routing, is_behind_haproxy
 
 DEPLOYMENT = "lmi"
 """Its name: a Serve configuration may override the options of the deployment."""
@@ -21,6 +25,8 @@ _HEALTH_CHECK_SECONDS = 2.0
 _RETRIES = 3
 _SHUTDOWN_SECONDS = 90
 """For what a replica does at its end besides its last requests: Ray keeps it reachable for 30 s, and its server ends."""
+
+_MEMBERS = DeploymentActorConfig(name=ACTOR, actor_class=ray.remote(Members), actor_options={"num_cpus": 0})
 
 
 def app(given: Mapping[str, object]) -> Application:
@@ -48,6 +54,7 @@ def build(
     resources = resources_of(
         configuration, nodes, arguments.replicas, num_cpus=arguments.num_cpus, num_gpus=arguments.num_gpus
     )
+    routing = _routing(arguments, configuration, ray_environ or {})
     deployment = serve.deployment(
         name=DEPLOYMENT,
         num_replicas=arguments.replicas,
@@ -63,5 +70,15 @@ def build(
         max_constructor_retry_count=_RETRIES,
         # In an update, a replica more, rounded up: the old ones go on until it is ready. Without room, it would wait for ever.
         max_surge_percent=1 if has_room(nodes, resources, arguments.replicas + 1) else 0,
+        deployment_actors=[_MEMBERS] if routing is not None else None,
     )(Replica)
-    return deployment.bind(dict(environ))
+    return deployment.bind(dict(environ), routing)
+
+
+def _routing(arguments: Arguments, configuration: Configuration, ray_environ: Mapping[str, str]) -> Routing | None:
+    """Return how replicas share requests, None if there is one. Raises `ConfigError`."""
+    if arguments.replicas == 1:
+        return None
+    if arguments.routing != "least" and not is_behind_haproxy({**os.environ, **ray_environ}):
+        raise ConfigError(f"routing={arguments.routing} needs RAY_SERVE_ENABLE_HA_PROXY=1, for all of Ray")
+    return Routing(arguments.routing, configuration.properties.name)

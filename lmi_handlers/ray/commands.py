@@ -26,6 +26,13 @@ def ray() -> None:
 @click.option("--replicas", type=int, default=1, show_default=True, help="Number of replicas.")
 @click.option("--num-cpus", type=float, help="CPU cores of a replica. Defaults to its share of the cluster.")
 @click.option("--num-gpus", type=int, help="GPUs of a replica. Defaults to what option.tensor_parallel_degree needs.")
+@click.option(
+    "--routing",
+    type=click.Choice(["least", "model", "prefix"]),
+    default="least",
+    show_default=True,
+    help="Send requests to the replica with the fewest, or those for the same model, or with the same prefix, to one.",
+)
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="A variable for the replicas. May be repeated.")
 @click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="Port to listen on.")

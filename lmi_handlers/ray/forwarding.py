@@ -30,6 +30,12 @@ _OF_RAYS_SERVER = frozenset((b"date", b"server"))
 _REQUEST_ID = "x-request-id"
 _RETRY_AFTER = "5"
 
+NO_PATH = "the target of a request must be a path"
+NO_ANSWER = "the server of this replica does not answer"
+
+Body = bytes | AsyncIterator[bytes] | None
+"""A request's body: whole, in parts as they arrive, or None if there is none."""
+
 
 class ClientLeft(Exception):
     """The client has disconnected before its request was complete."""
@@ -44,37 +50,55 @@ class Forwarded(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward the request of an ASGI call."""
-        raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
-        path = raw_path.decode("latin-1").removeprefix(scope.get("root_path", ""))
-        if not path.startswith("/"):
-            await _error(400, "the target of a request must be a path", scope, receive, send)
+        if (path := path_of(scope)) is None:
+            await answer_error(400, NO_PATH, scope, receive, send)
             return
-        query = scope["query_string"].decode("latin-1")
-        url = URL.build(scheme="http", host=HOST, path=path, query_string=query, encoded=True)
-        asked = CIMultiDict(
-            (name.decode("latin-1"), _text(value))
-            for name, value in scope["headers"]
-            if name.lower() not in _OF_ONE_CONNECTION
-        )
-        has_body = any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
+        body = await _body(receive) if has_body(scope) else None
         try:
-            asking = self._session.request(
-                scope["method"],
-                url,
-                headers=asked,
-                data=await _body(receive) if has_body else None,
-                allow_redirects=False,
-            )
-            answer = await asking
+            answer = await ask(self._session, url_of(HOST, path, scope), scope, body)
         except aiohttp.ClientConnectionError:
-            await _error(503, "the server of this replica does not answer", scope, receive, send)
+            await answer_error(503, NO_ANSWER, scope, receive, send)
             return
-        async with answer:
-            headers = _passed(answer.raw_headers, asked.get(_REQUEST_ID, ""))
-            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-            async for chunk in answer.content.iter_any():
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await relay(answer, scope, send)
+
+
+def path_of(scope: Scope) -> str | None:
+    """Return the path below the application's, still encoded, or None if the target of the request is no path."""
+    raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
+    path = raw_path.decode("latin-1").removeprefix(scope.get("root_path", ""))
+    return path if path.startswith("/") else None
+
+
+def url_of(host: str, path: str, scope: Scope, port: int | None = None) -> URL:
+    """Return where a request is sent to."""
+    query = scope["query_string"].decode("latin-1")
+    return URL.build(scheme="http", host=host, port=port, path=path, query_string=query, encoded=True)
+
+
+def has_body(scope: Scope) -> bool:
+    """Tell whether a request has a body, which may be empty."""
+    return any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
+
+
+async def ask(session: aiohttp.ClientSession, url: URL, scope: Scope, body: Body) -> aiohttp.ClientResponse:
+    """Send a request, and return the answer once its head is there. Raises `aiohttp.ClientConnectionError`."""
+    asked = CIMultiDict(
+        (name.decode("latin-1"), _text(value))
+        for name, value in scope["headers"]
+        if name.lower() not in _OF_ONE_CONNECTION
+    )
+    return await session.request(scope["method"], url, headers=asked, data=body, allow_redirects=False)
+
+
+async def relay(answer: aiohttp.ClientResponse, scope: Scope, send: Send) -> None:
+    """Pass an answer on to the client."""
+    async with answer:
+        request_id = dict(scope["headers"]).get(_REQUEST_ID.encode(), b"")
+        headers = _passed(answer.raw_headers, request_id)
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        async for chunk in answer.content.iter_any():
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _text(value: bytes) -> str:
@@ -85,14 +109,14 @@ def _text(value: bytes) -> str:
         return value.decode("latin-1")
 
 
-def _passed(headers: Iterable[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
+def _passed(headers: Iterable[tuple[bytes, bytes]], request_id: bytes) -> list[tuple[bytes, bytes]]:
     """Return the headers of an answer without those that Ray's HTTP server adds: it answers with the request's id, too."""
     dropped = _OF_ONE_CONNECTION | _OF_RAYS_SERVER
-    added = (_REQUEST_ID.encode(), request_id.encode())
+    added = (_REQUEST_ID.encode(), request_id)
     return [(name, value) for name, value in headers if name.lower() not in dropped and (name.lower(), value) != added]
 
 
-async def _body(receive: Receive) -> bytes | AsyncIterator[bytes]:
+async def _body(receive: Receive) -> Body:
     """Return the body if it has arrived as a whole, so that it is sent with the head; else its parts as they arrive."""
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body", False):
@@ -113,7 +137,8 @@ async def _parts(message: Message, receive: Receive) -> AsyncIterator[bytes]:
         message = await receive()
 
 
-async def _error(status: int, cause: str, scope: Scope, receive: Receive, send: Send) -> None:
+async def answer_error(status: int, cause: str, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request that no server answers."""
     body = json.dumps({"error": cause, "code": status}).encode()
     headers = {"Retry-After": _RETRY_AFTER} if status == 503 else {}
     await Response(body, status, headers, "application/json")(scope, receive, send)

@@ -7,19 +7,40 @@ import logging
 import os
 from collections.abc import Mapping
 
+from ray import serve
 from starlette.requests import Request
 
 from lmi_handlers.ray.forwarding import Forwarded
+from lmi_handlers.ray.routing.membership import Membership
+from lmi_handlers.ray.routing.router import Routed, Router, Routing, is_behind_haproxy
+from lmi_handlers.ray.routing.table import Table
 from lmi_handlers.ray.server import NotReady, ReplicaServer
 
 logger = logging.getLogger(__name__)
 
+REPLICA_VARIABLE = "LMI_REPLICA"
+"""The server's variable for the replica's name. Its sessions' ids end with it."""
+
+_SESSIONS_VARIABLE = "SAGEMAKER_ENABLE_STATEFUL_SESSIONS"
+
 
 class Replica:
-    """Ray Serve calls these methods. `environ` is added to the server's environment."""
+    """Ray Serve calls these methods. `environ` is added to the server's environment.
 
-    async def __init__(self, environ: Mapping[str, str]) -> None:  # type: ignore[misc]  # Ray awaits it
+    If there may be several replicas, `routing` says how they share requests.
+    """
+
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self, environ: Mapping[str, str], routing: Routing | None = None
+    ) -> None:
         """Start the server, and return when its model is loaded: Ray sends requests only then."""
+        self._router: Router | None = None
+        if routing is not None and is_behind_haproxy(os.environ):
+            name = serve.get_replica_context().replica_tag
+            environ = {**environ, REPLICA_VARIABLE: name}
+            self._router = Router(routing, Table(name))
+        elif routing is not None:  # a session's requests would go to any replica
+            environ = {_SESSIONS_VARIABLE: "false", **environ}
         self._server = ReplicaServer(environ)
         try:
             await self._server.wait_ready()
@@ -28,6 +49,10 @@ class Replica:
             raise
         self._is_ready = True
         self._watch = asyncio.create_task(self._end_with_server())
+        if self._router is not None:
+            membership = Membership(self._router, lambda: self._is_ready)
+            await membership.exchange()
+            self._following = asyncio.create_task(membership.follow())
 
     async def _end_with_server(self) -> None:
         """End this process when the server has ended, so that Ray replaces it and nobody connects to it any more.
@@ -39,9 +64,11 @@ class Replica:
         self._server.remove_files()
         os._exit(1)
 
-    async def __call__(self, _request: Request) -> Forwarded:
+    async def __call__(self, _request: Request) -> Forwarded | Routed:
         """Answer a request."""
-        return Forwarded(self._server.session)
+        if self._router is None:
+            return Forwarded(self._server.session)
+        return Routed(self._server.session, self._router)
 
     async def check_health(self) -> None:
         """Say whether requests may be sent here.
@@ -63,5 +90,9 @@ class Replica:
         """End the server. Ray has waited for the last requests."""
         if hasattr(self, "_watch"):
             self._watch.cancel()
+        if hasattr(self, "_following"):
+            self._following.cancel()
+        if hasattr(self, "_router") and self._router is not None:
+            await self._router.close()
         if hasattr(self, "_server"):
             await self._server.stop()

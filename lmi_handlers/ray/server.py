@@ -51,15 +51,10 @@ class ReplicaServer:
 
     @property
     def session(self) -> aiohttp.ClientSession:
-        """Connections to the server. They follow no redirect, keep no cookie and decompress nothing."""
+        """Connections to the server."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.UnixConnector(str(self._path), limit=0, keepalive_timeout=60),  # the server's is 75 s
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_ANSWER_SECONDS),  # the server has the deadlines
-                cookie_jar=aiohttp.DummyCookieJar(),
-                skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
-                auto_decompress=False,
-            )
+            connector = aiohttp.UnixConnector(str(self._path), limit=0, keepalive_timeout=60)  # the server's is 75 s
+            self._session = session_of(connector, _ANSWER_SECONDS)
         return self._session
 
     async def wait_ready(self) -> None:
@@ -105,3 +100,14 @@ class ReplicaServer:
     def remove_files(self) -> None:
         """Remove the directory of the socket."""
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def session_of(connector: aiohttp.BaseConnector, connect_seconds: float) -> aiohttp.ClientSession:
+    """Return connections that pass on what is sent: they follow no redirect, keep no cookie and decompress nothing."""
+    return aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_seconds),  # the server has the deadlines
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+        auto_decompress=False,
+    )

@@ -1,0 +1,51 @@
+"""What requests have in common that one replica should answer: the model or adapter, and how the prompt begins.
+
+A key is only a hint, so bodies are not parsed: their first bytes are searched. A wrong key costs a cache, not an answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+from urllib.parse import parse_qs, unquote
+
+By = Literal["least", "model", "prefix"]
+"""What requests are routed by: nothing, the model or adapter, or that and the beginning of the prompt."""
+
+HEAD = 8192
+"""How many bytes of a body are searched."""
+
+_PREFIX = 1024
+"""Prompts that begin with as many equal bytes have the same key; shorter ones have none."""
+
+_MAX_NAME = 256
+_IN_PATH = re.compile(r"/(?:predictions/([^/]+)|models/([^/]+)(?:/[^/]+)?/invoke)")
+_IN_QUERY = ("model_name", "adapter")
+_IN_HEADERS = (b"x-amzn-sagemaker-adapter-identifier", b"x-amzn-sagemaker-target-model")
+_IN_BODY = re.compile(rb'"(?:model|adapters)"\s*:\s*\[?\s*"([^"\\]{1,256})"')
+_PROMPT = re.compile(rb'"(?:messages|prompt|inputs|input|text)"\s*:\s*')
+
+
+def key_of(by: By, model: bytes, head: bytes) -> bytes | None:
+    """Return the key of a request for `model`, b"" for the default, whose body begins with `head`. None if it has none."""
+    if by == "prefix" and (found := _PROMPT.search(head)):
+        prompt = head[found.end() : found.end() + _PREFIX]
+        if len(prompt) == _PREFIX:
+            return model + b"\0" + prompt
+    return model or None
+
+
+def model_of(path: str, query: str, headers: Mapping[bytes, bytes], head: bytes) -> bytes:
+    """Return the model or adapter that a request names, b"" if it names none. Header names are in lower case."""
+    if found := _IN_PATH.fullmatch(path):
+        return unquote(found[1] or found[2]).encode()[:_MAX_NAME]
+    if "model_name=" in query or "adapter=" in query:
+        fields = parse_qs(query[:4096])
+        for name in _IN_QUERY:
+            if name in fields:
+                return fields[name][0].encode()[:_MAX_NAME]
+    for header in _IN_HEADERS:
+        if given := headers.get(header):
+            return given.removesuffix(b".tar.gz")[:_MAX_NAME]
+    return match[1] if (match := _IN_BODY.search(head)) else b""

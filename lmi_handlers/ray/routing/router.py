@@ -1,0 +1,184 @@
+"""Routes the requests of one replica: to its own server, or to another replica."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from urllib.parse import unquote
+
+import aiohttp
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from lmi_handlers.ray.forwarding import (
+    NO_ANSWER,
+    NO_PATH,
+    Body,
+    answer_error,
+    ask,
+    has_body,
+    path_of,
+    relay,
+    url_of,
+)
+from lmi_handlers.ray.routing.bodies import read_head
+from lmi_handlers.ray.routing.keys import HEAD, By, key_of, model_of
+from lmi_handlers.ray.routing.members import Member
+from lmi_handlers.ray.routing.session_ids import holder
+from lmi_handlers.ray.routing.table import Table
+from lmi_handlers.ray.server import HOST, session_of
+
+_PASSED_ON = b"x-lmi-passed-on"
+"""Header of a request that another replica has passed on, with the name of the replica that should answer it."""
+
+_CONNECT_SECONDS = 1.0
+
+_CHANGES = {
+    "POST": r"/models|(/models/[^/]+)?/adapters(/[^/]+/update)?|/v1/(un)?load_lora_adapter",
+    "PUT": r"/models/[^/]+(/[^/]+)?|(/models/[^/]+)?/adapters/[^/]+",
+    "DELETE": r"/models/[^/]+(/[^/]+)?|(/models/[^/]+)?/adapters/[^/]+",
+}
+"""Routes that load and unload, as regular expressions by method."""
+
+_NO_CHANGES = (
+    "models and adapters cannot be loaded or unloaded here, because the other replicas would not follow: "
+    "change the files of the model and deploy it again"
+)
+_OTHER_IS_GONE = "the replica that should answer this request has ended"
+
+_MISDIRECTED = 421
+"""RFC 9110: the address is that of another replica by now."""
+
+_NOT_HERE = "this replica is not the one that the request was passed on to"
+
+
+class Routing(msgspec.Struct, frozen=True):
+    """How requests are routed. `model` is the name of the only model, which says nothing about a request."""
+
+    by: By = "least"
+    model: str = ""
+
+
+def is_behind_haproxy(environ: Mapping[str, str]) -> bool:
+    """Tell whether requests come from HAProxy: through Ray's Python proxy, no replica can be asked for by address."""
+    return environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"
+
+
+def is_change(method: str, path: str) -> bool:
+    """Tell whether a request would load or unload a model or an adapter."""
+    return re.fullmatch(_CHANGES.get(method, "(?!)"), path) is not None
+
+
+class Router:
+    """Says where requests go. `table` is what this replica knows of the others."""
+
+    def __init__(self, routing: Routing, table: Table) -> None:
+        self.table = table
+        self.port: int | None = None
+        """That of Ray's HTTP server in this replica. Ray chooses it, and each request tells it."""
+        self._routing = routing
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def head(self) -> int:
+        """How many bytes of a body say where its request goes."""
+        return 0 if self._routing.by == "least" else HEAD
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """Connections to other replicas."""
+        if self._session is None:
+            self._session = session_of(aiohttp.TCPConnector(limit=0, keepalive_timeout=15), _CONNECT_SECONDS)
+        return self._session
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    def other(self, path: str, scope: Scope, head: bytes) -> Other | None:
+        """Return the other replica that should answer a request, None if it is this one."""
+        headers = dict(scope["headers"])
+        if (name := holder(headers)) is not None:
+            member = None if name == self.table.name else self.table.get(name)
+            return None if member is None else Other(member, only=True)
+        if not self.head or scope["method"] != "POST":
+            return None
+        model = model_of(path, scope["query_string"].decode("latin-1"), headers, head)
+        key = key_of(self._routing.by, b"" if model == self._routing.model.encode() else model, head)
+        member = None if key is None else self.table.choose(key)
+        return None if member is None else Other(member)
+
+
+class Other(msgspec.Struct, frozen=True):
+    """Another replica. With `only`, nobody else can answer: it has the request's session."""
+
+    member: Member
+    only: bool = False
+
+
+class Routed(Response):
+    """The answer of this replica's server, or of another replica's."""
+
+    def __init__(self, session: aiohttp.ClientSession, router: Router) -> None:
+        super().__init__()
+        self._session = session
+        self._router = router
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer an ASGI call."""
+        if scope.get("server"):
+            self._router.port = scope["server"][1]
+        if (path := path_of(scope)) is None:
+            await answer_error(400, NO_PATH, scope, receive, send)
+            return
+        if is_change(scope["method"], unquote(path)):
+            await answer_error(501, _NO_CHANGES, scope, receive, send)
+            return
+        passed_on = next((value for name, value in scope["headers"] if name == _PASSED_ON), None)
+        if passed_on not in (None, self._router.table.name.encode()):
+            await answer_error(_MISDIRECTED, _NOT_HERE, scope, receive, send)
+            return
+        head, body = await read_head(receive, self._router.head) if has_body(scope) else (b"", None)
+        other = None if passed_on is not None else self._router.other(path, scope, head)
+        if other is not None and await self._pass_on(other, scope, body, receive, send):
+            return
+        with self._counted(self._router.table.name):
+            try:
+                answer = await ask(self._session, url_of(HOST, path, scope), scope, body)
+            except aiohttp.ClientConnectionError:
+                await answer_error(503, NO_ANSWER, scope, receive, send)
+                return
+            await relay(answer, scope, send)
+
+    async def _pass_on(self, other: Other, scope: Scope, body: Body, receive: Receive, send: Send) -> bool:
+        """Pass a request on, and return whether it has been answered: if not, this replica can do that."""
+        member = other.member
+        url = url_of(member.host, scope["raw_path"].decode("latin-1"), scope, member.port)
+        passed_on = {**scope, "headers": [*scope["headers"], (_PASSED_ON, member.name.encode())]}
+        with self._counted(member.name):
+            try:
+                answer = await ask(self._router.session, url, passed_on, body)
+            except aiohttp.ClientConnectionError as error:
+                self._router.table.forget(member.name)
+                if not other.only and isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError)):
+                    return False  # nothing was sent
+                await answer_error(503, _OTHER_IS_GONE, scope, receive, send)
+                return True
+            if answer.status in (503, _MISDIRECTED):
+                self._router.table.forget(member.name)
+                if not other.only and (body is None or isinstance(body, bytes)):
+                    answer.release()
+                    return False
+            await relay(answer, scope, send)
+            return True
+
+    @contextlib.contextmanager
+    def _counted(self, name: str) -> Iterator[None]:
+        self._router.table.begin(name)
+        try:
+            yield
+        finally:
+            self._router.table.end(name)

@@ -1,0 +1,54 @@
+"""The replicas as one of them knows them, and its choice among them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from lmi_handlers.core.affinity import choose
+from lmi_handlers.ray.routing.members import Member
+
+
+class Table:
+    """What replica `name` knows of all. Reports are up to a second old, so requests it has passed on since count, too."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.load = 0
+        """Requests that this replica is answering itself."""
+        self._others: dict[str, Member] = {}
+        self._passed: Counter[str] = Counter()
+
+    def update(self, members: Iterable[Member]) -> None:
+        """Note what all replicas have reported."""
+        self._others = {member.name: member for member in members if member.name != self.name}
+
+    def get(self, name: str) -> Member | None:
+        """Return another replica."""
+        return self._others.get(name)
+
+    def forget(self, name: str) -> None:
+        """Pass nothing on to a replica until it is reported again: it could not be reached, or accepts no requests."""
+        self._others.pop(name, None)
+
+    def begin(self, name: str) -> None:
+        """Count a request that is answered by a replica."""
+        if name == self.name:
+            self.load += 1
+        else:
+            self._passed[name] += 1
+
+    def end(self, name: str) -> None:
+        """Count that such a request has ended."""
+        if name == self.name:
+            self.load -= 1
+        else:
+            self._passed[name] -= 1
+            self._passed += Counter()  # drops what is zero
+
+    def choose(self, key: bytes) -> Member | None:
+        """Return the other replica that should answer a request with this key, None if it is this one."""
+        loads: dict[str, float] = {self.name: self.load}
+        for name, member in self._others.items():
+            loads[name] = max(member.load, self._passed[name])
+        return self._others.get(choose(loads, key))
