@@ -16,7 +16,9 @@ import os
 import random
 import re
 import resource
+import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -69,12 +71,12 @@ P99_MS = Target(20.0, of_ratio=False, at_most=True)
 
 def bench_ray(directory: Path) -> None:
     """Print all figures."""
-    measure(directory)
+    measure(directory, {})
 
 
-def measure(directory: Path) -> dict[str, Any]:
-    """Print all figures, and return them."""
-    found: dict[str, Any] = {"machine": describe_machine(), "idle": {}, "scaling": {}}
+def measure(directory: Path, found: dict[str, Any]) -> None:
+    """Print all figures, and add them to `found` as soon as they are there."""
+    found |= {"machine": describe_machine(), "idle": {}, "scaling": {}}
     with ray_cluster(directory) as cluster:
         for count in REPLICAS:
             with replicas(cluster, directory / f"engines-{count}", ENGINE, count) as server:
@@ -101,7 +103,6 @@ def measure(directory: Path) -> dict[str, Any]:
             found["check_us"] = _check(cluster, written[1], found["idle"][MANY]["replica actor"])
             found["ingress"] = measure_ingress(written, directory)
         _print_computed(found)
-    return found
 
 
 def _load(url: str, streams: int, seconds: float, tokens: int = TOKENS, requests: int = 1 << 20) -> Load:
@@ -372,14 +373,18 @@ def _print_computed(found: dict[str, Any]) -> None:
 
 def main() -> None:
     """Measure, print tables and write the figures."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # exit through the context managers that stop the servers
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
     print(describe_machine(), flush=True)
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="lmi-bench-") as directory:
-        found = measure(Path(directory))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+        try:
+            measure(Path(directory), found)
+        finally:
+            if arguments.json is not None:
+                arguments.json.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":
