@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flask import Flask, request
 from werkzeug.exceptions import HTTPException
@@ -14,11 +14,12 @@ from werkzeug.exceptions import HTTPException
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.custom_code import custom_code_routes
 from lmi_handlers.apis.documentation import Documentation
+from lmi_handlers.apis.models.routes import DOCUMENTATION as MODELS_DOCUMENTATION
 from lmi_handlers.apis.models.routes import management_routes
 from lmi_handlers.apis.models.server import store_routes
 from lmi_handlers.apis.registry import ServedApis
 from lmi_handlers.apis.routes import Route
-from lmi_handlers.apis.server import server_routes
+from lmi_handlers.apis.server import document_routes, server_routes
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.config.server_settings import ServerSettings, default_workers, is_loopback
 from lmi_handlers.configuration import (
@@ -111,11 +112,31 @@ def _add_console(app: ModelApp, configuration: Configuration) -> None:
     add_docs(app)
 
 
-def model_app(configuration: Configuration, socket_paths: Sequence[Path], bodies: ArrivingBodies) -> ModelApp:
+class FrontRoutes(NamedTuple):
+    """The routes of a server with several models that no model answers.
+
+    Those of `management` exist only for requests of which `may_manage` is true.
+    """
+
+    always: Sequence[Route] = ()
+    management: Sequence[Route] = ()
+    may_manage: Callable[[], bool] = lambda: False
+
+    def over(self, others: Iterable[Route], *, manages: bool) -> Sequence[Route]:
+        """Return these routes, and of `others` those that they do not hide."""
+        routes = [*others, *self.always, *(self.management if manages else ())]
+        return list({(route.method, route.path): route for route in routes}.values())
+
+
+def model_app(
+    configuration: Configuration, socket_paths: Sequence[Path], bodies: ArrivingBodies, front: FrontRoutes | None = None
+) -> ModelApp:
     """Create the application for one model, whose engines listen on `socket_paths`. Raises `ConfigError`.
 
-    `bodies` reads the request bodies of all applications of this worker.
+    `bodies` reads the request bodies of all applications of this worker. `front` has the routes that are answered before
+    this application is asked.
     """
+    front = front or FrontRoutes()
     settings, properties = configuration.settings, configuration.properties
     app = ModelApp(__name__, static_folder=None)
     # One byte more than allowed, because Werkzeug silently truncates a chunked body at its limit.
@@ -146,12 +167,16 @@ def model_app(configuration: Configuration, socket_paths: Sequence[Path], bodies
     app.model = app.extensions["lmi_model"] = model
 
     @cache
-    def document() -> bytes:
+    def document(manages: bool) -> bytes:
         return openapi_document(
-            routes, documentation, properties, has_api_key=access.has_key, checks_names=access.checks_names
+            front.over(routes, manages=manages),
+            [*documentation, MODELS_DOCUMENTATION],
+            properties,
+            has_api_key=access.has_key,
+            checks_names=access.checks_names,
         )
 
-    routes = [*own, *server_routes(document, properties)]
+    routes = [*own, *server_routes(lambda: document(front.may_manage()), properties)]
     add_routes(app, routes, model, properties)
     if isinstance(model, ServedModel):
         add_start_page(app, model)
@@ -174,24 +199,37 @@ def store_app(configuration: StoreConfiguration) -> Dispatcher:
     limit = properties.max_request_size
     bodies = ArrivingBodies.of(limit)
     has_console = _has_console(settings, properties)
-    shelf = Shelf(
-        Path(os.environ[RUNTIME_VARIABLE]),
-        partial(_app_of, bodies, has_console),
-        patience=properties.predict_timeout,
-        most_waiting=properties.job_queue_size,
-        default_model=store.default_model,
-    )
     access = _access(settings, properties)
-    apis = ServedApis(Context(properties=properties)).apis.values()
-    front = front_app(shelf, access, apis, bodies, limit)
-    add_front_routes(front, store_routes(), shelf, properties)
 
     def may_manage() -> bool:
         if store.management is not None:
             return local_port(request.environ) == store.management[1]
         return store.multi_model or is_loopback(settings.host) or access.has_key
 
-    add_front_routes(front, management_routes(multi_model=store.multi_model), shelf, properties, may_manage)
+    @cache
+    def document(manages: bool) -> bytes:
+        """Return the document of a server of which no model is asked."""
+        return openapi_document(
+            routes.over((), manages=manages),
+            [MODELS_DOCUMENTATION],
+            properties,
+            has_api_key=access.has_key,
+            checks_names=access.checks_names,
+        )
+
+    own = [*store_routes(), *document_routes(lambda: document(may_manage()))]
+    routes = FrontRoutes(own, management_routes(multi_model=store.multi_model), may_manage)
+    shelf = Shelf(
+        Path(os.environ[RUNTIME_VARIABLE]),
+        partial(_app_of, bodies, has_console, routes),
+        patience=properties.predict_timeout,
+        most_waiting=properties.job_queue_size,
+        default_model=store.default_model,
+    )
+    apis = ServedApis(Context(properties=properties)).apis.values()
+    front = front_app(shelf, access, apis, bodies, limit)
+    add_front_routes(front, routes.always, shelf, properties)
+    add_front_routes(front, routes.management, shelf, properties, may_manage)
     dispatcher = Dispatcher(front, shelf, access, limit, *([_is_for_page] if has_console else []))
     workers = settings.workers or properties.web_workers or default_workers()
     if has_console:
@@ -216,10 +254,12 @@ def _is_for_page(environ: Mapping[str, Any]) -> bool:
     return is_for_console(environ) or is_for_docs(environ)
 
 
-def _app_of(bodies: ArrivingBodies, has_console: bool, entry: Registered, runtime_dir: Path) -> ModelApp:
+def _app_of(
+    bodies: ArrivingBodies, has_console: bool, front: FrontRoutes, entry: Registered, runtime_dir: Path
+) -> ModelApp:
     configuration = _configuration_of(entry)
     engines = configuration.engine_settings(str(runtime_dir), 0.0).each
-    app = model_app(configuration, [engine.socket_path for engine in engines], bodies)
+    app = model_app(configuration, [engine.socket_path for engine in engines], bodies, front)
     if has_console:
         app.model.keep_recent()
     return app

@@ -66,6 +66,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     place: Literal["path", "query", "header"]
     description: str
+    type: Literal["string", "integer"] = "string"
     values: tuple[str, ...] = ()
     has_slashes: bool = False
 
@@ -150,7 +151,7 @@ class Status(Endpoint, frozen=True, kw_only=True):
 class Route(msgspec.Struct, frozen=True):
     """One method of a path, such as `/models/{model}`. Generated clients call it by its `name`, the operation id.
 
-    `failures` are error responses that do not come from the endpoint's dialects.
+    `failures` are responses that do not come from the endpoint: errors, and answers with a status other than 200.
     """
 
     method: Literal["GET", "POST", "PUT", "DELETE"]

@@ -44,6 +44,7 @@ LINES_AT_A_TIME = 32
 """Maximum number of records of one JSON-lines body in the engine at a time."""
 
 
+DOCUMENT_PATHS = ("/openapi.json", "/api-doc/openapi.json")
 HEALTHY = {"my-model": Health("Healthy")}
 METRICS = {TEXT: "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 0\n"}
 
@@ -55,11 +56,6 @@ def server_routes(document: Callable[[], bytes], properties: ServingProperties) 
     loading = {"my-model": Health("Starting", "loading weights", 4.2)}
     unhealthy = Failure(status=503, reason=str(EngineNotReady.__doc__), content=states, examples=(loading,))
     pings = Status(reply=ping, answers={JSON: states}, examples={JSON: HEALTHY})
-    openapi = Status(
-        reply=lambda _: Reply(200, document()),
-        answers={JSON: (dict[str, object],)},
-        examples={JSON: {"openapi": "3.1.0", "info": {"title": "lmi-handlers"}, "paths": {}}},
-    )
     parameters = Status(
         reply=partial(execution_parameters, max_request_size=properties.max_request_size),
         answers={JSON: (ExecutionParameters,)},
@@ -85,8 +81,20 @@ def server_routes(document: Callable[[], bytes], properties: ServingProperties) 
             "Get Prometheus metrics.",
             Status(reply=metrics, answers={TEXT: (str,)}, examples=METRICS),
         ),
-        Route("GET", "/openapi.json", "openapi", TGI, "Get this document.", openapi),
-        Route("GET", "/api-doc/openapi.json", "api_doc", TGI, "Get this document, at TGI's path.", openapi),
+        *document_routes(document),
+    )
+
+
+def document_routes(document: Callable[[], bytes]) -> Sequence[Route]:
+    """Return the routes of the OpenAPI document."""
+    openapi = Status(
+        reply=lambda _: Reply(200, document()),
+        answers={JSON: (dict[str, object],)},
+        examples={JSON: {"openapi": "3.1.0", "info": {"title": "lmi-handlers"}, "paths": {}}},
+    )
+    return (
+        Route("GET", DOCUMENT_PATHS[0], "openapi", TGI, "Get this document.", openapi),
+        Route("GET", DOCUMENT_PATHS[1], "api_doc", TGI, "Get this document, at TGI's path.", openapi),
     )
 
 

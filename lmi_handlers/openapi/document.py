@@ -16,6 +16,7 @@ from lmi_handlers.core.json_types import Schema
 from lmi_handlers.openapi.bounds import narrowed
 from lmi_handlers.openapi.failures import failures
 from lmi_handlers.openapi.schemas import bind, components
+from lmi_handlers.web.access_control import needs_permission
 
 API_KEY = "api_key"
 
@@ -115,13 +116,14 @@ class _Writer:
         if route.endpoint.answers:
             answer["content"] = self._contents(route.endpoint.answers, route.endpoint.examples)
         answers = {200: answer} | {failure.status: self._failure(failure) for failure in failures(route)}
-        if route.method != "GET":
+        guarded = needs_permission(route.method, route.path)
+        if guarded:
             answers[403] = {
                 "description": "Sent by a web page whose origin is not allowed, or addressed to a host name that is not allowed."
             }
         elif self._checks_names:
             answers[403] = {"description": "Addressed to a host name that is not allowed."}
-        if self._has_api_key and route.method != "GET":
+        if self._has_api_key and guarded:
             operation["security"] = [{API_KEY: []}]
             answers[401] = {"description": "The API key is missing or wrong."}
         operation["responses"] = {str(status): answers[status] for status in sorted(answers)}
@@ -164,7 +166,7 @@ class _Writer:
 
     @staticmethod
     def _parameter(parameter: Parameter) -> Schema:
-        schema: Schema = {"type": "string"}
+        schema: Schema = {"type": parameter.type}
         if parameter.values:
             schema["enum"] = list(parameter.values)
         written: Schema = {"name": parameter.name, "in": parameter.place, "description": parameter.description}

@@ -95,7 +95,7 @@ class AccessControl:
             return Response(
                 headers={"Access-Control-Allow-Methods": "GET,POST,PUT,DELETE", "Access-Control-Allow-Headers": allowed}
             )
-        if request.method in _READING and not _MANAGES.match(request.path):
+        if not needs_permission(request.method, request.path):
             return None
         if not self._from_allowed_page():
             origin = request.headers.get("Origin")
@@ -151,6 +151,11 @@ class AccessControl:
             response.headers["Access-Control-Allow-Origin"] = origin
         response.headers["Vary"] = f"{response.headers['Vary']}, {_VARY}" if "Vary" in response.headers else _VARY
         return response
+
+
+def needs_permission(method: str, path: str) -> bool:
+    """Tell whether a request needs the API key, and must not come from another site's page."""
+    return method not in _READING or _MANAGES.match(path) is not None
 
 
 def _host_name(host: str) -> str:

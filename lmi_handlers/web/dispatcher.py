@@ -14,6 +14,7 @@ import msgspec
 from flask import Flask
 from werkzeug.exceptions import RequestEntityTooLarge
 
+from lmi_handlers.apis.server import DOCUMENT_PATHS
 from lmi_handlers.core.beside import RunBeside
 from lmi_handlers.core.errors import InvalidRequest, LMIError, PayloadTooLarge
 from lmi_handlers.models.on_shelf import OnShelf, uses_model
@@ -104,7 +105,7 @@ class Dispatcher:
         self._shelf.end_draining()
 
     def _model_named(self, environ: dict[str, Any], path: str) -> str | None:
-        """Return the name of a request's model, or None if access is denied. Raises the error that `front` answers with."""
+        """Return the name of a request's model, or None if `front` answers. Raises the error that it answers with."""
         with self._front.request_context(environ) as context:
             if not self._access.admits():
                 return None
@@ -116,7 +117,7 @@ class Dispatcher:
             return self._shelf.find(name)
         return self._shelf.find_awake(name, partial(client_connected, environ))
 
-    def _name(self, environ: dict[str, Any], path: str, read: Callable[[], bytes]) -> str:
+    def _name(self, environ: dict[str, Any], path: str, read: Callable[[], bytes]) -> str | None:
         if (match := _NAMED.match(path)) is not None:
             return str(match[1])
         query: str = environ.get("QUERY_STRING", "")
@@ -135,6 +136,8 @@ class Dispatcher:
             named = _model_of(data) if b'"model"' in data else None
             if named is not None and (named in models or default is None):
                 return named
+        if default is None and path in DOCUMENT_PATHS:
+            return None  # the front application has a document of its own
         if default is None:
             raise InvalidRequest(f"Parameter model_name is required: this server has {_listed(models) or 'no models'}")
         return default

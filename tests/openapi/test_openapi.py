@@ -12,11 +12,12 @@ from typing import Any
 import jsonschema
 import pytest
 import requests
+from model_store import ECHO, StoreServer
 from openapi_contract import Contract
 from openapi_documents import document
 from openapi_spec_validator import validate
 from paths import DATA
-from serving import API_KEY, ENVIRON, Server
+from serving import API_KEY, ENVIRON, Server, free_port
 
 CONFIGURATIONS = {
     "rolling batch": {},
@@ -202,22 +203,92 @@ _RULES = """
 import json, os
 from lmi_handlers.app import create_app
 app = create_app()
-print(json.dumps([[rule.rule, sorted(rule.methods - {"HEAD", "OPTIONS"})] for rule in app.url_map.iter_rules()]))
+rules = app._front.url_map if "LMI_MODELS_RUNTIME" in os.environ else app.url_map
+shown = [rule for rule in rules.iter_rules() if not rule.endpoint.startswith(("console.", "docs."))]
+print(json.dumps([[rule.rule, sorted(rule.methods - {"HEAD", "OPTIONS"})] for rule in shown]))
 os._exit(0)  # whatever else waits for an engine
 """
 
+Routes = set[tuple[str, str]]
 
-def test_document_has_exactly_the_routes_of_the_application(tmp_path: Path) -> None:
-    """Except the runtime API of `--local-runtime`, which AWS describes."""
-    environ = ENVIRON | {"LMI_ENGINE_SOCKET": str(tmp_path / "engine.sock"), "OPTION_ROLLING_BATCH": "echo"}
+
+def routing_table(tmp_path: Path, **variables: str) -> Routes:
+    """The routes of the application, except for pages and the runtime API of `--local-runtime`, which AWS describes."""
+    environ = ENVIRON | {"LMI_ENGINE_SOCKET": str(tmp_path / "engine.sock"), "OPTION_ROLLING_BATCH": "echo"} | variables
     run = subprocess.run([sys.executable, "-c", _RULES], env=environ, capture_output=True, check=True, timeout=60)
-    rules = {
+    return {
         (method, rule.replace("<path:", "{").replace("<", "{").replace(">", "}"))
         for rule, methods in json.loads(run.stdout)
         for method in methods
     }
-    described = {(method.upper(), path) for path, methods in document()["paths"].items() for method in methods}
-    assert rules == described
+
+
+def described(document: dict[str, Any]) -> Routes:
+    return {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"rolling_batch": "disable"},
+        {"task": "text-embedding"},
+        {"task": "text-ranking"},
+        {"enable_lora": True},
+        {"enable_lora": True, "allow_runtime_lora_updating": True},
+        {"enable_lora": True, "adapter_management": False},
+    ],
+    ids=str,
+)
+def test_document_has_exactly_the_routes_of_the_application(options: dict[str, Any], tmp_path: Path) -> None:
+    variables = {f"OPTION_{name.upper()}": str(value).lower() for name, value in options.items()}
+    assert routing_table(tmp_path, **variables) == described(document(**options))
+
+
+def without_front(tmp_path: Path) -> tuple[Routes, Routes]:
+    """The routes of a server with several models, and those of each model."""
+    runtime = tmp_path / "runtime"
+    (runtime / "home").mkdir(parents=True)
+    variables = {"LMI_MODELS_RUNTIME": str(runtime), "LMI_MODEL_STORE": str(runtime / "home")}
+    return routing_table(tmp_path, **variables), routing_table(tmp_path)
+
+
+def test_documents_of_a_server_with_several_models(tmp_path: Path) -> None:
+    front, own = without_front(tmp_path)
+    server = StoreServer(tmp_path, {"a": ECHO, "b": ECHO})
+    try:
+        server.wait_ready()
+        of_all = server.ask("GET", "/openapi.json").json()
+        of_one = server.ask("GET", "/openapi.json?model_name=b").json()
+        for each in (of_all, of_one):
+            validate(each)
+        assert described(of_all) == front
+        assert described(of_one) == front | own
+        path = of_one["paths"]["/predictions/{model}"]["post"]["parameters"][0]
+        assert path["schema"]["enum"] == ["b"]
+        assert server.ask("GET", "/openapi.json?model_name=nope").status_code == 404
+        example = of_all["paths"]["/models"]["post"]["requestBody"]["content"]["application/json"]["examples"]
+        (body,) = [each["value"] for each in example.values()]
+        server.add(body["url"])
+        assert server.ask("POST", "/models", json=body).json() == {"status": 'Model "my-model" registered.'}
+    finally:
+        server.stop()
+
+
+def test_management_is_described_where_it_is_open(tmp_path: Path) -> None:
+    port = free_port()
+    server = StoreServer(
+        tmp_path, {}, environ={"LMI_MANAGEMENT_ADDRESS": f"127.0.0.1:{port}", "SERVING_LOAD_MODELS": "NONE"}
+    )
+    try:
+        server.wait_ready()
+        elsewhere = requests.get(f"http://127.0.0.1:{port}/openapi.json", timeout=30).json()["paths"]
+        here = server.ask("GET", "/openapi.json").json()["paths"]
+        assert {path for path in elsewhere if path.startswith("/models")} != set()
+        assert {path for path in here if path.startswith("/models")} == set()
+        assert server.ask("GET", "/models").status_code == 404
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize("path", ["/openapi.json", "/api-doc/openapi.json"])
@@ -235,3 +306,11 @@ def test_document_describes_the_key_but_needs_none(guarded_server: Server) -> No
         for method, operation in methods.items():
             assert ("security" in operation) == ("401" in operation["responses"]) == (method == "post")
     assert requests.post(f"{guarded_server.url}/generate", json={"inputs": "a"}, timeout=30).status_code == 401
+
+
+def test_document_says_which_routes_that_read_need_the_key() -> None:
+    paths = document(has_api_key=True, enable_lora=True)["paths"]
+    reading = {path: "security" in methods["get"] for path, methods in paths.items() if "get" in methods}
+    assert reading["/adapters"]
+    assert reading["/models/{model}/adapters/{adapter}"]
+    assert not reading["/info"]

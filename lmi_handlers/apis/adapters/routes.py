@@ -116,9 +116,15 @@ def _managing(path: str, prefix: str, parameters: tuple[Parameter, ...]) -> Sequ
     unregister = _action(_unregister, dialect, text, {}, AdapterNotFound)
     describe = _action(_describe, dialect, {JSON: (AdapterBody,)}, {}, AdapterNotFound)
     listed = _action(_list, dialect, {JSON: (AdapterPage,)}, {})
+    paging = (
+        Parameter(name="limit", place="query", type="integer", description="The most adapters per page."),
+        Parameter(
+            name="next_page_token", place="query", type="integer", description="`nextPageToken` of the last page."
+        ),
+    )
     one = f"{path}/{{adapter}}"
     return (
-        Route("GET", path, f"list_{prefix}adapters", TAG, "List the adapters.", listed, parameters),
+        Route("GET", path, f"list_{prefix}adapters", TAG, "List the adapters.", listed, (*parameters, *paging)),
         Route("POST", path, f"register_{prefix}adapter", TAG, "Load an adapter.", register, parameters),
         Route("GET", one, f"describe_{prefix}adapter", TAG, "Tell where an adapter came from.", describe, named),
         Route("PUT", one, f"replace_{prefix}adapter", TAG, "Replace an adapter.", update, named),

@@ -16,7 +16,7 @@ import msgspec
 from lmi_handlers.apis.base import Reply, front_end_json
 from lmi_handlers.apis.documentation import Documentation
 from lmi_handlers.apis.management import ManagementDialect, read_fields
-from lmi_handlers.apis.routes import JSON, READING, Action, Parameter, Route
+from lmi_handlers.apis.routes import JSON, READING, Action, Failure, Parameter, Route
 from lmi_handlers.core.errors import (
     EngineNotReady,
     InsufficientMemory,
@@ -126,6 +126,22 @@ def management_routes(*, multi_model: bool) -> Sequence[Route]:
     """Return the routes. With `multi_model`, they answer as SageMaker asks where that differs."""
     model = Parameter(name="model", place="path", description="The model's name.")
     version = Parameter(name="version", place="path", description="Ignored: there is only one version.")
+    paging = (
+        Parameter(name="limit", place="query", type="integer", description="The most models per page."),
+        Parameter(
+            name="next_page_token", place="query", type="integer", description="`nextPageToken` of the last page."
+        ),
+    )
+    engines = (
+        Parameter(name="min_worker", place="query", type="integer", description="Engines. 0 puts the model to sleep."),
+        Parameter(name="max_worker", place="query", type="integer", description="As `min_worker`, or not at all."),
+    )
+    scheduled = Failure(
+        status=202,
+        reason="The model is going to be loaded, as `synchronous` is false.",
+        content=(ModelStatus,),
+        examples=(ModelStatus('Model "my-model" registration scheduled.'),),
+    )
     load = _action(_load, ModelStatus, LoadBody, ModelExists, InsufficientMemory, LoadFailed)
     listed = _action(_list, ModelPage)
     if multi_model:
@@ -136,8 +152,8 @@ def management_routes(*, multi_model: bool) -> Sequence[Route]:
     scale = _action(_scale, ModelStatus, None, EngineNotReady, InsufficientMemory, LoadFailed)
     unload = _action(_unload, ModelStatus)
     routes = [
-        Route("POST", "/models", "register_model", TAG, "Load a model.", load),
-        Route("GET", "/models", "list_models", TAG, "List the models.", listed),
+        Route("POST", "/models", "register_model", TAG, "Load a model.", load, failures=(scheduled,)),
+        Route("GET", "/models", "list_models", TAG, "List the models.", listed, paging),
     ]
     for path, suffix, parameters in (
         ("/models/{model}", "", (model,)),
@@ -145,7 +161,15 @@ def management_routes(*, multi_model: bool) -> Sequence[Route]:
     ):
         routes += (
             Route("GET", path, f"describe_model{suffix}", TAG, "Describe a model.", one, parameters),
-            Route("PUT", path, f"scale_model{suffix}", TAG, "Change the number of engines.", scale, parameters),
+            Route(
+                "PUT",
+                path,
+                f"scale_model{suffix}",
+                TAG,
+                "Change the number of engines.",
+                scale,
+                (*parameters, *engines),
+            ),
             Route("DELETE", path, f"unregister_model{suffix}", TAG, "Unload a model.", unload, parameters),
         )
     return routes
