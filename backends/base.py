@@ -61,6 +61,14 @@ class Backend(ABC):
         `lmi check` calls it if the backend declares `passes_options`.
         """
 
+    @classmethod
+    def preview_resources(cls, properties: ServingProperties) -> tuple[str, bool]:  # noqa: ARG003  for overrides
+        """Say what a cluster is asked for and what it has, "" for no cluster, and whether it has answered.
+
+        `lmi check` calls it if the backend declares that the options make it `remote`.
+        """
+        return "", True
+
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:

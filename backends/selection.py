@@ -141,6 +141,8 @@ def check_gpus(properties: ServingProperties, backend: BackendDeclaration, gpus:
     degree = properties.tensor_parallel_degree
     if gpus is None or degree == "max" or "tensor_parallel_degree" not in backend.reads:
         return
+    if backend.is_remote(properties):  # a cluster's GPUs count
+        return
     if installed_build(backend) != "gpu":
         return
     needed = degree * properties.pipeline_parallel_degree

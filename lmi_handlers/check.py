@@ -29,6 +29,7 @@ from lmi_handlers.start_up import (
     check_port,
     mistakes,
     preview_download,
+    preview_resources,
     warnings,
 )
 
@@ -93,6 +94,9 @@ def _check_model(environ: Mapping[str, str], *, show_all: bool, runs_code: bool)
     try:
         if not causes:
             check_engine(configuration)
+            resources, has_answered = preview_resources(configuration)
+            if resources:
+                click.echo(f"\n{resources}" if has_answered else f"\nWarning: {resources}")
             if runs_code and configuration.formatters is not None:
                 check_formatters(configuration)
                 paths = dict.fromkeys(script.path for script in configuration.formatters.scripts)

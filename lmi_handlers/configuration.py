@@ -154,7 +154,8 @@ def read_configuration(environ: Mapping[str, str], overrides: Mapping[str, str] 
         properties = msgspec.structs.replace(loaded.properties, model_name=DEFAULT_MODEL_NAME)
         loaded = msgspec.structs.replace(loaded, properties=properties)
     backend = declaration(selection.name)
-    gpus = None if backend.cpu_only else count_gpus(environ, Path("/dev"))
+    elsewhere = backend.cpu_only or backend.is_remote(loaded.properties)
+    gpus = None if elsewhere else count_gpus(environ, Path("/dev"))
     return Configuration(
         settings=settings,
         loaded=loaded,

@@ -21,6 +21,9 @@ from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.redaction import without_hidden
 
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_FIELDS_OF_LIBRARIES = frozenset({"_ray_timestamp_ns", "vllm_process_name"})
+"""Ray and vLLM add them to each record of their process."""
+
 _LOG_FORMATS = ("json", "text")
 _OURS = ("lmi_handlers", "backends", "formatters")
 
@@ -147,7 +150,8 @@ def _model_field() -> dict[str, object]:
 
 
 def _extra_fields(record: logging.LogRecord) -> dict[str, object]:
-    return without_hidden({key: value for key, value in vars(record).items() if key not in _STANDARD_FIELDS})
+    ignored = _STANDARD_FIELDS | _FIELDS_OF_LIBRARIES
+    return without_hidden({key: value for key, value in vars(record).items() if key not in ignored})
 
 
 def _shown(value: object) -> str:

@@ -94,6 +94,14 @@ def check_engine(configuration: Configuration) -> None:
         load_backend_class(configuration.selection.name, pools=properties.pools).check_options(properties)
 
 
+def preview_resources(configuration: Configuration) -> tuple[str, bool]:
+    """Say what a cluster is asked for and what it has, "" for no cluster, and whether it has answered."""
+    properties, backend = configuration.properties, configuration.backend
+    if configuration.custom_code is not None or not backend.is_remote(properties):
+        return "", True
+    return load_backend_class(configuration.selection.name, pools=properties.pools).preview_resources(properties)
+
+
 def check_formatters(configuration: Configuration) -> None:
     """Import the model's formatters, in a process of their own. Raises `ConfigError`.
 

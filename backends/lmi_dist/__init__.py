@@ -18,6 +18,7 @@ DECLARATION = BackendDeclaration(
     options=LmiDistOptions,
     reads=vllm.DECLARATION.reads,
     defaults=vllm.DECLARATION.defaults,
+    remote=vllm.DECLARATION.remote,
     passes_options=True,
     rolling_batch=("lmi-dist", "lmi_dist"),
     handlers={"djl_python.lmi_dist": Handler(rolling_batch="lmi-dist")},

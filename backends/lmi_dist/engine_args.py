@@ -61,6 +61,8 @@ def engine_arguments(path: Path, properties: ServingProperties) -> dict[str, Any
             raise ConfigError(f"option.{name}: neither this server nor lmi_dist has this option")
         logger.warning(f"option.{name} has no effect on backend {DECLARATION.name}: only other backends read it")
     given, options = DECLARATION.values(properties), properties.options_of(LmiDistOptions)
+    if options.distributed_executor_backend is not None:
+        raise ConfigError("option.distributed_executor_backend: lmi_dist does not have this option")
     if options.speculative_draft_model is not None and properties.enable_lora:
         raise ConfigError("option.speculative_draft_model and option.enable_lora cannot be used together")
     for name in _NO_COUNTERPART:

@@ -48,6 +48,7 @@ DECLARATION = BackendDeclaration(
     ),
     defaults={"max_rolling_batch_size": DEFAULT_BATCH_SIZE},
     without_effect=NO_COUNTERPART,
+    remote={"distributed_executor_backend": "ray"},
     passes_options=True,
     priority=20,
     gpus=("NVIDIA", "AMD"),
@@ -73,6 +74,7 @@ DECLARATION = BackendDeclaration(
         "is still in flight when the last request ends.",
         "Loading time with `torch.compile` and CUDA graphs, compared with `option.model_loading_timeout`.",
         "More than one GPU: NCCL, and workers that die inside a collective operation.",
+        "More than one machine: the tests run two workers on CPUs, on two nodes of Ray on one machine.",
         "Memory: whether `option.gpu_memory_utilization` leaves enough for prompt log probabilities and images. Running out "
         "of memory during a step ends the engine, which is then restarted.",
         "Images: vLLM may run a model's processor on the GPU while the engine is stepping.",

@@ -29,7 +29,7 @@ OURS = {
 """Engine arguments that the server sets -> why, or what to use instead."""
 
 ONE_ENGINE = "vLLM runs without data parallelism; minWorkers sets the number of engines"
-_ONE_MACHINE = "this server runs on one machine"
+_ONE_MACHINE = "only option.distributed_executor_backend=ray runs workers on other machines"
 _TASK = "option.task decides what the engine computes: text-embedding, text-ranking, or else text generation"
 _QUEUE = "requests wait in the server's queue, not in vLLM's; use job_queue_size"
 

@@ -36,12 +36,11 @@ from backends.vllm.engine_args import GRAMMAR_LIBRARY, TOKENIZER_FILE, engine_ar
 from backends.vllm.errors import one_line
 from backends.vllm.model_runner import check_buffers, typical_processor
 from backends.vllm.sampling import engine_sampling_params, token_output
-from backends.vllm.start import Workers, checkpoint, start_engine
+from backends.vllm.start import PATIENCE, checkpoint, preview_workers, start_engine, workers_of
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.engine_counters import EngineCounters
 from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest
-from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import TokenRequest
 
@@ -78,7 +77,7 @@ class VLLMBackend(Backend):
         processor = engine.renderer.mm_processor
         if processor is not None and processor.info.allowed_mm_limits.get("image", 0) > 0:
             self._images = ImagePreparer(self._render)
-        self._workers = Workers(engine)
+        self._workers = workers_of(engine)
         self._adapters = EngineAdapters(engine)
         for name, folder in model.adapters.items():
             try:
@@ -116,14 +115,18 @@ class VLLMBackend(Backend):
         """Build the engine. Any failure raises `ConfigError` or `LoadFailed` with a one-line message."""
         path = checkpoint(model, cls.declaration.name)
         arguments = engine_arguments(path, properties, backend=cls.declaration, adapters=len(model.adapters))
-        report(LoadPhase.WEIGHTS)
-        engine = start_engine(arguments)
+        engine = start_engine(arguments, properties, report)
         return cls(engine, model)
 
     @classmethod
     def check_options(cls, properties: ServingProperties) -> None:
         """Check the options with vLLM's own parser."""
         engine_arguments(Path(), properties, backend=cls.declaration)
+
+    @classmethod
+    def preview_resources(cls, properties: ServingProperties) -> tuple[str, bool]:
+        """Ask Ray, in a process of its own."""
+        return preview_workers(properties)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -159,6 +162,7 @@ class VLLMBackend(Backend):
             if not outputs:
                 self._progress = self._computed_tokens()
         except Exception as error:
+            self._workers.check_health(patience=PATIENCE)
             raise EngineDead(f"vLLM: {one_line(error)}") from error
         for output in outputs:
             running = self._running[output.request_id]

@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import difflib
 import logging
+import os
 import secrets
 import shlex
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from backends.vllm import DECLARATION
 from backends.vllm.arguments import ALIASES, ALONE, DTYPES, ONE_ENGINE, OURS
 from backends.vllm.options import DEFAULT_BATCH_SIZE, NO_COUNTERPART
+from backends.vllm.ray.requirements import check_requirements
 from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.option import text_of
 from lmi_handlers.config.properties import NEAR, ServingProperties
@@ -44,8 +46,8 @@ not support in later requests.
 TOKENIZER_FILE = "tokenizer.json"
 """The file that llguidance reads. If the model has none, vLLM chooses the grammar library."""
 
-_EXECUTORS = (None, "mp", "uni")
-"""Supported executors. The others run workers on other machines, or expect someone else to start them."""
+_EXECUTORS = (None, "mp", "uni", "ray")
+"""Supported executors. The others expect someone else to start their workers."""
 
 TEXT_LAYER = (
     "model_id",
@@ -81,6 +83,8 @@ def engine_arguments(
     texts.setdefault("seed", str(secrets.randbits(32)))
     arguments = EngineArgs.from_cli_args(_parse({"model": str(path)} | texts))
     _check_alone(arguments, pools=properties.pools)
+    if arguments.distributed_executor_backend == "ray":
+        check_requirements(properties, os.environ)
     arguments.disable_log_stats = True
     arguments.use_tqdm_on_load = False
     arguments.runner = _runner(pools=properties.pools)  # by default, vLLM decides by the model
@@ -115,7 +119,7 @@ def _check_alone(arguments: EngineArgs, *, pools: bool) -> None:
         )
     executor = arguments.distributed_executor_backend
     if executor not in _EXECUTORS:
-        raise ConfigError(f"option.distributed_executor_backend has value {executor!r}: must be mp or uni")
+        raise ConfigError(f"option.distributed_executor_backend has value {executor!r}: must be mp, uni or ray")
     if engine_environment.VLLM_DP_SIZE > 1:  # vLLM reads this variable if the option is not set
         raise ConfigError(f"VLLM_DP_SIZE has value {engine_environment.VLLM_DP_SIZE}: {ONE_ENGINE}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from backends.vllm import LOG_LEVEL
@@ -15,5 +16,6 @@ os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 os.environ.setdefault("PYTHONWARNINGS", "ignore")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # each process would report how it binds threads and memory
 os.environ["VLLM_LOGGING_LEVEL"] = LOG_LEVEL
+logging.logProcesses = True  # vLLM's format has the number of the process, and the server has turned it off
 if (ports := safe_ports(os.environ)) is not None:  # several containers share the instance
     os.environ.setdefault("VLLM_PORT", str(ports[0]))  # vLLM looks for free ports from here on

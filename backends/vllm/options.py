@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -26,6 +26,13 @@ NO_COUNTERPART = {
 class VLLMOptions(msgspec.Struct, frozen=True, kw_only=True):
     """LMI's options for vLLM."""
 
+    distributed_executor_backend: Annotated[
+        Literal["mp", "uni", "ray"] | None,
+        Option(
+            "Where vLLM's workers run: `uni` in the engine process, `mp` in processes of their own, `ray` on the nodes of a "
+            "Ray cluster (see scaling.md). Defaults to `uni` for one worker and `mp` for several."
+        ),
+    ] = None
     enforce_eager: Annotated[bool | None, Option("Turns CUDA graphs off.")] = None
     enable_prefix_caching: Annotated[
         bool | None, Option("Reuses the KV cache of prompts that begin in the same way.")

@@ -34,11 +34,10 @@ from backends.pooling.scores import check_classifier, read_activation, read_labe
 from backends.vllm import DECLARATION
 from backends.vllm.engine_args import engine_arguments
 from backends.vllm.errors import one_line
-from backends.vllm.start import Workers, checkpoint, start_engine
+from backends.vllm.start import checkpoint, preview_workers, start_engine, workers_of
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest
-from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.pooling_params import PoolingParams
 from lmi_handlers.core.request import TokenRequest
@@ -58,7 +57,7 @@ class VLLMPoolingBackend(Backend):
     def __init__(self, engine: LLMEngine, pooler: Pooler | None, *, engine_pools: bool) -> None:
         """Wrap the engine. `pooler` is None for a classifier. With `engine_pools`, only its modules are applied here."""
         self._engine, self._pooler, self._engine_pools = engine, pooler, engine_pools
-        self._workers = Workers(engine)
+        self._workers = workers_of(engine)
         config, model = engine.vllm_config, engine.vllm_config.model_config
         self._by_priority = config.scheduler_config.policy == "priority"
         self._scheduler = engine.engine_core.engine_core.scheduler
@@ -106,14 +105,18 @@ class VLLMPoolingBackend(Backend):
             asked.seq_pooling_type = _POOLED_BY_ENGINE.get(pooler.modes[0])
         engine_pools = asked.seq_pooling_type is not None
         arguments.pooler_config = asked
-        report(LoadPhase.WEIGHTS)
-        engine = start_engine(arguments, functools.partial(_check, embeds=properties.embeds))
+        engine = start_engine(arguments, properties, report, functools.partial(_check, embeds=properties.embeds))
         return cls(engine, pooler, engine_pools=engine_pools)
 
     @classmethod
     def check_options(cls, properties: ServingProperties) -> None:
         """Check the options with vLLM's own parser."""
         _pooler_config(engine_arguments(Path(), properties))
+
+    @classmethod
+    def preview_resources(cls, properties: ServingProperties) -> tuple[str, bool]:
+        """Ask Ray, in a process of its own."""
+        return preview_workers(properties)
 
     @property
     def capabilities(self) -> Capabilities:

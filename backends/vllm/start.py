@@ -6,18 +6,26 @@ import logging
 from collections.abc import Callable
 from multiprocessing import connection
 from pathlib import Path
+from typing import Protocol
 
 from vllm import EngineArgs, LLMEngine
 from vllm.config import VllmConfig
+from vllm.platforms import current_platform
 
 from backends.base import ModelFiles
 from backends.vllm.engine_config import engine_config
 from backends.vllm.errors import load_error
-from lmi_handlers.core.errors import ConfigError, EngineDead
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.errors import ConfigError, EngineDead, LoadFailed
 from lmi_handlers.core.load_failure import load_failure
+from lmi_handlers.core.load_phase import LoadPhase
 
 # This module logs at length what it then raises. A level would not last: vLLM resets levels when it sets up logging.
 logging.getLogger("vllm.transformers_utils.repo_utils").addFilter(lambda _record: False)
+
+
+PATIENCE = 5.0
+"""Seconds after a failed step within which Ray says which worker has died, if one has."""
 
 
 def checkpoint(model: ModelFiles, backend: str) -> Path:
@@ -29,33 +37,72 @@ def checkpoint(model: ModelFiles, backend: str) -> Path:
     return model.path
 
 
-def start_engine(arguments: EngineArgs, check: Callable[[VllmConfig], None] | None = None) -> LLMEngine:
+def start_engine(
+    arguments: EngineArgs,
+    properties: ServingProperties,
+    report: Callable[[str], None],
+    check: Callable[[VllmConfig], None] | None = None,
+) -> LLMEngine:
     """Load the model. `check` may reject its configuration before that.
 
     Any failure raises `ConfigError` or `LoadFailed` with a one-line message.
     """
+    report(LoadPhase.WEIGHTS)
     try:
         config = engine_config(arguments)
         if check is not None:
             check(config)
+        if config.parallel_config.use_ray:
+            from backends.vllm.ray.placement import place_workers
+
+            place_workers(config, properties.model_loading_timeout, report)
         return LLMEngine.from_vllm_config(config, disable_log_stats=True)
-    except ConfigError:
+    except (ConfigError, LoadFailed):
         raise
     except Exception as error:  # the operator must hear of any failure to start
-        raise load_failure(load_error(error, arguments), error) from error
+        cause = error
+        if arguments.distributed_executor_backend == "ray":
+            from backends.vllm.ray.failures import original
+
+            cause = original(error)
+        raise load_failure(load_error(cause, arguments), cause) from error
 
 
-class Workers:
+def preview_workers(properties: ServingProperties) -> tuple[str, bool]:
+    """Say what Ray is asked for and what it has, and whether it has answered. `lmi check` has checked the options."""
+    from backends.vllm.ray.inquiry import preview
+
+    tensor, pipeline = properties.tensor_parallel_degree, properties.pipeline_parallel_degree
+    return preview(int(tensor) * pipeline, gpus=not current_platform.is_cpu())
+
+
+class Workers(Protocol):
     """The engine's worker processes, if it has any.
 
     They are watched here because vLLM takes ten seconds under load to notice a dead one.
     """
 
+    def check_health(self, *, patience: float = 0.0) -> None:
+        """Raise `EngineDead` with the name of a dead one. One may turn out to be dead within `patience` seconds."""
+
+
+def workers_of(engine: LLMEngine) -> Workers:
+    """Return the workers to watch."""
+    if engine.vllm_config.parallel_config.use_ray:
+        from backends.vllm.ray.workers import RayWorkers
+
+        return RayWorkers(engine.model_executor.ray_worker_handles)
+    return LocalWorkers(engine)
+
+
+class LocalWorkers:
+    """Processes on this machine."""
+
     def __init__(self, engine: LLMEngine) -> None:
         # Only vLLM's multiprocess executor has `workers`.
         self._processes = [worker.proc for worker in getattr(engine.model_executor, "workers", ())]
 
-    def check_health(self) -> None:
+    def check_health(self, *, patience: float = 0.0) -> None:  # noqa: ARG002  a dead child is known at once
         """Raise `EngineDead` with the name of a dead process."""
         sentinels = [process.sentinel for process in self._processes]
         dead = connection.wait(sentinels, timeout=0) if sentinels else ()

@@ -68,6 +68,7 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
         `reads`            names of the shared options (fields of `ServingProperties`) that it reads
         `defaults`         its defaults for shared options that have none, for the documentation
         `without_effect`   names of options that it accepts for LMI's sake -> why they have no effect
+        `remote`           options, with values of which the engine computes on the machines of a cluster
         `passes_options`   options that it does not read are passed to the engine, which checks them
                            (`passed_on`, `Backend.check_options`)
         `needs_model`      false if it generates without weights; it then gets a byte-level tokenizer
@@ -100,6 +101,7 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     reads: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = NOTHING
     without_effect: Mapping[str, str] = NOTHING
+    remote: Mapping[str, str] = NOTHING
     passes_options: bool = False
     needs_model: bool = True
     reads_gguf: GgufFormats | None = None
@@ -125,6 +127,11 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
         if not self.architectures or set(self.architectures).intersection(architectures):
             return None
         return f"is not chosen for {', '.join(architectures) or 'a model before its files are here'}"
+
+    def is_remote(self, properties: ServingProperties) -> bool:
+        """Tell whether the engine computes on other machines too, so that the GPUs of this one say nothing."""
+        values = self.values(properties)
+        return any(values.get(name) == value for name, value in self.remote.items())
 
     def values(self, properties: ServingProperties) -> dict[str, Any]:
         """Return the options that this backend reads and that are not None, shared and own, by field name."""

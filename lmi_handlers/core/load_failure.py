@@ -19,7 +19,8 @@ _ERRNOS = {
 
 # PyTorch raises a plain RuntimeError for most of these, and engines reword the message.
 _WORDS = re.compile(
-    r"out of memory|can't allocate memory|cannot allocate memory|(CUDA|HIP|NCCL|RCCL|XPU) error|CUDNN_STATUS|CUBLAS_STATUS",
+    r"out of memory|can't allocate memory|cannot allocate memory|gloo/transport|"
+    r"(CUDA|HIP|NCCL|RCCL|XPU) error|CUDNN_STATUS|CUBLAS_STATUS",
     re.IGNORECASE,
 )
 

@@ -19,6 +19,9 @@ class LoadPhase(str, enum.Enum):
     """Locating it, and downloading or converting it if necessary."""
 
     TOKENIZER = "preparing the tokenizer"
+    RESOURCES = "waiting for resources"
+    """Of a cluster. This time does not count towards the limit of a load."""
+
     WEIGHTS = "loading weights"
     COMPILING = "compiling the model"
     CHECKING = "checking the model"

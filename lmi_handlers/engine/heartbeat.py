@@ -92,7 +92,7 @@ class Heartbeat:
         self._cells[_PHASE] = _PHASES.index(phase)
 
     def arrive(self) -> None:
-        """Record that a part of a download has arrived."""
+        """Record that a part of a download or the resources of a cluster have arrived: the time for loading starts again."""
         self._cells[_ARRIVED] = self._clock()
 
     @property

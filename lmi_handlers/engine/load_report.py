@@ -51,6 +51,8 @@ class LoadReport:
             return
         if phase is not self._phase:
             self._end_phase()
+            if LoadPhase.RESOURCES in (phase, self._phase):
+                self._heartbeat.arrive()
             self._phase = phase
             self._heartbeat.load(phase)
         self._tell(phase.value)

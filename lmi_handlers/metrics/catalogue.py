@@ -229,6 +229,7 @@ ends. `tensorrt_llm` counts only the prefix cache. What an engine does not count
 | `importing the engine` | to import its libraries |
 | `preparing the model` | to find it, and to download or convert it if necessary |
 | `preparing the tokenizer` | to load it and to write what the web workers need |
+| `waiting for resources` | until a Ray cluster has what the engine needs |
 | `loading weights` | to load them, and whatever else the backend does not report as a phase of its own |
 | `compiling the model` | to compile it for the device |
 | `checking the model` | to compare its results with those of a reference |

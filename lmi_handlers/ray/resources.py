@@ -51,6 +51,11 @@ def resources_of(
     Given numbers take precedence. Without a GPU, each replica gets an equal share of the cores, because Ray sets
     `OMP_NUM_THREADS` to them.
     """
+    backend, properties = configuration.backend, configuration.properties
+    if configuration.custom_code is None and backend.is_remote(properties):
+        raise ConfigError(
+            f"option.{next(iter(backend.remote))}: the engine asks Ray for its workers itself, so start it with `lmi serve`"
+        )
     largest = max((node.gpus for node in nodes), default=0)
     gpus = _gpus(configuration, largest) if num_gpus is None else num_gpus
     if num_cpus is not None:

@@ -443,6 +443,7 @@ def test_option_without_counterpart_is_logged(load: Load, caplog: pytest.LogCapt
         ({"pipeline_parallel_degree": 2}, r"option\.pipeline_parallel_degree: must be 1"),
         ({"long_lora_scaling_factors": "many"}, r"option\.long_lora_scaling_factors"),
         ({"extra": {"swap_space": "4"}}, r"option\.swap_space"),
+        ({"distributed_executor_backend": "ray"}, r"option\.distributed_executor_backend: lmi_dist does not have"),
         ({"speculative_draft_model": "draft", "enable_lora": True}, "cannot be used together"),
     ],
 )

@@ -51,7 +51,7 @@ def ask(script: str, model: Path, question: Any) -> list[Any]:
 def test_vllm_accepts_the_arguments_on_a_gpu(tiny_llama: Path) -> None:
     """Runs its own validation and loading of logits processors, with the driver reporting eight H100s."""
     one: dict[str, Any] = {"tensor_parallel_degree": 1}
-    plain, lora, sharded, async_off, drafted, too_many = ask(
+    plain, lora, sharded, async_off, drafted, too_many, on_ray = ask(
         "cuda_platform.py",
         tiny_llama,
         [
@@ -61,9 +61,11 @@ def test_vllm_accepts_the_arguments_on_a_gpu(tiny_llama: Path) -> None:
             one | {"extra": {"async_scheduling": "false"}},
             one | {"extra": {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 2}'}},
             {"tensor_parallel_degree": "max"},
+            {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2, "distributed_executor_backend": "ray"},
         ],
     )
-    for config in (plain, lora, sharded, async_off):
+    assert (on_ray["executor"], on_ray["world_size"], on_ray["async_scheduling"]) == ("ray", 4, True)
+    for config in (plain, lora, sharded, async_off, on_ray):
         assert config["second_runner"]
         assert config["logits_processors"] == ["backends.vllm.typical:TypicalV2"]
         assert (config["device"], config["dtype"]) == ("cuda", "torch.bfloat16")
@@ -120,9 +122,12 @@ def test_tested_versions() -> None:
         ({"data_parallel_hybrid_lb": "true"}, "option.data_parallel_hybrid_lb has value True: vLLM runs without"),
         ({"data_parallel_backend": "ray"}, "option.data_parallel_backend has value 'ray': vLLM runs without"),
         ({"enable_elastic_ep": "true"}, "option.enable_elastic_ep has value True: vLLM runs without data parallelism"),
-        ({"nnodes": "2"}, "option.nnodes has value 2: this server runs on one machine"),
-        ({"distributed_executor_backend": "external_launcher"}, "has value 'external_launcher': must be mp or uni"),
-        ({"distributed_executor_backend": "ray"}, "has value 'ray': must be mp or uni"),
+        ({"nnodes": "2"}, "option.nnodes has value 2: only option.distributed_executor_backend=ray"),
+        (
+            {"distributed_executor_backend": "external_launcher"},
+            "has value 'external_launcher': must be mp, uni or ray",
+        ),
+        ({"distributed_executor_backend": "ray"}, "option.tensor_parallel_degree has value 'max': must be a number"),
         ({"runner": "pooling"}, "option.runner has value 'pooling': option.task decides"),
         ({"convert": "embed"}, "option.convert has value 'embed': option.task decides"),
         ({"max_num_queued_reqs": "5"}, "option.max_num_queued_reqs has value 5: .* job_queue_size"),

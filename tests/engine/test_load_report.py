@@ -59,3 +59,20 @@ def test_phases_are_announced_and_timed(tmp_path: Path) -> None:
     }
     assert seconds["starting"] >= 100
     assert sum(seconds.values()) == pytest.approx(total)
+
+
+def test_time_spent_waiting_for_resources_is_not_loading_time(tmp_path: Path) -> None:
+    heartbeat = Heartbeat()
+    report = LoadReport(time.monotonic(), lambda _: None, EngineMetrics(tmp_path / "metrics"), heartbeat)
+    report(LoadPhase.WEIGHTS)
+    assert heartbeat.last_arrival == 0.0
+    report(LoadPhase.RESOURCES)
+    begun = heartbeat.last_arrival
+    assert begun > 0.0
+    report("2 workers with 1 GPU each are asked for")
+    assert heartbeat.last_arrival == begun
+    report(LoadPhase.WEIGHTS)
+    ended = heartbeat.last_arrival
+    assert ended > begun
+    report(LoadPhase.WARM_UP)
+    assert heartbeat.last_arrival == ended
