@@ -1,72 +1,28 @@
-"""The console in a real Chromium."""
+"""The first view of the console in a real Chromium, and the page as a whole."""
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import console_pages
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from browsers import Seen, chromium, empty_page, needs_chromium
+from console_pages import APIS, VIEWS, Seen, ask, opened, wire
 from model_store import ECHO, StoreServer
 from paths import ROOT
 from playwright.sync_api import Browser, Page, expect
 from recording_proxy import recording_proxy
 from serving import API_KEY, Server, StartServer
 
-VIEWS = ("try", "watch", "configuration")
-APIS = ("lmi", "tgi", "mindie", "openai-chat", "openai-completions", "aleph-alpha")
-
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300), needs_chromium]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A browser for all tests here."""
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with a console."""
-    properties = "option.rolling_batch=echo\noption.echo_faults=true\noption.max_model_len=4096\n"
-    server = Server(tmp_path_factory.mktemp("console") / "m", properties, "--local-runtime")
-    yield server.wait_ready()
-    server.stop()
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """An empty page of a profile of its own."""
-    with empty_page(browser) as page:
-        yield page
-
-
-def opened(page: Page, url: str, view: str = "try") -> Page:
-    page.goto(f"{url}/#{view}")
-    expect(page.locator("#status")).not_to_have_text("connecting")
-    return page
-
-
-def ask(page: Page, text: str) -> None:
-    """Send a message, and wait for the end of the answer."""
-    page.fill("#prompt", text)
-    page.click("#send")
-    expect(page.locator("#stop")).to_be_hidden()
-    expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
-
-
-def wire(page: Page, tab: str) -> str:
-    """Return the body on the wire that a tab shows."""
-    page.click(f"#wire-tabs-{tab}")
-    return page.locator(f"[data-wire={tab}]").text_content() or ""
+pytestmark = console_pages.MARKS
+browser, page, server = console_pages.browser, console_pages.page, console_pages.server
 
 
 def test_page_complains_about_nothing_and_asks_no_other_host(server: Server, page: Page) -> None:
@@ -123,6 +79,75 @@ def test_tabs_show_what_was_on_the_wire(server: Server, page: Page, mode: str, s
             assert json.loads(recorded[route].sent).get("stream", False) is (streams and api != "tgi")
         page.check("#hex-received")
         assert recorded[route].received[:16].hex(" ") in (page.locator("[data-wire=received]").text_content() or "")
+
+
+def test_all_apis_are_shown_side_by_side(server: Server, page: Page) -> None:
+    opened(page, server.url)
+    page.click("#wire-tabs-all")
+    expect(page.locator("#wire-panel")).to_contain_text("Nothing has been sent yet")
+    page.fill("#prompt", "side by side")
+    page.click("#send-all")
+    expect(page.locator("#wire-panel article")).to_have_count(len(APIS))
+    expect(page.locator("#apis .failed")).to_have_count(0)
+    for article in page.locator("#wire-panel article").all():
+        assert "side by side" in (article.locator(".wire-text").first.text_content() or "")
+        assert "200 OK" in (article.locator(".head").last.text_content() or "")
+
+
+def test_a_chat_has_a_system_prompt_a_history_and_tools(server: Server, page: Page) -> None:
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
+    call = (
+        '{"id": "call_7", "type": "function", "function": {"name": "weather", "arguments": "{\\"in\\": \\"Rome\\"}"}}'
+    )
+    with recording_proxy(server) as proxy:
+        opened(page, proxy.url)
+        page.click("#apis-openai-chat")
+        page.click("#system-box summary")
+        page.fill("#system", "Be brief.")
+        page.click("#tools-box summary")
+        page.fill("#tools", "[nonsense")
+        page.fill("#prompt", "one")
+        page.click("#send")
+        assert page.evaluate("document.getElementById('tools').validity.customError")
+        page.fill("#tools", json.dumps(tools))
+        page.fill("#tools", "")
+        ask(page, "one")
+        page.fill("#tools", json.dumps(tools))
+        proxy.answers["/v1/chat/completions"] = (
+            "text/event-stream",
+            f'data: {{"choices": [{{"delta": {{"tool_calls": [{call}]}}, "finish_reason": "tool_calls"}}]}}\n\n'.encode(),
+        )
+        ask(page, "two")
+        expect(page.locator("#answer")).to_contain_text('weather({"in": "Rome"})')
+        expect(page.locator("#prompt-label")).to_have_text("Result of weather")
+        expect(page.locator("#conversation .message")).to_have_count(4)
+        del proxy.answers["/v1/chat/completions"]
+        ask(page, "sunny")
+        expect(page.locator("#failure")).to_be_hidden()
+    first, second, result = (json.loads(body.sent) for body in proxy.recorded)
+    assert first["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one"}]
+    assert [message["role"] for message in second["messages"]] == ["system", "user", "assistant", "user"]
+    assert ("tools" in first, second["tools"]) == (False, tools)
+    assert result["messages"][-2]["tool_calls"] == [json.loads(call)]
+    assert result["messages"][-1] == {"role": "tool", "content": "sunny", "tool_call_id": "call_7"}
+
+
+def test_parameters_have_their_bounds(server: Server, page: Page) -> None:
+    with recording_proxy(server) as proxy:
+        opened(page, proxy.url)
+        page.click("#apis-openai-chat")
+        page.fill("#parameter-temperature", "-1")
+        page.fill("#prompt", "x")
+        page.click("#send")
+        assert not page.evaluate("document.getElementById('parameter-temperature').validity.valid")
+        page.fill("#parameter-temperature", "0.5")
+        page.fill("#parameter-stop", '["a, b", "\\n"]')
+        page.click("#parameters summary")
+        page.fill("#parameter-logit_bias", '{"97": 1}')
+        ask(page, "x")
+        (body,) = proxy.recorded
+    sent = json.loads(body.sent)
+    assert (sent["temperature"], sent["stop"], sent["logit_bias"]) == (0.5, ["a, b", "\n"], {"97": 1})
 
 
 def test_a_token_shows_how_likely_it_was(server: Server, page: Page) -> None:
@@ -216,6 +241,62 @@ def test_a_hostile_server_leaves_the_page_usable(server: Server, page: Page) -> 
     assert (page.title() != "owned", images, page.locator("b:text('broken')").count()) == (True, 0, 0)
 
 
+def events(*records: object) -> tuple[str, bytes]:
+    return "text/event-stream", b"".join(b"data: " + json.dumps(record).encode() + b"\n\n" for record in records)
+
+
+def delta(**fields: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": fields}]}
+
+
+END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+
+
+def test_long_answers_do_not_grow_the_page_without_a_limit(server: Server, page: Page) -> None:
+    """50,000 tokens with probabilities, and as many of a reasoning."""
+    logprobs = {"content": [{"token": "word ", "logprob": -0.1, "top_logprobs": []}]}
+    token = {"choices": [{"index": 0, "delta": {"content": "word "}, "logprobs": logprobs}]}
+    with recording_proxy(server) as proxy:
+        proxy.answers["/v1/chat/completions"] = events(
+            *[delta(reasoning_content="hm ")] * 50_000, *[token] * 50_000, END
+        )
+        opened(page, proxy.url)
+        page.click("#apis-openai-chat")
+        page.check("#probabilities")
+        ask(page, "?")
+    expect(page.locator("#answer .reasoning")).to_contain_text("hm hm")
+    expect(page.locator("#answer .more")).to_contain_text("characters that are not shown")
+    nodes = "box => { let n = 0; for (const walk = document.createTreeWalker(box); walk.nextNode(); ) n++; return n; }"
+    assert page.locator("#answer").evaluate(nodes) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "cause"),
+    [
+        (*events(delta(content="half")), "ended before it was complete"),
+        (*events(delta(content="half"), [], None, 7), "is not an answer of this API"),
+        ("text/html", b"<h1>Sign in</h1>", "is not an answer of this API"),
+        ("application/json", b"{", "is not an answer of this API"),
+        (
+            *events(delta(content="half"), {"error": {"message": "the engine <b>failed</b>"}}),
+            "the engine <b>failed</b>",
+        ),
+    ],
+)
+def test_an_answer_that_is_broken_says_so(server: Server, page: Page, kind: str, body: bytes, cause: str) -> None:
+    with recording_proxy(server) as proxy:
+        proxy.answers["/v1/chat/completions"] = (kind, body)
+        opened(page, proxy.url)
+        page.click("#apis-openai-chat")
+        ask(page, "?")
+        expect(page.locator("#failure")).to_contain_text(cause)
+        expect(page.locator("#answer")).to_have_text("half" if b"half" in body else "")
+        expect(page.locator("#prompt")).to_have_value("?")  # to be sent again
+        proxy.promised = 10**9
+        ask(page, "?")
+        expect(page.locator("#failure")).to_contain_text("The connection broke in the middle of the answer.")
+
+
 def test_keyboard_is_enough(server: Server, page: Page) -> None:
     opened(page, server.url)
     focused = "document.activeElement.id || document.activeElement.getAttribute('href')"
@@ -250,6 +331,26 @@ def test_keyboard_is_enough(server: Server, page: Page) -> None:
     tab_to("filter")
     page.keyboard.type("max_model_len")
     expect(page.locator("#settings tbody tr").first).to_contain_text("4096")
+
+
+def test_the_skip_link_stays_in_the_view(server: Server, page: Page) -> None:
+    opened(page, server.url, "watch")
+    page.locator(".skip").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#main")).to_be_focused()
+    expect(page.locator("#view-watch")).to_be_visible()
+
+
+def test_what_is_on_the_wire_keeps_its_place(server: Server, page: Page) -> None:
+    """A reader of a body does not lose focus, selection or scrolling when more arrives."""
+    opened(page, server.url)
+    page.click("#wire-tabs-received")
+    ask(page, "one")
+    body = page.locator("[data-wire=received]").element_handle()
+    ask(page, "two")
+    expect(page.locator("[data-wire=received]")).to_contain_text("two")
+    assert body is not None
+    assert body.evaluate("element => element.isConnected")
 
 
 def test_it_fits_a_phone(server: Server, page: Page) -> None:
@@ -318,26 +419,80 @@ def test_a_key_opens_it(page: Page, start_server: StartServer) -> None:
     ask(page, "with a key")
     expect(page.locator("#answer")).to_contain_text("with a key")
     assert API_KEY not in wire(page, "sent") + (page.locator("#wire-panel").text_content() or "")
+    for language in ("boto3", "openai", "huggingface_hub", "curl"):
+        page.click("#wire-tabs-code")
+        page.select_option("#language", language)
+        assert "API_KEY" in wire(page, "code")
+        assert API_KEY not in wire(page, "code")
+    page.fill("#prompt", "from curl")
+    expect(page.locator("[data-wire=code]")).to_contain_text("from curl")
+    done = run("sh", "-c", wire(page, "code"), API_KEY=API_KEY)
+    assert "data: [DONE]" in done or '"finish_reason"' in done
+    page.fill("#key", "schlüssel")
+    assert page.evaluate("document.getElementById('key').validity.customError")
     page.reload()
     expect(page.locator("#notice")).to_contain_text("needs its API key")  # it was nowhere but in the page's memory
 
 
+HARD = 'it\'s "quoted" $HOME `id` \\n\nsecond line é 漢 🙂 \u202e \U000e0041 !x %s'
+"""For the shell, for Python and for readers."""
+
+
+def run(*command: str, **environ: str) -> str:
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environ}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.parametrize(
     ("mode", "language"),
-    [("chat", "curl"), ("chat", "boto3"), ("chat", "openai"), ("prompt", "boto3"), ("prompt", "huggingface_hub")],
+    [("chat", "boto3"), ("chat", "openai"), ("chat", "huggingface_hub"), ("prompt", "openai"), ("prompt", "boto3")],
 )
 def test_code_runs(server: Server, page: Page, mode: str, language: str) -> None:
+    """What it prints is what the echo backend says to the same prompt."""
     opened(page, server.url)
     page.locator(f"input[name=mode][value={mode}]").check()
-    page.fill("#parameter-max_tokens", "40")
-    page.fill("#prompt", 'it\'s "quoted" $HOME \\n é 🙂')
+    page.set_checked("#stream", language != "boto3")
+    page.fill("#parameter-max_tokens", "200")
+    page.fill("#prompt", HARD)
     page.click("#wire-tabs-code")
     page.select_option("#language", language)
-    code = page.locator("[data-wire=code]").text_content() or ""
-    command = ["sh", "-c", code] if language == "curl" else [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "quoted" in re.sub(r'"(?:text|content)": "|[^a-z]', "", done.stdout) or '"q"' in done.stdout
+    expect(page.locator("[data-wire=code]")).to_contain_text("quoted")
+    printed = run(sys.executable, "-c", wire(page, "code"))
+    if language == "boto3":
+        answer = json.loads(printed)
+        printed = answer["choices"][0]["message"]["content"] if mode == "chat" else answer["generated_text"]
+    assert HARD in printed
+
+
+def test_curl_sends_what_each_api_is_sent(server: Server, page: Page) -> None:
+    """Also an image that is too long for an argument of a command."""
+    image = base64.b64encode(os.urandom(150_000)).decode()
+    with recording_proxy(server) as proxy:
+        opened(page, proxy.url)
+        page.click("#wire-tabs-code")
+        for api in APIS:
+            page.click(f"#apis-{api}")
+            page.fill("#prompt", f"{HARD} {api}")
+            expect(page.locator("[data-wire=code]")).to_contain_text(api)
+            code = wire(page, "code")
+            assert "\u202e" not in code
+            run("sh", "-c", code)
+            sent = wire(page, "sent")
+            page.click("#wire-tabs-code")
+            assert json.loads(proxy.recorded[-1].sent) == json.loads(sent)
+        page.click("#apis-openai-chat")
+        page.locator("#image").set_input_files(
+            {"name": "a.png", "mimeType": "image/png", "buffer": base64.b64decode(image)}
+        )
+        expect(page.locator("#images img")).to_have_count(1)
+        page.evaluate("navigator.clipboard.writeText = text => { window.copied = text; }")
+        page.get_by_role("button", name="Copy").click()
+        run("sh", "-c", page.evaluate("window.copied"))
+        parts = json.loads(proxy.recorded[-1].sent)["messages"][-1]["content"]
+        assert parts[1] == {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}
 
 
 def test_pictures_in_the_documentation(browser: Browser, tmp_path: Path, start_server: StartServer) -> None:

@@ -23,7 +23,10 @@ class Exchanged(NamedTuple):
 
 
 class RecordingProxy(ThreadingHTTPServer):
-    """Forwards requests to a server. `answers` has bodies that it gives itself, by path, with their content type."""
+    """Forwards requests to a server. `answers` has bodies that it gives itself, by path, with their content type.
+
+    With `promised`, these break off: their heads promise so many bytes.
+    """
 
     daemon_threads = True
 
@@ -33,6 +36,7 @@ class RecordingProxy(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.recorded: list[Exchanged] = []
         self.answers: dict[str, tuple[str, bytes]] = {}
+        self.promised: int | None = None
 
 
 @contextlib.contextmanager
@@ -62,8 +66,11 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if path in self.server.answers:
             kind, body = self.server.answers[path]
-            self._begin(200, [("Content-Type", kind)])
+            length = [] if self.server.promised is None else [("Content-Length", str(self.server.promised))]
+            self._begin(200, [("Content-Type", kind), *length])
             self.wfile.write(body)
+            if self.command == "POST":
+                self.server.recorded.append(Exchanged(path, sent, body))
             return
         connection = http.client.HTTPConnection("127.0.0.1", self.server.server.port, timeout=60)
         with contextlib.closing(connection):

@@ -147,7 +147,7 @@ class CodeView {
 
   constructor(changed) {
     this.#language = el("select", { id: "language", "aria-label": "Language", onchange: changed }, ...Object.keys(LANGUAGES).map((name) => el("option", { value: name }, name)));
-    const copy = el("button", { type: "button", class: "quiet", onclick: (event) => this.#copy(event.currentTarget) }, "Copy");
+    const copy = el("button", { type: "button", class: "quiet", onclick: () => { changed(); this.#copy(copy); } }, "Copy");
     this.element = el("div", {}, el("div", { class: "row" }, this.#language, el("span", { class: "grow" }), copy), this.#code, this.#note);
   }
 
