@@ -132,6 +132,39 @@ def test_a_chat_has_a_system_prompt_a_history_and_tools(server: Server, page: Pa
     assert result["messages"][-1] == {"role": "tool", "content": "sunny", "tool_call_id": "call_7"}
 
 
+PIXEL = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+
+
+def test_images_are_sent_where_the_model_takes_them(server: Server, page: Page) -> None:
+    opened(page, server.url)
+    expect(page.locator("#image-box")).to_be_hidden()  # the echo backend takes text only
+    state = page.request.get(f"{server.url}/console/data/state").json()
+    state["models"][0]["capabilities"]["takes_images"] = True
+    page.route(re.compile("/console/data/state"), lambda route: route.fulfill(json=state))
+    with recording_proxy(server) as proxy:
+        proxy.answers["/v1/chat/completions"] = events(delta(content="a pixel"), END)
+        opened(page, proxy.url)
+        page.click("#apis-openai-chat")
+        expect(page.locator("#image-box")).to_be_visible()
+        files = [(f"{name}.png", PIXEL) for name in "abc"] + [("large.png", bytes(9_000_000))]
+        page.locator("#image").set_input_files(
+            [{"name": name, "mimeType": "image/png", "buffer": data} for name, data in files]
+        )
+        expect(page.locator("#images img")).to_have_count(3)
+        expect(page.locator("#image-note")).to_have_text("large.png was left out: it has more than 8 MB.")
+        page.get_by_role("button", name="Remove b.png").click()
+        expect(page.locator("#images img")).to_have_count(2)
+        ask(page, "What is this?")
+        expect(page.locator("#conversation img")).to_have_count(2)
+        page.click("#apis-tgi")
+        expect(page.locator("#api-note")).to_contain_text("only the last message is sent")
+    (body,) = proxy.recorded
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(PIXEL).decode()}"}}
+    assert json.loads(body.sent)["messages"][0]["content"] == [{"type": "text", "text": "What is this?"}, image, image]
+
+
 def test_parameters_have_their_bounds(server: Server, page: Page) -> None:
     with recording_proxy(server) as proxy:
         opened(page, proxy.url)
@@ -438,9 +471,9 @@ HARD = 'it\'s "quoted" $HOME `id` \\n\nsecond line é 漢 🙂 \u202e \U000e0041
 """For the shell, for Python and for readers."""
 
 
-def run(*command: str, **environ: str) -> str:
+def run(*command: str, stdin: str = "", **environ: str) -> str:
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environ}
+        command, input=stdin, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environ}
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -490,7 +523,7 @@ def test_curl_sends_what_each_api_is_sent(server: Server, page: Page) -> None:
         expect(page.locator("#images img")).to_have_count(1)
         page.evaluate("navigator.clipboard.writeText = text => { window.copied = text; }")
         page.get_by_role("button", name="Copy").click()
-        run("sh", "-c", page.evaluate("window.copied"))
+        run("sh", stdin=page.evaluate("window.copied"))
         parts = json.loads(proxy.recorded[-1].sent)["messages"][-1]["content"]
         assert parts[1] == {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}
 

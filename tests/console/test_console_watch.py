@@ -11,7 +11,7 @@ import pytest
 from console_pages import ask, opened
 from model_store import ECHO, StoreServer
 from playwright.sync_api import Page, Route, expect
-from serving import Server, StartServer
+from serving import Server
 
 pytestmark = console_pages.MARKS
 browser, page, server = console_pages.browser, console_pages.page, console_pages.server
@@ -110,6 +110,14 @@ def test_many_models_each_show_their_own_load(page: Page, tmp_path: Path) -> Non
         server.stop()
 
 
+def test_adapters_are_listed_with_their_state(server: Server, page: Page) -> None:
+    state = page.request.get(f"{server.url}/console/data/state").json()
+    state["models"][0] |= {"adapters": [{"name": "legal", "pinned": True}, {"name": "short", "pinned": False}]}
+    page.route(STATE, lambda route: route.fulfill(json=state))
+    opened(page, server.url, "watch")
+    expect(page.locator("#models .adapters li")).to_have_text(["legal pinned", "short loaded"])
+
+
 HOURS = """async ([state, polls]) => {
   const { openWatch, showState } = await import("/console/watch.js");
   openWatch(true);
@@ -129,8 +137,8 @@ def test_hours_of_polling_and_a_clock_that_is_set_back(server: Server, page: Pag
     expect(page.locator("#requests tbody tr").first).to_be_visible()
     state: Any = page.request.get(f"{server.url}/console/data/state").json()
     state["requests"] = [state["requests"][0] | {"request_id": str(number)} for number in range(100)]
-    points, rows, after, elements = page.evaluate(HOURS, [state, 1500])
-    assert points < 100
+    points, rows, after, elements = page.evaluate(HOURS, [state, 150])
+    assert points < 80
     assert (rows, after) == (100, 2)
     assert elements < 4000
 

@@ -8,18 +8,19 @@ const PHASES = ["tokenize", "queue", "prefill", "decode", "format"];
 const WIDTH = 120;
 
 let body = null;
-let drawnAs = "";
+let drawnFor = null; // whether there are prompts
+let longest = 0; // milliseconds that fill a bar
 let rows = new Map();
 
 export function showRequests({ requests, server }) {
   const workers = new Set(requests.map(({ worker }) => worker)).size;
   $("requests-note").textContent = requests.length ? `${requests.length} from ${workers} web ${workers === 1 ? "worker" : "workers"}${server.keeps_prompts ? "" : ", without prompts"}` : "none yet";
-  const longest = nice(Math.max(...requests.map(({ total_ms: time }) => time), 1)); // seldom another: then all bars are
-  const as = JSON.stringify([longest, server.keeps_prompts, server.run]);
-  if (as !== drawnAs) begin(server);
-  drawnAs = as;
+  if (server.keeps_prompts !== drawnFor) begin(server);
   const old = rows;
-  rows = new Map(requests.map((each) => [each, old.get(each) ?? requestRow(each, longest, server)]));
+  const scale = nice(Math.max(...requests.map(({ total_ms: time }) => time), 1));
+  if (scale !== longest) for (const [each, row] of old) row.querySelector("svg").replaceWith(phaseBar(each.phases, scale));
+  longest = scale;
+  rows = new Map(requests.map((each) => [each, old.get(each) ?? requestRow(each, server)]));
   for (const [each, row] of old) if (!rows.has(each)) row.remove();
   [...rows.values()].forEach((row, index) => {
     if (body.children[index] !== row) body.insertBefore(row, body.children[index] ?? null);
@@ -28,6 +29,7 @@ export function showRequests({ requests, server }) {
 
 function begin(server) {
   const columns = server.keeps_prompts ? [...COLUMNS, "Prompt"] : COLUMNS;
+  drawnFor = server.keeps_prompts;
   rows = new Map();
   body = el("tbody");
   $("requests").replaceChildren(
@@ -37,7 +39,7 @@ function begin(server) {
   );
 }
 
-function requestRow(request, longest, server) {
+function requestRow(request, server) {
   const failed = request.error !== null || request.status >= 400;
   return el("tr", { class: failed ? "failed" : "" },
     el("td", {}, new Date(request.time * 1000).toLocaleTimeString("en-GB")),
@@ -53,7 +55,7 @@ function requestRow(request, longest, server) {
     server.keeps_prompts ? el("td", { class: "outcome" }, el("bdi", {}, shown(request.prompt ?? "", 300))) : null);
 }
 
-function phaseBar(phases, longest) {
+function phaseBar(phases, scale) {
   const timed = PHASES.filter((phase) => phases[phase] !== undefined);
   const spelt = timed.map((phase) => `${phase} ${duration(phases[phase] / 1000)}`).join(", ");
   const title = svg("title", {});
@@ -62,7 +64,7 @@ function phaseBar(phases, longest) {
   bar.append(title);
   let x = 0;
   for (const phase of timed) {
-    const width = (WIDTH * phases[phase]) / longest;
+    const width = (WIDTH * phases[phase]) / scale;
     bar.append(svg("rect", { x: x.toFixed(2), y: 1, height: 8, width: Math.max(width, 0.4).toFixed(2), class: `phase-${PHASES.indexOf(phase)}` }));
     x += width;
   }
