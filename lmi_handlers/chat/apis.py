@@ -73,7 +73,8 @@ def _completion(conversation: Conversation, text: str) -> dict[str, Any]:
 
 def _inputs(conversation: Conversation, text: str) -> dict[str, Any]:
     limit = {"max_new_tokens": conversation.limit or DEFAULT_LIMIT}
-    return {"inputs": text, "stream": True, "parameters": conversation.parameters | limit}
+    model = {"model": conversation.model} if conversation.model else {}  # which of several models; others ignore it
+    return {**model, "inputs": text, "stream": True, "parameters": conversation.parameters | limit}
 
 
 def _aleph_alpha(conversation: Conversation, _: str) -> dict[str, Any]:
@@ -90,4 +91,4 @@ APIS: Mapping[str, ChatApi] = {
     "mindie": ChatApi(path="/", body=_inputs, takes_messages=False),
     "aleph-alpha": ChatApi(path="/chat/completions", body=_aleph_alpha, on_endpoints=False),
 }
-"""Their streams are read by `deploy.answer_text`."""
+"""Their answers are read by `deploy.answer_text`."""

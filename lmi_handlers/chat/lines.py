@@ -12,6 +12,7 @@ from types import FrameType
 from lmi_handlers.core.errors import ConfigError
 
 _REMEMBERED_LINES = 1000
+_LONGEST_LINE = 16 * 2**20
 
 
 class Interrupts:
@@ -40,23 +41,32 @@ class Interrupts:
 
 
 def typed_lines(history_file: Path | None, interrupts: Interrupts) -> Iterator[str]:
-    """Yield the messages that are typed. Ctrl-C discards a message, and Ctrl-D at its beginning ends the chat.
+    """Yield the messages that are typed. Ctrl-C discards a message. Twice, or Ctrl-D at the beginning, ends the chat.
 
     Raises `ConfigError` if the file cannot be used.
     """
     with _line_editing(history_file):
         lines: list[str] = []
+        is_discarded = False
         while True:
             try:
                 with interrupts.allowed():
                     lines.append(input("... " if lines else "> "))
             except KeyboardInterrupt:
                 print()
+                if is_discarded:
+                    return
+                print("Ctrl-C again, or Ctrl-D, ends the chat")
+                is_discarded, lines = True, []
+                continue
+            except UnicodeDecodeError as error:  # another program's bytes were pasted
+                print(f"This is not text in {error.encoding}.")
                 lines = []
                 continue
             except EOFError:
                 print()
                 return
+            is_discarded = False
             if lines[-1].endswith("\\"):
                 lines[-1] = lines[-1][:-1]
                 continue
@@ -65,9 +75,11 @@ def typed_lines(history_file: Path | None, interrupts: Interrupts) -> Iterator[s
 
 
 def piped_lines() -> Iterator[str]:
-    """Yield the lines of standard input."""
-    for line in sys.stdin.buffer:
-        yield line.decode(errors="replace").rstrip("\r\n")
+    """Yield the lines of standard input. Raises `ConfigError` if one is too long for any server."""
+    while line := sys.stdin.buffer.readline(_LONGEST_LINE + 1):
+        if len(line) > _LONGEST_LINE:
+            raise ConfigError(f"a line of the input is longer than {_LONGEST_LINE} bytes")
+        yield line.decode(sys.stdin.encoding, errors="replace").rstrip("\r\n")
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import unicodedata
+from typing import TextIO
 
 _ALLOWED = "\n\t\u200c\u200d"
 """Line ends, tabs, and the joiners that emoji and some scripts need."""
@@ -31,10 +32,23 @@ class Screen:
         self.interactive = interactive
         self._coloured = coloured
         self._at_line_start = True
+        self._reasons = False
+
+    def reasoning(self, text: str) -> None:
+        """Print a piece of the reasoning before an answer. Scripts get the answer only."""
+        if self.interactive and text:
+            if not self._reasons:
+                self.note("[reasoning]")
+            self._reasons = True
+            self._write(self._painted(_DIM, visible(text)))
+            self._at_line_start = text.endswith("\n")
 
     def answer(self, text: str) -> None:
         """Print a piece of an answer."""
         if text:
+            if self._reasons:
+                self.end_line()
+                self.note("[answer]")
             self._write(visible(text))
             self._at_line_start = text.endswith("\n")
 
@@ -43,6 +57,7 @@ class Screen:
         if not self._at_line_start:
             self._write("\n")
         self._at_line_start = True
+        self._reasons = False
 
     def note(self, text: str) -> None:
         """Print a line about the chat itself."""
@@ -53,13 +68,17 @@ class Screen:
         """Print an error in one line, on standard error."""
         self.end_line()
         line = visible(" ".join(text.split()))
-        sys.stderr.buffer.write(self._painted(_RED, f"lmi: error: {line}").encode(errors="replace") + b"\n")
-        sys.stderr.buffer.flush()
+        _write(sys.stderr, self._painted(_RED, f"lmi: error: {line}") + "\n")
 
     def _painted(self, colour: str, text: str) -> str:
         return f"{colour}{text}{_RESET}" if self._coloured else text
 
     @staticmethod
     def _write(text: str) -> None:
-        sys.stdout.buffer.write(text.encode(errors="replace"))
-        sys.stdout.buffer.flush()
+        _write(sys.stdout, text)
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """Write at once. What the terminal's encoding does not have, such as Chinese in Windows-1252, is escaped."""
+    stream.buffer.write(text.encode(stream.encoding, errors="backslashreplace"))
+    stream.buffer.flush()

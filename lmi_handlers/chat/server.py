@@ -11,7 +11,7 @@ import msgspec
 from lmi_handlers.chat.apis import APIS, transcript, with_transcript_end
 from lmi_handlers.chat.conversation import Conversation
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.deploy.answer_text import texts
+from lmi_handlers.deploy.answer_text import Piece, pieces
 from lmi_handlers.deploy.aws import Aws, Refused
 from lmi_handlers.deploy.invoke import Invocation, invoke_endpoint, invoke_url
 
@@ -23,8 +23,8 @@ _NOT_KNOWN = ("400", "404", "405", "422")
 class Answering(Protocol):
     """Whom we chat with."""
 
-    def answer(self, conversation: Conversation) -> Generator[str, None, None]:
-        """Yield the answer's text. Closing the iterator ends the request. Raises `AnswerFailed` or `Refused`."""
+    def answer(self, conversation: Conversation) -> Generator[Piece, None, None]:
+        """Yield the answer. Closing the iterator ends the request. Raises `AnswerFailed` or `Refused`."""
 
     def __str__(self) -> str:
         """Return its name."""
@@ -41,7 +41,7 @@ class Server:
     def __str__(self) -> str:
         return self._url
 
-    def answer(self, conversation: Conversation) -> Generator[str, None, None]:
+    def answer(self, conversation: Conversation) -> Generator[Piece, None, None]:
         api = self._api
         text = "" if api.takes_messages else self._templated(conversation)
         if text is not None:
@@ -49,7 +49,7 @@ class Server:
         else:
             body = with_transcript_end(api, api.body(conversation, transcript(conversation)))
         with invoke_url(self._url, _invocation(body), self._key, route=api.path) as answer:
-            yield from texts(answer.parts, answer.content_type)
+            yield from pieces(answer.parts, answer.content_type)
 
     def _templated(self, conversation: Conversation) -> str | None:
         """Return the prompt that the server's chat template makes of the conversation, or None if it has no template.
@@ -57,11 +57,12 @@ class Server:
         `/chat_tokenize` and `/tokenize` are TGI's routes. Where a prompt gets its first token from the tokenizer, the
         template's own is left out: a second one makes answers worse.
         """
-        rendered = self._asked("/chat_tokenize", {"messages": conversation.messages})
+        model = {"model": conversation.model} if conversation.model else {}
+        rendered = self._asked("/chat_tokenize", {"messages": conversation.messages} | model)
         text = rendered.get("templated_text") if isinstance(rendered, dict) else None
         if not isinstance(text, str):
             return None
-        match self._asked("/tokenize", {"inputs": text}):
+        match self._asked("/tokenize", {"inputs": text} | model):
             case [{"id": first}, {"id": second, "text": str(written)}, *_] if first == second:
                 return text.removeprefix(written)
         return text
@@ -104,7 +105,7 @@ class Endpoint:
     def __str__(self) -> str:
         return self._name
 
-    def answer(self, conversation: Conversation) -> Generator[str, None, None]:
+    def answer(self, conversation: Conversation) -> Generator[Piece, None, None]:
         api = self._api
         if api.takes_messages:
             body = api.body(conversation, "")
@@ -114,7 +115,7 @@ class Endpoint:
         streams = "TargetModel" not in self._parameters
         invocation = msgspec.structs.replace(_invocation(body), parameters=self._parameters)
         with invoke_endpoint(self._aws, self._name, invocation, streams=streams) as answer:
-            yield from texts(answer.parts, answer.content_type)
+            yield from pieces(answer.parts, answer.content_type)
 
 
 def _invocation(body: dict[str, Any]) -> Invocation:

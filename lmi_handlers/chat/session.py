@@ -15,7 +15,7 @@ from lmi_handlers.chat.lines import Interrupts, piped_lines, typed_lines
 from lmi_handlers.chat.screen import Screen
 from lmi_handlers.chat.server import Answering
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.deploy.answer_text import AnswerFailed
+from lmi_handlers.deploy.answer_text import AnswerFailed, Piece
 from lmi_handlers.deploy.aws import Refused
 from lmi_handlers.log import takes_colours
 
@@ -146,12 +146,15 @@ class _Chat:
         else:
             conversation.take_back()
 
-    def _print(self, answer: Iterator[str], pieces: list[str]) -> None:
+    def _print(self, answer: Iterator[Piece], pieces: list[str]) -> None:
         size = 0
-        for piece in answer:
-            pieces.append(piece)
-            size += len(piece)
-            self._screen.answer(piece)
+        for text, is_reasoning in answer:
+            size += len(text)
+            if is_reasoning:
+                self._screen.reasoning(text)
+            else:
+                pieces.append(text)
+                self._screen.answer(text)
             if size > _LONGEST_ANSWER:
                 raise AnswerFailed(f"the answer is longer than {_LONGEST_ANSWER} characters")
 

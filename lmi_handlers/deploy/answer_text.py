@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 _STREAMS = ("text/event-stream", "application/jsonlines", "application/x-ndjson", "application/jsonl")
 _MAX_LINE = 64 * 2**20
@@ -15,7 +15,19 @@ class AnswerFailed(Exception):
     """The answer says that generation failed. The text is the cause."""
 
 
+class Piece(NamedTuple):
+    """A piece of the answer, or of the reasoning that some models write before it."""
+
+    text: str
+    is_reasoning: bool = False
+
+
 def texts(parts: Iterable[bytes], content_type: str) -> Iterator[str]:
+    """Yield the answer's text as `pieces` does, without the reasoning."""
+    return (piece.text for piece in pieces(parts, content_type) if not piece.is_reasoning)
+
+
+def pieces(parts: Iterable[bytes], content_type: str) -> Iterator[Piece]:
     """Yield the generated text piece by piece, and anything else as it is.
 
     A part may end anywhere, even inside a character. Raises `AnswerFailed`.
@@ -26,12 +38,14 @@ def texts(parts: Iterable[bytes], content_type: str) -> Iterator[str]:
             yield from _of_line(line)
     elif kind == "application/json":
         body = b"".join(parts)
-        text = _of_record(_parsed(body))
-        yield body.decode(errors="replace") if text is None else text
+        record = _parsed(body)
+        text = _of_record(record)
+        yield from _reasoning_in(record)
+        yield Piece(body.decode(errors="replace") if text is None else text)
     else:
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         for part in parts:
-            yield decoder.decode(part)
+            yield Piece(decoder.decode(part))
 
 
 def failure_cause(body: bytes) -> str:
@@ -59,7 +73,7 @@ def _lines(parts: Iterable[bytes]) -> Iterator[bytes]:
         yield rest
 
 
-def _of_line(line: bytes) -> Iterator[str]:
+def _of_line(line: bytes) -> Iterator[Piece]:
     """Yield the text in a line of JSON or of server-sent events."""
     line = line.strip()
     if not line or line.startswith((b":", b"event:", b"id:", b"retry:")):
@@ -69,9 +83,33 @@ def _of_line(line: bytes) -> Iterator[str]:
         return
     record = _parsed(data)
     if record is None:
-        yield data.decode(errors="replace") + "\n"
+        yield Piece(data.decode(errors="replace") + "\n")
         return
-    yield _of_record(record, streams=True) or ""
+    text = _of_record(record, streams=True) or ""
+    yield from _reasoning_in(record)
+    yield Piece(text)
+
+
+def _reasoning_in(record: Any) -> Iterator[Piece]:
+    """Yield the reasoning in a record of OpenAI's APIs, which other servers call `reasoning`."""
+    if not isinstance(record, Mapping):
+        return
+    found: list[Any] = [record.get("delta")] if record.get("type") in _REASONING_EVENTS else []
+    for choice in record["choices"] if isinstance(record.get("choices"), list) else ():
+        said = (choice.get("delta") or choice.get("message")) if isinstance(choice, Mapping) else None
+        if isinstance(said, Mapping):
+            found.append(said.get("reasoning_content") or said.get("reasoning"))
+    for item in record["output"] if isinstance(record.get("output"), list) else ():
+        if _is_reasoning(item) and isinstance(item.get("content"), list):
+            found += [part.get("text") for part in item["content"] if isinstance(part, Mapping)]
+    yield from (Piece(text, is_reasoning=True) for text in found if isinstance(text, str) and text)
+
+
+_REASONING_EVENTS = ("response.reasoning_text.delta", "response.reasoning_summary_text.delta")
+
+
+def _is_reasoning(item: object) -> bool:
+    return isinstance(item, Mapping) and item.get("type") == "reasoning"
 
 
 def _parsed(data: bytes) -> Any:
@@ -98,7 +136,8 @@ def _of_record(record: Any, *, streams: bool = False) -> str | None:
     if isinstance(completions := record.get("completions"), list):  # Aleph Alpha
         return _joined(_string(item.get("completion")) for item in completions if isinstance(item, Mapping))
     if isinstance(output := record.get("output"), list):  # an OpenAI response, whole
-        parts = (part for item in output if isinstance(item, Mapping) for part in item.get("content") or ())
+        said = (item for item in output if isinstance(item, Mapping) and not _is_reasoning(item))
+        parts = (part for item in said for part in item.get("content") or ())
         return _joined(_string(part.get("text")) for part in parts if isinstance(part, Mapping))
     return next((text for key in _TEXTS if (text := _string(record.get(key))) is not None), None)
 

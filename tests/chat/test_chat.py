@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,8 +16,9 @@ from typing import ClassVar
 import pytest
 from click.testing import Result
 from lmi_command import lmi
-from serving import API_KEY, Server, StartServer
-from terminal import Terminal
+from model_store import ECHO, StoreServer
+from serving import API_KEY, ENVIRON, Server, StartServer
+from terminal import COLOUR, Terminal
 from waiting import wait_until
 
 from lmi_handlers.chat.apis import APIS
@@ -230,6 +233,140 @@ def test_other_servers(pipe: Pipe, known: bool, prompt: str) -> None:
     assert prompts == [prompt]
 
 
+class Reasoning(BaseHTTPRequestHandler):
+    """A server whose model reasons, in OpenAI's chats and responses. Then its stream ends as `ending` says."""
+
+    ending: ClassVar[bytes] = b""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        records = [
+            {"choices": [{"delta": {"reasoning_content": "Let me \x1b[2J"}}]},
+            {"type": "response.reasoning_text.delta", "delta": "think."},
+            {"choices": [{"delta": {"content": "It is "}}]},
+            {"type": "response.output_text.delta", "delta": "42."},
+        ]
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        self.wfile.write(
+            b"".join(b"data: " + json.dumps(record).encode() + b"\n\n" for record in records) + self.ending
+        )
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def reasoning() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Reasoning) as server, ThreadPoolExecutor(1) as pool:
+        pool.submit(server.serve_forever)
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_scripts_get_no_reasoning(pipe: Pipe, reasoning: str) -> None:
+    ended = pipe("why?", target=("--url", reasoning))
+    assert (ended.exit_code, ended.stdout) == (0, "It is 42.\n")
+
+
+@pytest.mark.parametrize("environ", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_a_terminal_shows_the_reasoning(reasoning: str, environ: dict[str, str]) -> None:
+    """Before the answer, and without colours where there are none. Ctrl-C twice ends the chat."""
+    terminal = Terminal("chat", "--url", reasoning, **environ)
+    try:
+        terminal.wait_for("> ")
+        terminal.type("why?\n")
+        terminal.wait_for("[reasoning]\nLet me \\x1b[2Jthink.\n[answer]\nIt is 42.\n> ")
+        terminal.type("/save /dev/null/x\n")
+        terminal.wait_for("/dev/null/x cannot be written: Not a directory\n> ")
+        assert bool(COLOUR.search(terminal.raw)) is not bool(environ)
+        terminal.type("\x03")
+        terminal.wait_for("Ctrl-C again, or Ctrl-D, ends the chat\n> ")
+        terminal.type("\x03")
+        assert terminal.ended() == 0
+        assert "Traceback" not in terminal.text
+    finally:
+        terminal.close()
+
+
+def test_bytes_that_are_no_text(reasoning: str) -> None:
+    terminal = Terminal("chat", "--url", reasoning, PYTHONIOENCODING="utf-8:strict")
+    try:
+        terminal.wait_for("> ")
+        os.write(terminal.keyboard, b"caf\xe9\n")
+        terminal.wait_for("This is not text in utf-8.\n> ")
+        terminal.type("\x04")
+        assert terminal.ended() == 0
+    finally:
+        terminal.close()
+
+
+def test_another_encoding(echo_server: Server) -> None:
+    """What Windows-1252 does not have is escaped, and bytes are read as what they are there."""
+    command = [sys.executable, "-m", "lmi_handlers.interruptible", "lmi_handlers.cli", "chat", "--url", echo_server.url]
+    ended = subprocess.run(
+        command, input="\u00e9\u20ac\n".encode("cp1252"), capture_output=True, timeout=60, check=False,
+        env=ENVIRON | {"PYTHONIOENCODING": "cp1252"},
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert ended.stdout.decode("cp1252") == "user: \u00e9\u20ac\nassistant: \n"
+    ended = subprocess.run(
+        command, input="\u6f22\n".encode(), capture_output=True, timeout=60, check=False,
+        env=ENVIRON | {"PYTHONIOENCODING": "utf-8"},
+    )  # fmt: skip
+    assert "\u6f22" in ended.stdout.decode()
+
+
+def test_lines_that_are_too_long(pipe: Pipe) -> None:
+    assert "Request body too large" in pipe("x" * 2_000_000).stderr or pipe("x" * 2_000_000).exit_code == 1
+    too_long = pipe("x" * (16 * 2**20 + 1))
+    assert too_long.exit_code == 1
+    assert "a line of the input is longer than 16777216 bytes" in too_long.stderr
+
+
+def test_a_stream_that_breaks(pipe: Pipe) -> None:
+    """The connection ends in the middle of an answer: the cause is one line, and the question is not answered."""
+
+    class Breaking(Reasoning):
+        def end_headers(self) -> None:
+            self.send_header("Content-Length", "1000000")
+            super().end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Breaking) as server, ThreadPoolExecutor(1) as pool:
+        pool.submit(server.serve_forever)
+        ended = pipe("one", target=("--url", f"http://127.0.0.1:{server.server_port}"))
+        server.shutdown()
+    assert (ended.exit_code, ended.stdout) == (1, "It is 42.\n")
+    assert "before the end of the answer" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.long
+def test_one_of_several_models(pipe: Pipe, tmp_path: Path) -> None:
+    server = StoreServer(tmp_path, {"one": ECHO, "two": ECHO}, environ={"SERVING_LOAD_MODELS": "ALL"})
+    try:
+        server.wait_ready()
+        for api in APIS:
+            ended = pipe("hello", target=("--url", server.url), options=("--api", api, "--model", "two"))
+            assert (ended.exit_code, ended.stdout) == (0, "user: hello\nassistant: \n"), (api, ended.stderr)
+    finally:
+        server.stop()
+
+
+@pytest.mark.long
+def test_the_real_model(pipe: Pipe, model_server_once: Server) -> None:
+    """A conversation of two turns with the small model, on this network and through the local runtime."""
+    options = ("--set", "max_tokens=12", "--set", "temperature=0")
+    for api in ("openai-chat", "lmi"):
+        ended = pipe(
+            "What is 2 + 2?", "And 3 + 3?", target=("--url", model_server_once.url), options=(*options, "--api", api)
+        )
+        assert ended.exit_code == 0, ended.stderr
+        assert len(ended.stdout.split()) > 4
+        assert "<|im" not in ended.stdout
+
+
 @pytest.fixture
 def slow_server(start_server: StartServer) -> Server:
     return start_server("option.rolling_batch=echo\noption.echo_tokens_per_second=10\n")
@@ -254,7 +391,7 @@ def test_a_terminal(terminal: Terminal, slow_server: Server, tmp_path: Path) -> 
     terminal.type("unfinished")
     terminal.wait_for("> unfinished")
     terminal.type("\x03")
-    terminal.wait_for("> unfinished\n> ")
+    terminal.wait_for("> unfinished\nCtrl-C again, or Ctrl-D, ends the chat\n> ")
     terminal.type("/clear\n/set max_new_tokens 5\nhi\n")
     terminal.wait_for("\nuser:\n> ")
     terminal.type("/set\n")

@@ -17,7 +17,7 @@ from axe_playwright_python.sync_playwright import Axe
 from console_pages import APIS, VIEWS, Seen, ask, opened, wire
 from model_store import ECHO, StoreServer
 from paths import ROOT
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, FilePayload, Page, expect
 from recording_proxy import recording_proxy
 from serving import API_KEY, Server, StartServer
 
@@ -150,7 +150,7 @@ def test_images_are_sent_where_the_model_takes_them(server: Server, page: Page) 
         expect(page.locator("#image-box")).to_be_visible()
         files = [(f"{name}.png", PIXEL) for name in "abc"] + [("large.png", bytes(9_000_000))]
         page.locator("#image").set_input_files(
-            [{"name": name, "mimeType": "image/png", "buffer": data} for name, data in files]
+            [FilePayload(name=name, mimeType="image/png", buffer=data) for name, data in files]
         )
         expect(page.locator("#images img")).to_have_count(3)
         expect(page.locator("#image-note")).to_have_text("large.png was left out: it has more than 8 MB.")

@@ -17,12 +17,12 @@ COLOUR = re.compile(r"\x1b\[\d*m")
 
 
 class Terminal:
-    """A running command of `lmi`. `raw` is what it has written so far."""
+    """A running command of `lmi`. `raw` is what it has written so far, and `keyboard` the file to write keys to."""
 
     def __init__(self, *arguments: str, **environ: str) -> None:
         clean = {key: value for key, value in ENVIRON.items() if not key.startswith(("LMI_", "OPTION_", "SERVING_"))}
         command = [sys.executable, "-m", "lmi_handlers.interruptible", "lmi_handlers.cli", *arguments]
-        self._fd, end = pty.openpty()
+        self.keyboard, end = pty.openpty()
         self.process = subprocess.Popen(
             command,
             stdin=end,
@@ -50,7 +50,7 @@ class Terminal:
             assert self._read(0.2), self.text
 
     def type(self, keys: str) -> None:
-        os.write(self._fd, keys.encode())
+        os.write(self.keyboard, keys.encode())
 
     def ended(self, timeout: float = 25) -> int:
         """Wait for the end, and return the exit status."""
@@ -64,13 +64,13 @@ class Terminal:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGQUIT)
             self.process.wait(40)
-        os.close(self._fd)
+        os.close(self.keyboard)
 
     def _read(self, timeout: float) -> bool:
         """Read the available output. Return false if all processes on the terminal have ended."""
-        while select.select([self._fd], [], [], timeout)[0]:
+        while select.select([self.keyboard], [], [], timeout)[0]:
             try:
-                data = os.read(self._fd, 65536)
+                data = os.read(self.keyboard, 65536)
             except OSError:
                 return False
             self.raw += data.decode()
