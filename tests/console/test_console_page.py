@@ -14,7 +14,8 @@ from typing import Any
 import console_pages
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from console_pages import APIS, VIEWS, Seen, ask, opened, wire
+from browsers import Seen
+from console_pages import APIS, VIEWS, ask, opened, wire
 from model_store import ECHO, StoreServer
 from paths import ROOT
 from playwright.sync_api import Browser, FilePayload, Page, expect
