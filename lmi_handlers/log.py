@@ -30,6 +30,14 @@ _OURS = ("lmi_handlers", "backends", "formatters")
 MODEL_VARIABLE = "LMI_LOG_MODEL"
 """Environment variable with the name of the model that a process works for, if the server has several."""
 
+REPLICA_VARIABLE, NODE_VARIABLE = "LMI_LOG_RAY_REPLICA", "LMI_LOG_NODE"
+"""Environment variables with the names of the replica and its node, if the server is one of several on Ray.
+
+The log calls the number of an engine within a server its `replica`.
+"""
+
+_FIELDS_OF_PROCESS = {"model": MODEL_VARIABLE, "ray_replica": REPLICA_VARIABLE, "node": NODE_VARIABLE}
+
 _DIM, _BOLD, _RESET = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 _COLOURS = {logging.DEBUG: _DIM, logging.INFO: "\x1b[32m", logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m"}
 
@@ -45,7 +53,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line.update(_model_field())
+        line.update(_fields_of_process())
         line.update(_extra_fields(record))
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -70,7 +78,7 @@ class TextLines(logging.Formatter):
         message = _printable(record.getMessage())
         if record.name.partition(".")[0] not in _OURS:
             message = f"{record.name}: {message}"
-        extra = _model_field() | _extra_fields(record)
+        extra = _fields_of_process() | _extra_fields(record)
         tracebacks = [str(extra.pop("exception", None) or "")]
         fields = "".join(f" {key}={_shown(value)}" for key, value in extra.items() if value is not None)
         line = (
@@ -144,9 +152,8 @@ def takes_colours(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def _model_field() -> dict[str, object]:
-    model = os.environ.get(MODEL_VARIABLE)
-    return {"model": model} if model else {}
+def _fields_of_process() -> dict[str, object]:
+    return {name: text for name, variable in _FIELDS_OF_PROCESS.items() if (text := os.environ.get(variable))}
 
 
 def _extra_fields(record: logging.LogRecord) -> dict[str, object]:

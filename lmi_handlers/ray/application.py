@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import ray
 from ray import serve
@@ -13,6 +14,7 @@ from ray.serve.config import DeploymentActorConfig
 from lmi_handlers.configuration import Configuration, read_configuration
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.ray.arguments import Arguments
+from lmi_handlers.ray.autoscaling import autoscaling_config
 from lmi_handlers.ray.replica import Replica
 from lmi_handlers.ray.resources import has_room, max_ongoing_requests, nodes_of, resources_of
 from lmi_handlers.ray.routing.members import ACTOR, Members
@@ -52,12 +54,14 @@ def build(
     properties = configuration.properties
     nodes = nodes_of(ray.nodes())  # type: ignore[no-untyped-call]
     resources = resources_of(
-        configuration, nodes, arguments.replicas, num_cpus=arguments.num_cpus, num_gpus=arguments.num_gpus
+        configuration, nodes, arguments.most_replicas, num_cpus=arguments.num_cpus, num_gpus=arguments.num_gpus
     )
     routing = _routing(arguments, configuration, ray_environ or {})
+    autoscaling = autoscaling_config(arguments, configuration)
+    number: dict[str, Any] = {"num_replicas": arguments.most_replicas}
     deployment = serve.deployment(
         name=DEPLOYMENT,
-        num_replicas=arguments.replicas,
+        **(number if autoscaling is None else {"autoscaling_config": autoscaling}),
         ray_actor_options={
             "num_cpus": resources.num_cpus,
             "num_gpus": resources.num_gpus,
@@ -69,7 +73,7 @@ def build(
         graceful_shutdown_timeout_s=properties.predict_timeout + _SHUTDOWN_SECONDS,
         max_constructor_retry_count=_RETRIES,
         # In an update, a replica more, rounded up: the old ones go on until it is ready. Without room, it would wait for ever.
-        max_surge_percent=1 if has_room(nodes, resources, arguments.replicas + 1) else 0,
+        max_surge_percent=1 if has_room(nodes, resources, arguments.most_replicas + 1) else 0,
         deployment_actors=[_MEMBERS] if routing is not None else None,
     )(Replica)
     return deployment.bind(dict(environ), routing)
@@ -77,7 +81,7 @@ def build(
 
 def _routing(arguments: Arguments, configuration: Configuration, ray_environ: Mapping[str, str]) -> Routing | None:
     """Return how replicas share requests, None if there is one. Raises `ConfigError`."""
-    if arguments.replicas == 1:
+    if arguments.most_replicas == 1:
         return None
     if arguments.routing != "least" and not is_behind_haproxy({**os.environ, **ray_environ}):
         raise ConfigError(f"routing={arguments.routing} needs RAY_SERVE_ENABLE_HA_PROXY=1, for all of Ray")

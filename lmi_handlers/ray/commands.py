@@ -23,7 +23,12 @@ def ray() -> None:
     help="Model directory, with serving.properties. It must have the same path on every node.",
 )
 @click.option("--address", help="Ray cluster: auto, or host:port. By default, a Ray for this machine is started.")
-@click.option("--replicas", type=int, default=1, show_default=True, help="Number of replicas.")
+@click.option("--replicas", type=int, help="Number of replicas, or how many to start with. [default: 1]")
+@click.option("--min-replicas", type=int, help="Smallest number of replicas, with --max-replicas. [default: 1]")
+@click.option("--max-replicas", type=int, help="Start and stop replicas by their load, up to this number.")
+@click.option("--upscale-delay-s", type=float, help="Seconds that more replicas must be needed. [default: 10]")
+@click.option("--downscale-delay-s", type=float, help="Seconds that fewer replicas must suffice. [default: 300]")
+@click.option("--target-usage", type=float, help="Share of a replica's batch and KV cache to fill. [default: 0.8]")
 @click.option("--num-cpus", type=float, help="CPU cores of a replica. Defaults to its share of the cluster.")
 @click.option("--num-gpus", type=int, help="GPUs of a replica. Defaults to what option.tensor_parallel_degree needs.")
 @click.option(
@@ -75,12 +80,16 @@ def serve(
     from lmi_handlers.ray.run import Options, run
 
     try:
-        arguments = Arguments(model_dir=str(model_dir.resolve()), environ=dict(map(_variable, env)), **given)
+        arguments = Arguments(model_dir=str(model_dir.resolve()), environ=dict(map(_variable, env)), **_given(given))
         run(arguments, Options(address=address, host=host, port=port, proxies=proxies, detach=detach))
     except ValidationError as error:
-        fail(*(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()))
+        fail(*(": ".join(filter(None, (".".join(map(str, each["loc"])), each["msg"]))) for each in error.errors()))
     except ConfigError as error:
         fail(str(error))
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _variable(text: str) -> tuple[str, str]:

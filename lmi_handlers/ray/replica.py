@@ -9,8 +9,12 @@ from collections.abc import Mapping
 
 from ray import serve
 from starlette.requests import Request
+from starlette.responses import Response
 
+from lmi_handlers.ray.cluster_metrics import ClusterMetrics
 from lmi_handlers.ray.forwarding import Forwarded
+from lmi_handlers.ray.identity import own_identity, server_environ
+from lmi_handlers.ray.metrics_page import asks_metrics, load_in
 from lmi_handlers.ray.routing.membership import Membership
 from lmi_handlers.ray.routing.router import Routed, Router, Routing, is_behind_haproxy
 from lmi_handlers.ray.routing.table import Table
@@ -34,6 +38,7 @@ class Replica:
         self, environ: Mapping[str, str], routing: Routing | None = None
     ) -> None:
         """Start the server, and return when its model is loaded: Ray sends requests only then."""
+        identity = own_identity()
         self._router: Router | None = None
         if routing is not None and is_behind_haproxy(os.environ):
             name = serve.get_replica_context().replica_tag
@@ -41,7 +46,8 @@ class Replica:
             self._router = Router(routing, Table(name))
         elif routing is not None:  # a session's requests would go to any replica
             environ = {_SESSIONS_VARIABLE: "false", **environ}
-        self._server = ReplicaServer(environ)
+        self._server = ReplicaServer(server_environ(environ, identity))
+        self._metrics = ClusterMetrics(self._server.metrics, identity)
         try:
             await self._server.wait_ready()
         except BaseException:
@@ -64,11 +70,24 @@ class Replica:
         self._server.remove_files()
         os._exit(1)
 
-    async def __call__(self, _request: Request) -> Forwarded | Routed:
+    async def __call__(self, request: Request) -> Response:
         """Answer a request."""
+        if asks_metrics(request.scope):
+            return await self._metrics.answer()
         if self._router is None:
             return Forwarded(self._server.session)
         return Routed(self._server.session, self._router)
+
+    async def metrics_page(self) -> bytes:
+        """Return the metrics of this replica. Called by a replica that is asked for the metrics of all."""
+        return await self._metrics.own_page()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return the load, for the autoscaling policy. Nothing is recorded if the server does not tell it."""
+        try:
+            return load_in(await self._server.metrics())
+        except NotReady:
+            return {}
 
     async def check_health(self) -> None:
         """Say whether requests may be sent here.

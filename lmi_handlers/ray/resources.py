@@ -11,7 +11,7 @@ from backends import registry
 from lmi_handlers.configuration import Configuration
 from lmi_handlers.core.errors import ConfigError
 
-_DEFAULT_BATCH = 256
+_LARGEST_DEFAULT = 256
 """More than any backend's default of `option.max_rolling_batch_size`."""
 
 _OTHER_REQUESTS = 256
@@ -115,5 +115,20 @@ def max_ongoing_requests(configuration: Configuration) -> int:
     They are more than fit into its batch and its queue, so that its server decides which ones it rejects.
     """
     properties = configuration.properties
-    batch = properties.max_rolling_batch_size or _DEFAULT_BATCH
+    batch = properties.max_rolling_batch_size or _LARGEST_DEFAULT
     return (batch + properties.job_queue_size) * properties.min_workers + _OTHER_REQUESTS
+
+
+def batch_size(configuration: Configuration) -> int:
+    """Return how many sequences the engines of a replica run at once at most.
+
+    The backend that `auto` chooses on this machine may not be that of the replica's node, but their defaults are similar.
+    A model's own code counts requests. It is taken to answer one batch at a time in each process if nothing says more.
+    """
+    properties = configuration.properties
+    if configuration.custom_code is not None:
+        calls = properties.max_rolling_batch_size or properties.batch_size
+        return configuration.custom_code.max_processes * calls
+    default = configuration.backend.defaults.get("max_rolling_batch_size") or _LARGEST_DEFAULT
+    batch = properties.max_rolling_batch_size or default if properties.rolling else properties.batch_size
+    return int(batch) * properties.min_workers

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import ray
 from ray import serve
+from ray._private.worker import BaseContext
 from ray.serve.schema import ApplicationStatus
 
 from lmi_handlers.config.server_settings import netloc
@@ -56,7 +57,7 @@ def run(arguments: Arguments, options: Options) -> None:
         check_port(options.host, options.port)
         if causes := mistakes(configuration, {**os.environ, **environ}):
             raise ConfigError("; ".join(causes))
-    _connect(options.address)
+    context = _connect(options.address)
     for number in (signal.SIGINT, signal.SIGTERM):  # after Ray has installed handlers of its own
         signal.signal(number, _interrupt)
     try:
@@ -68,6 +69,9 @@ def run(arguments: Arguments, options: Options) -> None:
         )
         serve.run(build(arguments, configuration, environ, of_ray), name=APPLICATION)
         logger.info("serving on Ray at http://%s", netloc(options.host, options.port))
+        logger.info("the logs of the replicas are in %s on their nodes", _logs(context))
+        if context.dashboard_url:
+            logger.info("Ray's dashboard is at http://%s", context.dashboard_url)
         if not options.detach:
             _wait()
     except KeyboardInterrupt:
@@ -88,14 +92,18 @@ def _interrupt(number: int, _frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _connect(address: str | None) -> None:
+def _connect(address: str | None) -> BaseContext:
     try:
         if address is not None:
-            ray.init(address=address)
-        else:
-            ray.init(address="local", include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES)
+            return ray.init(address=address)
+        return ray.init(address="local", include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES)
     except (ConnectionError, ValueError) as error:
         raise ConfigError(f"--address {address}: {error}") from error
+
+
+def _logs(context: BaseContext) -> str:
+    """Return the folder of the logs. It is the same on each node, unless its Ray was started with another one."""
+    return f"{getattr(context, 'address_info', {}).get('session_dir', '/tmp/ray/session_latest')}/logs"  # noqa: S108
 
 
 def _delete() -> None:

@@ -21,6 +21,9 @@ _POLL_SECONDS = 0.2
 _ANSWER_SECONDS = 10.0
 """A server that does not answer `/ping` for this long is not ready."""
 
+_METRICS_SECONDS = 3.0
+"""Less than a replica waits for the pages of the others."""
+
 _END_SECONDS = 30.0
 """The server itself takes up to 27 seconds: it lets its requests finish."""
 
@@ -82,9 +85,15 @@ class ReplicaServer:
             raise NotReady(f"/ping is not answered: {error or type(error).__name__}") from error
 
     async def metrics(self) -> str:
-        """Return the page `/metrics`. Raises `aiohttp.ClientError`."""
-        async with self.session.get(f"http://{HOST}/metrics", raise_for_status=True) as answer:
-            return await answer.text()
+        """Return the page `/metrics`. Raises `NotReady`."""
+        if self.session.closed:
+            raise NotReady("the server is ending")
+        limit = aiohttp.ClientTimeout(total=_METRICS_SECONDS)
+        try:
+            async with self.session.get(f"http://{HOST}/metrics", raise_for_status=True, timeout=limit) as answer:
+                return await answer.text()
+        except (aiohttp.ClientError, TimeoutError, asyncio.TimeoutError) as error:
+            raise NotReady(f"/metrics is not answered: {error or type(error).__name__}") from error
 
     async def stop(self) -> None:
         """End the server. It finishes the requests that it still has."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import signal
 import socket
@@ -14,6 +15,8 @@ from typing import Any
 import psutil
 import pytest
 import requests
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from raw_http import connect, dechunked, read_to_end, request
 from serving import Server, free_port
 
@@ -150,19 +153,23 @@ def test_a_client_that_leaves_frees_its_place(on_ray: Server) -> None:
     assert int(re.findall(r'"generated_tokens":(\d+)', entry)[0]) < 1000  # of 1,800
 
 
-def test_metrics_are_the_servers(on_ray: Server) -> None:
-    page = requests.get(f"{on_ray.url}/metrics", timeout=20)
-    assert page.headers["Content-Type"].startswith("text/plain")
-    assert 'vllm:num_requests_running{model_name="m"' in page.text
+def test_a_log_names_replica_and_node(on_ray: Server) -> None:
+    wait_until(lambda: len(replicas_on_page(on_ray)) == 2, on_ray)
+    page = replicas_on_page(on_ray)
+    entry = json.loads(re.findall(r"\{.*\}", logged(on_ray, '"message":"engine ready"'))[0])
+    assert (entry["ray_replica"], entry["node"]) in page
+    assert re.search(r"are in /tmp/ray/session_\S+/logs on", logged(on_ray, "the logs of the replicas"))
 
 
 def test_a_server_that_dies_cuts_its_streams_only_and_is_replaced(on_ray: Server) -> None:
     wait_for_replicas(on_ray, 2)
+    wait_until(lambda: len(replicas_on_page(on_ray)) == 2, on_ray)
+    before = replicas_on_page(on_ray)
     socks = [connect(on_ray, streaming(TEXT * 24)) for _ in range(8)]  # for five seconds each, on both replicas
     assert all(sock.recv(100) for sock in socks)
     servers_of(on_ray)[0].kill()
-    wait_until(lambda: answers_again(on_ray), on_ray)  # a request may have been on its way to this server
-    assert all(answers_again(on_ray) for _ in range(10))
+    # A request may have been on its way to this server, and its workers end some time after it.
+    wait_until(lambda: all(answers_again(on_ray) for _ in range(10)), on_ray)
     whole = 0
     for sock in socks:
         with sock:
@@ -172,6 +179,25 @@ def test_a_server_that_dies_cuts_its_streams_only_and_is_replaced(on_ray: Server
     assert 0 < whole < len(socks)
     assert logged(on_ray, "the server of this replica has ended with status -9")
     wait_for_replicas(on_ray, 2)
+    wait_until(lambda: len(replicas_on_page(on_ray) & before) == 1, on_ray)
+    wait_until(lambda: len(replicas_on_page(on_ray)) == 2, on_ray)
+
+
+def test_metrics_are_those_of_all_replicas_even_if_one_hangs(on_ray: Server) -> None:
+    wait_until(lambda: len(replicas_on_page(on_ray)) == 2, on_ray)
+    both = replicas_on_page(on_ray)
+    hanging = next(
+        child
+        for child in psutil.Process(on_ray.process.pid).children(recursive=True)
+        if child.name().startswith("ray::ServeRepli")
+    )
+    hanging.suspend()
+    try:
+        wait_until(lambda: len(replicas_on_page(on_ray, missing=1)) == 1, on_ray)
+        assert replicas_on_page(on_ray, missing=1) < both
+    finally:
+        hanging.resume()
+    wait_until(lambda: replicas_on_page(on_ray) == both, on_ray)
 
 
 def test_a_shutdown_lets_requests_finish(on_ray: Server) -> None:
@@ -181,6 +207,25 @@ def test_a_shutdown_lets_requests_finish(on_ray: Server) -> None:
         on_ray.process.send_signal(signal.SIGTERM)
         assert b'"generated_text"' in b"".join(received(sock))
     assert on_ray.process.wait(90) == 0, on_ray.log
+
+
+def replicas_on_page(on_ray: Server, missing: int = 0) -> set[tuple[str, str]]:
+    """The replica and node of each gauge that every replica has, or nothing if other than `missing` are missing."""
+    try:
+        page = requests.get(f"{on_ray.url}/metrics", timeout=10)
+    except requests.RequestException:  # asked a replica that hangs
+        return set()
+    if page.status_code != 200:
+        return set()
+    found: dict[str, list[Sample]] = {}
+    for family in text_string_to_metric_families(page.text):
+        found[family.name] = family.samples
+    if found["lmi_replicas_missing"][0].value != missing:
+        return set()
+    samples = found["vllm:num_requests_running"]
+    assert len(samples) == found["lmi_replicas"][0].value - missing
+    assert {sample.labels["model_name"] for sample in samples} == {"m"}
+    return {(sample.labels["replica"], sample.labels["node"]) for sample in samples}
 
 
 def streaming(text: str = TEXT, *fields: str) -> bytes:
