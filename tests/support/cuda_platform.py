@@ -71,8 +71,6 @@ def configured(path: Path, options: dict[str, Any]) -> dict[str, Any]:
         "second_runner": config.use_v2_model_runner,
         "async_scheduling": config.scheduler_config.async_scheduling,
         "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
-        "world_size": config.parallel_config.world_size,
-        "executor": config.parallel_config.distributed_executor_backend,
         "dtype": str(config.model_config.dtype),
         "logits_processors": config.model_config.logits_processors,
     }
