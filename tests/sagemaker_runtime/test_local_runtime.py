@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 import threading
@@ -21,7 +20,7 @@ from botocore.exceptions import ClientError, EventStreamError
 from flask import Flask, Response, request
 from paths import ROOT
 from runtime_client import runtime_client
-from serving import Server, StartServer, free_port
+from serving import ENVIRON, Server, StartServer, free_port
 from werkzeug.serving import make_server
 
 from lmi_handlers.config.local_runtime import LocalRuntimeSettings
@@ -178,7 +177,7 @@ def test_hostile_splitting_preserves_the_bytes(start_server: StartServer) -> Non
     assert b"".join(parts) == direct.content
     assert any(len(part) == 1 for part in parts)
     assert sum(part.endswith(b"\n") for part in parts) < len(parts) // 2
-    run_example(server)
+    assert run_example("boto3_stream.py", "hällo 🦙 wörld", server).stdout == "hällo 🦙 wörld\n"
 
 
 def test_closing_a_stream_frees_its_place(start_server: StartServer) -> None:
@@ -394,24 +393,23 @@ class TestOtherContainers:
         assert len(parts) == 16
 
 
-def run_example(server: Server) -> None:
+@pytest.mark.parametrize("example", ["boto3_invoke.py", "boto3_stream.py"])
+def test_examples(example: str, echo_server: Server) -> None:
     prompt = "hällo 🦙 wörld"
-    command = [sys.executable, "-W", "error", str(ROOT / "examples/boto3_invoke.py"), "--url", server.url, prompt]
-    run = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=60)
-    assert run.stdout == f"{prompt}\n{prompt}\n"
-
-
-def test_example_runs(echo_server: Server) -> None:
-    run_example(echo_server)
+    ended = run_example(example, prompt, echo_server)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"{prompt}\n", "")
 
 
 def test_example_reports_a_failed_stream(echo_server: Server) -> None:
-    example = runpy.run_path(str(ROOT / "examples/boto3_invoke.py"))
-    with closing(example["runtime_client"](echo_server.url)) as client:
-        texts: list[str] = []
-        with pytest.raises(RuntimeError, match="the echo backend failed at token 3"):
-            texts.extend(example["stream"](client, "x", "hello RAISE@3"))
-    assert texts == ["h", "e"]
+    ended = run_example("boto3_stream.py", "hello RAISE@3", echo_server)
+    assert (ended.returncode, ended.stdout) == (1, "he")
+    assert "the echo backend failed at token 3" in ended.stderr
+
+
+def run_example(example: str, prompt: str, server: Server) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", str(ROOT / "examples" / "clients" / example), prompt]
+    environ = ENVIRON | {"SERVER_URL": server.url}
+    return subprocess.run(command, capture_output=True, encoding="utf-8", env=environ, timeout=60, check=False)
 
 
 @pytest.mark.parametrize("path", PAYLOADS, ids=lambda path: path.stem)

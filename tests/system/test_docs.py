@@ -1,17 +1,13 @@
-"""The commands in the documents work, their links lead to files, and generated pages are up to date."""
+"""The documents' links lead to files, and generated pages are up to date. test_pages.py runs their commands."""
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from build_site import documents
 from paths import ROOT
-from serving import Server
 
 from backends import BACKENDS, declaration, registry
 from backends.features import OF_REQUESTS, OF_THE_TEXT_LAYER, features_page
@@ -19,30 +15,7 @@ from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.text.output_parsers.reasoning import reasoning_parser_names
 from lmi_handlers.text.output_parsers.tool_formats import tool_call_parser_names
 
-README = (ROOT / "README.md").read_text()
 DOCUMENTS = documents()
-
-
-def code_block(language: str, containing: str) -> str:
-    blocks = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
-    block: str = next(block for block in blocks if containing in block)
-    return block
-
-
-@pytest.mark.model
-def test_the_curl_command_of_the_readme_works(model_server: Server) -> None:
-    command = code_block("sh", "curl").replace("127.0.0.1:8080", f"127.0.0.1:{model_server.port}")
-    answer = subprocess.run(["bash", "-c", command], capture_output=True, check=True, timeout=60)
-    text = json.loads(answer.stdout)["generated_text"]
-    assert len(text.split()) > 10
-
-
-@pytest.mark.model
-def test_the_boto3_script_of_the_readme_works(model_server: Server) -> None:
-    script = code_block("python", "boto3").replace("127.0.0.1:8080", f"127.0.0.1:{model_server.port}")
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=60)
-    prompt = {"inputs": "The three primary colours are", "parameters": {"max_new_tokens": 32}}
-    assert answer.stdout.decode() == model_server.invoke(prompt).json()["generated_text"]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
