@@ -21,6 +21,6 @@ client = boto3.client(
     aws_access_key_id="local",  # signatures are not checked, but boto3 sends nothing without keys
     aws_secret_access_key="local",  # noqa: S106  not a secret
 )
-body = {"inputs": sys.argv[1] if len(sys.argv) > 1 else "The meaning of life is", "parameters": {"max_new_tokens": 64}}
+body = {"inputs": sys.argv[1] if len(sys.argv) > 1 else "The meaning of life is", "parameters": {"max_new_tokens": 32}}
 response = client.invoke_endpoint(EndpointName="local", ContentType="application/json", Body=json.dumps(body))
 print(json.load(response["Body"])["generated_text"])

@@ -28,7 +28,7 @@ def main() -> None:
         aws_secret_access_key="local",  # noqa: S106  not a secret
     )
     prompt = sys.argv[1] if len(sys.argv) > 1 else "The meaning of life is"
-    body = {"inputs": prompt, "parameters": {"max_new_tokens": 64}, "stream": True}
+    body = {"inputs": prompt, "parameters": {"max_new_tokens": 32}, "stream": True}
     response = client.invoke_endpoint_with_response_stream(
         EndpointName="local", ContentType="application/json", Body=json.dumps(body)
     )

@@ -1,7 +1,7 @@
 """huggingface_hub: TGI's text generation, token by token, and a chat.
 
-    lmi serve --model-dir examples/tasks/chat
-    python examples/clients/huggingface_hub_client.py
+lmi serve --model-dir examples/tasks/chat
+python examples/clients/huggingface_hub_client.py
 """
 
 from __future__ import annotations

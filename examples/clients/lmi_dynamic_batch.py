@@ -1,7 +1,7 @@
 """requests: LMI's dynamic-batch format, which has several prompts in one request.
 
-    OPTION_ROLLING_BATCH=disable lmi serve --model-dir examples/tasks/chat
-    python examples/clients/lmi_dynamic_batch.py
+OPTION_ROLLING_BATCH=disable lmi serve --model-dir examples/tasks/chat
+python examples/clients/lmi_dynamic_batch.py
 """
 
 from __future__ import annotations

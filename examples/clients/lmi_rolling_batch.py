@@ -1,7 +1,7 @@
 """requests: LMI's rolling-batch format, whole, with details, and as a stream of lines.
 
-    lmi serve --model-dir examples/tasks/chat
-    python examples/clients/lmi_rolling_batch.py
+lmi serve --model-dir examples/tasks/chat
+python examples/clients/lmi_rolling_batch.py
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import requests
 url = os.environ.get("SERVER_URL", "http://127.0.0.1:8080") + "/invocations"
 prompt = "The capital of France is"
 
-response = requests.post(url, json={"inputs": prompt, "parameters": {"max_new_tokens": 8, "details": True}}, timeout=240)
+response = requests.post(
+    url, json={"inputs": prompt, "parameters": {"max_new_tokens": 8, "details": True}}, timeout=240
+)
 response.raise_for_status()
 answer = response.json()
 print(answer["generated_text"])

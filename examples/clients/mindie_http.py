@@ -1,7 +1,7 @@
 """requests: MindIE's text inference interface.
 
-    OPTION_DIALECT=mindie lmi serve --model-dir examples/tasks/chat
-    python examples/clients/mindie_http.py
+OPTION_DIALECT=mindie lmi serve --model-dir examples/tasks/chat
+python examples/clients/mindie_http.py
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """openai: a chat, first the whole answer, then as a stream.
 
-    lmi serve --model-dir examples/tasks/chat
-    python examples/clients/openai_chat.py
+lmi serve --model-dir examples/tasks/chat
+python examples/clients/openai_chat.py
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """openai: an answer that fits a JSON schema.
 
-    lmi serve --model-dir examples/tasks/chat
-    python examples/clients/openai_structured_output.py
+lmi serve --model-dir examples/tasks/chat
+python examples/clients/openai_structured_output.py
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """openai: the model calls a function, and its result goes back into the conversation.
 
-    lmi serve --model-dir examples/tasks/tool-use
-    python examples/clients/openai_tools.py
+lmi serve --model-dir examples/tasks/tool-use
+python examples/clients/openai_tools.py
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """requests: TGI's stream, which is server-sent events, with the reason for its end.
 
-    lmi serve --model-dir examples/tasks/chat
-    python examples/clients/tgi_http.py
+lmi serve --model-dir examples/tasks/chat
+python examples/clients/tgi_http.py
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import requests
 
 url = os.environ.get("SERVER_URL", "http://127.0.0.1:8080")
-body = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 16}}
+body = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 16, "details": True}}
 with requests.post(f"{url}/generate_stream", json=body, stream=True, timeout=240) as response:
     response.raise_for_status()
     for line in response.iter_lines():

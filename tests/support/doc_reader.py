@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import requests
 from doc_snippets import Snippet, parse
 from serving import ENVIRON, free_port
 
-_SERVES = re.compile(r"^(make|lmi) serve", re.MULTILINE)
+_SERVES = re.compile(r"^(?:\w+=\S+ )*(?:make|lmi) serve", re.MULTILINE)
 BIN = Path(sys.executable).parent
 
 
@@ -80,6 +81,14 @@ class Reader:
             return False
         return True
 
+    def run(self, script: str) -> str:
+        """Run commands that succeed, or a server until `stop`. Return what they print."""
+        if _SERVES.search(script):
+            self.port = self._own_port
+        self._run_or_serve(self._with_replacements(script))
+        self._expect_success()
+        return self._output
+
     def finish(self) -> None:
         """Check that the last command has succeeded."""
         self._expect_success()
@@ -128,7 +137,8 @@ class Reader:
     def _run_or_serve(self, script: str) -> None:
         self._activation = next((line for line in script.splitlines() if line.startswith(". ")), self._activation)
         if _SERVES.search(script):
-            self.serve(script)
+            self._output = ""
+            self._serve(script)
         else:
             self._output, self._status = self._run(["bash", "-e", "-c", f"{self._activation}\n{script}"])
 
@@ -146,7 +156,7 @@ class Reader:
         )
         return done.stdout, done.returncode
 
-    def serve(self, script: str) -> None:
+    def _serve(self, script: str) -> None:
         """Run the server in the first terminal until `stop`. A later server takes the earlier one's place."""
         self.stop()
         with (self.folder / "server.log").open("wb") as log:
@@ -173,7 +183,8 @@ class Reader:
     def stop(self) -> None:
         """Press Ctrl+C."""
         if self._server is not None:
-            os.killpg(self._server.pid, signal.SIGINT)
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.killpg(self._server.pid, signal.SIGINT)
             self._server.wait(60)
             self._server = None
 

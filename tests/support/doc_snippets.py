@@ -43,6 +43,7 @@ _BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _FENCE = re.compile(r"^ *(```|~~~)", re.MULTILINE)
+_ASSIGNMENT = re.compile(r"\w+=")
 _REQUEST = re.compile(r"(GET|POST|PUT|DELETE) (/\S*)$")
 
 AWS = "needs an account on AWS"
@@ -156,7 +157,8 @@ def parse(language: str, text: str) -> None:
 
 def _parse_sh(text: str) -> None:
     subprocess.run(["bash", "-n", "-c", text], check=True, timeout=20)
-    for program, *arguments in commands(text):
+    for command in commands(text):
+        program, *arguments = itertools.dropwhile(_ASSIGNMENT.match, command)
         assert program in _RUN | _CHECKS.keys(), f"nobody knows how to check {program}"
         if program in _CHECKS:
             _CHECKS[program](arguments)

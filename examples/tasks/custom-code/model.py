@@ -14,7 +14,11 @@ def handle(inputs: Input) -> Output | None:
     output = Output()
     for index, request in enumerate(inputs.get_batches()):
         numbers = request.get_as_json()
-        if isinstance(numbers, list) and len(numbers) > 1 and all(isinstance(number, (int, float)) for number in numbers):
+        if (
+            isinstance(numbers, list)
+            and len(numbers) > 1
+            and all(isinstance(number, (int, float)) for number in numbers)
+        ):
             answer = {"mean": statistics.fmean(numbers), "stdev": statistics.stdev(numbers)}
         else:
             answer = {"error": "a list of at least two numbers is expected"}

@@ -1,8 +1,8 @@
 """Upload a model directory to S3. Then serve it from there, with credentials from boto3's usual places.
 
-    python examples/tasks/s3/upload.py ./my-model my-bucket models/llama/
-    lmi serve --model-dir examples/tasks/s3
-    python examples/tasks/chat/ask.py "What is the capital of France?"
+python examples/tasks/s3/upload_model.py ./my-model my-bucket models/llama/
+lmi serve --model-dir examples/tasks/s3
+python examples/tasks/chat/ask_chat.py "What is the capital of France?"
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sort texts by how well they answer a question.
 
-    lmi serve --model-dir examples/tasks/reranking
-    python examples/tasks/reranking/ask.py "Where do cats sleep?" "Bread is baked." "Cats sleep on sofas."
+lmi serve --model-dir examples/tasks/reranking
+python examples/tasks/reranking/sort_texts.py "Where do cats sleep?" "Bread is baked." "Cats sleep on sofas."
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A session of SageMaker: all its requests go to the same instance, which remembers what was said.
 
-    lmi serve --model-dir examples/tasks/sessions --local-runtime
-    python examples/tasks/sessions/ask.py "My name is Ada." "What is my name?"
+lmi serve --model-dir examples/tasks/sessions --local-runtime
+python examples/tasks/sessions/ask_session.py "My name is Ada." "What is my name?"
 """
 
 from __future__ import annotations

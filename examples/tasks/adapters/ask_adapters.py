@@ -1,7 +1,7 @@
 """Ask the model, and then each of its adapters.
 
     lmi serve --model-dir examples/tasks/adapters
-    python examples/tasks/adapters/ask.py "The meaning of life is"
+    python examples/tasks/adapters/ask_adapters.py "The meaning of life is"
 
 Put an adapter into `examples/tasks/adapters/adapters/<name>/` first: `adapter_config.json` and
 `adapter_model.safetensors`, as peft's `save_pretrained` writes them.

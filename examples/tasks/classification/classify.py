@@ -1,7 +1,7 @@
 """Say whether texts are friendly.
 
-    lmi serve --model-dir examples/tasks/classification
-    python examples/tasks/classification/ask.py "A very good film." "It was not for me."
+lmi serve --model-dir examples/tasks/classification
+python examples/tasks/classification/classify.py "A very good film." "It was not for me."
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ask each model of a store, put one to sleep, and wake it with a request.
 
-    lmi serve --model-store examples/tasks/many-models
-    python examples/tasks/many-models/ask.py "What is Deep Learning?"
+lmi serve --model-store examples/tasks/many-models
+python examples/tasks/many-models/ask_models.py "What is Deep Learning?"
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read an address from a text. A grammar makes every answer fit the schema, even that of a small model.
 
-    lmi serve --model-dir examples/tasks/structured-output
-    python examples/tasks/structured-output/ask.py "Ada Lovelace lives at 12 St James's Square in London."
+lmi serve --model-dir examples/tasks/structured-output
+python examples/tasks/structured-output/read_address.py "Ada Lovelace lives at 12 St James's Square in London."
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Let the model call functions of this program until it has an answer.
 
-    lmi serve --model-dir examples/tasks/tool-use
-    python examples/tasks/tool-use/ask.py "How much is 17 times 23?"
+lmi serve --model-dir examples/tasks/tool-use
+python examples/tasks/tool-use/multiply.py "How much is 17 times 23?"
 """
 
 from __future__ import annotations

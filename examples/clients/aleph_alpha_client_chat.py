@@ -1,7 +1,7 @@
 """aleph-alpha-client: a text completion and a chat on Aleph Alpha's routes.
 
-    lmi serve --model-dir examples/tasks/chat
-    python examples/clients/aleph_alpha.py
+lmi serve --model-dir examples/tasks/chat
+python examples/clients/aleph_alpha_client_chat.py
 """
 
 from __future__ import annotations
