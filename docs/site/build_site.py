@@ -18,7 +18,7 @@ CONFIGURATION = Path(__file__).parent / "zensical.toml"
 
 def documents() -> list[Path]:
     """Return all pages."""
-    patterns = ("*.md", "docs/*.md", "sagemaker/*.md", "examples/*/*.md")
+    patterns = ("*.md", "docs/*.md", "sagemaker/*.md", "examples/*.md", "examples/*/*.md")
     return sorted(path for pattern in patterns for path in ROOT.glob(pattern))
 
 
