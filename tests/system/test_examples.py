@@ -157,7 +157,12 @@ def s3() -> Iterator[S3Server]:
 def test_s3(s3: S3Server, tiny_llama: Path, tmp_path: Path) -> None:
     (tmp_path / "my-model").symlink_to(tiny_llama)
     s3.client.create_bucket(Bucket="my-bucket")
-    environ = {**s3.environ, "LMI_CACHE_DIR": str(tmp_path / "cache"), "OPTION_DTYPE": "fp32"}
+    environ = {
+        **s3.environ,
+        "AWS_ENDPOINT_URL_S3": s3.client.meta.endpoint_url,
+        "LMI_CACHE_DIR": str(tmp_path / "cache"),
+        "OPTION_DTYPE": "fp32",
+    }
     reader = reader_of(tmp_path, environ)
     upload, serve, _ = steps(EXAMPLES / "tasks/s3/upload_model.py")
     try:
