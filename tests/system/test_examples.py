@@ -56,7 +56,7 @@ TASKS = {
     "tasks/sessions/ask_session.py": Example(r"(?s)My name is Ada.*closed True\n$", echo=True),
 }
 LONG_TASKS = {
-    "clients/lmi_dynamic_batch.py": Example(r"^The capital of France is Paris.*\nThe three primary colours are \w+"),
+    "clients/lmi_dynamic_batch.py": Example(r"(?s)^The capital of France is Paris.*\nThe three primary colours are \w+"),
     "clients/mindie_http.py": Example(r"(?s)Paris.*\n16 tokens, length\n$"),
     "tasks/batch-transform/transform.sh": Example(
         r'(?s)"id":1,"SageMakerOutput":.*Paris.*"id":2.*Rome.*"id":3.*parameters.top_p'
