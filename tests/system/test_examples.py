@@ -56,7 +56,9 @@ TASKS = {
     "tasks/sessions/ask_session.py": Example(r"(?s)My name is Ada.*closed True\n$", echo=True),
 }
 LONG_TASKS = {
-    "clients/lmi_dynamic_batch.py": Example(r"(?s)^The capital of France is Paris.*\nThe three primary colours are \w+"),
+    "clients/lmi_dynamic_batch.py": Example(
+        r"(?s)^The capital of France is Paris.*\nThe three primary colours are \w+"
+    ),
     "clients/mindie_http.py": Example(r"(?s)Paris.*\n16 tokens, length\n$"),
     "tasks/batch-transform/transform.sh": Example(
         r'(?s)"id":1,"SageMakerOutput":.*Paris.*"id":2.*Rome.*"id":3.*parameters.top_p'
@@ -191,7 +193,9 @@ def test_classification(tmp_path: Path) -> None:
     from tiny_tasks import save_task_model
 
     model = save_task_model("BertForSequenceClassification", tmp_path / "bert")
-    reader = reader_of(tmp_path, {"OPTION_MODEL_ID": str(model), "OMP_NUM_THREADS": "1"})
+    reader = reader_of(tmp_path, {"OMP_NUM_THREADS": "1"})
+    properties = tmp_path / "examples/tasks/classification/serving.properties"
+    properties.write_text(re.sub("(?m)^option.model_id=.*", f"option.model_id={model}", properties.read_text()))
     try:
         output = work_through(reader, "tasks/classification/classify.py")
     finally:
