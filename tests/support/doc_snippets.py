@@ -63,6 +63,7 @@ _NOT_RUN = {
     "docker": DOCKER,
     "aws": AWS,
     "kubectl": CLUSTER,
+    "ray": CLUSTER,
     "serve": CLUSTER,
     "lmi ray": CLUSTER,
     "lmi deploy": AWS,
@@ -266,6 +267,7 @@ _CHECKS: dict[str, Callable[[list[str]], object]] = {
     "docker": _check_files,
     "kubectl": _check_files,
     "aws": _check_aws,
+    "ray": lambda arguments: None,
     "serve": _check_serve,
     "pytest": lambda arguments: None,
 }
