@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from ray import serve
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from lmi_handlers.ray.cluster_metrics import ClusterMetrics
 from lmi_handlers.ray.forwarding import Forwarded
@@ -21,6 +21,9 @@ from lmi_handlers.ray.routing.table import Table
 from lmi_handlers.ray.server import NotReady, ReplicaServer
 
 logger = logging.getLogger(__name__)
+
+_STAYS = "x-request-disconnect-disabled"
+"""Ray's header that keeps a request running after its client has left: it would keep its place in the batch."""
 
 REPLICA_VARIABLE = "LMI_REPLICA"
 """The server's variable for the replica's name. Its sessions' ids end with it."""
@@ -74,6 +77,8 @@ class Replica:
         """Answer a request."""
         if asks_metrics(request.scope):
             return await self._metrics.answer()
+        if _STAYS in request.headers:
+            return JSONResponse({"error": f"{_STAYS} is not supported", "code": 400}, 400)
         if self._router is None:
             return Forwarded(self._server.session)
         return Routed(self._server.session, self._router)

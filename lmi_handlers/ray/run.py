@@ -12,6 +12,7 @@ import msgspec
 import ray
 from ray import serve
 from ray._private.worker import BaseContext
+from ray.exceptions import RayError
 from ray.serve.schema import ApplicationStatus
 
 from lmi_handlers.config.server_settings import netloc
@@ -76,8 +77,8 @@ def run(arguments: Arguments, options: Options) -> None:
             _wait()
     except KeyboardInterrupt:
         logger.info("shutting down: replicas finish their requests")
-    except RuntimeError as error:  # Ray's, if the replicas do not start
-        raise ConfigError(f"the replicas do not start: {error}") from error
+    except (RuntimeError, RayError) as error:  # Ray's, if the proxy or the replicas do not start
+        raise ConfigError(f"Ray does not start the replicas: {error}") from error
     finally:
         if not options.detach:
             _delete()

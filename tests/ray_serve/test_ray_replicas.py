@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +17,8 @@ from typing import Any
 import psutil
 import pytest
 import requests
+from client_scripts import CLIENTS_PYTHON, QUIET, SCRIPTS
+from paths import DATA
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from raw_http import connect, dechunked, read_to_end, request
@@ -66,6 +70,17 @@ OF_ONE_ANSWER = {"x-compute-time", "x-inference-time", "x-queue-time", "x-time-p
 OF_ONE_ANSWER |= {"x-validation-time"}
 
 
+MINDIE_REQUEST = json.loads((DATA / "mindie" / "request.json").read_text())
+REQUESTS += [posted("/", **MINDIE_REQUEST), posted("/", **MINDIE_REQUEST | {"stream": True})]
+
+VECTORS = [
+    vector["input"]["request"]
+    for vector in json.loads((DATA / "lmi-0.31.json").read_text())
+    if vector["layer"] == "http" and "request" in vector["input"]
+]
+"""Requests whose answers by LMI are recorded. tests/apis/test_lmi_vectors.py compares those with the server alone."""
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("alone") / "m", PROPERTIES)
@@ -78,6 +93,7 @@ def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory, port = tmp_path_factory.mktemp("ray") / "m", free_port()
     command = [sys.executable, "-m", "lmi_handlers.cli", "ray", "serve", "--model-dir", str(directory), "--num-cpus"]
     command += ["0.5", "--replicas", "2", "--host", "127.0.0.1", "--port", str(port), "--env", "OPTION_SEED=1"]
+    command += ["--env", "LMI_LOCAL_RUNTIME=true"]
     environ = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1"}
     server = Server(directory, PROPERTIES, command=command, port=port, environ=environ)
     children: list[psutil.Process] = []
@@ -96,8 +112,8 @@ def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def answer(server: Server, method: str, path: str, options: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-    headers = {"X-Request-Id": "the-same-id", "Content-Type": "application/json"}
-    found = requests.request(method, server.url + path, headers=headers, timeout=60, **options)
+    headers = {"X-Request-Id": "the-same-id", "Content-Type": "application/json", **options.get("headers", {})}
+    found = requests.request(method, server.url + path, timeout=60, **options | {"headers": headers})
     body = re.sub(rb'"(created|created_at|completed_at)":\s*\d+', b'"created":0', found.content)
     body = re.sub(rb'"(id|item_id)":\s*"(resp|msg)_\w+"', b'"id":"0"', body)
     kept = {name.lower(): value for name, value in found.headers.items() if name.lower() not in OF_CONNECTIONS}
@@ -113,6 +129,18 @@ def answer(server: Server, method: str, path: str, options: dict[str, Any]) -> t
 def test_the_same_bytes_as_without_ray(
     alone: Server, on_ray: Server, method: str, path: str, options: dict[str, Any]
 ) -> None:
+    assert_same(alone, on_ray, method, path, options)
+
+
+def test_the_same_bytes_for_all_of_lmis_vectors(alone: Server, on_ray: Server) -> None:
+    for given in VECTORS:
+        path = re.sub("^/(predictions|models)/[a-z]+", r"/\1/m", given["path"])
+        body = given.get("body") or ""
+        data = body if isinstance(body, str) else json.dumps(body)
+        assert_same(alone, on_ray, given["method"], path, {"data": data.encode(), "headers": given["headers"]})
+
+
+def assert_same(alone: Server, on_ray: Server, method: str, path: str, options: dict[str, Any]) -> None:
     for _ in range(10):  # tokens share a chunk if the machine is busy
         answers = [answer(server, method, path, options) for server in (on_ray, alone)]
         if answers[0] == answers[1]:
@@ -200,6 +228,25 @@ def test_metrics_are_those_of_all_replicas_even_if_one_hangs(on_ray: Server) -> 
     wait_until(lambda: replicas_on_page(on_ray) == both, on_ray)
 
 
+def test_real_clients_stream_through_ray(on_ray: Server) -> None:
+    with streaming_clients(on_ray, TEXT * 2) as clients:
+        outcomes = json.loads(clients.communicate(timeout=90)[0])
+    for client, outcome in outcomes.items():
+        assert not outcome["raised"], client
+        assert TEXT * 2 in outcome["text"], client
+
+
+def test_no_real_client_takes_a_part_for_the_whole(on_ray: Server) -> None:
+    with streaming_clients(on_ray, TEXT * 40) as clients:  # for nine seconds
+        for server in servers_of(on_ray):
+            server.parents()[0].kill()  # the replica
+        outcomes = json.loads(clients.communicate(timeout=90)[0])
+    for client, outcome in outcomes.items():
+        assert outcome["text"], client
+        assert outcome["raised"], client
+    wait_for_replicas(on_ray, 2)
+
+
 def test_a_shutdown_lets_requests_finish(on_ray: Server) -> None:
     """The last test of this module, because it ends Ray."""
     with connect(on_ray, streaming(TEXT * 16)) as sock:  # for four seconds
@@ -226,6 +273,20 @@ def replicas_on_page(on_ray: Server, missing: int = 0) -> set[tuple[str, str]]:
     assert len(samples) == found["lmi_replicas"][0].value - missing
     assert {sample.labels["model_name"] for sample in samples} == {"m"}
     return {(sample.labels["replica"], sample.labels["node"]) for sample in samples}
+
+
+@contextlib.contextmanager
+def streaming_clients(on_ray: Server, prompt: str) -> Iterator[subprocess.Popen[str]]:
+    """Run the script, and go on when all of its clients have received something. Its output has what became of them."""
+    command = [CLIENTS_PYTHON, str(SCRIPTS / "streaming_clients.py"), on_ray.url, prompt]
+    environ = {"PATH": os.defpath, **QUIET}
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as clients:
+        try:
+            assert clients.stdout is not None
+            assert clients.stdout.readline() == "streaming\n"
+            yield clients
+        finally:
+            clients.kill()
 
 
 def streaming(text: str = TEXT, *fields: str) -> bytes:
