@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
+
+_CONNECTIONS = 4096
+"""Ray's own limit of HAProxy's connections."""
+
+_FILES_PER_CONNECTION = 2
+_OTHER_FILES = 1024  # each replica's server takes a few, and HAProxy itself
 
 _MORE_SECONDS = 10
 """How much longer HAProxy waits than the server, which ends a request at its deadline itself."""
@@ -34,3 +41,15 @@ def ray_environ(predict_timeout: int) -> dict[str, str]:
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # ours only passes bytes
     }
     return {name: os.environ.get(name, text) for name, text in ours.items()}
+
+
+def connections_environ(requests: int) -> dict[str, str]:
+    """Return the limit of HAProxy's connections on this machine, for so many requests at the same time.
+
+    Beyond it, clients wait without an answer, where a full replica would reject them. HAProxy does not start if it may not
+    open enough files.
+    """
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    possible = (files - _OTHER_FILES) // _FILES_PER_CONNECTION if files != resource.RLIM_INFINITY else requests
+    limit = max(_CONNECTIONS, min(requests, possible))
+    return {"RAY_SERVE_HAPROXY_MAXCONN": os.environ.get("RAY_SERVE_HAPROXY_MAXCONN", str(limit))}

@@ -13,6 +13,7 @@ import ray
 from ray import serve
 from ray._private.worker import BaseContext
 from ray.exceptions import RayError
+from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus
 
 from lmi_handlers.config.server_settings import netloc
@@ -21,7 +22,8 @@ from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.log import configure_logging
 from lmi_handlers.ray.application import build
 from lmi_handlers.ray.arguments import Arguments
-from lmi_handlers.ray.environ import ray_environ
+from lmi_handlers.ray.environ import connections_environ, ray_environ
+from lmi_handlers.ray.resources import max_ongoing_requests
 from lmi_handlers.start_up import check_port, mistakes
 
 logger = logging.getLogger(__name__)
@@ -63,12 +65,29 @@ def run(arguments: Arguments, options: Options) -> None:
         signal.signal(number, _interrupt)
     try:
         of_ray = ray_environ(configuration.properties.predict_timeout)
+        if options.address is None:
+            of_ray = {**of_ray, **connections_environ(arguments.most_replicas * max_ongoing_requests(configuration))}
         serve.start(
             proxy_location=options.proxies,
             http_options={"host": options.host, "port": options.port},
             controller_options={"runtime_env": {"env_vars": of_ray}},
         )
-        serve.run(build(arguments, configuration, environ, of_ray), name=APPLICATION)
+        _check_listens(options)
+        _deploy(build(arguments, configuration, environ, of_ray), options, context)
+    except KeyboardInterrupt:
+        pass  # nothing has been deployed yet
+    except (RuntimeError, RayError) as error:  # Ray's, if the proxy or the replicas do not start
+        raise ConfigError(f"Ray does not start the replicas: {error}") from error
+    finally:
+        if options.address is None:
+            serve.shutdown()  # type: ignore[no-untyped-call]
+        ray.shutdown()
+
+
+def _deploy(application: serve.Application, options: Options, context: BaseContext) -> None:
+    """Deploy the application, and delete it in the end unless it is left to the cluster."""
+    try:
+        serve.run(application, name=APPLICATION)
         logger.info("serving on Ray at http://%s", netloc(options.host, options.port))
         logger.info("the logs of the replicas are in %s on their nodes", _logs(context))
         if context.dashboard_url:
@@ -77,14 +96,9 @@ def run(arguments: Arguments, options: Options) -> None:
             _wait()
     except KeyboardInterrupt:
         logger.info("shutting down: replicas finish their requests")
-    except (RuntimeError, RayError) as error:  # Ray's, if the proxy or the replicas do not start
-        raise ConfigError(f"Ray does not start the replicas: {error}") from error
     finally:
         if not options.detach:
             _delete()
-        if options.address is None:
-            serve.shutdown()  # type: ignore[no-untyped-call]
-        ray.shutdown()
 
 
 def _interrupt(number: int, _frame: Any) -> None:
@@ -100,6 +114,19 @@ def _connect(address: str | None) -> BaseContext:
         return ray.init(address="local", include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES)
     except (ConnectionError, ValueError) as error:
         raise ConfigError(f"--address {address}: {error}") from error
+
+
+def _check_listens(options: Options) -> None:
+    """Raise `ConfigError` if Serve, which was running already, listens elsewhere: it does not move."""
+    client = _get_global_client()
+    if client is None:
+        return
+    listens = client.http_config
+    if (listens.host, listens.port) != (options.host, options.port):
+        raise ConfigError(
+            f"Ray Serve listens on {netloc(listens.host, listens.port)} on this cluster already: "
+            f"use --host {listens.host} --port {listens.port}, or end it with `serve shutdown`"
+        )
 
 
 def _logs(context: BaseContext) -> str:

@@ -345,6 +345,19 @@ def test_a_stream_that_breaks(pipe: Pipe) -> None:
 
 
 @pytest.mark.long
+def test_the_real_model(pipe: Pipe, model_server_once: Server) -> None:
+    """A conversation of two turns with the small model, on this network and through the local runtime."""
+    options = ("--set", "max_tokens=12", "--set", "temperature=0")
+    for api in ("openai-chat", "lmi"):
+        ended = pipe(
+            "What is 2 + 2?", "And 3 + 3?", target=("--url", model_server_once.url), options=(*options, "--api", api)
+        )
+        assert ended.exit_code == 0, ended.stderr
+        assert len(ended.stdout.split()) > 4
+        assert "<|im" not in ended.stdout
+
+
+@pytest.mark.long
 def test_one_of_several_models(pipe: Pipe, tmp_path: Path) -> None:
     server = StoreServer(tmp_path, {"one": ECHO, "two": ECHO}, environ={"SERVING_LOAD_MODELS": "ALL"})
     try:

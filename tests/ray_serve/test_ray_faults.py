@@ -154,3 +154,18 @@ def test_an_update_loses_nothing(cluster: RayCluster, server: Server) -> None:
     report(f"an update of {time.monotonic() - began:.0f} s", load, began)
     assert load.failed == []
     assert server.log.count("ClientDisconnected") == disconnected
+
+
+def test_a_mistake_leaves_what_is_served(cluster: RayCluster, server: Server) -> None:
+    """Serve does not listen on another port when it is running, and the command that asks for it ends nothing."""
+    done = subprocess.run(
+        command_of(cluster, str(server.directory), free_port()),
+        env=ENVIRON | cluster.environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert f"Ray Serve listens on 0.0.0.0:{server.port} on this cluster already" in done.stderr
+    assert requests.get(f"{server.url}/ping", timeout=60).status_code == 200
