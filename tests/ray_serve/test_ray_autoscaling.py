@@ -124,7 +124,7 @@ def test_one_replica_becomes_four_and_one_again(cluster: RayCluster, server: Ser
     many = Clients(server, 3 * BATCH, seconds=2)
     wait_until(lambda: number_of_replicas(server) == 4, server)
     nodes = {labels["node"] for labels, _ in scraped(server)["vllm:num_requests_running"]}
-    assert nodes == {"127.0.0.1", "127.0.0.2"}
+    assert nodes == {node.address for node in cluster.nodes}
     assert many.stop() >= 3 * BATCH
     wait_until(lambda: number_of_replicas(server) == 1, server)
     cluster.wait_for_processes(ENGINE, 1, 240)

@@ -64,17 +64,22 @@ def command_of(cluster: RayCluster, directory: str, port: int, *arguments: str) 
 
 def wait_for_replicas(cluster: RayCluster, at_least: int) -> None:
     """Wait until HAProxy sends requests to so many replicas."""
-    wait_until(lambda: replicas_up(cluster) >= at_least, 180)
+    wait_until(lambda: len(replicas_up(cluster) or ()) >= at_least, 180)
 
 
-def replicas_up(cluster: RayCluster) -> int:
+def replicas_up(cluster: RayCluster) -> set[str] | None:
+    """The replicas to which HAProxy sends requests. None if it does not say."""
+    url = f"http://127.0.0.1:{cluster.variables['RAY_SERVE_HAPROXY_STATS_PORT']}/stats;csv"
     with contextlib.suppress(requests.RequestException):  # it is just being replaced
-        page = requests.get(
-            f"http://127.0.0.1:{cluster.variables['RAY_SERVE_HAPROXY_STATS_PORT']}/stats;csv", timeout=5
-        )
-        rows = csv.DictReader(page.text.removeprefix("# ").splitlines())
-        return sum(row["svname"].startswith("SERVE_REPLICA") and row["status"].startswith("UP") for row in rows)
-    return 0
+        rows = csv.DictReader(requests.get(url, timeout=5).text.removeprefix("# ").splitlines())
+        up = (row for row in rows if row["status"].startswith("UP"))
+        return {row["svname"] for row in up if row["svname"].startswith("SERVE_REPLICA")}
+    return None
+
+
+def is_any_left_out(cluster: RayCluster, before: set[str]) -> bool:
+    up = replicas_up(cluster)
+    return up is not None and not before <= up
 
 
 def engines(cluster: RayCluster) -> set[psutil.Process]:
@@ -110,9 +115,11 @@ def test_a_node_falls_silent(cluster: RayCluster, server: Server) -> None:
         load.wait_for_streams()
         fault = time.monotonic()
         node = node_with_a_replica(cluster)
+        before = replicas_up(cluster)
+        assert before
         node.freeze()
         seconds = load.seconds_until_calm(fault)
-        wait_until(lambda: replicas_up(cluster) == 1, SLOW_MACHINE)  # HAProxy has noticed
+        wait_until(lambda: is_any_left_out(cluster, before), SLOW_MACHINE)
         noticed = time.monotonic()
         load.wait_for_streams(3)
         node.kill()  # ends what still waits for it
@@ -125,7 +132,7 @@ def test_a_node_falls_silent(cluster: RayCluster, server: Server) -> None:
 
 @pytest.mark.parametrize("part", ["replica", "server"])
 def test_a_process_is_killed(cluster: RayCluster, server: Server, part: str) -> None:
-    wait_until(lambda: replicas_up(cluster) == len(engines(cluster)) >= 2, 180)  # none is just starting
+    wait_until(lambda: len(replicas_up(cluster) or ()) == len(engines(cluster)) >= 2, 180)  # none is just starting
     with Load(server) as load:
         load.wait_for_streams()
         fault = time.monotonic()

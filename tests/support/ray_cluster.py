@@ -1,4 +1,6 @@
-"""A Ray cluster on this machine: each node is a `ray start` of its own, with an address of its own (127.0.0.x).
+"""A Ray cluster on this machine: each node is a `ray start` of its own, with an address of its own, from 127.0.0.2 on.
+
+Ray takes 127.0.0.1 for whatever address the machine has in its network.
 
     with RayCluster(environ={"RAY_SERVE_ENABLE_HA_PROXY": "1"}) as cluster:
         node = cluster.add_node(num_cpus=2)
@@ -122,7 +124,7 @@ class RayCluster:
         self._logs = tempfile.TemporaryDirectory(prefix="ray-cluster-")
         self.nodes: list[RayNode] = []
         port = free_port()
-        self.address = f"127.0.0.1:{port}"
+        self.address = f"{_address(0)}:{port}"
         self.dashboard_port = free_port()
         arguments = ["--head", "--port", str(port), "--include-dashboard", str(dashboard).lower()]
         arguments += ["--dashboard-port", str(self.dashboard_port), "--ray-client-server-port", str(free_port())]
@@ -158,7 +160,7 @@ class RayCluster:
         return node
 
     def _started_node(self, arguments: list[str], environ: Mapping[str, str]) -> RayNode:
-        address = f"127.0.0.{len(self.nodes) + 1}"
+        address = _address(len(self.nodes))
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--node-ip-address", address]
         command += ["--object-store-memory", str(_OBJECT_STORE_BYTES), "--disable-usage-stats"]
         command += ["--min-worker-port", "0", "--max-worker-port", "0"]  # any free port, not Ray's 10002 to 19999
@@ -201,3 +203,7 @@ class RayCluster:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _address(number: int) -> str:
+    return f"127.0.0.{number + 2}"
