@@ -9,7 +9,9 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.serve.context import _get_global_client
 
+from lmi_handlers.config.server_settings import ip_address
 from lmi_handlers.ray.routing.members import ACTOR, Member
 from lmi_handlers.ray.routing.router import Router
 
@@ -23,7 +25,7 @@ class Membership:
     """Keeps a router's table up to date. While the actor does not answer, the table stays as it is."""
 
     def __init__(self, router: Router, is_ready: Callable[[], bool]) -> None:
-        self._host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._host: str | None = None
         self._router = router
         self._is_ready = is_ready
         self._actor: Any = None
@@ -38,6 +40,8 @@ class Membership:
     async def exchange(self) -> None:
         """Report once. Logs failures."""
         try:
+            if self._host is None:
+                self._host = await asyncio.to_thread(_host)
             if self._actor is None:
                 self._actor = await asyncio.to_thread(serve.get_deployment_actor, ACTOR)
             members = await asyncio.wait_for(self._actor.report.remote(self._member), _ANSWER_SECONDS)
@@ -53,6 +57,17 @@ class Membership:
     @property
     def _member(self) -> Member | None:
         """Itself, or None if nobody should send it a request."""
-        if self._router.port is None or not self._is_ready():
+        if self._host is None or self._router.port is None or not self._is_ready():
             return None
         return Member(self._router.table.name, self._host, self._router.port, self._router.table.load)
+
+
+def _host() -> str:
+    """Return the address at which other replicas reach this one: the one that Serve listens on, or that of the node."""
+    client = _get_global_client()
+    listens: str = client.http_config.host if client is not None else ""
+    address = ip_address(listens)
+    if not listens or (address is not None and address.is_unspecified):
+        node: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        return node
+    return listens
