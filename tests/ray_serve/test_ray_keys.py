@@ -138,13 +138,15 @@ def test_a_replica_is_known_while_it_reports(monkeypatch: pytest.MonkeyPatch) ->
     now = 0.0
     monkeypatch.setattr("lmi_handlers.ray.routing.members.time.monotonic", lambda: now)
     members, one, other = Members(), Member("one", "h", 1, 0), Member("other", "h", 2, 5)
-    assert members.report(None) == []
-    assert members.report(one) == [one]
-    assert members.report(other) == [one, other]
+    assert members.report(one) is None, "nobody may forget the others because this one has just been started"
     now = 2.0
+    assert members.report(other) is None
+    now = 3.0
     assert members.report(one) == [one, other]
-    now = 4.0
+    now = 5.5
     assert members.report(None) == [one]
+    now = 7.0
+    assert members.report(None) == []
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(0, 50), st.binary(min_size=1, max_size=20))

@@ -29,13 +29,16 @@ class Members:
     """The replicas that have reported of late. Ray calls these methods."""
 
     def __init__(self) -> None:
+        self._since = time.monotonic()
         self._reports: dict[str, tuple[float, Member]] = {}
 
-    def report(self, member: Member | None) -> list[Member]:
-        """Note a report, if there is one, and return all that are recent."""
+    def report(self, member: Member | None) -> list[Member] | None:
+        """Note a report, if there is one, and return all that are recent. None until all can have reported."""
         now = time.monotonic()
         if member is not None:
             self._reports[member.name] = (now, member)
         for name in [name for name, (when, _) in self._reports.items() if now - when > _EXPIRY_SECONDS]:
             del self._reports[name]
+        if now - self._since < _EXPIRY_SECONDS:
+            return None
         return [each for _, each in self._reports.values()]

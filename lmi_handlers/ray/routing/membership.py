@@ -45,7 +45,8 @@ class Membership:
             if self._actor is None:
                 self._actor = await asyncio.to_thread(serve.get_deployment_actor, ACTOR)
             members = await asyncio.wait_for(self._actor.report.remote(self._member), _ANSWER_SECONDS)
-            self._router.table.update(members)
+            if members is not None:
+                self._router.table.update(members)
         except (ray.exceptions.RayError, ValueError, TimeoutError, asyncio.TimeoutError) as error:
             self._actor = None  # Ray starts another one
             if not self._is_lost:
