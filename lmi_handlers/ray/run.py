@@ -108,12 +108,15 @@ def _interrupt(number: int, _frame: Any) -> None:
 
 
 def _connect(address: str | None) -> BaseContext:
-    try:
-        if address is not None:
+    if address is not None:
+        try:
             return ray.init(address=address)
+        except (ConnectionError, ValueError) as error:
+            raise ConfigError(f"--address {address}: {error}") from error
+    try:
         return ray.init(address="local", include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES)
-    except (ConnectionError, ValueError) as error:
-        raise ConfigError(f"--address {address}: {error}") from error
+    except Exception as error:  # Ray raises just that if its processes take over 30 s
+        raise ConfigError(f"Ray does not start on this machine: {error}") from error
 
 
 def _check_listens(options: Options) -> None:
