@@ -91,6 +91,7 @@ def test_worker_that_does_not_read_is_disconnected_and_its_places_are_freed(
         channel.send(
             Submit(1, "r", encoded(b"ab") * 2, params)
         )  # takes both places, with more output than a socket buffers
+        assert any(isinstance(message, Outputs) for message in channel.receive())
         wait_until(lambda: any(connection.sending_since for connection in engine.server._connections))
         engine.server.hang_up_on_stuck(60)
         before = len(engine.server._connections)
@@ -100,7 +101,6 @@ def test_worker_that_does_not_read_is_disconnected_and_its_places_are_freed(
             return len(engine.server._connections) < before
 
         wait_until(is_disconnected, timeout=60)
-        assert len([message for message in channel.receive() if isinstance(message, Outputs)]) > 0
     assert_engine_is_free(client)
 
 

@@ -60,6 +60,20 @@ class Terminal:
             assert time.monotonic() < deadline, self.text
         return self.process.wait()
 
+    def interrupted(self, timeout: float = 60) -> int:
+        """Press Ctrl-C until the command has ended, and return its exit status.
+
+        A signal that comes when Python is about to wait for a line is only noticed at the next key.
+        """
+        deadline = time.monotonic() + timeout
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, self.text
+            self.type("\x03")
+            next_press = time.monotonic() + 2  # another one would kill it while it ends
+            while self.process.poll() is None and time.monotonic() < next_press:
+                self._read(0.1)
+        return self.process.wait()
+
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGQUIT)
