@@ -292,11 +292,18 @@ def _print_memory(measured: list[dict[str, Any]]) -> None:
 
 def _idle(cluster: Cluster) -> dict[str, float]:
     """Return the CPU time per second, in ms, without any request, and the memory."""
-    before = cluster.cpu_seconds()
-    time.sleep(IDLE_SECONDS)
-    after = cluster.cpu_seconds()
+    for _ in range(5):
+        ids, before = _ids(cluster), cluster.cpu_seconds()
+        time.sleep(IDLE_SECONDS)
+        after = cluster.cpu_seconds()
+        if _ids(cluster) == ids:  # else something has just ended, such as the replicas before, or was started
+            break
     memory = sum(each.shared_bytes for each in itertools.chain(*cluster.processes().values()))
     return {role: 1e3 * (after[role] - before[role]) / IDLE_SECONDS for role in after} | {"memory": memory}
+
+
+def _ids(cluster: Cluster) -> set[int]:
+    return {process.pid for process in itertools.chain(*cluster.processes().values())}
 
 
 def _print_idle(measured: dict[int, dict[str, float]]) -> None:
@@ -310,14 +317,15 @@ def _print_idle(measured: dict[int, dict[str, float]]) -> None:
 
 
 def _pages(server: Server) -> dict[str, float]:
-    """Return the size and the time of a page of metrics."""
+    """Return the size and the time of the page with the metrics of all replicas, which is kept for a second."""
     times = []
-    for _ in range(20):
+    for _ in range(5):
+        time.sleep(1.1)
         began = time.perf_counter()
         size = len(server.page("/metrics"))
         times.append(time.perf_counter() - began)
     found = {"bytes": size, "milliseconds": 1e3 * statistics.median(times)}
-    print_table("Ray: /metrics of one replica", ["bytes", "ms"], [[number(value) for value in found.values()]])
+    print_table("Ray: /metrics of all replicas", ["bytes", "ms"], [[number(value) for value in found.values()]])
     return found
 
 
@@ -356,11 +364,8 @@ def _print_computed(found: dict[str, Any]) -> None:
             *(f"{number(each)} ms/s" for each in (idle[many]["replica actor"], at("replica actor"))),
         ],
         ["memory of all processes", f"{idle[many]['memory'] / 1e9:.1f} GB", f"{at('memory') / 1e9:.1f} GB"],
-        ["pages of metrics of all", f"{many * page['bytes'] / 1e6:.1f} MB", f"{LARGE * page['bytes'] / 1e6:.1f} MB"],
-        [
-            "time to ask for them, one by one",
-            *(f"{number(count * page['milliseconds'])} ms" for count in (many, LARGE)),
-        ],
+        ["page of metrics of all", *(f"{count / many * page['bytes'] / 1e6:.1f} MB" for count in (many, LARGE))],
+        ["time of this page", f"{number(page['milliseconds'])} ms", ""],
         ["a check of HAProxy's, in the replica actor", f"{number(found['check_us'])} us", "the same"],
         [
             "these checks in a replica, with an HAProxy on each of as many nodes",
