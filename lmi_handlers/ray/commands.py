@@ -83,7 +83,9 @@ def serve(
         arguments = Arguments(model_dir=str(model_dir.resolve()), environ=dict(map(_variable, env)), **_given(given))
         run(arguments, Options(address=address, host=host, port=port, proxies=proxies, detach=detach))
     except ValidationError as error:
-        fail(*(": ".join(filter(None, (".".join(map(str, each["loc"])), each["msg"]))) for each in error.errors()))
+        fail(
+            *(": ".join((*map(str, each["loc"]), each["msg"].removeprefix("Value error, "))) for each in error.errors())
+        )
     except ConfigError as error:
         fail(str(error))
 

@@ -31,3 +31,17 @@ def test_a_ray_of_its_own_ends_with_the_command() -> None:
     result = CliRunner().invoke(serve, ["--model-dir", "m", "--detach"])
     assert result.exit_code != 0
     assert "--detach needs --address" in result.output
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own, when it is imported
+@pytest.mark.parametrize(
+    ("given", "cause"),
+    [
+        (["--replicas", "0"], "replicas: Input should be greater than or equal to 1"),
+        (["--min-replicas", "3", "--max-replicas", "2"], "max_replicas=2 must not be less than min_replicas=3"),
+    ],
+)
+def test_a_mistake_is_one_line(given: list[str], cause: str) -> None:
+    result = CliRunner().invoke(serve, ["--model-dir", "m", *given])
+    assert result.exit_code != 0
+    assert result.output == f"lmi: error: {cause}\n"
