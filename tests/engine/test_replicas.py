@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import requests
 from engine_thread import Engine, texts_of
 from prompts import encoded
 from serving import Server, StartServer
@@ -33,13 +34,21 @@ def engines(server: Server) -> list[psutil.Process]:
     return found
 
 
+def engine_states(server: Server) -> list[str]:
+    """The states of the engines as the web worker knows them."""
+    (model,) = requests.get(f"{server.url}/console/data/state", timeout=20).json()["models"]
+    return [engine["state"] for engine in model["engines"]]
+
+
 def test_an_engine_that_dies_costs_its_own_requests_only(start_server: StartServer) -> None:
     server = start_server("option.rolling_batch=echo\nminWorkers=2\noption.echo_tokens_per_second=20\n")
-    wait_until(lambda: server.log.count("engine ready") == 2)
-    body = {"inputs": "hello " * 16}
+    wait_until(lambda: engine_states(server) == ["ready", "ready"])
+    body = {"inputs": "hello " * 120, "parameters": {"max_new_tokens": 120}}
     with ThreadPoolExecutor(6) as pool:
-        answers = [pool.submit(server.invoke, body) for _ in range(6)]
-        server.wait_for_sequences(6)
+        answers = []
+        for number in range(6):  # one by one: two at the same time may choose the same engine
+            answers.append(pool.submit(server.invoke, body))
+            server.wait_for_sequences(number + 1)
         engines(server)[0].kill()
         for _ in range(20):
             assert server.ping().status_code == 200

@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any, cast
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import pytest
 import requests
@@ -21,7 +23,6 @@ from flask import Flask, Response, request
 from paths import ROOT
 from runtime_client import runtime_client
 from serving import ENVIRON, Server, StartServer, free_port
-from werkzeug.serving import make_server
 
 from lmi_handlers.config.local_runtime import LocalRuntimeSettings
 from lmi_handlers.sagemaker_runtime.routes import local_runtime
@@ -257,6 +258,17 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
     raise AssertionError("the server did not become ready")
 
 
+class ThreadingServer(ThreadingMixIn, WSGIServer):
+    """Closes each response, also if its client resets the connection. Flask's own server does not."""
+
+
+class QuietHandler(WSGIRequestHandler):
+    """Logs no requests."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the parameter's name in the base class
+        pass
+
+
 class RuntimeBefore:
     """The runtime API in front of a different container, which misbehaves."""
 
@@ -264,10 +276,10 @@ class RuntimeBefore:
         app = Flask(__name__)
         app.add_url_rule("/invocations", view_func=view, methods=["POST"])
         app.register_blueprint(local_runtime(LocalRuntimeSettings(), stream_time_limit=stream_time_limit))
-        self._server = make_server("127.0.0.1", 0, app, threaded=True)
+        self._server = make_server("127.0.0.1", 0, app, ThreadingServer, QuietHandler)
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._thread.start()
-        self.client = runtime_client(f"http://127.0.0.1:{self._server.port}")
+        self.client = runtime_client(f"http://127.0.0.1:{self._server.server_port}")
 
     def __enter__(self) -> SageMakerRuntimeClient:
         return self.client
