@@ -25,8 +25,8 @@ from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME
 from lmi_handlers.model_files.resolve import resolve_model
 
 # No deadlines, because test machines may be slow. CI uses the same examples in every run, so failures are reproducible.
-settings.register_profile("default", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.load_profile("ci" if "CI" in os.environ else "default")
 
 

@@ -109,7 +109,7 @@ def test_vllm_is_used_otherwise(caplog: pytest.LogCaptureFixture) -> None:
 
 def in_a_new_process(code: str) -> str:
     """Run code in a Python process without any of these tests' modules. Returns what it prints."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -207,7 +207,7 @@ def test_server_with_a_broken_plugin_ends_with_a_one_line_error(
     server = start_server(
         f"{properties}option.{option}=raises\n", environ={"PYTHONPATH": plugin_path(broken_plugins)}, ready=False
     )
-    assert server.process.wait(30) == 1
+    assert server.process.wait(240) == 1
     [line] = [line for line in server.log.splitlines() if line.startswith("lmi: error: ")]
     assert "'raises'" in line
     assert "the plug-in is broken" in line

@@ -174,7 +174,7 @@ def test_the_third_generation_changes_streams(responses: Server) -> None:
     details=st.booleans(),
     is_list=st.booleans(),
 )
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_identity_changes_nothing(
     identity: Server, echo_server: Server, text: str, n: int, *, stream: bool, details: bool, is_list: bool
 ) -> None:

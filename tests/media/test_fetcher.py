@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("trusted")
 
 
 def get(
-    server: PictureServer, path: str, *, host: str = "localhost", seconds: float = 30, max_bytes: int = 1000
+    server: PictureServer, path: str, *, host: str = "localhost", seconds: float = 60, max_bytes: int = 1000
 ) -> bytes:
     location = Location(host, server.server_port, path)
     return fetch(location, ["127.0.0.1"], max_bytes=max_bytes, deadline=time.monotonic() + seconds)
@@ -41,7 +41,7 @@ def test_fetches_that_fail(pictures: PictureServer, path: str, cause: str) -> No
 def test_the_host_name_is_not_resolved_again(pictures: PictureServer) -> None:
     """No name server knows this name. The connection goes to the checked address, with the name in the certificate."""
     assert get(pictures, "/red.png", host="pictures.example") == picture()
-    assert pictures.hosts[-1] == f"pictures.example:{pictures.server_port}"
+    assert f"pictures.example:{pictures.server_port}" in pictures.hosts
 
 
 def test_a_certificate_for_another_name_is_rejected(pictures: PictureServer) -> None:
@@ -64,10 +64,11 @@ def test_a_host_that_does_not_answer_the_tls_handshake() -> None:
 
 def test_the_next_address_is_tried_if_one_is_unreachable(pictures: PictureServer) -> None:
     location = Location("localhost", pictures.server_port, "/red.png")
-    deadline = time.monotonic() + 30
-    assert fetch(location, ["127.0.0.2", "127.0.0.1"], max_bytes=1000, deadline=deadline) == picture()
+    deadline = time.monotonic() + 60
+    nobody = "127.1.2.3"  # nodes of other tests' Ray clusters have 127.0.0.2 and so on
+    assert fetch(location, [nobody, "127.0.0.1"], max_bytes=1000, deadline=deadline) == picture()
     with pytest.raises(InvalidRequest, match="no connection to the host"):
-        fetch(location, ["127.0.0.2"], max_bytes=1000, deadline=deadline)
+        fetch(location, [nobody], max_bytes=1000, deadline=deadline)
 
 
 def test_the_systems_certificates_are_used(

@@ -60,7 +60,7 @@ class Server:
     def log(self) -> str:
         return self._log_path.read_text()
 
-    def wait_ready(self, timeout: float = 120.0) -> Server:
+    def wait_ready(self, timeout: float = 280.0) -> Server:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
@@ -71,7 +71,7 @@ class Server:
             time.sleep(0.1)
         raise AssertionError(f"server not ready within {timeout} s:\n{self.log}")
 
-    def wait_listening(self, timeout: float = 120.0) -> Server:
+    def wait_listening(self, timeout: float = 280.0) -> Server:
         """Wait until the server accepts connections, whatever it answers."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
@@ -84,13 +84,13 @@ class Server:
         raise AssertionError(f"server not listening within {timeout} s:\n{self.log}")
 
     def ping(self) -> requests.Response:
-        return requests.get(f"{self.url}/ping", headers={"Connection": "close"}, timeout=20)
+        return requests.get(f"{self.url}/ping", headers={"Connection": "close"}, timeout=60)
 
     def invoke(self, body: object = None, *, path: str = "/invocations", **options: object) -> requests.Response:
         options.setdefault("timeout", 60)
         return requests.post(self.url + path, json=body, **options)  # type: ignore[arg-type]  # requests' own keywords
 
-    def wait_for_sequences(self, running: int, waiting: int = 0, timeout: float = 30.0) -> None:
+    def wait_for_sequences(self, running: int, waiting: int = 0, timeout: float = 60.0) -> None:
         """Wait until the engine has this many sequences in its batch and in its queue."""
         deadline = time.monotonic() + timeout
         while (seen := self._sequences()) != (running, waiting):
@@ -100,14 +100,14 @@ class Server:
             time.sleep(0.02)
 
     def _sequences(self) -> tuple[int, ...]:
-        page = requests.get(f"{self.url}/metrics", headers={"Connection": "close"}, timeout=20).text
+        page = requests.get(f"{self.url}/metrics", headers={"Connection": "close"}, timeout=60).text
         return tuple(
             int(float(value)) for value in re.findall(r"^vllm:num_requests_(?:running|waiting)\{.*\} (.*)$", page, re.M)
         )
 
     def log_entry(self, request_id: str) -> dict[str, Any]:
         """The log entry of a request. Waits for it, because it is written after the answer has been sent."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             for line in self.log.splitlines():
                 if request_id in line:
@@ -158,7 +158,7 @@ class Server:
         """Stop immediately. Tests of the graceful shutdown send SIGTERM themselves."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGQUIT)
-        self.process.wait(40)
+        self.process.wait(120)
 
 
 def lmi_check(
@@ -168,7 +168,7 @@ def lmi_check(
     command = [sys.executable, "-m", "lmi_handlers.cli", "check", "--model-dir", str(directory), *arguments]
     environ = ENVIRON | (environ or {})
     return subprocess.run(
-        command, capture_output=True, text=True, env=environ, cwd=directory.parent, timeout=60, check=False
+        command, capture_output=True, text=True, env=environ, cwd=directory.parent, timeout=240, check=False
     )
 
 

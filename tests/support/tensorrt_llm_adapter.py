@@ -138,7 +138,7 @@ def request(prompt: list[int], request_id: str = "r", adapter: str | None = None
 def steps(backend: TensorRTLLMBackend, until: Callable[[list[TokenOutput]], bool]) -> list[TokenOutput]:
     """Step until `until` holds of all outputs so far."""
     outputs: list[TokenOutput] = []
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not until(outputs):
         assert time.monotonic() < deadline, outputs
         outputs += backend.step()

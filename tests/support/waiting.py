@@ -10,7 +10,7 @@ import requests
 from serving import Server
 
 
-def wait_until(condition: Callable[[], object], timeout: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], timeout: float = 60.0) -> None:
     """Fail if the condition is not true within `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not condition():
@@ -19,7 +19,7 @@ def wait_until(condition: Callable[[], object], timeout: float = 20.0) -> None:
 
 
 class Watch:
-    """Polls `/ping` every 20 ms and keeps every answer."""
+    """Polls `/ping` every 20 ms and keeps every answer. The last one is from after the end of the block."""
 
     def __init__(self, server: Server) -> None:
         self.answers: list[requests.Response] = []
@@ -30,8 +30,10 @@ class Watch:
 
     def _run(self) -> None:
         with requests.Session() as session:
-            while not self._stop:
-                self.answers.append(session.get(f"{self._server.url}/ping", timeout=30))
+            stopped = False
+            while not stopped:
+                stopped = self._stop
+                self.answers.append(session.get(f"{self._server.url}/ping", timeout=60))
                 time.sleep(0.02)
 
     def __enter__(self) -> Watch:
