@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import os
 import random
@@ -12,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ API_KEY = "s3cret-key"
 class Server:
     """A running `lmi serve`, or another `command` that serves on `port`, started in the model's directory.
 
-    `log` is its output so far (standard output and standard error).
+    `log` is its output so far (standard output and standard error), in whole lines.
     """
 
     def __init__(
@@ -58,7 +60,8 @@ class Server:
 
     @property
     def log(self) -> str:
-        return self._log_path.read_text()
+        text = self._log_path.read_text()
+        return text[: text.rfind("\n") + 1]  # the last line may be in the middle of being written
 
     def wait_ready(self, timeout: float = 280.0) -> Server:
         deadline = time.monotonic() + timeout
@@ -93,13 +96,14 @@ class Server:
     def wait_for_sequences(self, running: int, waiting: int = 0, timeout: float = 60.0) -> None:
         """Wait until the engine has this many sequences in its batch and in its queue."""
         deadline = time.monotonic() + timeout
-        while (seen := self._sequences()) != (running, waiting):
+        while (seen := self.sequences()) != (running, waiting):
             assert time.monotonic() < deadline, (
                 f"(running, waiting) sequences: expected {(running, waiting)}, got {seen}"
             )
             time.sleep(0.02)
 
-    def _sequences(self) -> tuple[int, ...]:
+    def sequences(self) -> tuple[int, ...]:
+        """How many sequences the engine has in its batch and in its queue."""
         page = requests.get(f"{self.url}/metrics", headers={"Connection": "close"}, timeout=60).text
         return tuple(
             int(float(value)) for value in re.findall(r"^vllm:num_requests_(?:running|waiting)\{.*\} (.*)$", page, re.M)
@@ -172,10 +176,26 @@ def lmi_check(
     )
 
 
+_PROCESSES = 16
+"""At most so many test processes run at the same time. Each has ports of its own."""
+
+
+@functools.cache
+def _ports() -> Iterator[int]:
+    """The ports of this process, in random order: others may use the same machine."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    ports = list(range(10_000 + number % _PROCESSES, 32_768, _PROCESSES))
+    random.SystemRandom().shuffle(ports)
+    return itertools.cycle(ports)
+
+
 def free_port() -> int:
-    """A free port below the ephemeral range, so that the system does not give it to a client before the server binds it."""
+    """A free port below the ephemeral range, so that the system does not give it to a client before the server binds it.
+
+    For the same reason, neither this process nor another one of the same test run gets it twice.
+    """
     while True:
-        port = random.SystemRandom().randrange(10_000, 32_768)
+        port = next(_ports())
         with contextlib.suppress(OSError), socket.socket() as sock:
             sock.bind(("127.0.0.1", port))
             return port
