@@ -63,6 +63,8 @@ def test_two_engines_and_a_restart(page: Page, tmp_path: Path) -> None:
         expect(page.locator("#models .engines li")).to_have_text(["Engine 0 ready", "Engine 1 ready"])
         opened(other, server.url)
         ask(other, "a few words of some length, to be repeated")
+        other.goto(f"{server.url}/#configuration")
+        expect(other.locator("#settings")).to_contain_text("minWorkers")
         page.evaluate(POLL)
         expect(page.locator("#requests tbody tr")).to_have_count(1)
         for plot in page.locator("#plots figure").all():  # all of them have something to plot
@@ -77,6 +79,9 @@ def test_two_engines_and_a_restart(page: Page, tmp_path: Path) -> None:
         expect(page.locator("#status")).to_have_text("ready")
         expect(page.locator("#requests tbody tr")).to_have_count(0)
         expect(page.locator("#models .engines")).to_have_count(0)
+        other.evaluate(POLL)
+        expect(other.locator("#settings")).not_to_contain_text("minWorkers")
+        expect(other.locator("#settings")).to_contain_text("rolling_batch")
     finally:
         server.stop()
         other.close()
@@ -104,8 +109,12 @@ def test_many_models_each_show_their_own_load(page: Page, tmp_path: Path) -> Non
         expect(loading.locator("progress")).to_be_visible()
         assert "warming up" not in (loading.locator(".phases").text_content() or "")
         expect(views.filter(has=page.get_by_role("heading", name="good"))).to_contain_text("0 running, 0 waiting")
+        page.select_option("#model-select", "slow")
         page.select_option("#model-select", "good")
-        expect(page.locator("#plots .key-0 b").first).to_have_text(re.compile(r"\d"))
+        tokens = page.locator("#plots figure").first
+        expect(tokens.locator(".key-0 b")).to_have_text("0.0")
+        line = tokens.locator("path.line-0").get_attribute("d") or ""
+        assert set(re.findall(r" ([\d.]+)", line)) == {"83.0"}  # what was generated before is no peak
     finally:
         server.stop()
 

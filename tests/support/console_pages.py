@@ -49,6 +49,11 @@ def opened(page: Page, url: str, view: str = "try") -> Page:
 def ask(page: Page, text: str) -> None:
     """Send a message, and wait for the end of the answer."""
     page.fill("#prompt", text)
+    send(page)
+
+
+def send(page: Page) -> None:
+    """Send what is written, and wait for the end of the answer."""
     page.click("#send")
     expect(page.locator("#stop")).to_be_hidden()
     expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")

@@ -18,7 +18,7 @@ const mode = () => $("compose").elements.mode.value;
 // Returns the request as it would be sent now.
 export function requestFor(api) {
   const text = $("prompt").value;
-  const asked = text || images.length ? [...messages, next(text)] : messages;
+  const asked = [...messages, ...next(text)];
   const request = {
     mode: mode(),
     system: $("system").value.trim(),
@@ -34,17 +34,28 @@ export function requestFor(api) {
   return { ...request, parameters: parameterValues(api, request) };
 }
 
-// What is typed after a call of a tool is the tool's result.
+// The calls of tools in the last answer. The next request has a result for each, instead of a message.
+const openCalls = () => messages.at(-1)?.calls ?? [];
+
 function next(text) {
-  const call = messages.at(-1)?.calls?.[0];
-  return call ? { role: "tool", content: text, call } : { role: "user", content: text, images: images.map(({ url }) => url) };
+  const calls = openCalls();
+  if (calls.length) return calls.map((call, index) => ({ role: "tool", content: $("results").querySelectorAll("textarea")[index].value, call }));
+  return text || images.length ? [{ role: "user", content: text, images: images.map(({ url }) => url) }] : [];
+}
+
+const wantsResults = () => mode() === "chat" && openCalls().length > 0;
+
+// Moves the focus to where the next message is written, or the first result.
+export function focusInput() {
+  (wantsResults() ? $("results").querySelector("textarea") : $("prompt")).focus({ preventScroll: true });
 }
 
 function toolsOr(otherwise) {
   const text = $("tools").value.trim();
   if (!text || mode() === "prompt") return undefined;
   try {
-    return JSON.parse(text);
+    const tools = JSON.parse(text);
+    return Array.isArray(tools) ? tools : otherwise;
   } catch {
     return otherwise;
   }
@@ -53,26 +64,29 @@ function toolsOr(otherwise) {
 // Tells whether the request can be sent. If not, the page says why.
 export function isComplete() {
   const tools = toolsOr(null);
-  $("tools").setCustomValidity(tools === null ? "This is not JSON." : "");
+  $("tools").setCustomValidity(tools === null ? "This is not a JSON list." : "");
   if (tools === null) {
     $("tools-box").open = true;
     return $("tools").reportValidity();
   }
-  if (!$("prompt").value && !images.length && !messages.length) {
-    $("prompt").focus();
+  if (!$("prompt").value && (mode() === "prompt" || (!images.length && !messages.length))) {
+    focusInput();
     return false;
   }
   return parametersAreValid();
 }
 
-// Adds a request and its answer to the conversation.
-export function answered(request, { text, calls }) {
+// Adds a request and its answer to the conversation. What was written meanwhile stays.
+export function answered(request, text, calls) {
   const made = calls.filter(Boolean).map((call, index) => ({ ...call, id: call.id || `call_${index}` }));
+  const last = request.messages.at(-1);
   messages = [...request.messages, { role: "assistant", content: text, calls: made.length ? made : undefined }];
-  $("prompt").value = "";
-  images = [];
-  showImages();
+  if (last.role === "user") {
+    if ($("prompt").value === request.prompt) $("prompt").value = "";
+    images = images.filter(({ url }) => !last.images?.includes(url));
+  }
   showConversation();
+  showImages();
 }
 
 export const spelt = (calls) => calls.filter(Boolean).map(({ name, arguments: given }) => `${shown(name)}(${given.slice(0, MOST_SHOWN)})`).join("\n");
@@ -81,21 +95,25 @@ export function clear() {
   messages = [];
   images = [];
   $("prompt").value = "";
-  showImages();
   showConversation();
+  showImages();
 }
 
 function showConversation() {
   const box = $("conversation");
-  box.replaceChildren(...messages.slice(-MOST_MESSAGES).map(({ role, content, images: own = [], calls }) => el("div", { class: `message ${role === "user" ? "user" : "assistant"}` },
-    el("span", { class: "role" }, role),
+  box.replaceChildren(...messages.slice(-MOST_MESSAGES).map(({ role, content, images: own = [], calls, call }) => el("div", { class: `message ${role === "user" ? "user" : "assistant"}` },
+    el("span", { class: "role" }, call ? `result of ${shown(call.name, 40)}` : role),
     el("div", { class: "text" }, content.slice(0, MOST_SHOWN) + (content.length > MOST_SHOWN ? ` … and ${content.length - MOST_SHOWN} more characters` : ""), ...own.map((url) => el("img", { src: url, alt: "Image sent" }))),
     calls ? el("pre", { class: "head" }, spelt(calls)) : null)));
-  toggle(box, messages.length > 0 && mode() === "chat");
   box.scrollTop = box.scrollHeight;
-  const call = mode() === "chat" && messages.at(-1)?.calls?.[0];
-  $("prompt-label").textContent = call ? `Result of ${shown(call.name, 40)}` : "Message";
-  $("prompt").placeholder = call ? `Result of ${shown(call.name, 40)}` : "Ask something";
+  $("results").replaceChildren(...openCalls().map((call) => el("label", {}, `Result of ${shown(spelt([call]))}`, el("textarea", { rows: "2", class: "mono" }))));
+  showMode();
+}
+
+function showMode() {
+  toggle($("conversation"), messages.length > 0 && mode() === "chat");
+  toggle($("results"), wantsResults());
+  toggle($("prompt-box"), !wantsResults());
 }
 
 function showImages(note = "") {
@@ -138,6 +156,7 @@ export function notesOn(api, request) {
   if (request.mode === "chat" && !api.chats) notes.push(`${api.name} has no chats on this route: only the last message is sent${images.length ? ", without its images" : ""}.`);
   if (request.mode === "prompt" && !api.prompts) notes.push(`${api.name} has no prompts: it is sent as the message of a user.`);
   if (request.mode === "prompt" && images.length) notes.push("Images are sent in chats only.");
+  if (wantsResults() && images.length) notes.push("Images are sent with the next message.");
   if (request.tools && !api.tools) notes.push("Tools are not sent.");
   if (api.note) notes.push(api.note(server));
   return notes.filter(Boolean).join(" ");
@@ -159,7 +178,7 @@ export function startCompose(changed) {
     changed();
   });
   $("compose").addEventListener("change", (event) => {
-    if (event.target.name === "mode") showConversation();
+    if (event.target.name === "mode") showMode();
   });
   $("image").addEventListener("change", (event) => addImages([...event.target.files]));
 }

@@ -19,7 +19,7 @@ export class Follower {
   #requests = [];
 
   // `model()` names the model whose metrics are shown. `took(state, restarted)` gets each state and tells whether the
-  // next is wanted soon, `failed(error)` why there is none.
+  // next is wanted soon, `failed(error)` why there is none. `state.measured` is the model that was named when it was asked.
   constructor(model, took, failed) {
     this.#model = model;
     this.#took = took;
@@ -38,16 +38,17 @@ export class Follower {
     if (this.#polls) return;
     this.#polls = true;
     clearTimeout(this.#timer);
-    const { state, error } = await this.#ask();
+    const model = this.#model();
+    const { state, error } = await this.#ask(model);
     this.#polls = false;
     const wait = Math.min(Math.max(CALM, error?.retryAfter ?? 0), HIDDEN);
     this.soon(document.hidden ? HIDDEN : this.#again ? 0 : wait);
     if (error) this.#failed(error);
-    else if (this.#take(state) && !document.hidden) this.soon(BUSY);
+    else if (this.#take(state, model) && !document.hidden && !this.#again) this.soon(BUSY);
   }
 
-  async #ask() {
-    const query = new URLSearchParams({ model: this.#model(), since: this.#requests[0]?.time ?? 0 });
+  async #ask(model) {
+    const query = new URLSearchParams({ model, since: this.#requests[0]?.time ?? 0 });
     try {
       const state = await fetchJson(`/console/data/state?${query}`, { signal: AbortSignal.timeout(20_000) });
       return isState(state) ? { state } : { error: new Error("what answers is not this server, but something in front of it") };
@@ -56,12 +57,12 @@ export class Follower {
     }
   }
 
-  #take(state) {
+  #take(state, model) {
     const restarted = this.#run !== null && this.#run !== state.server.run;
     this.#run = state.server.run;
     const known = restarted ? [] : this.#requests.filter(({ time }) => time < state.time + LATE); // the clock may be set back
     const all = new Map([...state.requests, ...known].map((each) => [`${each.worker} ${each.time} ${each.request_id}`, each]));
     this.#requests = [...all.values()].sort((one, other) => other.time - one.time).slice(0, MOST_REQUESTS);
-    return this.#took({ ...state, requests: this.#requests }, restarted);
+    return this.#took({ ...state, measured: model, requests: this.#requests }, restarted);
   }
 }

@@ -1,7 +1,7 @@
 // Starts the page, shows what the server says of itself, and switches between the views.
 
 import { forgetConfiguration, openConfiguration, startConfiguration } from "./configuration.js";
-import { fetchJson, isKey, useKey } from "./connection.js";
+import { fetchJson, hasKey, isKey, useKey } from "./connection.js";
 import { $, el, say, shown, toggle } from "./dom.js";
 import { Follower } from "./follow.js";
 import { isBusy, pillOf } from "./models.js";
@@ -37,7 +37,7 @@ function configuration() {
 }
 
 function needKey() {
-  notice("The server needs its API key. It is kept in the memory of this page only.");
+  notice(hasKey() ? "The server does not accept this API key." : "The server needs its API key. It is kept in the memory of this page only.");
   document.body.classList.add("locked");
   setStatus("locked", "warn");
 }
@@ -92,10 +92,11 @@ function take(latest, restarted) {
   } else {
     setStatus("no models", "idle");
   }
+  if (view() === "configuration") configuration();
   useModel(current, state.server);
   showState(state, current, restarted);
   if (current && described !== current.name && current.generates && current.engines.length) describe(current.name);
-  return state.models.some(isBusy) || (chosen !== before && state.models.length > 1);
+  return state.models.some(isBusy) || (chosen !== before && state.server.has_several_models);
 }
 
 async function describe(name) {
@@ -123,22 +124,19 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 });
 $("model-select").addEventListener("change", (event) => {
   chosen = event.target.value;
-  forgetConfiguration();
   take(state, false);
   follower.poll();
-  if (view() === "configuration") configuration();
 });
-$("key").addEventListener("input", () => {
-  const key = $("key").value.trim();
-  $("key").setCustomValidity(isKey(key) ? "" : "A key has only ASCII characters, and no spaces.");
-  useKey(isKey(key) ? key : "");
+const typedKey = () => $("key").value.trim();
+$("key").addEventListener("input", () => $("key").setCustomValidity(isKey(typedKey()) ? "" : "A key has only ASCII characters, and no spaces."));
+$("key").addEventListener("change", () => {
+  useKey(isKey(typedKey()) ? typedKey() : "");
   refreshTry();
+  follower.poll();
 });
 $("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   follower.poll();
-  if (view() === "configuration") configuration();
 });
-$("key").addEventListener("change", () => follower.poll());
 showView();
 follower.poll();

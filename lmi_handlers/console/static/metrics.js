@@ -3,24 +3,26 @@
 const LINE = /^([\w:]+)(?:\{(.*)\})? (\S+)$/;
 const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
 
-// Returns name -> {label values -> sum} for one model, or for all if `model` is null. Buckets have their bound as key.
-export function parse(text, model = null) {
-  const series = new Map();
+// Returns a function that returns a model's series: name -> {label values -> sum}. Buckets have their bound as key. If the
+// server does not have `several` models, all series are those of its only one.
+export function parse(text, several) {
+  const models = new Map();
   for (const line of text.split("\n")) {
     const found = LINE.exec(line);
     if (!found) continue;
     let key = "";
-    let other = false;
+    let model = "";
     for (const [, name, value] of (found[2] ?? "").matchAll(LABEL)) {
-      if (name === "model_name") other = model !== null && value.replace(/\\(.)/g, "$1") !== model;
+      if (name === "model_name") model = several ? value.replace(/\\(.)/g, "$1") : "";
       else if (name !== "engine") key = value;
     }
-    if (other) continue;
+    if (!models.has(model)) models.set(model, new Map());
+    const series = models.get(model);
     if (!series.has(found[1])) series.set(found[1], new Map());
     const values = series.get(found[1]);
     values.set(key, (values.get(key) ?? 0) + Number(found[3]));
   }
-  return series;
+  return (name) => models.get(several ? name : "") ?? new Map();
 }
 
 export const total = (series, name) => [...(series.get(name)?.values() ?? [])].reduce((sum, value) => sum + value, 0);

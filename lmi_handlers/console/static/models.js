@@ -55,7 +55,8 @@ export function showModels(state, model) {
   toggle($("load-model"), state.server.manages);
   toggle($("load-adapter"), Boolean(model?.manages_adapters));
   const models = state.models.slice(0, MOST_MODELS);
-  const views = models.map((each) => ({ each, series: parse(state.metrics, state.server.has_several_models ? each.name : null) }));
+  const seriesOf = parse(state.metrics, state.server.has_several_models);
+  const views = models.map((each) => ({ each, series: seriesOf(each.name) }));
   const key = JSON.stringify([views.map(({ each, series }) => [{ ...each, seconds: isBusy(each) ? each.seconds : 0, engines: each.engines.map(({ state: own, phase }) => [own, phase]) }, load(series), isBusy(each) ? downloaded(series) : 0]), state.server.manages]);
   if (key === drawn) return;
   drawn = key;

@@ -78,10 +78,14 @@ function inputOf(field) {
     input = el("input", { ...common, type: "text", maxlength: Math.min(field.most ?? 4000, 4000), placeholder: "default", autocomplete: "off" });
   }
   input.value = values[field.shared] ?? "";
-  input.addEventListener("input", () => {
-    values[field.shared] = input.value;
+  const check = () => {
     input.setCustomValidity(wrong(field, input.value));
     input.setAttribute("aria-invalid", String(!input.validity.valid));
+  };
+  check(); // what was entered for another API or model may be wrong here
+  input.addEventListener("input", () => {
+    values[field.shared] = input.value;
+    check();
     onChange();
   });
   return el("div", { class: "parameter" }, el("label", { for: id }, ...breakable(field.name)), input, bounds ? el("small", { id: hint }, bounds) : null);
@@ -159,7 +163,7 @@ export function parameterValues(dialect, request) {
 }
 
 function valueOf(field, text) {
-  if (field.kind === "number") return Number(text);
+  if (field.kind === "number") return Number.isNaN(Number(text)) ? undefined : Number(text);
   if (field.kind === "flag") return text === "true";
   if (field.kind === "list") return listOf(text);
   if (field.kind === "json") return parsed(text);

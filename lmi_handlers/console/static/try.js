@@ -1,7 +1,7 @@
 // The view in which requests are written, sent, stopped and looked at.
 
 import { AnswerView, showFigures } from "./answer.js";
-import { answered, clear, isComplete, notesOn, requestFor, spelt, startCompose, useModel as composeFor } from "./compose.js";
+import { answered, clear, focusInput, isComplete, notesOn, requestFor, spelt, startCompose, useModel as composeFor } from "./compose.js";
 import { DIALECTS } from "./dialects/all.js";
 import { $, say, tabs, toggle } from "./dom.js";
 import { exchange, Outcome } from "./exchange.js";
@@ -45,15 +45,18 @@ async function sendIn(targets, finish) {
   if (running || !isComplete()) return;
   running = new AbortController();
   busy(true);
-  for (const target of targets) {
-    const request = requestFor(target);
-    const outcome = new Outcome();
-    const record = await ask(target, request, outcome);
-    finish(target, request, outcome);
-    if (record.stopped) break;
+  unmark();
+  try {
+    for (const [target, request] of targets.map((each) => [each, requestFor(each)])) {
+      const outcome = new Outcome();
+      const record = await ask(target, request, outcome);
+      finish(target, request, outcome, record);
+      if (record.stopped) break;
+    }
+  } finally {
+    running = null;
+    busy(false);
   }
-  running = null;
-  busy(false);
   wire.refresh();
   onAnswered();
 }
@@ -63,9 +66,11 @@ async function ask(target, request, outcome) {
   $("said").textContent = "";
   toggle($("failure"), false);
   let painted = 0;
+  const before = cleared;
   const record = await exchange(target, request, outcome, running.signal, {
     began: (head) => wire.keep(target, head),
     arrived: (reads, current) => {
+      if (cleared !== before) return;
       answer.add(reads, request.probabilities);
       if (performance.now() - painted < PAINTED) return;
       painted = performance.now();
@@ -73,8 +78,10 @@ async function ask(target, request, outcome) {
       wire.soon();
     },
   });
-  wire.keep(target, record);
-  show(outcome, record);
+  if (cleared === before) {
+    wire.keep(target, record);
+    show(outcome, record);
+  }
   return record;
 }
 
@@ -91,17 +98,21 @@ function show(outcome, record) {
 
 function run() {
   const before = cleared;
-  return sendIn([api], (target, request, outcome) => {
-    if (cleared === before && request.mode === "chat" && !outcome.error && (outcome.text || outcome.calls.length)) answered(request, outcome);
+  return sendIn([api], (target, request, outcome, record) => {
+    const calls = record.stopped ? [] : outcome.calls; // one may not be whole
+    if (cleared === before && request.mode === "chat" && !outcome.error && (outcome.text || calls.length)) answered(request, outcome.text, calls);
   });
 }
 
 // The conversation stays as it is, to be sent again. The API that is open comes last, because its answer is shown.
 function runAll() {
-  return sendIn([...DIALECTS.filter((each) => each !== api), api], (target, request, outcome) => {
-    apiTabs.button(target.id).classList.toggle("failed", outcome.error !== "");
-    apiTabs.button(target.id).classList.toggle("answered", outcome.error === "");
+  return sendIn([...DIALECTS.filter((each) => each !== api), api], (target, request, outcome, record) => {
+    if (!record.stopped) apiTabs.button(target.id).classList.add(outcome.error ? "failed" : "answered");
   });
+}
+
+function unmark() {
+  for (const { id } of DIALECTS) apiTabs.button(id).classList.remove("failed", "answered");
 }
 
 function busy(is) {
@@ -110,7 +121,7 @@ function busy(is) {
   toggle($("send"), !is);
   toggle($("stop"), is);
   if (is) $("stop").focus({ preventScroll: true });
-  else if (document.activeElement === document.body || document.activeElement === $("stop")) $("prompt").focus({ preventScroll: true });
+  else if (document.activeElement === document.body || document.activeElement === $("stop")) focusInput();
 }
 
 const stop = () => running?.abort();
@@ -141,7 +152,7 @@ export function startTry(onEnd) {
   $("compose").addEventListener("change", (event) => {
     if (["mode", "stream"].includes(event.target.name || event.target.id)) refresh();
   });
-  $("prompt").addEventListener("keydown", (event) => {
+  $("compose").addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
     event.preventDefault();
     run();
@@ -161,12 +172,13 @@ export function startTry(onEnd) {
     stop();
     cleared += 1;
     clear();
+    unmark();
     wire.clear();
     answer.clear();
     $("figures").textContent = "";
     toggle($("failure"), false);
     refresh();
-    $("prompt").focus();
+    focusInput();
   });
   refresh();
 }

@@ -38,7 +38,8 @@ export function openWatch(open) {
 export function showState(state, chosen, restarted) {
   if (restarted || chosen?.name !== shownFor) forget();
   shownFor = chosen?.name ?? null;
-  measure({ time: state.time, series: parse(state.metrics, state.server.has_several_models ? shownFor : null) });
+  const several = state.server.has_several_models;
+  if (!several || state.measured === shownFor) measure({ time: state.time, series: parse(state.metrics, several)(shownFor) });
   last = { state, chosen };
   if (isOpen) draw();
 }

@@ -122,21 +122,40 @@ class BodyView {
 
 // The last request of each API beside the others.
 class AllView {
-  element = el("div");
+  #none = el("p", { class: "note" }, "Nothing has been sent yet. “Send to each API” sends the same request in each.");
+  #articles = DIALECTS.map(({ id, name }) => ({ id, article: new Article(name) }));
+  element = el("div", {}, this.#none, el("div", { class: "all" }, ...this.#articles.map(({ article }) => article.element)));
 
   show(records) {
-    const kept = DIALECTS.filter(({ id }) => records.has(id));
-    if (!kept.length) return this.element.replaceChildren(el("p", { class: "note" }, "Nothing has been sent yet. “Send to each API” sends the same request in each."));
-    this.element.replaceChildren(el("div", { class: "all" }, ...kept.map(({ id, name }) => allOf(name, records.get(id)))));
+    toggle(this.#none, !records.size);
+    for (const { id, article } of this.#articles) article.show(records.get(id));
   }
 }
 
-function allOf(name, record) {
-  const text = (data) => new TextDecoder().decode(data.subarray(0, MOST_EACH)) + (data.length > MOST_EACH ? ` … (${bytes(data.length)})` : "");
-  const pre = (label, own, content) => el("pre", { class: own, tabindex: "0", "aria-label": `${name}: ${label}` }, content);
-  return el("article", {}, el("h3", {}, name),
-    pre("request head", "head", requestHead(record.sent)), pre("body sent", "wire-text", text(new TextEncoder().encode(record.sent.body))),
-    ...(record.status ? [pre("response head", "head", responseHead(record)), pre("body received", "wire-text", text(joined(record.pieces)))] : [el("p", { class: "note" }, "There was no answer.")]));
+class Article {
+  #parts;
+  #none = el("p", { class: "note" }, "There was no answer.");
+  #shown = ""; // which record, and how much of its answer
+
+  constructor(name) {
+    const pre = (label, own) => el("pre", { class: own, tabindex: "0", "aria-label": `${name}: ${label}` });
+    this.#parts = [pre("request head", "head"), pre("body sent", "wire-text"), pre("response head", "head"), pre("body received", "wire-text")];
+    this.element = el("article", {}, el("h3", {}, name), ...this.#parts, this.#none);
+  }
+
+  show(record) {
+    toggle(this.element, record !== undefined);
+    const key = record ? `${record.started} ${record.size} ${record.status}` : "";
+    if (key === this.#shown) return;
+    this.#shown = key;
+    if (!record) return;
+    const text = (data) => new TextDecoder().decode(data.subarray(0, MOST_EACH)) + (data.length > MOST_EACH ? ` … (${bytes(data.length)})` : "");
+    const { sent, status, pieces } = record;
+    const texts = [requestHead(sent), text(new TextEncoder().encode(sent.body)), ...(status ? [responseHead(record), text(joined(pieces))] : ["", ""])];
+    texts.forEach((each, index) => say(this.#parts[index], each));
+    for (const part of this.#parts.slice(2)) toggle(part, status > 0);
+    toggle(this.#none, status === 0);
+  }
 }
 
 class CodeView {
