@@ -69,7 +69,7 @@ class Server:
 
     def _asked(self, route: str, body: dict[str, Any]) -> Any:
         """Return what a route answers, or None if there is no such route or it does not know our body."""
-        data = b""
+        data = bytearray()
         try:
             with invoke_url(self._url, _invocation(body), self._key, route=route) as answer:
                 for part in answer.parts:

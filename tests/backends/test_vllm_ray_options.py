@@ -27,7 +27,9 @@ def cluster(*cores: float, gpus: float = 0) -> Supply:
     [
         (2, cluster(2, 2), 2),
         (2, cluster(4), 2),
-        (2, cluster(8, 2), 2),  # a share fits on each node
+        (2, cluster(8, 2), 4),  # both on the larger node
+        (3, cluster(8, 8), 4),  # 5 would fit only once on each node
+        (3, cluster(8, 4), 4),
         (4, cluster(3, 3), 1),
         (4, cluster(1), 1),  # too few: Ray waits for more
         (2, cluster(0, 4, 4), 4),  # a head node that runs nothing
@@ -46,7 +48,7 @@ def test_each_worker_gets_one_gpu() -> None:
 def test_in_words() -> None:
     supply = cluster(64, 64, 8, gpus=8)
     assert demand_in_words(demand(16, supply, gpus=True)) == "16 workers with 1 GPU each"
-    assert demand_in_words(demand(1, supply, gpus=False)) == "1 worker with 8 CPUs"
+    assert demand_in_words(demand(1, supply, gpus=False)) == "1 worker with 64 CPUs"
     assert supply_in_words(supply, "GPU") == "3 nodes with 24 GPUs in all, of which 3 are free"
     assert supply_in_words(supply, "CPU") == "3 nodes with 136 CPUs in all, of which 1 is free"
     assert supply_in_words(cluster(64, 64), "GPU") == "2 nodes without a GPU"

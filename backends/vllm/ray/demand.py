@@ -18,15 +18,16 @@ class Supply(msgspec.Struct, frozen=True):
 
 
 def demand(workers: int, supply: Supply, *, gpus: bool) -> list[dict[str, float]]:
-    """Return what each worker needs: one GPU or, without GPUs, an equal share of the cores of all nodes.
+    """Return what each worker needs: one GPU or, without GPUs, as many cores as all of them can have.
 
     Ray keeps each of these bundles on one node, and fills a node before it takes the next.
     """
     if gpus:
         return [{GPU: 1.0} for _ in range(workers)]
     cores = [node[CPU] for node in supply.nodes if node.get(CPU)]
-    share = max(1.0, float(min(min(cores, default=1.0), sum(cores) // workers)))
-    return [{CPU: share} for _ in range(workers)]
+    shares = range(int(max(cores, default=1.0)), 1, -1)
+    share = next((share for share in shares if sum(core // share for core in cores) >= workers), 1)
+    return [{CPU: float(share)} for _ in range(workers)]
 
 
 def demand_in_words(bundles: Sequence[Mapping[str, float]]) -> str:

@@ -21,7 +21,8 @@ def preview(workers: int, *, gpus: bool) -> tuple[str, bool]:
     try:
         found = _ask()
     except LoadFailed as error:
-        return f"{demand_in_words(demand(workers, Supply([], {}), gpus=gpus))} will be asked for; {error}", False
+        gpus_in_words = demand_in_words(demand(workers, Supply([], {}), gpus=True))
+        return f"{gpus_in_words if gpus else 'cores for each worker'} will be asked for; {error}", False
     bundles = demand(workers, found, gpus=gpus)
     has = supply_in_words(found, kind_of(bundles))
     return f"On Ray, {demand_in_words(bundles)} will be asked for. The cluster has {has}.", True
