@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from werkzeug.exceptions import NotFound
 
 from lmi_handlers.apis.routes import JSON
 from lmi_handlers.console.state import Snapshot
-from lmi_handlers.web.pages import FILE_TYPES, page_headers, wants_page
+from lmi_handlers.web.pages import FILE_TYPES, PageFile, page_headers, wants_page
 
 FOLDER = "/console/"
 PAGE = "index.html"
@@ -52,17 +51,14 @@ def add_console(
     `may_manage` tells whether the current request may load and unload models.
     """
     blueprint = Blueprint("console", __name__)
-    shown = static_files()
+    shown = {name: PageFile(name, content, page_headers()) for name, content in static_files().items()}
     latest = _Latest(snapshot)
 
     @blueprint.get("/console/<path:name>")
     def file(name: str) -> Response:
         if name not in shown:
             raise NotFound(f"the console has no file {name[:100]!r}")
-        response = Response(shown[name], headers=page_headers(), content_type=FILE_TYPES[name[name.rindex(".") :]])
-        response.set_etag(sha256(shown[name]).hexdigest()[:16])
-        response.make_conditional(request)
-        return response
+        return shown[name].response()
 
     @blueprint.get("/console/data/state")
     def data() -> Response:

@@ -7,7 +7,7 @@ the page says how to install it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from hashlib import sha256
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from flask import Blueprint, Flask, Response, request
 from werkzeug.exceptions import NotFound
 
 from lmi_handlers.apis.routes import HTML
-from lmi_handlers.web.pages import FILE_TYPES, page_headers, wants_page
+from lmi_handlers.web.pages import PageFile, page_headers, wants_page
 
 PATH = "/docs"
 _PACKAGE = "flask_swagger_ui"
@@ -52,13 +52,15 @@ def add_docs(app: Flask) -> None:
     def file(name: str) -> Response:
         if name not in files:
             raise NotFound(f"{PATH} has no file {name[:100]!r}")
-        content = files[name].read_bytes()
-        response = Response(content, headers=_HEADERS, content_type=FILE_TYPES[files[name].suffix])
-        response.set_etag(sha256(content).hexdigest()[:16])
-        response.make_conditional(request)
-        return response
+        return _file(files[name]).response()
 
     app.register_blueprint(blueprint)
+
+
+@cache
+def _file(path: Path) -> PageFile:
+    """Read a file when it is first asked for. All models of a server share it."""
+    return PageFile(path.name, path.read_bytes(), _HEADERS)
 
 
 def _package_folder() -> Path | None:
