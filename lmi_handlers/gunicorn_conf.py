@@ -156,9 +156,11 @@ def on_starting(server: Any) -> None:
         _engine = _configuration.engine_settings(runtime_dir, _started)
         os.environ[SOCKET_VARIABLE] = os.pathsep.join(str(replica.socket_path) for replica in _engine.each)
     # Ctrl-C reaches every process of a terminal. The supervisor and its engine ignore it: this process handles it.
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    supervisor = subprocess.Popen(command(program), stdin=subprocess.PIPE)
-    signal.signal(signal.SIGINT, handler)
+    supervisor = subprocess.Popen(
+        command(program),
+        stdin=subprocess.PIPE,
+        preexec_fn=_ignore_ctrl_c,  # no other thread runs yet
+    )
     assert supervisor.stdin is not None  # noqa: S101  follows from stdin=PIPE
     supervisor.stdin.write(msgspec.json.encode(_engine) + b"\n")
     supervisor.stdin.flush()
@@ -224,6 +226,10 @@ def post_request(worker: Any, req: Any, environ: Any, resp: Any) -> None:  # noq
     """Called after a response has been written or its client has disconnected."""
     global _in_flight
     _in_flight -= 1
+
+
+def _ignore_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 _ENDING = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)

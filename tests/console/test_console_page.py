@@ -458,7 +458,9 @@ def test_plots_move(server: Server, page: Page) -> None:
     expect(plot.locator("path.line-0")).to_have_attribute("d", re.compile("M"))
     before = plot.locator("path.line-0").get_attribute("d")
     server.invoke({"inputs": "count these " * 40, "parameters": {"max_new_tokens": 400}})
-    expect(plot.locator(".key-0 b")).to_have_text(re.compile(r"[1-9]"))
+    expect(plot.locator(".most")).to_have_text(
+        re.compile(r"[1-9]")
+    )  # the end of the axis: the last value may be 0 again
     expect(plot.locator("path.line-0")).not_to_have_attribute("d", before or "")
     expect(page.locator("#requests tbody tr").first).to_contain_text("/invocations")
 

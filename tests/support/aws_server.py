@@ -36,7 +36,7 @@ class AwsServer:
         self.url = f"http://127.0.0.1:{free_port()}"
         command = [sys.executable, "-W", "ignore", __file__, self.url.rpartition(":")[2]]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wait_until(self._answers, timeout=60)
+        wait_until(self._answers, timeout=120)
         self.environ = {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_REGION": _REGION,
@@ -65,7 +65,7 @@ class AwsServer:
         self._post(_CONTROL, settings | {"lose": list(lose)})
 
     def _post(self, path: str, body: object) -> None:
-        urllib.request.urlopen(urllib.request.Request(self.url + path, json.dumps(body).encode()), timeout=10).close()
+        urllib.request.urlopen(urllib.request.Request(self.url + path, json.dumps(body).encode()), timeout=60).close()
 
     def _answers(self) -> bool:
         try:
@@ -94,8 +94,11 @@ class _Additions:
 
     def __call__(self, environ: dict[str, Any], respond: Respond) -> Iterable[bytes]:
         operation = environ.get("HTTP_X_AMZ_TARGET", "").rpartition(".")[2]
+        body = _body(environ)  # whatever the answer: a connection that is closed with unread bytes is reset
+        if body:
+            environ["wsgi.input"] = io.BytesIO(body)
         if environ["PATH_INFO"] == _CONTROL:
-            self._settings = json.loads(_body(environ))
+            self._settings = json.loads(body)
             return _json(respond, {})
         if [operation] == self._settings["lose"][:1]:
             del self._settings["lose"][0]
@@ -106,18 +109,16 @@ class _Additions:
                 respond, {"__type": "AccessDeniedException", "message": f"not allowed: {operation}"}, "400 Bad"
             )
         if "iam" in environ.get("HTTP_AUTHORIZATION", "").split("/")[3:4]:
-            return self._simulation(_body(environ), respond)
+            return self._simulation(body, respond)
         addition = getattr(self, f"_{operation}", None)
         if addition is None:
             return self._app(environ, respond)
-        body = _body(environ)
         try:
             answer = addition(json.loads(body))
         except _Refused as refused:
             return _json(respond, {"__type": "ValidationException", "message": str(refused)}, "400 Bad Request")
         if answer is not None:
             return _json(respond, answer)
-        environ["wsgi.input"] = io.BytesIO(body)
         answer = self._app(environ, respond)
         if operation == "CreateEndpoint":
             endpoint = self._sagemaker.endpoints[json.loads(body)["EndpointName"]]

@@ -21,7 +21,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-PATIENCE = 30_000
+PATIENCE = 60_000
 """Milliseconds for which a page is waited for, also on a busy machine."""
 
 needs_chromium = pytest.mark.skipif(

@@ -177,7 +177,7 @@ class Reader:
     def _is_ready(self) -> bool:
         try:
             return requests.get(f"{self.url}/ping", timeout=20).ok
-        except requests.ConnectionError:
+        except (requests.ConnectionError, requests.Timeout):
             return False
 
     def stop(self) -> None:
@@ -185,7 +185,7 @@ class Reader:
         if self._server is not None:
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 os.killpg(self._server.pid, signal.SIGINT)
-            self._server.wait(60)
+            self._server.wait(120)
             self._server = None
 
 

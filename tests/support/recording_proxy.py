@@ -15,11 +15,11 @@ _OF_CONNECTION = ("connection", "keep-alive", "transfer-encoding")
 
 
 class Exchanged(NamedTuple):
-    """The body of a POST request and of its answer."""
+    """The body of a POST request and of its answer, as far as that has been passed on."""
 
     path: str
     sent: bytes
-    received: bytes
+    received: bytearray
 
 
 class RecordingProxy(ThreadingHTTPServer):
@@ -64,25 +64,24 @@ class _Handler(BaseHTTPRequestHandler):
     def _forward(self) -> None:
         sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         path = self.path.partition("?")[0]
+        received = bytearray()  # a client that has a part finds it here
+        if self.command == "POST":
+            self.server.recorded.append(Exchanged(path, sent, received))
         if path in self.server.answers:
             kind, body = self.server.answers[path]
             length = [] if self.server.promised is None else [("Content-Length", str(self.server.promised))]
             self._begin(200, [("Content-Type", kind), *length])
+            received += body
             self.wfile.write(body)
-            if self.command == "POST":
-                self.server.recorded.append(Exchanged(path, sent, body))
             return
         connection = http.client.HTTPConnection("127.0.0.1", self.server.server.port, timeout=60)
         with contextlib.closing(connection):
             connection.request(self.command, self.path, sent, dict(self.headers))
             answer = connection.getresponse()
             self._begin(answer.status, answer.getheaders())
-            received = b""
             while part := answer.read1(1 << 16):
                 received += part
                 self.wfile.write(part)
-        if self.command == "POST":
-            self.server.recorded.append(Exchanged(path, sent, received))
 
     def _begin(self, status: int, headers: list[tuple[str, str]]) -> None:
         self.send_response_only(status)

@@ -39,7 +39,7 @@ class S3Server:
         port = free_port()
         command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-p", str(port)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wait_until(lambda: _listens(port), timeout=60)
+        wait_until(lambda: _listens(port), timeout=120)
         self.client: S3Client = boto3.client(
             "s3",
             endpoint_url=f"http://127.0.0.1:{port}",

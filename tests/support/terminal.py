@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import pty
 import re
@@ -36,6 +37,7 @@ class Terminal:
         )
         os.close(end)
         self.raw = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character
 
     @property
     def text(self) -> str:
@@ -45,14 +47,16 @@ class Terminal:
 
     def wait_for(self, words: str, timeout: float = 60) -> None:
         deadline = time.monotonic() + timeout
+        is_open = True
         while words not in self.text:
+            assert is_open, self.text
             assert time.monotonic() < deadline, self.text
-            assert self._read(0.2), self.text
+            is_open = self._read(0.2)
 
     def type(self, keys: str) -> None:
         os.write(self.keyboard, keys.encode())
 
-    def ended(self, timeout: float = 25) -> int:
+    def ended(self, timeout: float = 60) -> int:
         """Wait for the end, and return the exit status."""
         deadline = time.monotonic() + timeout
         while self.process.poll() is None:
@@ -60,11 +64,22 @@ class Terminal:
             assert time.monotonic() < deadline, self.text
         return self.process.wait()
 
-    def interrupted(self, timeout: float = 60) -> int:
-        """Press Ctrl-C until the command has ended, and return its exit status.
+    def press_ctrl_c(self, words: str, timeout: float = 60) -> None:
+        """Press Ctrl-C, and wait for `words`.
 
-        A signal that comes when Python is about to wait for a line is only noticed at the next key.
+        A signal that comes when Python is about to wait for a line is only noticed with the next one. Here, that is the one
+        for a window of another size, which does nothing else. A second Ctrl-C could mean more than the first.
         """
+        self.type("\x03")
+        deadline = time.monotonic() + timeout
+        while words not in self.text:
+            assert time.monotonic() < deadline, self.text
+            assert self.process.poll() is None, self.text
+            time.sleep(0.2)
+            self.process.send_signal(signal.SIGWINCH)
+
+    def interrupted(self, timeout: float = 60) -> int:
+        """Press Ctrl-C until the command has ended, and return its exit status. `press_ctrl_c` says why once may not do."""
         deadline = time.monotonic() + timeout
         while self.process.poll() is None:
             assert time.monotonic() < deadline, self.text
@@ -77,7 +92,7 @@ class Terminal:
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGQUIT)
-            self.process.wait(40)
+            self.process.wait(120)
         os.close(self.keyboard)
 
     def _read(self, timeout: float) -> bool:
@@ -87,6 +102,6 @@ class Terminal:
                 data = os.read(self.keyboard, 65536)
             except OSError:
                 return False
-            self.raw += data.decode()
+            self.raw += self._decoder.decode(data)
             timeout = 0
         return True

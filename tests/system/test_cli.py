@@ -28,7 +28,7 @@ def lmi(*arguments: str, cwd: Path, **environ: str) -> Completed:
     clean |= {"LMI_HOST": "127.0.0.1", "SAGEMAKER_BIND_TO_PORT": str(free_port())}
     command = [sys.executable, "-m", "lmi_handlers.cli", *arguments]
     return subprocess.run(
-        command, cwd=cwd, env=clean | environ, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=cwd, env=clean | environ, capture_output=True, text=True, timeout=240, check=False
     )
 
 
@@ -206,7 +206,7 @@ def test_sagemakers_port_is_used(port_by_environment: Server) -> None:
     assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
     process = server.process
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(120) == 0
     with pytest.raises(requests.ConnectionError):
         server.ping()
 

@@ -57,11 +57,11 @@ def stream(server: Server, max_new_tokens: int, started: list[str], ended: list[
     ended.append(last.decode())
 
 
-@pytest.mark.parametrize(("user", "tokens", "ending"), [(0, 4000, '"error"'), (1000, 100, '"generated_text"')])
+@pytest.mark.parametrize(("user", "tokens", "ending"), [(0, 1000, '"error"'), (1000, 25, '"generated_text"')])
 def test_the_server_stops_in_time_under_load(start: StartContainer, user: int, tokens: int, ending: str) -> None:
     """Answers that take too long end with an error record, others are completed. /ping answers in time meanwhile."""
     server = start(
-        ECHO + "option.echo_tokens_per_second=20\n",
+        ECHO + "option.echo_tokens_per_second=5\n",
         user=user,
         port=9010,
         HOME=READ_ONLY_HOME,
@@ -79,7 +79,7 @@ def test_the_server_stops_in_time_under_load(start: StartContainer, user: int, t
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(KILL_AFTER) == 0
     for client in clients:
-        client.join(5)
+        client.join(60)
     assert [ending in line for line in ended] == [True] * len(clients), ended[0]
 
 

@@ -29,7 +29,7 @@ def planned(faults: list[Fault], config: pytest.Config, rounds: int | None = Non
 
 def test_faults_with_the_echo_backend(start_server: StartServer, pytestconfig: pytest.Config) -> None:
     server = start_server(
-        f"option.rolling_batch=echo\noption.echo_faults=true\noption.echo_tokens_per_second=100\n{limits(5, 3)}"
+        f"option.rolling_batch=echo\noption.echo_faults=true\noption.echo_tokens_per_second=100\n{limits(8, 10)}"
     )
     prompts = ["the quick brown fox " * count for count in (1, 4, 7)]
     rounds = Rounds(
@@ -37,7 +37,7 @@ def test_faults_with_the_echo_backend(start_server: StartServer, pytestconfig: p
         lambda api, prompt: prompt,
         prompts,
         max_tokens=200,
-        predict_timeout=5,
+        predict_timeout=8,
         max_request_size=MAX_REQUEST_SIZE,
     )
     report = rounds.run(*planned(ENGINE_FAULTS + ECHO_FAULTS + CLIENT_FAULTS, pytestconfig))

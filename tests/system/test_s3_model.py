@@ -61,7 +61,7 @@ def test_model_in_s3_is_served(server: S3Server, start_server: StartServer, tmp_
     def pause(method: str, path: str) -> None:
         """Hold up a part of the large file, but not so many that no connection is left for the small one."""
         if method == "GET" and path.endswith(".gguf") and nobody_waits.acquire(blocking=False):
-            going_on.wait(60)
+            going_on.wait(280)
             nobody_waits.release()
 
     server.proxy.before = pause
@@ -72,7 +72,7 @@ def test_model_in_s3_is_served(server: S3Server, start_server: StartServer, tmp_
     assert first.ping().status_code == 503
     wait_until(lambda: list((tmp_path / "cache/models").glob("smol-*.partial/files/README.md")))
     first.process.send_signal(signal.SIGTERM)
-    assert first.process.wait(20) == 0
+    assert first.process.wait(60) == 0  # while the part is held up
     going_on.set()
     server.proxy.before = lambda method, path: None
     server.proxy.gets.clear()

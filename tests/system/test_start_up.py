@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from gunicorn.util import parse_address
 from prompts import rendered
 from serving import Server, free_port
+from waiting import wait_until
 
 from backends import registry
 from lmi_handlers.apis.api import Context
@@ -322,6 +323,7 @@ def test_all_routes_use_the_default_models_name(model_server: Server) -> None:
     assert requests.get(f"{server.url}/v1/models", timeout=30).json()["data"][0]["id"] == DEFAULT_MODEL_NAME
     assert f'model_name="{DEFAULT_MODEL_NAME}"' in requests.get(f"{server.url}/metrics", timeout=30).text
     assert f"lmi: warning: option.model_id is not set and {server.directory} holds no model" in server.log
+    wait_until(lambda: "engine ready" in server.log)  # another process writes it
     [ready] = [line for line in server.log.splitlines() if "engine ready" in line]
     assert DEFAULT_MODEL_NAME in ready
 

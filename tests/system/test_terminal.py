@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import re
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 import requests
 from serving import free_port
 from terminal import COLOUR, Terminal
+from waiting import wait_until
 
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.log import JsonLines, TextLines, log_format
@@ -48,15 +47,10 @@ def terminal(tmp_path: Path) -> Iterator[ServeTerminal]:
 def test_a_terminal_shows_readable_lines_and_no_traceback_on_ctrl_c(terminal: ServeTerminal) -> None:
     terminal.wait_for(f"listening on {terminal.url}")
     terminal.wait_for("engine ready")
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        with contextlib.suppress(requests.ConnectionError, requests.Timeout):
-            if requests.get(f"{terminal.url}/ping", timeout=30).status_code == 200:
-                break
-        time.sleep(0.1)
-    assert requests.post(f"{terminal.url}/invocations", json={"inputs": "hello"}, timeout=30).status_code == 200
+    wait_until(lambda: requests.get(f"{terminal.url}/ping", timeout=60).status_code == 200)
+    assert requests.post(f"{terminal.url}/invocations", json={"inputs": "hello"}, timeout=60).status_code == 200
     # Clients choose the path. It must not control the terminal.
-    answer = requests.post(f"{terminal.url}/predictions/%1b%5b2J", json={"inputs": "hello"}, timeout=30)
+    answer = requests.post(f"{terminal.url}/predictions/%1b%5b2J", json={"inputs": "hello"}, timeout=60)
     assert answer.status_code == 404
     terminal.wait_for("path=/invocations status=200 prompt_tokens=")
     terminal.wait_for("status=404")

@@ -23,16 +23,18 @@ Start = Callable[..., Server]
 
 @pytest.fixture
 def start_inside(tmp_path: Path) -> Iterator[Start]:
-    """Start the installed `lmi` in a folder with these modules, each of which raises an error if it is imported."""
+    """Start the installed `lmi` in a folder with these modules, each of which raises an error if it is imported.
+
+    The keywords are other modules of the folder.
+    """
     servers: list[Server] = []
 
-    def start(modules: tuple[str, ...], properties: str, script: str | None = None) -> Server:
+    def start(modules: tuple[str, ...], properties: str, **others: str) -> Server:
         directory = tmp_path / "m"
         directory.mkdir()
-        for name in modules:
-            (directory / f"{name}.py").write_text(f"raise RuntimeError('{name} of the model was imported')\n")
-        if script is not None:
-            (directory / "model.py").write_text(script)
+        raising = {name: f"raise RuntimeError('{name} of the model was imported')\n" for name in modules}
+        for name, text in (raising | others).items():
+            (directory / f"{name}.py").write_text(text)
         port = free_port()
         command = [str(Path(sys.executable).with_name("lmi")), "serve", "--host", "127.0.0.1", "--port", str(port)]
         servers.append(Server(directory, properties, command=command, port=port))
@@ -54,15 +56,13 @@ def test_modules_beside_model_py_hide_nothing(start_inside: Start) -> None:
         "import json, mine, queue\nfrom djl_python import Output\n\n"
         "def handle(inputs):\n    return Output().add_as_json(mine.VALUE)\n"
     )
-    server = start_inside(STANDARD, "", script)
-    (server.directory / "mine.py").write_text("VALUE = 1\n")
-    server.wait_ready()
-    assert requests.post(f"{server.url}/invocations", b"{}", timeout=30).json() == 1
+    server = start_inside(STANDARD, "", model=script, mine="VALUE = 1\n").wait_ready()
+    assert requests.post(f"{server.url}/invocations", b"{}", timeout=60).json() == 1
     assert "of the model was imported" not in server.log
 
 
 def test_modules_that_the_code_could_not_import_are_refused(start_inside: Start) -> None:
-    server = start_inside(OURS, "", "def handle(inputs):\n    return None\n")
+    server = start_inside(OURS, "", model="def handle(inputs):\n    return None\n")
     assert server.process.wait(60) == 1
     assert f"lmi: error: {server.directory}/lmi_handlers.py must have another name" in server.log
 
