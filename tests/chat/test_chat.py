@@ -304,13 +304,13 @@ def test_another_encoding(echo_server: Server) -> None:
     """What Windows-1252 does not have is escaped, and bytes are read as what they are there."""
     command = [sys.executable, "-m", "lmi_handlers.interruptible", "lmi_handlers.cli", "chat", "--url", echo_server.url]
     ended = subprocess.run(
-        command, input="\u00e9\u20ac\n".encode("cp1252"), capture_output=True, timeout=60, check=False,
+        command, input="\u00e9\u20ac\n".encode("cp1252"), capture_output=True, timeout=120, check=False,
         env=ENVIRON | {"PYTHONIOENCODING": "cp1252"},
     )  # fmt: skip
     assert (ended.returncode, ended.stderr) == (0, b"")
     assert ended.stdout.decode("cp1252") == "user: \u00e9\u20ac\nassistant: \n"
     ended = subprocess.run(
-        command, input="\u6f22\n".encode(), capture_output=True, timeout=60, check=False,
+        command, input="\u6f22\n".encode(), capture_output=True, timeout=120, check=False,
         env=ENVIRON | {"PYTHONIOENCODING": "utf-8"},
     )  # fmt: skip
     assert "\u6f22" in ended.stdout.decode()

@@ -515,7 +515,7 @@ HARD = 'it\'s "quoted" $HOME `id` \\n\nsecond line é 漢 🙂 \u202e \U000e0041
 
 def run(*command: str, stdin: str = "", **environ: str) -> str:
     done = subprocess.run(
-        command, input=stdin, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environ}
+        command, input=stdin, capture_output=True, text=True, timeout=240, check=False, env={**os.environ, **environ}
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

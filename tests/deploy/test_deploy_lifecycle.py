@@ -304,7 +304,7 @@ def test_ctrl_c_while_waiting_deletes_nothing(server: AwsServer) -> None:
     while (line := process.stdout.readline()) and "Creating" not in line:
         pass
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     assert (process.returncode, "interrupted; what was made is still there" in errors) == (1, True)
     assert lmi("status", "--name", "slow").exit_code == 3
     assert lmi("undeploy", "--name", "slow").exit_code == 0

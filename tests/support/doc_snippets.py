@@ -157,7 +157,7 @@ def parse(language: str, text: str) -> None:
 
 
 def _parse_sh(text: str) -> None:
-    subprocess.run(["bash", "-n", "-c", text], check=True, timeout=20)
+    subprocess.run(["bash", "-n", "-c", text], check=True, timeout=120)
     for command in commands(text):
         program, *arguments = itertools.dropwhile(_ASSIGNMENT.match, command)
         assert program in _RUN | _CHECKS.keys(), f"nobody knows how to check {program}"
@@ -231,7 +231,7 @@ def _check_pip(arguments: list[str]) -> None:
 
 
 def _check_make(arguments: list[str]) -> None:
-    subprocess.run(["make", "-n", *arguments], cwd=ROOT, check=True, capture_output=True, timeout=60)
+    subprocess.run(["make", "-n", *arguments], cwd=ROOT, check=True, capture_output=True, timeout=240)
 
 
 def _check_files(arguments: list[str]) -> None:

@@ -75,7 +75,7 @@ def test_wrong_arguments_show_the_usage(tmp_path: Path, arguments: list[str]) ->
 
 def test_the_installed_command_has_this_version() -> None:
     command = Path(sys.executable).with_name("lmi")
-    result = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=240, check=True)
     assert result.stdout.rstrip().endswith(__version__)
 
 

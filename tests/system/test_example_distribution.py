@@ -185,7 +185,7 @@ def test_its_own_errors(server: Server, body: dict[str, Any]) -> None:
 
 
 def test_document_has_its_route(server: Server) -> None:
-    document = requests.get(f"{server.url}/openapi.json", timeout=20).json()
+    document = requests.get(f"{server.url}/openapi.json", timeout=60).json()
     assert document["paths"]["/shout"]["post"]["operationId"] == "shout"
     assert {"ShoutBody", "Shout", "ShoutError"} <= document["components"]["schemas"].keys()
 

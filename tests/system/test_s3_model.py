@@ -68,7 +68,7 @@ def test_model_in_s3_is_served(server: S3Server, start_server: StartServer, tmp_
     properties = "option.rolling_batch=openvino\noption.model_id=s3://models/smol/\n"
     environ = server.environ | {"LMI_CACHE_DIR": str(tmp_path / "cache")}
     first = start_server(properties, ready=False, environ=environ).wait_listening()
-    wait_until(lambda: "downloading s3://models/smol/ (2 files, " in first.ping().text, timeout=60)
+    wait_until(lambda: "downloading s3://models/smol/ (2 files, " in first.ping().text, timeout=120)
     assert first.ping().status_code == 503
     wait_until(lambda: list((tmp_path / "cache/models").glob("smol-*.partial/files/README.md")))
     first.process.send_signal(signal.SIGTERM)
@@ -80,7 +80,7 @@ def test_model_in_s3_is_served(server: S3Server, start_server: StartServer, tmp_
     assert "models/smol/README.md" not in server.proxy.gets
     answer = second.invoke({"inputs": "The capital of France is", "parameters": {"max_new_tokens": 4}})
     assert "Paris" in answer.text
-    page = requests.get(f"{second.url}/metrics", timeout=20).text
+    page = requests.get(f"{second.url}/metrics", timeout=60).text
     size = float(gguf_file.stat().st_size + 5)
     figures = {line.split()[0]: line.split()[1] for line in page.splitlines() if line.startswith("lmi_download_")}
     assert {name: float(value) for name, value in figures.items()} == {

@@ -548,7 +548,7 @@ def taken_port() -> Iterator[int]:
 
 def test_a_port_in_use_is_an_error_for_serve_and_a_warning_for_check(tmp_path: Path, taken_port: int) -> None:
     server = Server(tmp_path / "m", ECHO["serving.properties"], port=taken_port)
-    assert server.process.wait(60) == 1
+    assert server.process.wait(240) == 1
     cause = f"127.0.0.1:{taken_port}: Address already in use (--host, --port)"
     assert server.log.splitlines() == [f"lmi: error: {cause}"]
     ended = check(tmp_path / "m", "--port", str(taken_port))
@@ -559,7 +559,7 @@ def test_a_port_in_use_is_an_error_for_serve_and_a_warning_for_check(tmp_path: P
 def test_serve_reports_the_errors_of_check_and_exits(tmp_path: Path) -> None:
     write(tmp_path / "w", CONFIG)
     server = Server(tmp_path / "w", "")
-    assert server.process.wait(60) == 1
+    assert server.process.wait(240) == 1
     assert server.log.splitlines() == [f"lmi: error: {error}" for error in check(tmp_path / "w").errors]
 
 

@@ -76,7 +76,7 @@ def test_ctrl_c_during_startup_shows_no_traceback(terminal: ServeTerminal, shown
 def test_an_error_at_startup_is_one_coloured_line(tmp_path: Path) -> None:
     shown = ServeTerminal(tmp_path, properties="option.dtype=float3\n")
     try:
-        assert shown.process.wait(60) == 1
+        assert shown.process.wait(240) == 1
         [line] = shown.text.splitlines()
         assert line.startswith("lmi: error: ")
         assert shown.raw.startswith("lmi: \x1b[31m\x1b[1merror\x1b[0m: ")
@@ -108,7 +108,7 @@ def test_log_format_json_applies_to_a_terminal(tmp_path: Path) -> None:
 def test_an_unknown_log_format_is_an_error(tmp_path: Path) -> None:
     shown = ServeTerminal(tmp_path, LOG_FORMAT="xml")
     try:
-        assert shown.process.wait(60) == 1
+        assert shown.process.wait(240) == 1
         assert shown.text == "lmi: error: LOG_FORMAT must be one of json, text, got 'xml'\n"
     finally:
         shown.close()

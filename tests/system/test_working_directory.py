@@ -63,7 +63,7 @@ def test_modules_beside_model_py_hide_nothing(start_inside: Start) -> None:
 
 def test_modules_that_the_code_could_not_import_are_refused(start_inside: Start) -> None:
     server = start_inside(OURS, "", model="def handle(inputs):\n    return None\n")
-    assert server.process.wait(60) == 1
+    assert server.process.wait(240) == 1
     assert f"lmi: error: {server.directory}/lmi_handlers.py must have another name" in server.log
 
 
