@@ -302,12 +302,12 @@ def test_files_that_were_loaded_before_are_served_again(
     replicas = Replicas([engine.socket for engine in engines], lambda announcement: None, 60.0)
     replicas.start()
     wait_until(lambda: all(part.accepts for part in replicas.status.parts))
-    replicas.load_adapter("x", "bucket", timeout=20)
+    replicas.load_adapter("x", "bucket", timeout=60)
     before = [loaded(engine, name) for engine in engines for name in ("x", "own")]
     monkeypatch.setattr(InBucket, "now", "c")
     for name in ("x", "own"):
         with pytest.raises(InvalidRequest, match="is broken"):
-            replicas.load_adapter(name, "bucket", timeout=20, replace=True)
+            replicas.load_adapter(name, "bucket", timeout=60, replace=True)
     for engine in engines:
         engine.manager.follow()
         assert engine.send(UnloadAdapter(1, "nobody")) == ""  # it has followed
@@ -365,15 +365,18 @@ def test_adapter_that_one_engine_refuses_is_on_none(adapted: Adapted, tmp_path: 
     wait_until(lambda: all(part.accepts for part in replicas.status.parts))
     for replace in (False, True):
         with pytest.raises(InvalidRequest, match="adapter 'x' is broken"):
-            replicas.load_adapter("x", "c", timeout=20, replace=replace)
+            replicas.load_adapter("x", "c", timeout=60, replace=replace)
         assert {name: known.source for name, known in adapted.registry.items()} == ({"x": "a"} if replace else {})
-        replicas.load_adapter("x", "a", timeout=20)
+        replicas.load_adapter("x", "a", timeout=60)
         version = adapted.registry["x"].version
-        replicas.load_adapter("x", "a", timeout=20)  # again
+        replicas.load_adapter("x", "a", timeout=60)  # again
         assert adapted.registry["x"].version == version
     for engine in (adapted, scarce):
         assert (engine.manager.names, engine.folders) == (("x",), ["a"])
-    with pytest.raises(DeadlineExceeded, match="adapter 'y' is not loaded yet, but will be"):
+    with (
+        changing(adapted.runtime_dir),  # until then, no engine can register it
+        pytest.raises(DeadlineExceeded, match="adapter 'y' is not loaded yet, but will be"),
+    ):
         replicas.load_adapter("y", "b", timeout=0)
     wait_until(lambda: "y" in adapted.registry)
     scarce.manager.follow()

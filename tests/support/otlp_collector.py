@@ -51,8 +51,8 @@ class Collector(ThreadingHTTPServer):
         ]
 
     def metrics(self) -> dict[str, Metric]:
-        """The metrics of the latest export, by name."""
-        body = next(body for path, body in reversed(self.bodies) if path == "/v1/metrics")
+        """The metrics of the latest export, by name. Empty before the first one."""
+        body = next((body for path, body in reversed(self.bodies) if path == "/v1/metrics"), b"")
         return {
             metric.name: metric
             for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics

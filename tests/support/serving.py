@@ -74,6 +74,26 @@ class Server:
             time.sleep(0.1)
         raise AssertionError(f"server not ready within {timeout} s:\n{self.log}")
 
+    @contextlib.contextmanager
+    def no_restart(self) -> Iterator[None]:
+        """No engine is started before the end of the block, however long it takes to look at the server without one."""
+        supervisor = self.supervisor()
+        supervisor.suspend()
+        try:
+            yield
+        finally:
+            supervisor.resume()
+
+    def wait_restarted(self, ended: psutil.Process) -> Server:
+        """Wait until another engine than this one serves. `/ping` alone may not know yet that this one has ended."""
+        deadline = time.monotonic() + 280
+        while self._engine_or_none() in (None, ended):
+            if self.process.poll() is not None:
+                raise AssertionError(f"server ended with {self.process.returncode}:\n{self.log}")
+            assert time.monotonic() < deadline, f"no other engine was started:\n{self.log}"
+            time.sleep(0.05)
+        return self.wait_ready()
+
     def wait_listening(self, timeout: float = 280.0) -> Server:
         """Wait until the server accepts connections, whatever it answers."""
         deadline = time.monotonic() + timeout
@@ -123,6 +143,12 @@ class Server:
     def engine(self) -> psutil.Process:
         """The current engine process."""
         return self.supervised("lmi_handlers.engine.process")
+
+    def _engine_or_none(self) -> psutil.Process | None:
+        try:
+            return self.engine()
+        except (AssertionError, psutil.NoSuchProcess):  # between two engines, or the server has ended
+            return None
 
     def supervised(self, module: str) -> psutil.Process:
         """The current process that runs this program."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+import psutil
 import requests
 from serving import Server
 
@@ -16,6 +17,22 @@ def wait_until(condition: Callable[[], object], timeout: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"condition not met within {timeout} s"
         time.sleep(0.01)
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether a process has ended, even if its parent has not noticed yet."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def still_running(processes: Iterable[psutil.Process], timeout: float = 30.0) -> list[psutil.Process]:
+    """Wait until all of these have ended. Returns those that have not after so many seconds."""
+    deadline = time.monotonic() + timeout
+    while (alive := [process for process in processes if not has_ended(process)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return alive
 
 
 class Watch:
