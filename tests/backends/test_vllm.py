@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+from frozen_trials import frozen_trials
 from lora import write_adapter
 from serving_properties import serving_properties
 
@@ -51,14 +52,6 @@ PROMPTS = [
     "import numpy as np\n",
     "A recipe for bread needs flour,",
     "In 1969 the first man",
-    "The opposite of hot is",
-    "SELECT name FROM",
-    "My favourite season is",
-    "The mitochondria are",
-    "Roses are red,",
-    "Once the rain had stopped, the children",
-    "An apple a day",
-    "The speed of light is",
 ]
 
 
@@ -356,10 +349,14 @@ def test_grammar_that_does_not_compile_fails_alone(smol: Smol, engine: Backend, 
     ],
 )
 def test_expensive_grammar_does_not_delay_others(smol: Smol, engine: Backend, wanted: StructuredOutputs) -> None:
-    too_much = smol.add(engine, "x", structured_outputs=wanted)
-    other = smol.add(engine, PROMPTS[0], max_tokens=6)
-    assert all(output.request_id == other for output in smol.outputs(engine, other)[other])
-    assert engine.num_preparing == 1, "the other one did not wait for it"
+    smol.text(
+        engine, "x", structured_outputs=StructuredOutputs(choice=("a",))
+    )  # starts the process that tries grammars
+    with frozen_trials():
+        too_much = smol.add(engine, "x", structured_outputs=wanted)
+        other = smol.add(engine, PROMPTS[0], max_tokens=6)
+        assert smol.outputs(engine, other).keys() == {other}
+        assert engine.num_preparing == 1, "the other one did not wait for it"
     (refused,) = smol.outputs(engine, too_much)[too_much]
     assert refused.error is not None
     assert refused.error.startswith("takes ")
@@ -525,8 +522,8 @@ def test_length_and_end_of_sequence(smol: Smol, engine: Backend) -> None:
 
 
 def test_greedy_matches_transformers(smol: Smol, engine: Backend) -> None:
-    """20 prompts of 64 tokens in float32. Where the texts differ, the two candidates must be a tie."""
-    wanted: dict[str, Any] = {"max_tokens": 64, "ignore_eos": True, "logprobs": 2}
+    """12 prompts of 48 tokens in float32. Where the texts differ, the two candidates must be a tie."""
+    wanted: dict[str, Any] = {"max_tokens": 48, "ignore_eos": True, "logprobs": 2}
 
     def generate(backend: Backend) -> list[list[TokenOutput]]:
         ids = [smol.add(backend, prompt, **wanted) for prompt in PROMPTS]

@@ -58,16 +58,23 @@ print(*sorted(names & get_driver_env_vars(set()).keys()))
 """
 
 
-def run(script: str, **environ: str) -> list[str]:
-    ended = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=280, env=os.environ | environ
+@pytest.fixture(scope="module")
+def printed() -> list[str]:
+    """What both scripts print. One process runs them, because it imports vLLM and Ray, which takes longest."""
+    secret = dict.fromkeys(
+        ("API_KEY", "HF_TOKEN", "VLLM_API_KEY", "AWS_SECRET_ACCESS_KEY", "MY_PASSWORD", "RAY_AUTH_TOKEN"), "sesame"
     )
+    others = {"ANYTHING": "x", "NCCL_HIDDEN": "x", "NCCL_DEBUG": "INFO", "GLOO_SOCKET_IFNAME": "lo", "EXTRA": "x"}
+    options = {"VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": "EXTRA", "LMI_REDACTED_KEYS": "NCCL_H*"}
+    environ = os.environ | secret | others | options | {"VLLM_LOGGING_LEVEL": "ERROR"}
+    command = [sys.executable, "-c", CAUSES + VARIABLES]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environ)
     assert ended.returncode == 0, ended.stderr[-2000:]
     return ended.stdout.splitlines()
 
 
-def test_causes_are_one_line() -> None:
-    assert run(CAUSES) == [
+def test_causes_are_one_line(printed: list[str]) -> None:
+    assert printed[:-1] == [
         "The actor is dead because its node has died.",
         "Ray has lost the connection to it",
         "out of memory",
@@ -79,11 +86,5 @@ def test_causes_are_one_line() -> None:
     ]
 
 
-def test_workers_get_no_secrets() -> None:
-    secret = dict.fromkeys(
-        ("API_KEY", "HF_TOKEN", "VLLM_API_KEY", "AWS_SECRET_ACCESS_KEY", "MY_PASSWORD", "RAY_AUTH_TOKEN"), "sesame"
-    )
-    others = {"ANYTHING": "x", "NCCL_HIDDEN": "x", "NCCL_DEBUG": "INFO", "GLOO_SOCKET_IFNAME": "lo", "EXTRA": "x"}
-    options = {"VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": "EXTRA", "LMI_REDACTED_KEYS": "NCCL_H*"}
-    (found,) = run(VARIABLES, **secret, **others, **options, VLLM_LOGGING_LEVEL="ERROR")
-    assert found.split() == ["EXTRA", "GLOO_SOCKET_IFNAME", "NCCL_DEBUG", "VLLM_LOGGING_LEVEL"]
+def test_workers_get_no_secrets(printed: list[str]) -> None:
+    assert printed[-1].split() == ["EXTRA", "GLOO_SOCKET_IFNAME", "NCCL_DEBUG", "VLLM_LOGGING_LEVEL"]
