@@ -13,7 +13,7 @@ import pytest
 from paths import SUPPORT
 
 from backends.limited_pool import LimitedPool, Shared
-from backends.limited_process import Ended, Exhausted, Expired, LimitedProcess, Stalled
+from backends.limited_process import PATIENCE, Ended, Exhausted, Expired, LimitedProcess, Stalled
 
 CHILD = "limited_child"
 
@@ -41,12 +41,12 @@ def test_limit_applies_to_processor_time(process: LimitedProcess) -> None:
 
 def test_sleeping_child_is_ended_too() -> None:
     """The server ends its own fork, because on some systems no other process can."""
-    process = LimitedProcess(CHILD, patience=20)
+    process = LimitedProcess(CHILD)
     server = process.ask(b"spin 0", seconds=5)
     process._patience = 0.2
     with pytest.raises(Stalled):
         process.ask(b"sleep 60", seconds=5)
-    process._patience = 20
+    process._patience = PATIENCE
     assert psutil.Process(int(server)).children() == []
     assert process.ask(b"spin 0", seconds=5) == server
     process.close()

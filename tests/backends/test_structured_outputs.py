@@ -545,7 +545,8 @@ TOKENS = 500
 )
 def test_stream_continues_while_a_grammar_is_tried(server_of: Server) -> None:
     """A whole answer is streamed during one trial, however long that takes. Afterwards, the trial goes on."""
-    stream = {"inputs": "hello", "parameters": {"max_new_tokens": TOKENS, "ignore_eos_token": True}, "stream": True}
+    parameters = {"max_new_tokens": TOKENS, "ignore_eos_token": True, "details": True}
+    stream = {"inputs": "hello", "parameters": parameters, "stream": True}
 
     def ask(grammar: dict[str, Any]) -> requests.Response:
         body = {"inputs": "x", "parameters": {"grammar": grammar, "max_new_tokens": 5}}

@@ -79,7 +79,7 @@ CLIENTS: list[Callable[[str, str], Iterator[str]]] = [
 
 
 def main(url: str, prompt: str) -> None:
-    begun = threading.Barrier(len(CLIENTS), action=lambda: print("streaming", flush=True), timeout=60)
+    begun = threading.Barrier(len(CLIENTS), action=lambda: print("streaming", flush=True), timeout=240)
 
     def outcome(client: Callable[[str, str], Iterator[str]]) -> dict[str, str]:
         text, raised = "", ""
