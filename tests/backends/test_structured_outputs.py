@@ -536,7 +536,7 @@ def server_of(request: pytest.FixtureRequest, start_server: StartServer, tiny_ll
     return start_server(properties + limits)
 
 
-TOKENS = 500
+TOKENS = 200
 
 
 @pytest.mark.model
