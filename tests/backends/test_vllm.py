@@ -32,6 +32,7 @@ from lmi_handlers.text.tokenizer import Tokenizer
 
 pytestmark = [
     pytest.mark.needs("vllm"),
+    pytest.mark.timeout(900),
     pytest.mark.model,
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.usefixtures("without_flask"),

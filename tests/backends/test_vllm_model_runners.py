@@ -24,6 +24,7 @@ from lmi_handlers.core.errors import ConfigError
 
 pytestmark = [
     pytest.mark.needs("vllm"),
+    pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.model,
     pytest.mark.usefixtures("without_flask"),
@@ -39,7 +40,7 @@ def ask(script: str, model: Path, question: Any) -> list[Any]:
         input=json.dumps(question),
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=800,
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
     return [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
@@ -161,7 +162,7 @@ for backend in VLLMBackend, LmiDistOnVLLM:
     backend.check_options(ServingProperties())
 """
     environ = os.environ | {"HF_HUB_OFFLINE": "1"}
-    ended = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=280)
+    ended = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=800)
     assert ended.returncode == 0, ended.stderr[-2000:]
 
 

@@ -29,6 +29,7 @@ from lmi_handlers.core.sampling_params import SamplingParams
 
 pytestmark = [
     pytest.mark.needs("vllm"),
+    pytest.mark.timeout(900),
     pytest.mark.model,
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.usefixtures("without_flask"),

@@ -8,7 +8,12 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.needs("vllm"), pytest.mark.needs("ray"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.needs("vllm"),
+    pytest.mark.needs("ray"),
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.timeout(900),
+]
 
 CAUSES = """
 from concurrent.futures import Future
@@ -68,7 +73,7 @@ def printed() -> list[str]:
     options = {"VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": "EXTRA", "LMI_REDACTED_KEYS": "NCCL_H*"}
     environ = os.environ | secret | others | options | {"VLLM_LOGGING_LEVEL": "ERROR"}
     command = [sys.executable, "-c", CAUSES + VARIABLES]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environ)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=800, env=environ)
     assert ended.returncode == 0, ended.stderr[-2000:]
     return ended.stdout.splitlines()
 

@@ -114,7 +114,7 @@ def test_start_up_error_is_one_line(tmp_path: Path, tiny_llama: Path) -> None:
     (model / "serving.properties").write_text(f"{QUICK}option.quantize=foo\n")
     port = str(free_port())
     command = [sys.executable, "-m", "lmi_handlers.cli", "serve", "--model-dir", str(model), "--port", port]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=model)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=800, cwd=model)
     assert ended.returncode not in (0, None)
     errors = [line for line in ended.stderr.splitlines() if line.startswith("lmi: error: ")]
     assert len(errors) == 1
@@ -139,7 +139,7 @@ def test_check_uses_vllms_own_validation(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "serving.properties").write_text(f"option.rolling_batch=vllm\noption.{name}=32\n")
     ended = subprocess.run(
-        [sys.executable, "-c", CHECK_BOTH, str(free_port())], capture_output=True, text=True, timeout=280, cwd=tmp_path
+        [sys.executable, "-c", CHECK_BOTH, str(free_port())], capture_output=True, text=True, timeout=800, cwd=tmp_path
     )
     assert ended.returncode == 0, ended.stderr
     good, bad = map(json.loads, ended.stdout.splitlines())
