@@ -36,7 +36,7 @@ from lmi_handlers.model_files.cache_dir import default_cache_dir
 from lmi_handlers.model_files.resolve import resolve_model
 from lmi_handlers.text.bundle import build_text_bundle
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.model]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.model, pytest.mark.timeout(900)]
 
 MAX_TOKENS = 16
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"

@@ -540,6 +540,7 @@ TOKENS = 200
 
 
 @pytest.mark.model
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "server_of", ["scheduler", pytest.param("vllm", marks=pytest.mark.needs("vllm"))], indirect=True
 )
