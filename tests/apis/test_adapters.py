@@ -238,11 +238,11 @@ def test_unloading_lets_requests_finish(server: Server) -> None:
     """Adapters are loaded and unloaded under load. No request for one that is there fails."""
     alone = {name: answer(server, name) for name in ("", "first")}
     assert manage(server, "POST", "/adapters", json={"name": "busy", "src": "legal"}).status_code == 200
-    long = {"inputs": "Once", "parameters": {"max_new_tokens": 400, "ignore_eos_token": True}, "adapters": "busy"}
+    long = {"inputs": "Once", "parameters": {"max_new_tokens": 800, "ignore_eos_token": True}, "adapters": "busy"}
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         running = [pool.submit(server.invoke, long) for _ in range(3)]
-        others = [pool.submit(answer, server, name) for name in ("", "first") * 4]
         server.wait_for_sequences(running=3)
+        others = [pool.submit(answer, server, name) for name in ("", "first") * 4]
         assert manage(server, "DELETE", "/adapters/busy").status_code == 200
         assert server.invoke(long).status_code == 424
         for number in range(3):

@@ -374,7 +374,7 @@ def test_tei_rejects(server: Server, path: str, body: dict[str, Any], status: in
 
 
 def test_tei_describes_the_model(server: Server) -> None:
-    info = requests.get(f"{server.url}/info", timeout=10).json()
+    info = requests.get(f"{server.url}/info", timeout=60).json()
     assert info["model_type"] == {"embedding": {"pooling": ""}}
     assert (info["max_input_length"], info["max_client_batch_size"], info["auto_truncate"]) == (40, 8, False)
     assert info.keys() == {

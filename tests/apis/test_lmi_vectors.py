@@ -243,7 +243,7 @@ def http_vectors() -> list[Any]:
 def exchange(server: Server, request: dict[str, Any], path: str) -> tuple[int, dict[str, str], str]:
     """Returns status, headers with lower-case names, and body."""
     body = request["body"] if isinstance(request["body"], str) else json.dumps(request["body"])
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)) as connection:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection:
         connection.request(request["method"], path, body.encode(), request["headers"])
         response = connection.getresponse()
         return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read().decode()

@@ -261,5 +261,5 @@ def test_without_the_option_reasoning_stays_in_the_content(echo_server: Server) 
 )
 def test_the_server_does_not_start_with_invalid_options(start_server: StartServer, option: str, cause: str) -> None:
     server = start_server(f"option.rolling_batch=echo\noption.{option}\n", ready=False)
-    assert server.process.wait(60) == 1
+    assert server.process.wait(120) == 1
     assert cause in server.log

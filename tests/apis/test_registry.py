@@ -197,13 +197,13 @@ def test_tgis_routes_remain(server: Server) -> None:
 
 
 def test_third_partys_errors_of_the_router(server: Server) -> None:
-    answer = requests.post(f"{server.url}/say/more", json={}, timeout=30)
+    answer = requests.post(f"{server.url}/say/more", json={}, timeout=60)
     assert answer.status_code == 404
     assert answer.json() == {"sorry": "/say/more is not a route of this server; GET /openapi.json lists all routes"}
 
 
 def test_third_partys_route_is_in_the_document(server: Server) -> None:
-    document = requests.get(f"{server.url}/openapi.json", timeout=30).json()
+    document = requests.get(f"{server.url}/openapi.json", timeout=60).json()
     validate(document)
     operation = document["paths"]["/say"]["post"]
     assert operation["operationId"] == "say"

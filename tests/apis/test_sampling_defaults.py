@@ -53,7 +53,7 @@ def test_unusable_defaults_are_an_error_at_the_start(tmp_path: Path, broken: dic
     properties = write_model(tmp_path / "model", broken) + "option.generation_config=auto\n"
     server = Server(tmp_path / "m", properties)
     try:
-        assert server.process.wait(60) == 1
+        assert server.process.wait(120) == 1
         assert f"option.generation_config=auto: generation_config.json: {words}" in server.log
     finally:
         server.stop()

@@ -79,7 +79,7 @@ def test_end_of_sequence_is_a_special_token_with_its_text(echo_server: Server) -
 
 
 def test_info(echo_server: Server) -> None:
-    info = requests.get(echo_server.url + "/info", timeout=30).json()
+    info = requests.get(echo_server.url + "/info", timeout=60).json()
     older = (
         "model_dtype",
         "model_device_type",
@@ -95,7 +95,7 @@ def test_info(echo_server: Server) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/health"])
 def test_health(echo_server: Server, path: str) -> None:
-    answer = requests.get(echo_server.url + path, timeout=30)
+    answer = requests.get(echo_server.url + path, timeout=60)
     assert (answer.status_code, answer.content) == (200, b"")
 
 
@@ -374,7 +374,7 @@ def test_sharded(sharded: str, degree: str | int) -> None:
 
 
 def test_limits_come_from_the_environment(limited_server: Server) -> None:
-    info = requests.get(limited_server.url + "/info", timeout=30).json()
+    info = requests.get(limited_server.url + "/info", timeout=60).json()
     assert [info[f"max_{name}"] for name in ("input_tokens", "total_tokens", "best_of", "concurrent_requests")] == [
         10,
         16,

@@ -210,7 +210,7 @@ def test_hub_grammars(hub: Outcomes, model: Server) -> None:
 
 @pytest.mark.model
 def test_hub_info_and_health(hub: Outcomes, model: Server) -> None:
-    assert hub["endpoint_info"] == requests.get(model.url + "/info", timeout=10).json()
+    assert hub["endpoint_info"] == requests.get(model.url + "/info", timeout=60).json()
     assert hub["health_check"] is True
 
 

@@ -34,7 +34,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 def call(server: Server, case: str, data: str = "x", **options: Any) -> requests.Response:
-    return requests.post(f"{server.url}/invocations", data, headers={"X-Case": case}, timeout=30, **options)
+    return requests.post(f"{server.url}/invocations", data, headers={"X-Case": case}, timeout=60, **options)
 
 
 def pid(server: Server) -> str:

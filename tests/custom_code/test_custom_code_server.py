@@ -36,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def call(server: Server, case: str, data: bytes | str = b"{}", **options: Any) -> requests.Response:
     headers = {"Content-Type": "application/json", "X-Case": case} | options.pop("headers", {})
-    return requests.post(server.url + options.pop("path", "/invocations"), data, headers=headers, timeout=30, **options)
+    return requests.post(server.url + options.pop("path", "/invocations"), data, headers=headers, timeout=60, **options)
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/predictions/m", "/predictions/m/1", "/models/m/invoke"])
@@ -51,7 +51,7 @@ def test_json_both_ways_with_the_codes_headers(server: Server, path: str) -> Non
 
 
 def test_execution_parameters_are_for_single_records(server: Server) -> None:
-    answer = requests.get(server.url + "/execution-parameters", timeout=10)
+    answer = requests.get(server.url + "/execution-parameters", timeout=60)
     assert answer.json() == {"MaxConcurrentTransforms": 1, "BatchStrategy": "SINGLE_RECORD", "MaxPayloadInMB": 1}
 
 
@@ -86,7 +86,7 @@ def test_properties_are_the_headers(server: Server) -> None:
 def test_query_and_form_are_content(server: Server) -> None:
     assert call(server, "content", b"x", params={"q": "1"}).json() == [["q", "1"], ["data", "x"]]
     form = requests.post(
-        f"{server.url}/invocations", {"a": "1"}, files={"f": b"file"}, headers={"X-Case": "content"}, timeout=30
+        f"{server.url}/invocations", {"a": "1"}, files={"f": b"file"}, headers={"X-Case": "content"}, timeout=60
     )
     assert form.json() == [["a", "1"], ["f", "file"]]
     assert call(
@@ -307,16 +307,16 @@ def test_too_large_bodies_and_other_names_are_refused(server: Server) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/generate", "/v1/models", "/complete"])
 def test_apis_for_generation_are_not_offered(server: Server, path: str) -> None:
-    answer = requests.post(server.url + path, json={}, timeout=30)
+    answer = requests.post(server.url + path, json={}, timeout=60)
     assert answer.status_code == 404
     assert "served by its own code, which answers POST /invocations" in answer.text
 
 
 def test_ping_metrics_and_the_document(server: Server) -> None:
     assert server.ping().json() == {"m": {"status": "Healthy"}}
-    page = requests.get(f"{server.url}/metrics", timeout=30).text
+    page = requests.get(f"{server.url}/metrics", timeout=60).text
     assert "tgi_request_count" in page
-    paths = requests.get(f"{server.url}/openapi.json", timeout=30).json()["paths"]
+    paths = requests.get(f"{server.url}/openapi.json", timeout=60).json()["paths"]
     assert {"/ping", "/metrics", "/invocations", "/models/{model}/invoke"} <= set(paths)
     assert "/generate" not in paths
 

@@ -171,7 +171,7 @@ def test_code_that_cannot_be_loaded_again_shows_in_ping(tmp_path: Path, servers:
     servers.append(server)
     server.wait_ready()
     (tmp_path / "m" / "broken").touch()
-    assert requests.post(f"{server.url}/invocations", b"x", timeout=30).status_code == 424
+    assert requests.post(f"{server.url}/invocations", b"x", timeout=60).status_code == 424
     wait_until(lambda: "a disk has gone" in server.ping().text)
     assert f"{tmp_path}/m/model.py, line 3: OSError: a disk has gone" in server.ping().json()["m"]["phase"]
     (tmp_path / "m" / "broken").unlink()
@@ -182,7 +182,7 @@ def test_code_may_patch_the_standard_library_as_gevent_does(tmp_path: Path, serv
     server = Server(write(tmp_path / "m", {"model.py": PATCHED}), "")
     servers.append(server)
     server.wait_ready()
-    assert requests.post(f"{server.url}/invocations", b"x", timeout=30).content == b"part" * 3
+    assert requests.post(f"{server.url}/invocations", b"x", timeout=60).content == b"part" * 3
 
 
 def test_a_pool_that_dies_is_restarted(tmp_path: Path, servers: list[Server]) -> None:

@@ -85,7 +85,7 @@ def test_each_of_several_json_lines_is_formatted(tokens: Server) -> None:
     records = [{"question": str(number), "parameters": {"max_new_tokens": 1}} for number in range(40)]
     data = "".join(json.dumps(record) + "\n" for record in [*records, {"question": "z", "fault": "raise-input"}])
     answer = requests.post(
-        f"{tokens.url}/invocations", data, headers={"Content-Type": "application/jsonlines"}, timeout=30
+        f"{tokens.url}/invocations", data, headers={"Content-Type": "application/jsonlines"}, timeout=60
     )
     *lines, last = map(json.loads, answer.content.splitlines())
     assert [line["prompt"] for line in lines] == [record["question"] for record in records]

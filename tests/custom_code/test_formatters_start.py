@@ -22,7 +22,7 @@ def check(directory: Path, script: str, *arguments: str, properties: str = ECHO)
     (directory / "model.py").write_text(script)
     (directory / "serving.properties").write_text(properties)
     command = [sys.executable, "-m", "lmi_handlers.cli", "check", "--model-dir", str(directory), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=ENVIRON, cwd=directory, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRON, cwd=directory, timeout=120, check=False)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_formatters_that_do_not_load_end_the_server(start_server: StartServer, t
     (tmp_path / "m0").mkdir()
     (tmp_path / "m0" / "model.py").write_text(f"{WRITE}import not_installed_here\n")
     server = start_server(ECHO, ready=False)
-    assert server.process.wait(60) == 1
+    assert server.process.wait(120) == 1
     (line,) = [line for line in server.log.splitlines() if line.startswith("lmi: error: ")]
     assert line.endswith(f"{tmp_path}/m0/model.py, line 6: ModuleNotFoundError: No module named 'not_installed_here'")
 

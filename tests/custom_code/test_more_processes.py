@@ -61,7 +61,7 @@ def test_a_short_wait_starts_nothing(server: Server) -> None:
 def test_fewer_at_most_than_at_least_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(GROWS)
     server = Server(tmp_path, "minWorkers=3\nmaxWorkers=2\n")
-    assert server.process.wait(60) == 1
+    assert server.process.wait(120) == 1
     assert "maxWorkers=2 must not be less than minWorkers=3" in server.log
 
 

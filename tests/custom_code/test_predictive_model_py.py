@@ -35,7 +35,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 def post(server: Server, data: bytes, content_type: str = JSON, **headers: str) -> requests.Response:
     headers |= {"Content-Type": content_type}
-    return requests.post(f"{server.url}/invocations", data, headers=headers, timeout=30)
+    return requests.post(f"{server.url}/invocations", data, headers=headers, timeout=60)
 
 
 def test_decorated_functions(serve: Serve) -> None:

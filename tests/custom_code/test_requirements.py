@@ -59,7 +59,7 @@ def write(directory: Path, requirements: str = "colours\n", handler: str = HANDL
 
 
 def call(server: Server) -> list[object]:
-    answer: list[object] = requests.post(f"{server.url}/invocations", b"{}", timeout=30).json()
+    answer: list[object] = requests.post(f"{server.url}/invocations", b"{}", timeout=60).json()
     return answer
 
 
@@ -132,7 +132,7 @@ def test_another_version_of_the_servers_packages_is_an_error(serve: Serve, tmp_p
     directory = write(tmp_path / "m", "msgspec<0.1\n")
     write_wheel(directory / "requirements", "msgspec", "0.0.1", "1 / 0")
     server = serve()
-    assert server.process.wait(60) == 1
+    assert server.process.wait(120) == 1
     ours = importlib.metadata.version("msgspec")
     error = f"{directory}/requirements.txt needs msgspec 0.0.1, but the server has {ours}, which takes precedence"
     assert f"lmi: error: {error}" in server.log
@@ -142,7 +142,7 @@ def test_another_version_of_the_servers_packages_is_an_error(serve: Serve, tmp_p
 def test_a_failure_has_the_last_lines_of_pip(serve: Serve, tmp_path: Path) -> None:
     directory = write(tmp_path / "m")
     server = serve()
-    assert server.process.wait(60) == 1
+    assert server.process.wait(120) == 1
     [line] = [line for line in server.log.splitlines() if line.startswith("lmi: error: ")]
     assert line.startswith(f"lmi: error: {directory}/requirements.txt cannot be installed: pip ended with status 1: ")
     assert line.endswith("ERROR: No matching distribution found for colours")
@@ -202,5 +202,5 @@ def test_a_killed_installation_leaves_nothing_behind(serve: Serve, tmp_path: Pat
 def test_an_installation_that_takes_too_long(serve: Serve, tmp_path: Path) -> None:
     slow_wheel(write(tmp_path / "m", "./slow\n"), tmp_path)
     server = serve(properties=OPTION + "option.model_loading_timeout=2\n")
-    assert server.process.wait(60) == 1
+    assert server.process.wait(120) == 1
     assert "model_loading_timeout (2 s), the last phase was 'installing requirements'" in server.log

@@ -29,7 +29,7 @@ def command(directory: Path, *arguments: str) -> list[str]:
 def run(directory: Path, *arguments: str, content: bytes = b"{}") -> subprocess.CompletedProcess[bytes]:
     given = arguments if "--input" in arguments else ("--input", "-", *arguments)
     return subprocess.run(
-        command(directory, *given), input=content, capture_output=True, env=ENVIRON, timeout=60, check=False
+        command(directory, *given), input=content, capture_output=True, env=ENVIRON, timeout=120, check=False
     )
 
 

@@ -54,7 +54,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def post(server: Server, data: bytes | str, content_type: str | None = JSON, **headers: str) -> requests.Response:
     headers |= {} if content_type is None else {"Content-Type": content_type}
-    return requests.post(f"{server.url}/invocations", data, headers=headers, timeout=30)
+    return requests.post(f"{server.url}/invocations", data, headers=headers, timeout=60)
 
 
 def error(answer: requests.Response) -> tuple[int, str]:
@@ -202,7 +202,7 @@ def test_a_generator_is_streamed(context: Server, tmp_path: Path) -> None:
     assert post(context, "to raise", kind, **case).text == 'to\n{"error": "in the middle", "code": 424}\n'
     closed = tmp_path / "closed"
     url, headers = f"{context.url}/invocations", {**case, "Content-Type": kind}
-    with requests.post(url, f"forever|{closed}", headers=headers, stream=True, timeout=30) as stream:
+    with requests.post(url, f"forever|{closed}", headers=headers, stream=True, timeout=60) as stream:
         assert next(stream.iter_lines()) == b"tick"
     wait_until(closed.exists)
 

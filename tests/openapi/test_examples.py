@@ -75,7 +75,7 @@ def test_server_takes_every_example(name: str, tmp_path_factory: pytest.TempPath
     server = Server(tmp_path_factory.mktemp("examples") / "m", "option.rolling_batch=echo\n" + SERVERS[name])
     refused, sent = {}, 0
     try:
-        described = requests.get(f"{server.wait_ready().url}/openapi.json", timeout=30).json()
+        described = requests.get(f"{server.wait_ready().url}/openapi.json", timeout=60).json()
         for path, methods in described["paths"].items():
             if any(part in path for part in NOT_THIS_SERVERS[name] if not path.startswith("/predictions")):
                 continue
@@ -86,7 +86,7 @@ def test_server_takes_every_example(name: str, tmp_path_factory: pytest.TempPath
                     value = example["value"]
                     data = value if content_type == "text/plain" else json.dumps(value)
                     url = server.url + path.replace("{model}", "m").replace("{version}", "1")
-                    answer = requests.post(url, data=data, headers={"Content-Type": content_type}, timeout=30)
+                    answer = requests.post(url, data=data, headers={"Content-Type": content_type}, timeout=60)
                     sent += 1
                     if answer.status_code != 200 or re.search('"error": ?["{]', answer.text):
                         refused[f"{path} {content_type} {key}"] = answer.text[:200]

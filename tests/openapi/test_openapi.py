@@ -282,7 +282,7 @@ def test_management_is_described_where_it_is_open(tmp_path: Path) -> None:
     )
     try:
         server.wait_ready()
-        elsewhere = requests.get(f"http://127.0.0.1:{port}/openapi.json", timeout=30).json()["paths"]
+        elsewhere = requests.get(f"http://127.0.0.1:{port}/openapi.json", timeout=60).json()["paths"]
         here = server.ask("GET", "/openapi.json").json()["paths"]
         assert {path for path in elsewhere if path.startswith("/models")} != set()
         assert {path for path in here if path.startswith("/models")} == set()
@@ -293,19 +293,19 @@ def test_management_is_described_where_it_is_open(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/openapi.json", "/api-doc/openapi.json"])
 def test_document_is_served_under_both_names(echo_server: Server, path: str) -> None:
-    answer = requests.get(echo_server.url + path, timeout=10)
+    answer = requests.get(echo_server.url + path, timeout=60)
     assert (answer.status_code, answer.headers["Content-Type"]) == (200, "application/json")
     assert answer.json() == document(checks_names=True)
 
 
 def test_document_describes_the_key_but_needs_none(guarded_server: Server) -> None:
-    answer = requests.get(f"{guarded_server.url}/openapi.json", timeout=30)
+    answer = requests.get(f"{guarded_server.url}/openapi.json", timeout=60)
     assert API_KEY not in answer.text
     paths = answer.json()["paths"]
     for methods in paths.values():
         for method, operation in methods.items():
             assert ("security" in operation) == ("401" in operation["responses"]) == (method == "post")
-    assert requests.post(f"{guarded_server.url}/generate", json={"inputs": "a"}, timeout=30).status_code == 401
+    assert requests.post(f"{guarded_server.url}/generate", json={"inputs": "a"}, timeout=60).status_code == 401
 
 
 def test_document_says_which_routes_that_read_need_the_key() -> None:

@@ -51,7 +51,7 @@ class Subscriber(http.server.ThreadingHTTPServer):
             messages = [(headers["x-amz-sns-topic-arn"], json.loads(sns["Message"])) for headers, sns in self.received]
             return [(topic, message) for topic, message in messages if message["inferenceId"] == inference_id]
 
-        wait_until(lambda: bool(found()), timeout=30)
+        wait_until(lambda: bool(found()))
         [only] = found()
         return only
 
@@ -117,7 +117,7 @@ def content(s3: S3Server, url: str) -> bytes:
     def exists() -> bool:
         return bool(s3.client.list_objects_v2(Bucket=bucket, Prefix=key).get("Contents"))
 
-    wait_until(exists, timeout=30)
+    wait_until(exists)
     return s3.client.get_object(Bucket=bucket, Key=key)["Body"].read()
 
 
@@ -266,7 +266,7 @@ def test_answers_in_files(start_server: StartServer, tmp_path: Path) -> None:
         assert time.monotonic() - started < 30
         paths = [Path(url2pathname(urlsplit(answer["OutputLocation"]).path)) for answer in answers]
         assert {path.parent for path in paths} == {output}
-        wait_until(lambda: all(path.exists() for path in paths), timeout=30)
+        wait_until(lambda: all(path.exists() for path in paths))
         client.close()
     assert {path.stat().st_mode & 0o777 for path in paths} == {0o644}
     assert set(output.iterdir()) == set(paths)

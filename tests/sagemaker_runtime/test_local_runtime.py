@@ -198,7 +198,7 @@ def test_closing_a_stream_frees_its_place(start_server: StartServer) -> None:
         thread.start()
         assert not answered.wait(0.5), "the first stream still occupies the only place"
         stream["Body"].close()
-        assert answered.wait(30)
+        assert answered.wait(60)
         thread.join()
 
 
@@ -250,7 +250,7 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            if requests.get(f"{url}/ping", timeout=5).status_code == 200:
+            if requests.get(f"{url}/ping", timeout=60).status_code == 200:
                 return
         except (requests.ConnectionError, requests.Timeout):
             pass
@@ -421,7 +421,7 @@ def test_example_reports_a_failed_stream(echo_server: Server) -> None:
 def run_example(example: str, prompt: str, server: Server) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "error", str(ROOT / "examples" / "clients" / example), prompt]
     environ = ENVIRON | {"SERVER_URL": server.url}
-    return subprocess.run(command, capture_output=True, encoding="utf-8", env=environ, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, encoding="utf-8", env=environ, timeout=120, check=False)
 
 
 @pytest.mark.parametrize("path", PAYLOADS, ids=lambda path: path.stem)

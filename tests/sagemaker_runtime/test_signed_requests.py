@@ -93,7 +93,7 @@ def signed(
 
 
 def post(server: Server, headers: dict[str, str], data: bytes = BODY, path: str = "/invocations") -> requests.Response:
-    return requests.post(f"{server.url}/endpoints/prod{path}", data, headers=headers, timeout=30)
+    return requests.post(f"{server.url}/endpoints/prod{path}", data, headers=headers, timeout=60)
 
 
 def refused(answer: requests.Response) -> tuple[int, str, str]:
@@ -237,7 +237,7 @@ class TestOpenAIPath:
     def test_tokens_that_are_refused(self, server: Server, given: Any, code: str, message: str) -> None:
         headers = {"Authorization": f"Bearer {value}"} if (value := given()) else {}
         answer = requests.post(
-            f"{server.url}/endpoints/prod/openai/v1/chat/completions", json=CHAT, headers=headers, timeout=9
+            f"{server.url}/endpoints/prod/openai/v1/chat/completions", json=CHAT, headers=headers, timeout=60
         )
         error = answer.json()["error"]
         assert (answer.status_code, error["code"]) == (403, code)
@@ -252,7 +252,7 @@ class TestOpenAIPath:
         assert (caught.value.status_code, caught.value.code, caught.value.type) == (424, "model_error", "server_error")
 
     def test_only_chats_are_routed(self, server: Server) -> None:
-        answer = requests.post(f"{server.url}/endpoints/prod/openai/v1/completions", json={}, timeout=9)
+        answer = requests.post(f"{server.url}/endpoints/prod/openai/v1/completions", json={}, timeout=60)
         assert answer.status_code == 404
 
 
@@ -267,13 +267,13 @@ class TestLimits:
         assert caught.value.response["Error"]["Code"] == "ValidationError"
 
     def test_names_that_no_endpoint_has(self, echo_server: Server) -> None:
-        answer = requests.post(f"{echo_server.url}/endpoints/a_b/invocations", BODY, timeout=9)
+        answer = requests.post(f"{echo_server.url}/endpoints/a_b/invocations", BODY, timeout=60)
         assert refused(answer)[1] == "ValidationError"
         assert "'a_b' at 'endpointName' failed to satisfy constraint" in answer.text
 
     def test_bodies_of_more_than_25_mebibytes(self, server: Server) -> None:
         """Refused by its announced size: the body is not read."""
-        with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection:
             connection.putrequest("POST", "/endpoints/prod/invocations")
             connection.putheader("Content-Length", str((25 << 20) + 1))
             connection.endheaders(b"{}")
@@ -290,7 +290,7 @@ class TestLimits:
 
     def test_bidirectional_streams_are_refused(self, server: Server) -> None:
         path = "/endpoints/prod/invocations-bidirectional-stream"
-        answer = requests.post(server.url + path, BODY, headers=signed(server, path=path), timeout=9)
+        answer = requests.post(server.url + path, BODY, headers=signed(server, path=path), timeout=60)
         assert refused(answer)[:2] == (400, "ValidationError")
         assert "it needs HTTP/2" in answer.json()["Message"]
 

@@ -26,13 +26,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def post(server: Server, body: object) -> requests.Response:
-    return requests.post(f"{server.url}/invocations", json=body, timeout=30)
+    return requests.post(f"{server.url}/invocations", json=body, timeout=60)
 
 
 def check(directory: Path, properties: str) -> subprocess.CompletedProcess[str]:
     (directory / "serving.properties").write_text(properties)
     command = [sys.executable, "-m", "lmi_handlers.cli", "check", "--model-dir", str(directory)]
-    return subprocess.run(command, capture_output=True, text=True, env=ENVIRON, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRON, timeout=120, check=False)
 
 
 def test_bad_requests_in_a_batch(server: Server) -> None:
@@ -45,7 +45,7 @@ def test_bad_requests_in_a_batch(server: Server) -> None:
     assert found[1].json()["error"].startswith("parameters.x: is not a parameter of this task; known: top_k, ")
     assert found[2].json()["error"].startswith("inputs: has a text of 102 tokens")
     assert "Traceback" not in server.log
-    assert requests.get(f"{server.url}/ping", timeout=10).status_code == 200
+    assert requests.get(f"{server.url}/ping", timeout=60).status_code == 200
 
 
 def test_boto3(server: Server) -> None:
@@ -64,7 +64,7 @@ def test_boto3(server: Server) -> None:
 
 def test_metrics_count_requests(server: Server) -> None:
     post(server, {"inputs": "a cat"})
-    text = requests.get(f"{server.url}/metrics", timeout=10).text
+    text = requests.get(f"{server.url}/metrics", timeout=60).text
     assert "tgi_request_success" in text
 
 
@@ -83,5 +83,5 @@ def test_check_says_what_will_be_served(tmp_path: Path) -> None:
 def test_a_model_that_cannot_do_the_task(tmp_path: Path) -> None:
     directory = save_task_model("ViTForImageClassification", tmp_path / "m")
     server = Server(directory, "option.task=fill-mask\n")
-    assert server.process.wait(60) == 1
+    assert server.process.wait(120) == 1
     assert "cannot be loaded by transformers" in server.log

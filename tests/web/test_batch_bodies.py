@@ -12,7 +12,9 @@ import pytest
 import requests
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import Server
+from raw_http import connect, request
+from serving import Server, StartServer
+from waiting import wait_until
 
 from lmi_handlers.web.batch_bodies import is_batch, records
 
@@ -30,10 +32,10 @@ def test_lines_may_end_in_crlf() -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that takes a second per record, one at a time. A batch may take two seconds."""
+    """A server that takes a quarter of a second per record, one at a time. A batch may take three seconds."""
     properties = (
-        "option.rolling_batch=echo\noption.echo_tokens_per_second=10\noption.max_rolling_batch_size=1\n"
-        "job_queue_size=1\noption.batch_timeout=2\noption.max_batch_records=50\n"
+        "option.rolling_batch=echo\noption.echo_tokens_per_second=40\noption.max_rolling_batch_size=1\n"
+        "job_queue_size=1\noption.batch_timeout=3\noption.max_batch_records=50\n"
     )
     server = Server(tmp_path_factory.mktemp("batch") / "m", properties)
     yield server.wait_ready()
@@ -41,17 +43,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def test_records_that_do_not_start_in_time_get_an_error(server: Server) -> None:
+    """Answering all of them would take at least ten seconds."""
     data = b"\n".join([json.dumps({"inputs": "abcdefghi"}).encode()] * 40)
-    started = time.monotonic()
     answer = server.invoke(data=data, headers={"Content-Type": "application/jsonlines"})
-    assert time.monotonic() - started < 20, "answering all records takes 40 seconds"
     lines = [json.loads(line) for line in answer.text.splitlines()]
     assert len(lines) == 40
     answered = [line for line in lines if line == {"generated_text": "abcdefghi"}]
     late = [line for line in lines if "(option.batch_timeout)" in line.get("error", "")]
     assert answered
     assert len(answered) + len(late) == 40
-    assert late[0] == {"error": "the batch did not finish within 2 s (option.batch_timeout)", "code": 504}
+    assert late[0] == {"error": "the batch did not finish within 3 s (option.batch_timeout)", "code": 504}
 
 
 def test_too_many_lines_are_rejected(server: Server) -> None:
@@ -79,9 +80,10 @@ def full_queue(server: Server) -> Iterator[None]:
 
     def ask() -> None:
         while not done.is_set():
-            server.invoke({"inputs": "abcdefgh"})
+            if server.invoke({"inputs": "abcdefgh"}).status_code != 200:
+                time.sleep(0.02)  # a client that asks without a pause keeps the processor, too
 
-    clients = [threading.Thread(target=ask) for _ in range(12)]
+    clients = [threading.Thread(target=ask) for _ in range(8)]
     for client in clients:
         client.start()
     try:
@@ -93,7 +95,7 @@ def full_queue(server: Server) -> Iterator[None]:
 
 
 def failures(server: Server, cause: str) -> float:
-    lines = requests.get(f"{server.url}/metrics", timeout=20).text.splitlines()
+    lines = requests.get(f"{server.url}/metrics", timeout=60).text.splitlines()
     prefix = f'tgi_request_failure{{err="{cause}"'
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(prefix))
 
@@ -115,24 +117,26 @@ def test_record_may_wait_for_the_queue_longer_than_predict_timeout(busy_server: 
     assert answers == ['{"generated_text": "abc"}\n' * 2]
 
 
-def test_batch_that_waits_for_the_queue_ends_when_its_client_disconnects(busy_server: Server) -> None:
+def test_batch_that_waits_for_the_queue_ends_when_its_client_disconnects(start_server: StartServer) -> None:
+    """Nothing else ends it: the requests before it never end."""
+    server = start_server(
+        "option.rolling_batch=echo\noption.echo_faults=true\noption.max_rolling_batch_size=1\njob_queue_size=1\n"
+    )
     record = json.dumps({"inputs": "abc"}).encode()
-    headers = {"Content-Type": "application/jsonlines"}
-    dropped, timeouts = failures(busy_server, "dropped"), failures(busy_server, "timeout")
-    holders = [threading.Thread(target=lambda: busy_server.invoke({"inputs": "x HANG@1"})) for _ in range(2)]
-    for holder in holders:
-        holder.start()
-    time.sleep(0.5)
-    with pytest.raises(requests.Timeout):
-        busy_server.invoke(data=record + b"\n" + record, headers=headers, timeout=0.5)
-    while failures(busy_server, "dropped") == dropped:
-        time.sleep(0.1)
-    assert failures(busy_server, "timeout") == timeouts, "the batch continued after its client had disconnected"
-    for holder in holders:
-        holder.join()
+    holder = request({"inputs": "x HANG@1"})
+    with connect(server, holder):
+        server.wait_for_sequences(1)
+        with connect(server, holder):
+            server.wait_for_sequences(1, waiting=1)
+            with pytest.raises(requests.Timeout):
+                server.invoke(
+                    data=record + b"\n" + record, headers={"Content-Type": "application/jsonlines"}, timeout=0.5
+                )
+            wait_until(lambda: failures(server, "dropped") > 0)
+            assert server.sequences() == (1, 1)
 
 
 def test_execution_parameters_for_an_engine(server: Server) -> None:
     """One place in the batch, and the default max_request_size."""
-    answer = requests.get(server.url + "/execution-parameters", timeout=10)
+    answer = requests.get(server.url + "/execution-parameters", timeout=60)
     assert answer.json() == {"MaxConcurrentTransforms": 1, "BatchStrategy": "MULTI_RECORD", "MaxPayloadInMB": 64}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import select
 import socket
 import threading
@@ -26,7 +27,7 @@ def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
     """Both ends of a TCP connection. The client's end has a small receive buffer."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
-        client.settimeout(20)
+        client.settimeout(60)
         client.connect(listener.getsockname())
         server, _ = listener.accept()
         with server:
@@ -51,7 +52,7 @@ def test_client_that_reads_is_not_the_longest_idle_one() -> None:
         sending = threading.Thread(target=send_all, args=(busy, bytes(8 * MIB)))
         listening = threading.Thread(target=idle.recv, args=(1,))
         sending.start()
-        wait_until(lambda: busy in waiting and time.monotonic() - waiting[busy] > 0.5)  # the send buffer is full
+        wait_until(lambda: time.monotonic() - waiting.get(busy, math.inf) > 0.5)  # the send buffer is full
         listening.start()
         wait_until(lambda: list(waiting) == [busy, idle])
         reader.recv(MIB // 2, socket.MSG_WAITALL)
@@ -84,12 +85,17 @@ def test_burst_does_not_extend_the_limit_by_hours() -> None:
         sending.join()
 
 
-@pytest.mark.parametrize(("timeout", "left", "expected"), [(5.0, 60.0, 5.0), (5.0, 2.0, 2.0), (None, 2.0, 2.0)])
-def test_deadline_never_extends_the_socket_timeout(timeout: float | None, left: float, expected: float) -> None:
+@pytest.mark.parametrize(("timeout", "left"), [(5.0, 60.0), (5.0, 2.0), (None, 2.0)])
+def test_deadline_never_extends_the_socket_timeout(timeout: float | None, left: float) -> None:
     with connection() as (server, _):
         server.settimeout(timeout)
-        limit_writes({"gunicorn.socket": server}, time.monotonic() + left)
-        assert server.gettimeout() == pytest.approx(expected, abs=0.5)
+        deadline = time.monotonic() + left
+        limit_writes({"gunicorn.socket": server}, deadline)
+        least = deadline - time.monotonic()
+        limited = server.gettimeout()
+        assert limited is not None
+        most = math.inf if timeout is None else timeout
+        assert min(most, least) <= limited <= min(most, left)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ BODY = b'{"inputs": "hello", "parameters": {"max_new_tokens": 2}}'
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     properties = (
         "option.rolling_batch=echo\noption.custom_attributes=trace, tenant\noption.echo_tokens_per_second=20\n"
-        "option.response_deadline=0.5\noption.web_workers=1\n"
+        "option.response_deadline=3\noption.web_workers=1\n"
     )
     server = Server(tmp_path_factory.mktemp("attributes") / "m", properties, "--local-runtime")
     yield server.wait_ready()
@@ -31,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def post(server: Server, attributes: str | bytes, body: bytes = BODY) -> requests.Response:
     headers = {HEADER: attributes, "Content-Type": "application/json"}
-    return requests.post(f"{server.url}/invocations", data=body, headers=headers, timeout=20)
+    return requests.post(f"{server.url}/invocations", data=body, headers=headers, timeout=60)
 
 
 @pytest.mark.parametrize(

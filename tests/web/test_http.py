@@ -7,7 +7,6 @@ import contextlib
 import http.client
 import io
 import json
-import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -39,15 +38,15 @@ def test_invoke_routes(echo_server: Server, path: str) -> None:
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_ping(echo_server: Server, method: str) -> None:
-    answer = requests.request(method, echo_server.url + "/ping", timeout=30)
+    answer = requests.request(method, echo_server.url + "/ping", timeout=60)
     assert answer.status_code == 200
     assert answer.text == '{\n  "m": {\n    "status": "Healthy"\n  }\n}\n'
 
 
 def test_unknown_route_and_method(echo_server: Server) -> None:
-    answer = requests.get(echo_server.url + "/nope", timeout=30)
+    answer = requests.get(echo_server.url + "/nope", timeout=60)
     assert (answer.status_code, answer.json()["type"]) == (404, "ResourceNotFoundException")
-    answer = requests.get(echo_server.url + "/invocations", timeout=30)
+    answer = requests.get(echo_server.url + "/invocations", timeout=60)
     assert (answer.status_code, answer.json()["type"]) == (405, "MethodNotAllowedException")
     assert "POST" in answer.headers["Allow"]
 
@@ -174,12 +173,11 @@ def test_accept_header_selects_server_sent_events(echo_server: Server, accept: s
     assert stream_lines(answer)[-1]["generated_text"] == "hello"
 
 
-def test_tokens_arrive_as_soon_as_they_are_generated(slow_server: Server) -> None:
-    started = time.monotonic()
-    body = {"inputs": "0123456789" * 5, "stream": True, "parameters": {"max_new_tokens": 50}}
-    with slow_server.invoke(body, stream=True) as answer:
-        arrivals = [time.monotonic() - started for _ in answer.iter_lines()]
-    assert arrivals[-1] - arrivals[0] > 0.5
+def test_tokens_arrive_as_soon_as_they_are_generated(echo_server: Server) -> None:
+    """Two have been generated, and there will be no others."""
+    with echo_server.invoke({"inputs": "ab HANG@3", "stream": True}, stream=True) as answer:
+        lines = answer.iter_lines()
+        assert [json.loads(next(lines))["token"]["text"] for _ in range(2)] == ["a", "b"]
 
 
 def test_stop_sequences_end_the_stream(echo_server: Server) -> None:
@@ -312,9 +310,7 @@ def bad_bodies() -> list[Any]:
 @pytest.mark.parametrize(("body", "words"), bad_bodies())
 def test_invalid_input(echo_server: Server, body: object, words: list[str]) -> None:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    started = time.monotonic()
     answer = echo_server.invoke(data=data, headers={"Content-Type": "application/json"})
-    assert time.monotonic() - started < 5
     assert answer.status_code == 424, answer.text
     error = answer.json()
     assert list(error) == ["error", "code"]
@@ -359,7 +355,7 @@ def test_invalid_requests_do_not_affect_others(slow_server: Server) -> None:
 
 
 def http_connection(server: Server) -> Any:
-    return contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30))
+    return contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60))
 
 
 def test_header_with_a_line_break_is_rejected(echo_server: Server) -> None:

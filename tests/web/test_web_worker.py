@@ -13,6 +13,7 @@ import psutil
 import pytest
 import requests
 from serving import Server, StartServer
+from waiting import wait_until
 
 HEAVY = ("torch", "transformers", "accelerate", "vllm", "boto3", "numpy")
 MOST_MIB = 100
@@ -90,6 +91,7 @@ def test_replacement_workers_do_not_import_again(start_server: StartServer) -> N
     for worker in killed:
         worker.kill()
     assert requests.get(f"{server.url}/ping", timeout=60).status_code in (200, 503)
+    wait_until(lambda: len(set(server.web_workers()) - set(killed)) == 2)
     server.wait_ready()
     arbiter = psutil.Process(server.process.pid)
     for worker in server.web_workers():
@@ -159,6 +161,7 @@ def test_log_has_only_json_lines_and_no_prompt(private_server: Server) -> None:
     crash = private_server.invoke({"inputs": f"{SECRET} CRASH@2"})
     assert crash.status_code == 500
     private_server.wait_ready()
+    wait_until(lambda: private_server.log.count('"lmi_handlers.web.access_log"') > len(statuses))
     log = private_server.log
     # Problems that an operator must solve are logged as readable messages.
     records = [json.loads(line) for line in log.splitlines() if not line.startswith("lmi: ")]
