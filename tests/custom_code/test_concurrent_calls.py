@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Iterator
@@ -12,17 +13,28 @@ from typing import Any
 import pytest
 import requests
 from custom_handlers import CONCURRENT, GENERATES
+from raw_http import connect, head
 from serving import Server
 from waiting import wait_until
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    directory = tmp_path_factory.mktemp("code") / "m"
+def serve(directory: Path, properties: str = "") -> Server:
     directory.mkdir()
     (directory / "model.py").write_text(CONCURRENT)
-    properties = "option.async_mode=true\noption.max_rolling_batch_size=20\noption.predict_timeout=2\nmaxWorkers=1\n"
-    server = Server(directory, properties)
+    return Server(directory, "option.async_mode=true\noption.max_rolling_batch_size=20\nmaxWorkers=1\n" + properties)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = serve(tmp_path_factory.mktemp("code") / "m")
+    yield server.wait_ready()
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose requests may take three seconds."""
+    server = serve(tmp_path_factory.mktemp("code") / "m", "option.predict_timeout=3\n")
     yield server.wait_ready()
     server.stop()
 
@@ -49,15 +61,23 @@ def begin(threads: ThreadPoolExecutor, server: Server, case: str, path: Path) ->
     return future
 
 
+def waiting_call(path: Path) -> bytes:
+    """A request that waits for ever and makes two files: one when it begins, and `path` when it ends."""
+    body = str(path).encode()
+    return head("/invocations", "X-Case: wait", f"Content-Length: {len(body)}") + body
+
+
 def test_as_many_calls_at_a_time_as_a_batch_may_have(server: Server, threads: ThreadPoolExecutor) -> None:
     answers = [threads.submit(call, server, "together", "20") for _ in range(20)]  # each waits for all others
     assert {answer.result().text for answer in answers} == {pid(server)}
 
 
-def test_no_more_than_that(server: Server, threads: ThreadPoolExecutor, tmp_path: Path) -> None:
-    answers = [threads.submit(call, server, "wait", str(tmp_path / "left")) for _ in range(21)]
-    server.wait_for_sequences(20, waiting=1)
-    assert {answer.result().status_code for answer in answers} <= {504, 200}
+def test_no_more_than_that(server: Server, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        for number in range(21):
+            stack.enter_context(connect(server, waiting_call(tmp_path / str(number))))
+        server.wait_for_sequences(20, waiting=1)
+    server.wait_for_sequences(0)
 
 
 @pytest.mark.parametrize(("case", "error"), [("raise", "some text"), ("cancel", "handle was cancelled")])
@@ -72,36 +92,34 @@ def test_errors_end_only_their_own_request(server: Server, threads: ThreadPoolEx
     assert {other.result().text for other in others} == {before}
 
 
-def test_a_call_that_waits_too_long_is_cancelled_and_costs_nobody_else(
-    server: Server, threads: ThreadPoolExecutor, tmp_path: Path
-) -> None:
-    before = pid(server)
-    late = begin(threads, server, "wait", tmp_path / "left")
-    assert late.result().status_code == 504
+def test_a_call_that_waits_too_long_is_cancelled_and_costs_nobody_else(impatient: Server, tmp_path: Path) -> None:
+    before = pid(impatient)
+    assert call(impatient, "wait", str(tmp_path / "left")).status_code == 504
     wait_until((tmp_path / "left").exists)
-    assert pid(server) == before
+    assert pid(impatient) == before
 
 
 def test_a_call_whose_client_leaves_is_cancelled(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(requests.Timeout):
-        requests.post(f"{server.url}/invocations", str(tmp_path / "left"), headers={"X-Case": "wait"}, timeout=0.5)
+    with connect(server, waiting_call(tmp_path / "left")):
+        wait_until((tmp_path / "left.begun").exists)
+        assert not (tmp_path / "left").exists()
     wait_until((tmp_path / "left").exists)
     server.wait_for_sequences(0)
 
 
 def test_a_call_that_blocks_all_others_ends_their_process(
-    server: Server, threads: ThreadPoolExecutor, tmp_path: Path
+    impatient: Server, threads: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
-    before = pid(server)
-    blocking = begin(threads, server, "block", tmp_path)
-    time.sleep(1)
-    other = call(server, "together", "2")
+    before = pid(impatient)
+    blocking = begin(threads, impatient, "block", tmp_path)
+    time.sleep(1)  # so that the other one does not end at the same time
+    other = call(impatient, "together", "2")
     assert blocking.result().status_code == 504
     assert other.status_code == 424
     assert other.json()["error"] == (
-        "the process that runs handle was replaced, because another call did not return within option.predict_timeout (2 s)"
+        "the process that runs handle was replaced, because another call did not return within option.predict_timeout (3 s)"
     )
-    assert pid(server) != before
+    assert pid(impatient) != before
 
 
 def test_an_exit_ends_all_calls_with_the_cause(server: Server, threads: ThreadPoolExecutor, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,16 +19,27 @@ from serving import Server
 from waiting import wait_until
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    directory = tmp_path_factory.mktemp("code") / "m"
+def serve(directory: Path, properties: str) -> Server:
     directory.mkdir()
     (directory / "model.py").write_text(ON_REQUEST)
+    return Server(directory, "minWorkers=2\nmaxWorkers=2\n" + properties, "--local-runtime")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     properties = (
         "engine=Python\noption.task=text-classification\noption.dtype=float16\noption.mine=a b\n"
-        "minWorkers=2\nmaxWorkers=2\noption.predict_timeout=3\nmax_request_size=100000\n"
+        "max_request_size=100000\n"
     )
-    server = Server(directory, properties, "--local-runtime")
+    server = serve(tmp_path_factory.mktemp("code") / "m", properties)
+    yield server.wait_ready()
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose requests may take three seconds."""
+    server = serve(tmp_path_factory.mktemp("code") / "m", "option.predict_timeout=3\n")
     yield server.wait_ready()
     server.stop()
 
@@ -195,21 +205,28 @@ def test_a_stream_whose_process_dies_ends_with_a_record(server: Server) -> None:
     assert "ended with status 4" in json.loads(last)["error"]
 
 
-def test_a_handler_that_does_not_return_is_replaced(server: Server) -> None:
-    before = set(server.code_processes())
+def test_a_handler_that_does_not_return_is_replaced(impatient: Server) -> None:
+    before = set(impatient.code_processes())
     with ThreadPoolExecutor() as threads:
-        stuck = threads.submit(call, server, "loop")
-        time.sleep(0.3)
-        assert call(server, "echo", b"1").json() == 1  # by the other process
+        stuck = threads.submit(call, impatient, "loop")
+        impatient.wait_for_sequences(1)
+        assert call(impatient, "echo", b"1").json() == 1  # by the other process
         answer = stuck.result()
     assert answer.status_code in (424, 504)  # whoever notices first
-    wait_until(lambda: len(server.code_processes()) == 2 and set(server.code_processes()) != before)
-    assert call(server, "echo", b"1").json() == 1
+    wait_until(lambda: has_one_new(impatient, before))
+    assert call(impatient, "echo", b"1").json() == 1
+
+
+def has_one_new(server: Server, before: set[psutil.Process]) -> bool:
+    """Whether one of the two processes has been replaced: the server knows that it has ended."""
+    now = set(server.code_processes())
+    return len(now) == 2 and len(now - before) == 1
 
 
 def test_a_process_that_dies_while_idle_costs_no_request(server: Server) -> None:
+    before = set(server.code_processes())
     assert call(server, "die later").content == b"alive"
-    time.sleep(0.3)
+    wait_until(lambda: has_one_new(server, before))
     assert [call(server, "echo", b"1").status_code for _ in range(4)] == [200] * 4
 
 
@@ -221,7 +238,14 @@ def test_a_fork_that_returns_does_not_answer_twice(server: Server) -> None:
 def test_what_a_process_leaves_behind_is_killed(server: Server, tmp_path: Path) -> None:
     assert call(server, "leave a process", str(tmp_path / "pid")).status_code == 424
     left = int((tmp_path / "pid").read_text())
-    wait_until(lambda: not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: has_ended(left))
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -240,12 +264,12 @@ def test_a_program_that_is_left_ends_with_its_process(server: Server) -> None:
     parent = program.parent()
     assert parent is not None
     parent.kill()
-    wait_until(lambda: not program.is_running() or program.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: has_ended(program.pid))
 
 
-def test_signal_handlers_keep_no_process(server: Server) -> None:
-    assert call(server, "signals").status_code == 504
-    assert [call(server, "echo", b"1").json() for _ in range(4)] == [1] * 4
+def test_signal_handlers_keep_no_process(impatient: Server) -> None:
+    assert call(impatient, "signals").status_code == 504
+    assert [call(impatient, "echo", b"1").json() for _ in range(4)] == [1] * 4
 
 
 def test_replaced_sockets_are_only_the_codes_own(server: Server) -> None:
@@ -289,8 +313,8 @@ def test_a_client_that_leaves_ends_its_stream(server: Server, tmp_path: Path) ->
     assert server.log_entry(answer.headers["x-request-id"])["error"].startswith("ClientDisconnected")
 
 
-def test_a_stream_ends_at_its_deadline_with_a_record(server: Server, tmp_path: Path) -> None:
-    answer = call(server, "stream for ever", str(tmp_path / "closed"))
+def test_a_stream_ends_at_its_deadline_with_a_record(impatient: Server, tmp_path: Path) -> None:
+    answer = call(impatient, "stream for ever", str(tmp_path / "closed"))
     *ticks, last = answer.content.splitlines()
     assert set(ticks) == {b"tick"}
     assert json.loads(last)["error"] in (

@@ -52,10 +52,14 @@ def test_a_process_that_cannot_be_started_hurts_nobody(server: Server) -> None:
 
 
 def test_a_short_wait_starts_nothing(server: Server) -> None:
+    wait_until(lambda: len(server.code_processes()) == 1)
     (first,) = server.code_processes()
     with ThreadPoolExecutor(2) as threads:
         answers = list(threads.map(lambda _: call(server, 0), range(20)))
-    assert {int(answer.text) for answer in answers} == {first.pid}
+    if (
+        max(answer.elapsed.total_seconds() for answer in answers) < 0.2
+    ):  # otherwise the machine made one wait for longer
+        assert {int(answer.text) for answer in answers} == {first.pid}
 
 
 def test_fewer_at_most_than_at_least_is_a_mistake(tmp_path: Path) -> None:

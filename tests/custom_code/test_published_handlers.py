@@ -46,6 +46,8 @@ class Handler:
     accept: str = "*/*"
     read: Callable[[bytes], object] = json.loads
     streams: bool = False
+    endless: bytes = b""
+    """If it streams, a body whose answer is still being written when its process is killed."""
     formats: bool = False
     """Whether an engine answers, and the code only formats."""
     wrong: tuple[bytes, int, str] | None = None
@@ -97,6 +99,7 @@ CASES = [
         [{"outputs": [word]} for word in ("to ", "be ") * 12] + [{"outputs": ["to "]}],
         read=lines,
         streams=True,
+        endless=b'{"inputs": "to be", "parameters": {"max_new_tokens": 10000}}',
     ),
     Handler(
         "thumbnails",
@@ -120,6 +123,7 @@ CASES = [
         [{"token": word} for word in ("TO", "BE") * 12],
         read=lines,
         streams=True,
+        endless=json.dumps({"inputs": "to be " * 5000, "stream": True}).encode(),
     ),
     Handler("entry_point", b'{"pixels": [255, 51]}', 2.6),
     Handler("sagemaker_script", b'{"instances": [1, "2"]}', {"predictions": [3.0, 5.0]}),
@@ -138,6 +142,7 @@ CASES = [
         + [{"token_text": "i", "language": "en", "finish_reason": "length"}],
         read=lines,
         streams=True,
+        endless=json.dumps({"question": "a" * 2000, "params": {"max_new_tokens": 2000, "stream": True}}).encode(),
         formats=True,
     ),
     Handler(
@@ -153,6 +158,7 @@ CASES = [
         "USER: ABC\nASSISTANT: ",
         read=deltas,
         streams=True,
+        endless=json.dumps({"question": "a" * 1500, "max_tokens": 1500, "stream": True}).encode(),
         formats=True,
     ),
     Handler("batch_scorer", b'{"number": 3}', {"prediction": 30, "batch": True, "size": 1}),
@@ -246,7 +252,7 @@ def test_whole_streamed_and_killed_in_the_middle(serve: Serve, handler: Handler)
     server.wait_for_sequences(0)
     processes = [server.supervised(FORMATTING)] if handler.formats else server.code_processes()
     if handler.streams:
-        stream = endpoint.stream(body, **types)
+        stream = endpoint.stream(handler.endless, **types)
         text = next(stream).decode()
         for process in processes:
             process.kill()
@@ -283,8 +289,13 @@ def kill_during_call(
 def test_a_dynamic_batch_with_a_bad_request(serve: Serve) -> None:
     endpoint = serve("batch_scorer")
     bodies = [b'{"number": 1}', b'{"number": 2}', b'{"letter": "a"}', b'{"number": 4}']
+    (process,) = endpoint.server.code_processes()
+    process.suspend()  # the first request may be a batch of its own, but the others wait together
     with ThreadPoolExecutor(4) as threads:
-        answers = [json.loads(answer["Body"]) for answer in threads.map(endpoint.call, bodies)]
+        calls = [threads.submit(endpoint.call, body) for body in bodies]
+        wait_until(lambda: sum(endpoint.server.sequences()) == len(bodies))
+        process.resume()
+        answers = [json.loads(call.result()["Body"]) for call in calls]
     assert [answer.get("prediction") for answer in answers] == [10, 20, None, 40]
     assert answers[2] == {"error": "'number'"}
     assert max(answer.get("size", 0) for answer in answers) > 1

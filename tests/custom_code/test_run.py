@@ -89,14 +89,15 @@ def test_a_failure_shows_the_authors_traceback(directory: Path) -> None:
     assert b"lmi_handlers" not in ended.stderr
 
 
-def test_a_stream_is_printed_as_it_comes(directory: Path) -> None:
-    arguments = command(directory, "--input", "-", "--header", "X-Case: stream for ever")
+def test_a_stream_is_printed_as_it_comes(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(ON_REQUEST)
+    arguments = command(tmp_path, "--input", "-", "--header", "X-Case: stream for ever")
     with subprocess.Popen(
         arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=ENVIRON
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(str(directory / "ended").encode())
+        process.stdin.write(str(tmp_path / "ended").encode())
         process.stdin.close()
         assert process.stdout.readline() == b"tick\n"
         assert process.poll() is None

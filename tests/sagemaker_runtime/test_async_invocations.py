@@ -178,18 +178,22 @@ def test_input_in_s3_with_names_of_the_clients(client: SageMakerRuntimeClient, s
 
 
 @pytest.mark.parametrize(
-    ("prompt", "reason"),
+    ("prompt", "seconds", "reason"),
     [
-        ("hello RAISE@2", "ClientError: Received client error (424) from model with message"),
-        ("hello HANG@2", 'ClientError: Received server error (0) from model with message "Your invocation timed out'),
+        ("hello RAISE@2", 60, "ClientError: Received client error (424) from model with message"),
+        (
+            "hello HANG@2",
+            1,
+            'ClientError: Received server error (0) from model with message "Your invocation timed out',
+        ),
     ],
     ids=["error", "timeout"],
 )
 def test_failures_of_the_container(
-    client: SageMakerRuntimeClient, s3: S3Server, subscriber: Subscriber, prompt: str, reason: str
+    client: SageMakerRuntimeClient, s3: S3Server, subscriber: Subscriber, prompt: str, seconds: int, reason: str
 ) -> None:
     """The only place in the batch is free afterwards."""
-    answer = client.invoke_endpoint_async(EndpointName="x", Body=body(prompt), InvocationTimeoutSeconds=1)
+    answer = client.invoke_endpoint_async(EndpointName="x", Body=body(prompt), InvocationTimeoutSeconds=seconds)
     failure = content(s3, answer["FailureLocation"]).decode()
     assert failure.startswith(reason)
     topic, message = subscriber.message(answer["InferenceId"])

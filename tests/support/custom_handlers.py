@@ -281,6 +281,7 @@ async def handle(inputs):
         await everyone.wait()
         return Output().add(str(os.getpid()))
     if case == "wait":
+        open(text + ".begun", "w").close()
         try:
             await asyncio.sleep(600)
         finally:
