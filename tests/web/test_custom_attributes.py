@@ -86,7 +86,8 @@ def test_allowed_keys_come_back_and_are_logged(server: Server) -> None:
 
 
 def test_answers_that_were_cut_say_so_to_clients_of_sagemaker(server: Server) -> None:
-    answer = post(server, "trace=7", b'{"inputs": "hello", "parameters": {"ignore_eos_token": true}}')
+    body = b'{"inputs": "hello", "parameters": {"ignore_eos_token": true, "max_new_tokens": 5000}}'
+    answer = post(server, "trace=7", body)
     assert answer.status_code == 200, answer.text
     assert answer.headers[HEADER] == "x-lmi-truncated=response_deadline;trace=7"
 
