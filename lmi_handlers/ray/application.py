@@ -15,6 +15,7 @@ from lmi_handlers.configuration import Configuration, read_configuration
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.ray.arguments import Arguments
 from lmi_handlers.ray.autoscaling import autoscaling_config
+from lmi_handlers.ray.environ import replica_environ
 from lmi_handlers.ray.replica import Replica
 from lmi_handlers.ray.resources import has_room, max_ongoing_requests, nodes_of, resources_of
 from lmi_handlers.ray.routing.members import ACTOR, Members
@@ -65,7 +66,7 @@ def build(
         ray_actor_options={
             "num_cpus": resources.num_cpus,
             "num_gpus": resources.num_gpus,
-            "runtime_env": {"env_vars": dict(ray_environ or {})},
+            "runtime_env": {"env_vars": {**(ray_environ or {}), **replica_environ()}},
         },
         max_ongoing_requests=max_ongoing_requests(configuration),
         health_check_period_s=_HEALTH_CHECK_SECONDS,

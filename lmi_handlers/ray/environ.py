@@ -38,9 +38,19 @@ def ray_environ(predict_timeout: int) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",  # a slow machine needs more than Ray's 5 s to start HAProxy
-        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # ours only passes bytes
     }
     return {name: os.environ.get(name, text) for name, text in ours.items()}
+
+
+def replica_environ() -> dict[str, str]:
+    """Return what the processes of the replicas are started with, besides.
+
+    Requests pass our gate before Ray's code. They stay in one thread: ours only passes bytes, and the gate counts them.
+    """
+    return {
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "lmi_handlers.ray.gate:middlewares",
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    }
 
 
 def connections_environ(requests: int) -> dict[str, str]:

@@ -9,14 +9,16 @@ last chunk, as it does without Ray: HTTP clients report an incomplete answer, an
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 
 import aiohttp
 from multidict import CIMultiDict
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from yarl import URL
 
+from lmi_handlers.ray.bodies import Body, has_body, read_head
+from lmi_handlers.ray.gate import as_utf8, taking
 from lmi_handlers.ray.server import HOST
 
 _OF_ONE_CONNECTION = frozenset(
@@ -33,13 +35,6 @@ _RETRY_AFTER = "5"
 NO_PATH = "the target of a request must be a path"
 NO_ANSWER = "the server of this replica does not answer"
 
-Body = bytes | AsyncIterator[bytes] | None
-"""A request's body: whole, in parts as they arrive, or None if there is none."""
-
-
-class ClientLeft(Exception):
-    """The client has disconnected before its request was complete."""
-
 
 class Forwarded(Response):
     """The answer of the replica's server."""
@@ -53,7 +48,7 @@ class Forwarded(Response):
         if (path := path_of(scope)) is None:
             await answer_error(400, NO_PATH, scope, receive, send)
             return
-        body = await _body(receive) if has_body(scope) else None
+        _, body = await read_head(taking(scope, receive), 0) if has_body(scope) else (b"", None)
         try:
             answer = await ask(self._session, url_of(HOST, path, scope), scope, body)
         except aiohttp.ClientConnectionError:
@@ -75,15 +70,10 @@ def url_of(host: str, path: str, scope: Scope, port: int | None = None) -> URL:
     return URL.build(scheme="http", host=host, port=port, path=path, query_string=query, encoded=True)
 
 
-def has_body(scope: Scope) -> bool:
-    """Tell whether a request has a body, which may be empty."""
-    return any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
-
-
 async def ask(session: aiohttp.ClientSession, url: URL, scope: Scope, body: Body) -> aiohttp.ClientResponse:
     """Send a request, and return the answer once its head is there. Raises `aiohttp.ClientConnectionError`."""
     asked = CIMultiDict(
-        (name.decode("latin-1"), _text(value))
+        (name.decode("latin-1"), as_utf8(value).decode())  # aiohttp sends UTF-8
         for name, value in scope["headers"]
         if name.lower() not in _OF_ONE_CONNECTION
     )
@@ -101,40 +91,11 @@ async def relay(answer: aiohttp.ClientResponse, scope: Scope, send: Send) -> Non
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _text(value: bytes) -> str:
-    """Decode a header's value so that aiohttp, which sends UTF-8, sends these bytes. Other bytes count as Latin-1."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value.decode("latin-1")
-
-
 def _passed(headers: Iterable[tuple[bytes, bytes]], request_id: bytes) -> list[tuple[bytes, bytes]]:
     """Return the headers of an answer without those that Ray's HTTP server adds: it answers with the request's id, too."""
     dropped = _OF_ONE_CONNECTION | _OF_RAYS_SERVER
     added = (_REQUEST_ID.encode(), request_id)
     return [(name, value) for name, value in headers if name.lower() not in dropped and (name.lower(), value) != added]
-
-
-async def _body(receive: Receive) -> Body:
-    """Return the body if it has arrived as a whole, so that it is sent with the head; else its parts as they arrive."""
-    message = await receive()
-    if message["type"] == "http.request" and not message.get("more_body", False):
-        body: bytes = message.get("body", b"")
-        return body
-    return _parts(message, receive)
-
-
-async def _parts(message: Message, receive: Receive) -> AsyncIterator[bytes]:
-    """Yield the parts of a body, of which `message` is the first. Raises `ClientLeft`."""
-    while True:
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        if part := message.get("body", b""):
-            yield part
-        if not message.get("more_body", False):
-            return
-        message = await receive()
 
 
 async def answer_error(status: int, cause: str, scope: Scope, receive: Receive, send: Send) -> None:

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message
 
-from lmi_handlers.ray.forwarding import ClientLeft
-from lmi_handlers.ray.routing.bodies import read_head
+from lmi_handlers.ray.bodies import ClientLeft, read_head
 from lmi_handlers.ray.routing.keys import HEAD, key_of, model_of
 from lmi_handlers.ray.routing.members import Member, Members
 from lmi_handlers.ray.routing.router import is_change

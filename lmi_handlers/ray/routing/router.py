@@ -12,18 +12,9 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from lmi_handlers.ray.forwarding import (
-    NO_ANSWER,
-    NO_PATH,
-    Body,
-    answer_error,
-    ask,
-    has_body,
-    path_of,
-    relay,
-    url_of,
-)
-from lmi_handlers.ray.routing.bodies import read_head
+from lmi_handlers.ray.bodies import Body, has_body, read_head
+from lmi_handlers.ray.forwarding import NO_ANSWER, NO_PATH, answer_error, ask, path_of, relay, url_of
+from lmi_handlers.ray.gate import taking
 from lmi_handlers.ray.routing.keys import HEAD, By, key_of, model_of
 from lmi_handlers.ray.routing.members import Member
 from lmi_handlers.ray.routing.session_ids import holder
@@ -141,7 +132,9 @@ class Routed(Response):
         if passed_on not in (None, self._router.table.name.encode()):
             await answer_error(_MISDIRECTED, _NOT_HERE, scope, receive, send)
             return
-        head, body = await read_head(receive, self._router.head) if has_body(scope) else (b"", None)
+        head, body = (b"", None)
+        if has_body(scope):
+            head, body = await read_head(taking(scope, receive), self._router.head)
         other = None if passed_on is not None else self._router.other(path, scope, head)
         if other is not None and await self._pass_on(other, scope, body, receive, send):
             return
