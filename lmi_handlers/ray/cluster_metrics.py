@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from starlette.responses import Response
 
@@ -54,7 +55,7 @@ class ClusterMetrics:
         """Answer `GET /metrics`."""
         try:
             return Response(await self._all.get(), headers={"Content-Type": CONTENT_TYPE})
-        except (RayServeException, TimeoutError, asyncio.TimeoutError) as error:
+        except (RayError, RayServeException, TimeoutError, asyncio.TimeoutError) as error:
             logger.warning("the replicas cannot be asked for their metrics: %s", error or type(error).__name__)
             return Response("Ray does not say which replicas there are\n", 503, media_type="text/plain")
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import uuid
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.types import Message
 
-from lmi_handlers.ray.bodies import ClientLeft, read_head
 from lmi_handlers.ray.routing.keys import HEAD, key_of, model_of
 from lmi_handlers.ray.routing.members import Member, Members
 from lmi_handlers.ray.routing.router import is_change
@@ -97,42 +94,6 @@ def test_a_session_id_names_its_replica_or_nobody(text: bytes) -> None:
     assert holder({}) is None
 
 
-@given(st.lists(st.binary(max_size=40), min_size=1, max_size=10), st.integers(0, 200))
-def test_a_body_is_whole_wherever_its_head_ends(parts: list[bytes], size: int) -> None:
-    messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
-    messages[-1]["more_body"] = False
-
-    async def read() -> tuple[bytes, bytes]:
-        async def receive() -> Message:
-            return messages.pop(0)
-
-        head, body = await read_head(receive, size)
-        assert body is not None
-        return head, body if isinstance(body, bytes) else b"".join([part async for part in body])
-
-    head, body = asyncio.run(read())
-    assert body == b"".join(parts)
-    assert body.startswith(head)
-    assert len(head) >= min(size, len(body))
-
-
-def test_a_client_that_sends_slowly_is_not_waited_for() -> None:
-    async def read() -> None:
-        messages: asyncio.Queue[Message] = asyncio.Queue()
-        await messages.put({"type": "http.request", "body": b"a", "more_body": True})
-        head, body = await read_head(messages.get, 100)
-        assert head == b"a"
-        assert body is not None
-        assert not isinstance(body, bytes)
-        await messages.put({"type": "http.request", "body": b"b", "more_body": True})
-        await messages.put({"type": "http.disconnect"})
-        assert [await anext(body), await anext(body)] == [b"a", b"b"]
-        with pytest.raises(ClientLeft):
-            await anext(body)
-
-    asyncio.run(read())
-
-
 def test_a_replica_is_known_while_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("lmi_handlers.ray.routing.members.time.monotonic", lambda: now)
@@ -171,6 +132,9 @@ def test_what_was_passed_on_since_the_last_report_counts() -> None:
     assert 4 <= chosen.count("one") <= 7
     for name in chosen:
         table.end(name)
+    table.update([])
+    assert table.get("one") == Member("one", "h", 1, 0), "it may be busy, and has sessions"
     table.forget("one")
+    assert table.get("one") is None
     assert table.choose(key) is None
     assert table.load == 0

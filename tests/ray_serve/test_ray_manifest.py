@@ -6,10 +6,10 @@ import signal
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
 from paths import ROOT
+from ray_serving import started
 from serving import Server, free_port
 
 from lmi_handlers.ray.environ import ray_environ
@@ -36,14 +36,9 @@ def test_ray_serves_the_application_of_the_manifest(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).parent / "serve"), "run", "--address", "local", str(tmp_path / "config.yaml")]
     environ = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     environ |= {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1"}
-    server = Server(tmp_path / "m", "option.rolling_batch=echo\n", command=command, port=port, environ=environ)
-    try:
-        server.wait_ready(400)  # a dozen of Ray's processes start first
+
+    def start() -> Server:
+        return Server(tmp_path / "m", "option.rolling_batch=echo\n", command=command, port=port, environ=environ)
+
+    with started(start, signal.SIGINT) as server:
         assert server.invoke({"inputs": "Hi"}).json() == {"generated_text": "Hi"}
-    finally:
-        processes = psutil.Process(server.process.pid).children(recursive=True) if server.process.poll() is None else []
-        server.process.send_signal(signal.SIGINT)
-        server.process.wait(60)
-        _, left = psutil.wait_procs(processes, timeout=5)
-        for process in left:  # Ray's own agents look for their parent now and then
-            process.kill()

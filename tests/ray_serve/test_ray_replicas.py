@@ -1,4 +1,7 @@
-"""A real Ray with two replicas, started by `lmi ray serve`: the same bytes as the server alone, aborts, and draining."""
+"""A real Ray with two replicas, started by `lmi ray serve`: the same bytes as the server alone, routing, aborts, draining.
+
+The replicas pass requests on to each other by prefix, so half of those with long prompts go through both.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,17 +26,21 @@ from paths import DATA
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from raw_http import connect, dechunked, read_to_end, request
+from ray_serving import started
 from serving import Server, free_port
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 PROPERTIES = (
-    "option.rolling_batch=echo\noption.echo_faults=true\noption.max_model_len=4096\nmax_request_size=100000\n"
+    "option.rolling_batch=echo\noption.echo_faults=true\noption.max_model_len=16384\nmax_request_size=100000\n"
     "option.dialect=mindie\n"
-    "option.echo_tokens_per_second=200\n"
+    "option.echo_tokens_per_second=200\noption.session_history=true\n"
 )
 TEXT = "The quick brown fox jumps over the lazy dog. "
 MESSAGES = [{"role": "user", "content": "Hi"}]
+SESSION = "X-Amzn-SageMaker-Session-Id"
+NEW = {SESSION: "NEW_SESSION"}
+"""With it, the answer names the replica."""
 
 
 def posted(path: str, **body: Any) -> Any:
@@ -93,23 +101,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory, port = tmp_path_factory.mktemp("ray") / "m", free_port()
     command = [sys.executable, "-m", "lmi_handlers.cli", "ray", "serve", "--model-dir", str(directory), "--num-cpus"]
-    command += ["0.5", "--replicas", "2", "--host", "127.0.0.1", "--port", str(port), "--env", "OPTION_SEED=1"]
-    command += ["--env", "LMI_LOCAL_RUNTIME=true"]
-    environ = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1"}
-    server = Server(directory, PROPERTIES, command=command, port=port, environ=environ)
-    children: list[psutil.Process] = []
-    try:
-        server.wait_ready(400)  # a dozen of Ray's processes start first
-        children = psutil.Process(server.process.pid).children(recursive=True)
+    command += ["0.5", "--replicas", "2", "--routing", "prefix", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--env", "OPTION_SEED=1", "--env", "LMI_LOCAL_RUNTIME=true"]
+    environ = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1", "RAY_DEDUP_LOGS": "0"}
+    environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"
+    with started(lambda: Server(directory, PROPERTIES, command=command, port=port, environ=environ)) as server:
         yield server
-    finally:
-        if server.process.poll() is None:
-            children += psutil.Process(server.process.pid).children(recursive=True)
-            server.process.send_signal(signal.SIGTERM)
-        server.process.wait(90)
-        _, left = psutil.wait_procs(children, timeout=5)
-        for child in left:  # Ray's own agents look for their parent now and then
-            child.kill()
 
 
 def answer(server: Server, method: str, path: str, options: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
@@ -167,6 +164,52 @@ def test_the_request_id_is_answered_once(on_ray: Server) -> None:
     assert raw.lower().count(b"x-request-id: mine") == 1
 
 
+def test_equal_beginnings_go_to_one_replica(on_ray: Server) -> None:
+    assert len(replicas_of(on_ray, b"short")) == 2
+    wait_until(lambda: equal_beginnings_meet(on_ray), on_ray)  # once each replica has heard of the other
+
+
+def test_each_request_of_a_session_reaches_its_replica(on_ray: Server) -> None:
+    begun = [chat(on_ray, f"My number is {number}.", NEW) for number in range(12)]
+    sessions = [answer.headers[SESSION].partition(";")[0] for answer in begun]
+    assert len({session.rpartition("-")[2] for session in sessions}) == 2
+    for number, session in enumerate(sessions):
+        answer = chat(on_ray, "Which?", {SESSION: session}, max_tokens=1000)
+        assert answer.status_code == 200, answer.text
+        assert f"My number is {number}." in answer.text
+    closed = requests.post(f"{on_ray.url}/invocations", json={"requestType": "CLOSE"}, headers={SESSION: session})
+    assert closed.headers["X-Amzn-SageMaker-Closed-Session-Id"] == session
+    for gone in (session, session[:-8] + "00000000", session[:-9], "another"):
+        assert chat(on_ray, "Which?", {SESSION: gone}).status_code == 400
+
+
+def test_loading_on_one_replica_only_is_refused(on_ray: Server) -> None:
+    answer = requests.post(f"{on_ray.url}/adapters", json={"name": "french", "src": "/opt/ml/adapters/french"})
+    assert answer.status_code == 501
+    assert "deploy it again" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "field", ["X-Request-Id", "X-Request-Timeout-Seconds", "X-Session-Id", "serve-multiplexed-model-id"]
+)
+def test_no_header_is_an_error_of_ray(on_ray: Server, field: str) -> None:
+    body = {"inputs": "Hi", "parameters": {"max_new_tokens": 2}}
+    data = request(body, "/invocations", f"{field}: @", "Connection: close").replace(b"@", b"\xff\xfe")
+    assert read_to_end(connect(on_ray, data)).startswith(b"HTTP/1.1 200 ")
+
+
+def test_nobody_names_the_replica_that_answers_but_another_replica(on_ray: Server) -> None:
+    answer = on_ray.invoke({"inputs": "Hi"}, headers={"X-LMI-Passed-On": "nobody"})
+    assert answer.status_code == 421
+
+
+def test_a_websocket_is_refused(on_ray: Server) -> None:
+    fields = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13")
+    lines = ("GET /invocations HTTP/1.1", "Host: x", *fields, "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
+    with connect(on_ray, "\r\n".join(lines).encode() + b"\r\n\r\n") as sock:
+        assert sock.recv(100).startswith(b"HTTP/1.1 400 ")
+
+
 def test_tokens_arrive_as_they_are_generated(on_ray: Server) -> None:
     with connect(on_ray, streaming(TEXT * 4)) as sock:
         pieces = received(sock)
@@ -174,12 +217,15 @@ def test_tokens_arrive_as_they_are_generated(on_ray: Server) -> None:
     assert b'"generated_text"' in dechunked(b"".join(pieces))
 
 
-def test_a_client_that_leaves_frees_its_place(on_ray: Server) -> None:
-    with connect(on_ray, streaming(TEXT * 40, "X-Request-Id: leaves")) as sock:  # for nine seconds
-        assert sock.recv(100)
-    entry = logged(on_ray, '"request_id":"leaves"')
-    assert "ClientDisconnected" in entry
-    assert int(re.findall(r'"generated_tokens":(\d+)', entry)[0]) < 1000  # of 1,800
+def test_a_client_that_leaves_frees_its_place_wherever_it_is(on_ray: Server) -> None:
+    for number in range(12):
+        body = {"inputs": f"{number}" + "x" * 6000, "parameters": {"max_new_tokens": 6000}, "stream": True}
+        with connect(on_ray, request(body, "/invocations", f"X-Request-Id: leaves-{number}")) as sock:  # for 12 seconds
+            assert sock.recv(100)
+        wait_until(lambda number=number: f'"request_id":"leaves-{number}"' in on_ray.log, on_ray)  # type: ignore[misc]
+    lines = [line for line in on_ray.log.splitlines() if '"request_id":"leaves-' in line]
+    assert len({line.partition(")")[0] for line in lines}) == 2, "some were passed on"
+    assert all("ClientDisconnected" in line for line in lines)
 
 
 def test_a_log_names_replica_and_node(on_ray: Server) -> None:
@@ -227,6 +273,34 @@ def test_metrics_are_those_of_all_replicas_even_if_one_hangs(on_ray: Server) -> 
     finally:
         hanging.resume()
     wait_until(lambda: replicas_on_page(on_ray) == both, on_ray)
+
+
+def test_requests_are_answered_without_the_actor_that_knows_the_replicas(on_ray: Server) -> None:
+    session = chat(on_ray, "My number is 7.", NEW).headers[SESSION].partition(";")[0]
+    killed = processes(on_ray, "ray::Members")[0]
+    killed.kill()
+    for _ in range(8):
+        assert "My number is 7." in chat(on_ray, "Which?", {SESSION: session}, max_tokens=1000).text
+    wait_until(lambda: processes(on_ray, "ray::Members"), on_ray)
+    wait_until(lambda: len(replicas_of(on_ray, b"later" + b"x" * 1200)) == 1, on_ray)
+
+
+def test_a_replica_that_ends_takes_its_sessions_along_and_nothing_else(on_ray: Server) -> None:
+    session = chat(on_ray, "My number is 7.", NEW).headers[SESSION].partition(";")[0]
+    gone = session.rpartition("-")[2]
+    keys = [b"%d" % number + b"y" * 1200 for number in range(12)]
+    before = [replicas_of(on_ray, key, 2) for key in keys]
+    assert {gone} < set.union(*map(set, before))
+    engine, *_ = [
+        each for each in processes(on_ray, "lmi_handlers.engine.process") if each.environ()["LMI_REPLICA"] == gone
+    ]
+    engine.parents()[1].kill()  # the server's first process
+    statuses = Counter(status(on_ray, key.decode(), {}) for key in keys * 2)
+    assert set(statuses) <= {0, 200, 503}
+    assert statuses[200] >= 16, f"only what was on its way may have failed: {statuses}"
+    assert status(on_ray, "Which?", {SESSION: session}) != 200
+    wait_until(lambda: status(on_ray, "Which?", {SESSION: session}) == 400, on_ray)
+    assert all(gone not in replicas_of(on_ray, key, 2) for key in keys)
 
 
 def test_real_clients_stream_through_ray(on_ray: Server) -> None:
@@ -310,7 +384,7 @@ def answers_again(on_ray: Server) -> bool:
     return False
 
 
-def wait_until(condition: Callable[[], bool], on_ray: Server) -> None:
+def wait_until(condition: Callable[[], object], on_ray: Server) -> None:
     deadline = time.monotonic() + 180
     while not condition():
         assert time.monotonic() < deadline, on_ray.log
@@ -331,6 +405,37 @@ def servers_of(on_ray: Server) -> list[psutil.Process]:
             if "lmi_handlers.engine.process" in child.cmdline():
                 found.append(child.parents()[1])  # the engine's parent is the supervisor
     return found
+
+
+def chat(server: Server, text: str, headers: dict[str, str], max_tokens: int = 3) -> requests.Response:
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens}
+    return requests.post(f"{server.url}/invocations", json=body, headers=headers, timeout=60)
+
+
+def status(server: Server, text: str, headers: dict[str, str]) -> int:
+    """The status of an answer, 0 if there is none: its replica has just ended."""
+    try:
+        return chat(server, text, headers).status_code
+    except requests.ConnectionError:
+        return 0
+
+
+def replicas_of(server: Server, text: bytes, number: int = 8) -> Counter[str]:
+    """The replicas that answer requests with this text."""
+    answers = [chat(server, text.decode(), NEW) for _ in range(number)]
+    assert [answer.status_code for answer in answers] == [200] * number, answers[0].text
+    return Counter(answer.headers[SESSION].partition(";")[0].rpartition("-")[2] for answer in answers)
+
+
+def equal_beginnings_meet(server: Server) -> bool:
+    """Whether requests with a beginning go to one replica, and all beginnings together to both."""
+    found = [replicas_of(server, b"%d" % number + b"x" * 1200) for number in range(8)]
+    return all(len(each) == 1 for each in found) and len(set.union(*map(set, found))) == 2
+
+
+def processes(server: Server, text: str) -> list[psutil.Process]:
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    return [child for child in children if text in " ".join(child.cmdline())]
 
 
 def wait_for_replicas(on_ray: Server, number: int) -> None:

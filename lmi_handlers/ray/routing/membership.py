@@ -10,6 +10,7 @@ from typing import Any
 import ray
 from ray import serve
 from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
 
 from lmi_handlers.config.server_settings import ip_address
 from lmi_handlers.ray.routing.members import ACTOR, Member
@@ -47,7 +48,7 @@ class Membership:
             members = await asyncio.wait_for(self._actor.report.remote(self._member), _ANSWER_SECONDS)
             if members is not None:
                 self._router.table.update(members)
-        except (ray.exceptions.RayError, ValueError, TimeoutError, asyncio.TimeoutError) as error:
+        except (ray.exceptions.RayError, RayServeException, ValueError, TimeoutError, asyncio.TimeoutError) as error:
             self._actor = None  # Ray starts another one
             if not self._is_lost:
                 logger.warning("requests are routed by what was known before: %s", error)

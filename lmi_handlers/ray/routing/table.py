@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from lmi_handlers.core.affinity import choose
 from lmi_handlers.ray.routing.members import Member
 
+_MOST_KNOWN = 4096
+"""As many as there may be at once. Replicas come and go, and those that nobody asks for are never found to have ended."""
+
 
 class Table:
     """What replica `name` knows of all. Reports are up to a second old, so requests it has passed on since count, too."""
@@ -17,19 +20,24 @@ class Table:
         self.load = 0
         """Requests that this replica is answering itself."""
         self._others: dict[str, Member] = {}
+        self._known: dict[str, Member] = {}
         self._passed: Counter[str] = Counter()
 
     def update(self, members: Iterable[Member]) -> None:
         """Note what all replicas have reported."""
         self._others = {member.name: member for member in members if member.name != self.name}
+        self._known.update(self._others)
+        for name in list(self._known)[:-_MOST_KNOWN]:
+            del self._known[name]
 
     def get(self, name: str) -> Member | None:
-        """Return another replica."""
-        return self._others.get(name)
+        """Return another replica, also one that has not reported of late: a busy machine does not end its sessions."""
+        return self._known.get(name)
 
     def forget(self, name: str) -> None:
         """Pass nothing on to a replica until it is reported again: it could not be reached, or accepts no requests."""
         self._others.pop(name, None)
+        self._known.pop(name, None)
 
     def begin(self, name: str) -> None:
         """Count a request that is answered by a replica."""

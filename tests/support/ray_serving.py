@@ -1,0 +1,56 @@
+"""Servers that start a Ray of their own: a dozen processes, on this machine only."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+
+import psutil
+from serving import Server
+
+_ATTEMPTS = 3
+_RAY_GAVE_UP = "timed out during startup"
+"""Ray's own limits are 15 s for its agents and 30 s in all, and nothing changes them. The next attempt finds files cached."""
+
+
+@contextlib.contextmanager
+def started(start: Callable[[], Server], ending: signal.Signals = signal.SIGTERM) -> Iterator[Server]:
+    """Yield a server that is ready. In the end, tell it to end, and kill what is left."""
+    server, ray = _ready(start)
+    try:
+        yield server
+    finally:
+        try:
+            if server.process.poll() is None:
+                ray += _children(server)
+                server.process.send_signal(ending)
+            server.process.wait(90)
+        finally:
+            _end(ray)
+
+
+def _ready(start: Callable[[], Server], attempts: int = _ATTEMPTS) -> tuple[Server, list[psutil.Process]]:
+    server = start()
+    try:
+        return server.wait_ready(400), _children(server)
+    except AssertionError:
+        if server.process.poll() is None:
+            left = _children(server)
+            server.process.kill()
+            _end(left)
+        server.process.wait(30)
+        if attempts == 1 or _RAY_GAVE_UP not in server.log:
+            raise
+    return _ready(start, attempts - 1)
+
+
+def _children(server: Server) -> list[psutil.Process]:
+    return psutil.Process(server.process.pid).children(recursive=True)
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    _, left = psutil.wait_procs(processes, timeout=5)
+    for process in left:  # Ray's own agents look for their parent now and then
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
