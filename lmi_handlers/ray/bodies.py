@@ -48,8 +48,7 @@ async def read_head(receive: Receive, size: int) -> tuple[bytes, Body]:
 
 async def _parts(head: bytes, receive: Receive) -> AsyncIterator[bytes]:
     """Yield what has arrived, and the rest. Raises `ClientLeft`."""
-    if head:
-        yield head
+    yield head  # also an empty one: aiohttp keeps the request's head until there is a part
     is_last = False
     while not is_last:
         message = await receive()
