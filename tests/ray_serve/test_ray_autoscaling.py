@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
-import signal
 import sys
 import threading
 import time
@@ -47,14 +46,14 @@ def server(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
     directory, port = tmp_path_factory.mktemp("ray") / "m", free_port()
     command = [sys.executable, "-m", "lmi_handlers.cli", "ray", "serve", "--address", cluster.address]
     command += ["--model-dir", str(directory), "--num-cpus", "1", "--min-replicas", "1", "--max-replicas", "4"]
-    command += ["--upscale-delay-s", "1", "--downscale-delay-s", "5", "--env", "LOG_FORMAT=json"]
+    command += ["--upscale-delay-s", "1", "--downscale-delay-s", "2", "--env", "LOG_FORMAT=json"]
     command += ["--port", str(port), "--proxies", "HeadOnly"]
     server = Server(directory, PROPERTIES, command=command, port=port, environ=dict(cluster.environ))
     try:
         yield server.wait_ready(400)
     finally:
-        server.process.send_signal(signal.SIGTERM)
-        server.process.wait(120)
+        server.process.kill()  # the cluster is, too: test_ray_replicas.py shows how it ends in order
+        server.process.wait(90)
 
 
 def stream(server: Server, length: int) -> None:

@@ -52,7 +52,7 @@ def server(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
         wait_for_replicas(cluster, 3)
         yield server
     finally:
-        server.process.terminate()
+        server.process.kill()  # the cluster is, too: test_ray_replicas.py shows how it ends in order
         server.process.wait(90)
 
 

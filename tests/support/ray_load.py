@@ -12,7 +12,7 @@ import msgspec
 import requests
 from serving import Server
 
-_WORDS = "The quick brown fox jumps over the lazy dog. " * 2
+_WORDS = "The quick brown fox jumps over the lazy dog. "
 _PAUSE = 0.1
 _CALM = 10
 """So many short requests in a row succeed once a fault is over."""
