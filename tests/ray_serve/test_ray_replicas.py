@@ -220,7 +220,7 @@ def test_tokens_arrive_as_they_are_generated(on_ray: Server) -> None:
 def test_a_client_that_leaves_frees_its_place_wherever_it_is(on_ray: Server) -> None:
     for number in range(12):
         body = {"inputs": f"{number}" + "x" * 6000, "parameters": {"max_new_tokens": 6000}, "stream": True}
-        with connect(on_ray, request(body, "/invocations", f"X-Request-Id: leaves-{number}")) as sock:  # for 12 seconds
+        with connect(on_ray, request(body, "/invocations", f"X-Request-Id: leaves-{number}")) as sock:  # for 30 seconds
             assert sock.recv(100)
         wait_until(lambda number=number: f'"request_id":"leaves-{number}"' in on_ray.log, on_ray)  # type: ignore[misc]
     lines = [line for line in on_ray.log.splitlines() if '"request_id":"leaves-' in line]
@@ -240,7 +240,9 @@ def test_a_server_that_dies_cuts_its_streams_only_and_is_replaced(on_ray: Server
     wait_for_replicas(on_ray, 2)
     wait_until(lambda: len(replicas_on_page(on_ray)) == 2, on_ray)
     before = replicas_on_page(on_ray)
-    socks = [connect(on_ray, streaming(TEXT * 24)) for _ in range(8)]  # for five seconds each, on both replicas
+    socks = [
+        connect(on_ray, streaming(TEXT * 40)) for _ in range(8)
+    ]  # for nine seconds each; one replica has no room for all
     assert all(sock.recv(100) for sock in socks)
     servers_of(on_ray)[0].kill()
     # A request may have been on its way to this server, and its workers end some time after it.
@@ -296,9 +298,8 @@ def test_a_replica_that_ends_takes_its_sessions_along_and_nothing_else(on_ray: S
     ]
     engine.parents()[1].kill()  # the server's first process
     statuses = Counter(status(on_ray, key.decode(), {}) for key in keys * 2)
-    assert set(statuses) <= {0, 200, 503}
-    assert statuses[200] >= 16, f"only what was on its way may have failed: {statuses}"
-    assert status(on_ray, "Which?", {SESSION: session}) != 200
+    assert set(statuses) <= {0, 200, 503}, "what was on its way may fail, until the replica has ended, too"
+    wait_until(lambda: all(status(on_ray, key.decode(), {}) == 200 for key in keys), on_ray)
     wait_until(lambda: status(on_ray, "Which?", {SESSION: session}) == 400, on_ray)
     assert all(gone not in replicas_of(on_ray, key, 2) for key in keys)
 
