@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -67,11 +68,12 @@ def run(arguments: Arguments, options: Options) -> None:
         of_ray = ray_environ(configuration.properties.predict_timeout)
         if options.address is None:
             of_ray = {**of_ray, **connections_environ(arguments.most_replicas * max_ongoing_requests(configuration))}
-        serve.start(
-            proxy_location=options.proxies,
-            http_options={"host": options.host, "port": options.port},
-            controller_options={"runtime_env": {"env_vars": of_ray}},
-        )
+        with contextlib.suppress(TimeoutError):  # Ray's own, after a minute: on a busy machine, the proxies come later
+            serve.start(
+                proxy_location=options.proxies,
+                http_options={"host": options.host, "port": options.port},
+                controller_options={"runtime_env": {"env_vars": of_ray}},
+            )
         _check_listens(options)
         _deploy(build(arguments, configuration, environ, of_ray), options, context)
     except KeyboardInterrupt:

@@ -43,6 +43,8 @@ _PATIENCE = {
     "RAY_gcs_server_port_wait_time_s": "120",
     "RAY_worker_register_timeout_seconds": "300",
     "RAY_health_check_timeout_ms": "60000",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",
+    "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": "120",
 }
 """How long Ray waits for its own processes on a busy machine. Dead ones refuse connections, and are noticed as before."""
 
@@ -134,7 +136,7 @@ class RayCluster:
         clean = {key: value for key, value in ENVIRON.items() if not key.startswith(("LMI_", "OPTION_", "SERVING_"))}
         self.environ = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         self.variables = dict(environ or {})
-        self._environ = clean | _PATIENCE | self.environ | self.variables
+        self._environ = clean | self.environ | self.variables | _PATIENCE
         self._logs = tempfile.TemporaryDirectory(prefix="ray-cluster-")
         self.nodes: list[RayNode] = []
         port = free_port()
