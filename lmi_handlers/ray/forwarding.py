@@ -8,6 +8,7 @@ last chunk, as it does without Ray: HTTP clients report an incomplete answer, an
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterable
 
@@ -31,9 +32,10 @@ _OF_RAYS_SERVER = frozenset((b"date", b"server"))
 
 _REQUEST_ID = "x-request-id"
 _RETRY_AFTER = "5"
+_FAILS_AFTER_SECONDS = 1.0
 
 NO_PATH = "the target of a request must be a path"
-NO_ANSWER = "the server of this replica does not answer"
+_NO_ANSWER = "the server of this replica does not answer"
 
 
 class Forwarded(Response):
@@ -52,7 +54,7 @@ class Forwarded(Response):
         try:
             answer = await ask(self._session, url_of(HOST, path, scope), scope, body)
         except aiohttp.ClientConnectionError:
-            await answer_error(503, NO_ANSWER, scope, receive, send)
+            await answer_no_server(scope, receive, send)
             return
         await relay(answer, scope, send)
 
@@ -96,6 +98,12 @@ def _passed(headers: Iterable[tuple[bytes, bytes]], request_id: bytes) -> list[t
     dropped = _OF_ONE_CONNECTION | _OF_RAYS_SERVER
     added = (_REQUEST_ID.encode(), request_id)
     return [(name, value) for name, value in headers if name.lower() not in dropped and (name.lower(), value) != added]
+
+
+async def answer_no_server(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request when the server does not. Where requests fail at once, HAProxy would send all of them."""
+    await asyncio.sleep(_FAILS_AFTER_SECONDS)
+    await answer_error(503, _NO_ANSWER, scope, receive, send)
 
 
 async def answer_error(status: int, cause: str, scope: Scope, receive: Receive, send: Send) -> None:

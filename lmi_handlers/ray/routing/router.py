@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from lmi_handlers.ray.bodies import Body, has_body, read_head
-from lmi_handlers.ray.forwarding import NO_ANSWER, NO_PATH, answer_error, ask, path_of, relay, url_of
+from lmi_handlers.ray.forwarding import NO_PATH, answer_error, answer_no_server, ask, path_of, relay, url_of
 from lmi_handlers.ray.gate import taking
 from lmi_handlers.ray.routing.keys import HEAD, By, key_of, model_of
 from lmi_handlers.ray.routing.members import Member
@@ -142,7 +142,7 @@ class Routed(Response):
             try:
                 answer = await ask(self._session, url_of(HOST, path, scope), scope, body)
             except aiohttp.ClientConnectionError:
-                await answer_error(503, NO_ANSWER, scope, receive, send)
+                await answer_no_server(scope, receive, send)
                 return
             await relay(answer, scope, send)
 
