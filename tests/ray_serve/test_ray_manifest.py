@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
 from paths import ROOT
-from ray_serving import started
+from ray_serving import PATIENCE, started
 from serving import Server, free_port
 
 from lmi_handlers.ray.environ import ray_environ
@@ -38,7 +38,9 @@ def test_ray_serves_the_application_of_the_manifest(tmp_path: Path) -> None:
     environ |= {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1"}
 
     def start() -> Server:
-        return Server(tmp_path / "m", "option.rolling_batch=echo\n", command=command, port=port, environ=environ)
+        return Server(
+            tmp_path / "m", "option.rolling_batch=echo\n", command=command, port=port, environ=environ | PATIENCE
+        )
 
     with started(start, signal.SIGINT) as server:
         assert server.invoke({"inputs": "Hi"}).json() == {"generated_text": "Hi"}

@@ -26,7 +26,7 @@ from paths import DATA
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from raw_http import connect, dechunked, read_to_end, request
-from ray_serving import started
+from ray_serving import PATIENCE, started
 from serving import Server, free_port
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
@@ -104,8 +104,9 @@ def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     command += ["0.5", "--replicas", "2", "--routing", "prefix", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--env", "OPTION_SEED=1", "--env", "LMI_LOCAL_RUNTIME=true"]
     environ = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1", "RAY_DEDUP_LOGS": "0"}
-    environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"
-    with started(lambda: Server(directory, PROPERTIES, command=command, port=port, environ=environ)) as server:
+    with started(
+        lambda: Server(directory, PROPERTIES, command=command, port=port, environ=environ | PATIENCE)
+    ) as server:
         yield server
 
 

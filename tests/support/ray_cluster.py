@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
+from ray_serving import PATIENCE
 from serving import ENVIRON, free_port
 
 _START_SECONDS = 180.0  # a slow machine with other tests running
@@ -38,15 +39,6 @@ _AGENT_PORTS = (
     "runtime-env-agent-port",
 )
 """Ray waits 15 s for agents that choose their ports themselves, which a busy machine exceeds, and then aborts."""
-
-_PATIENCE = {
-    "RAY_gcs_server_port_wait_time_s": "120",
-    "RAY_worker_register_timeout_seconds": "300",
-    "RAY_health_check_timeout_ms": "60000",
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",
-    "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": "120",
-}
-"""How long Ray waits for its own processes on a busy machine. Dead ones refuse connections, and are noticed as before."""
 
 
 class RayNode:
@@ -136,7 +128,7 @@ class RayCluster:
         clean = {key: value for key, value in ENVIRON.items() if not key.startswith(("LMI_", "OPTION_", "SERVING_"))}
         self.environ = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         self.variables = dict(environ or {})
-        self._environ = clean | self.environ | self.variables | _PATIENCE
+        self._environ = clean | self.environ | self.variables | PATIENCE
         self._logs = tempfile.TemporaryDirectory(prefix="ray-cluster-")
         self.nodes: list[RayNode] = []
         port = free_port()
