@@ -118,11 +118,13 @@ def test_a_node_falls_silent(cluster: RayCluster, server: Server) -> None:
         before = replicas_up(cluster)
         assert before
         node.freeze()
-        seconds = load.seconds_until_calm(fault)
-        wait_until(lambda: is_any_left_out(cluster, before), SLOW_MACHINE)
-        noticed = time.monotonic()
-        load.wait_for_streams(3)
-        node.kill()  # ends what still waits for it
+        try:
+            seconds = load.seconds_until_calm(fault)
+            wait_until(lambda: is_any_left_out(cluster, before), SLOW_MACHINE)
+            noticed = time.monotonic()
+            load.wait_for_streams(3)
+        finally:
+            node.kill()  # ends what still waits for it
     report(f"a node silent, noticed after {noticed - fault:.2f} s", load, fault, seconds)
     assert seconds < SLOW_MACHINE
     assert 0 < len(load.failed) <= AT_ONCE

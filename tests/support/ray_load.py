@@ -12,10 +12,10 @@ import msgspec
 import requests
 from serving import Server
 
-_WORDS = "The quick brown fox jumps over the lazy dog. "
+_WORDS = "The quick brown fox jumps over the lazy dog. " * 2
 _PAUSE = 0.1
 _CALM = 10
-"""So many short requests in a row succeed once a fault is over."""
+"""So many requests in a row succeed once a fault is over."""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -68,8 +68,8 @@ class Load:
         def calm() -> bool:
             after = sorted((each for each in list(self.results) if each.started > fault), key=lambda each: each.started)
             last = max((position for position, each in enumerate(after) if each.error), default=-1)
-            good = [each.ended for each in after[last + 1 :] if not each.is_stream]
-            found[:] = good[:1]
+            good = [each.ended for each in after[last + 1 :]]  # all short requests may hang on a machine that is silent
+            found[:] = sorted(good)[:1]
             return len(good) >= _CALM
 
         found: list[float] = []
