@@ -279,7 +279,7 @@ def test_stopped_engine_ends_with_the_server(
     processes = family(server)
     server.engine().suspend()
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(30) == 0
+    assert server.process.wait(120) == 0
     assert running(processes) == []
 
 
@@ -320,6 +320,6 @@ def test_temporary_load_error_does_not_stop_a_server_that_has_loaded_before(last
 
 def test_first_load_is_retried_if_memory_runs_out(start_server: StartServer) -> None:
     server = start_server(ECHO + "option.echo_fault=out_of_memory_in_load\noption.restart_limit=1\n", ready=False)
-    assert server.process.wait(30) == 1
+    assert server.process.wait(120) == 1
     assert server.log.count("the echo backend is out of memory, as requested") == 3  # the supervisor says it at the end
     assert "the engine died 2 times" in server.log

@@ -216,5 +216,5 @@ def test_a_server_ends_with_its_manager(tmp_path: Path) -> None:
     assert server.invoke({"inputs": "hi"}).json() == {"generated_text": "hi"}  # the only model is the default
     (engine,) = server.engines()
     server.manager().kill()
-    assert server.process.wait(60) == 1
+    assert server.process.wait(120) == 1
     engine.wait(10)

@@ -73,7 +73,7 @@ def test_lines_of_a_server(start_server: StartServer) -> None:
     assert all(0 < line["FirstTokenLatencyP50"] <= line["FirstTokenLatencyP99"] <= 60_000 for line in timed)
     assert server.invoke({"inputs": "hello"}).status_code == 200
     server.process.send_signal(signal.SIGTERM)
-    server.process.wait(40)
+    server.process.wait(120)
     assert total("Requests") == 5, "the last period is published at the end"
 
 
@@ -89,7 +89,7 @@ def test_each_of_several_models_has_lines(tmp_path: Path) -> None:
         assert server.ask("DELETE", "/models/b").status_code == 200
         wait_until(lambda: [(line["ModelName"], line["Requests"]) for line in emf_lines(server.log)] == [("b", 1)])
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(40) == 0
+        assert server.process.wait(120) == 0
     finally:
         server.stop()
     assert [(line["ModelName"], line["Requests"]) for line in emf_lines(server.log)] == [("b", 1), ("a", 2)]
@@ -100,7 +100,7 @@ def test_nothing_is_written_unless_asked_for(start_server: StartServer) -> None:
     server = start_server("option.rolling_batch=echo\n", environ={"LMI_EMF_PERIOD": "0.1"})
     assert server.invoke({"inputs": "hello"}).status_code == 200
     server.process.send_signal(signal.SIGTERM)
-    server.process.wait(40)
+    server.process.wait(120)
     assert emf_lines(server.log) == []
 
 
