@@ -15,6 +15,7 @@ from lmi_handlers.config.store_settings import StoreSettings
 from lmi_handlers.core.errors import ConfigError, EngineNotReady, LMIError, LoadFailed, ModelNotFound
 from lmi_handlers.engine.companion import Companion
 from lmi_handlers.model_manager import plan
+from lmi_handlers.models import manager
 from lmi_handlers.models.manager import Manager, Plan
 from lmi_handlers.models.messages import Load
 from lmi_handlers.models.processes import Processes
@@ -25,7 +26,7 @@ ECHO = "option.rolling_batch=echo\noption.echo_faults=true\n"
 
 
 class Bench:
-    """A manager without web workers. `held` keeps the next plans from being made until it is set."""
+    """A manager without web workers. `held` keeps the next plans from being made until it is set. `plans` counts them."""
 
     def __init__(self, directory: Path) -> None:
         self.runtime = directory / "runtime"
@@ -33,6 +34,7 @@ class Bench:
         self.runtime.mkdir()
         self.held = threading.Event()
         self.held.set()
+        self.plans = 0
         store = StoreSettings(directory=str(self.store), load_models=())
         settings = ManagerSettings(
             runtime_dir=str(self.runtime), store=store, started=time.monotonic(), drain_seconds=3
@@ -40,7 +42,8 @@ class Bench:
         self.manager = Manager(settings, self._plan)
 
     def _plan(self, entry: Registered, runtime_dir: Path) -> Plan:
-        self.held.wait(20)
+        self.plans += 1
+        self.held.wait(120)
         return plan(entry, runtime_dir)
 
     def add(self, name: str, properties: str = ECHO) -> None:
@@ -72,7 +75,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     bench.held.set()
     for name in bench.models:
         bench.manager.unload(name)
-    assert not bench.directories
+    wait_until(lambda: not bench.directories)  # a load that nobody waits for may still have to notice
 
 
 def test_a_model_is_unloaded_while_its_files_are_fetched(bench: Bench) -> None:
@@ -96,8 +99,8 @@ def test_a_model_is_unloaded_while_its_files_are_fetched(bench: Bench) -> None:
     bench.held.set()
     loading.join()
     assert [type(error) for error in errors] == [ModelNotFound]
-    wait_until(lambda: bench.state("b") is ModelState.READY, timeout=30)
-    assert len(bench.directories) == 1
+    wait_until(lambda: bench.state("b") is ModelState.READY)
+    wait_until(lambda: len(bench.directories) == 1)
 
 
 def test_a_model_is_unloaded_while_it_wakes(bench: Bench) -> None:
@@ -130,7 +133,7 @@ def test_scaling(bench: Bench) -> None:
         bench.manager.scale("a", {"option.echo_fault": "raise_in_load"})
     assert (bench.state("a"), bench.models["a"].options) == (ModelState.SLEEPING, {"minWorkers": "2"})
     bench.manager.wake("a")
-    wait_until(lambda: bench.state("a") is ModelState.READY, timeout=30)
+    wait_until(lambda: bench.state("a") is ModelState.READY)
 
 
 def test_a_model_is_woken_while_it_is_scaled(bench: Bench) -> None:
@@ -138,7 +141,9 @@ def test_a_model_is_woken_while_it_is_scaled(bench: Bench) -> None:
     bench.manager.scale("a", None)
     bench.held.clear()
     scaling = threading.Thread(target=bench.manager.scale, args=("a", {"minWorkers": "2"}))
+    plans = bench.plans
     scaling.start()
+    wait_until(lambda: bench.plans > plans)  # otherwise the other one might come first
     waking = threading.Thread(target=bench.manager.wake, args=("a",))
     waking.start()
     time.sleep(0.2)
@@ -155,17 +160,23 @@ def test_a_model_is_woken_while_it_is_scaled(bench: Bench) -> None:
     bench.held.set()
 
 
-def test_a_model_that_could_not_be_woken_sleeps_on(bench: Bench) -> None:
+def test_a_model_that_could_not_be_woken_sleeps_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.add("a", ECHO + "option.restart_limit=0\n")
     bench.load("a")
     bench.manager.scale("a", None)
     (bench.runtime / f"model-{bench.models['a'].number + 1}").touch()  # stands in the way of its directory
-    with pytest.raises(LoadFailed, match="File exists"):
-        bench.manager.wake("a")
-    assert bench.state("a") is ModelState.SLEEPING
-    with pytest.raises(LoadFailed, match="File exists"):  # not tried again at once
-        bench.manager.wake("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(manager, "_FIRST_BACK_OFF", manager._LONGEST_BACK_OFF)
+        with pytest.raises(LoadFailed, match="File exists"):
+            bench.manager.wake("a")
+        assert bench.state("a") is ModelState.SLEEPING
+        plans = bench.plans
+        with pytest.raises(LoadFailed, match="File exists"):
+            bench.manager.wake("a")
+        assert bench.plans == plans, "it was tried again at once"
     next(bench.runtime.glob("model-*")).unlink()
+    slot = bench.manager._slots.known("a")
+    slot.retry_at = slot.back_off = 0.0
 
     def wakes() -> bool:
         try:
@@ -176,11 +187,11 @@ def test_a_model_that_could_not_be_woken_sleeps_on(bench: Bench) -> None:
 
     bench.add("a", ECHO + "option.restart_limit=0\noption.echo_fault=exit_in_load\n")
     wait_until(wakes)
-    wait_until(lambda: "died 1 times" in bench.models["a"].cause, timeout=30)
+    wait_until(lambda: "died 1 times" in bench.models["a"].cause)
     assert bench.state("a") is ModelState.SLEEPING
     bench.add("a")
-    wait_until(wakes, timeout=30)
-    wait_until(lambda: bench.state("a") is ModelState.READY, timeout=30)
+    wait_until(wakes)
+    wait_until(lambda: bench.state("a") is ModelState.READY)
 
 
 def test_an_engine_that_cannot_be_started_ends_the_load(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
