@@ -18,7 +18,7 @@ from lmi_handlers.serving.beam_search import BeamSearch
 
 OPTIONS = (
     "option.rolling_batch=echo\noption.echo_faults=true\noption.echo_tokens_per_second=20\noption.echo_load_seconds=0.1\n"
-    "option.response_deadline=0.7\noption.stream_deadline=1.2\noption.predict_timeout=20\noption.dialect=mindie\noption.max_rolling_batch_size=40\n"
+    "option.response_deadline=1.2\noption.stream_deadline=2.4\noption.predict_timeout=20\noption.dialect=mindie\noption.max_rolling_batch_size=40\n"
 )
 MESSAGES = [{"role": "user", "content": "word " * 60}]
 CALL = '{"name": "weather", "parameters": {"city": "' + "Aachen " * 30 + '"}}'
@@ -102,7 +102,7 @@ def test_stream_ends_with_its_text(
     records = [json.loads(line) for line in lines if line != "[DONE]"]
     assert not any(found(record, "error") for record in records if name != "openai-responses"), records
     cut = found(records, "truncated")
-    assert len(records) > 15, records  # more than in `response_deadline`
+    assert len(records) > 26, records  # more than in `response_deadline`
     if name == "openai-responses":
         assert records[-1]["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
     else:
@@ -124,8 +124,9 @@ def test_beam_search_ends_with_the_beams_that_it_has(server: Server) -> None:
 
 
 def test_answer_without_any_text_is_an_error(server: Server) -> None:
-    for stream, option in ((False, "response_deadline"), (True, "stream_deadline")):
-        answer = server.invoke({"inputs": "x HANG@1", "stream": stream})
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda stream: server.invoke({"inputs": "x HANG@1", "stream": stream}), (False, True)))
+    for answer, option in zip(answers, ("response_deadline", "stream_deadline"), strict=True):
         assert answer.status_code == 504
         assert answer.json()["error"] == f"there was nothing to answer with when option.{option} had passed"
     assert server.invoke({"inputs": "a", "parameters": {"max_new_tokens": 1}}).status_code == 200
@@ -154,13 +155,18 @@ def test_answer_in_time_is_whole(server: Server) -> None:
 
 def test_records_of_a_json_lines_body_are_whole(server: Server) -> None:
     """Nothing in a line could say that its text was cut."""
-    record = json.dumps({"inputs": "abcdefg" * 4, "parameters": {"max_new_tokens": 28}}) + "\n"
-    for number in (1, 2):
-        answer = requests.post(
+    record = json.dumps({"inputs": "abcdefg" * 8, "parameters": {"max_new_tokens": 56}}) + "\n"
+
+    def ask(number: int) -> requests.Response:
+        return requests.post(
             f"{server.url}/invocations", record * number, headers={"Content-Type": "application/jsonlines"}, timeout=60
         )
-        assert "x-lmi-truncated" not in answer.headers
-        assert [json.loads(line) for line in answer.text.splitlines()] == [{"generated_text": "abcdefg" * 4}] * number
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for number, answer in enumerate(pool.map(ask, (1, 2)), 1):
+            assert "x-lmi-truncated" not in answer.headers
+            texts = [json.loads(line) for line in answer.text.splitlines()]
+            assert texts == [{"generated_text": "abcdefg" * 8}] * number
 
 
 def test_deadline_must_be_before_predict_timeout(model_dir: Path) -> None:
