@@ -153,13 +153,15 @@ def test_client_that_disconnects_in_a_later_step(echo_server: Server) -> None:
 
 def test_engine_death_and_deadline_in_a_later_step(start_server: StartServer) -> None:
     server = start_server(
-        "option.rolling_batch=echo\noption.echo_faults=true\noption.predict_timeout=1\noption.echo_load_seconds=0.2\n"
+        "option.rolling_batch=echo\noption.echo_faults=true\noption.predict_timeout=4\noption.echo_load_seconds=0.2\n"
     )
-    hanging = ask(server, "1 HANG@")
-    assert (hanging.status_code, hanging.json()["error"]) == (504, "the request did not finish within predict_timeout")
-    # Each of these steps is short, but together they exceed predict_timeout.
-    slow = ask(server, "SLEEP@1 ")
-    assert (slow.status_code, slow.json()["error"]) == (504, "the request did not finish within predict_timeout")
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        # Each step of the second one is short, but together they exceed predict_timeout.
+        for answer in pool.map(lambda prompt: ask(server, prompt), ("1 HANG@", "SLEEP@1 ")):
+            assert (answer.status_code, answer.json()["error"]) == (
+                504,
+                "the request did not finish within predict_timeout",
+            )
     dead = ask(server, "1 DIE@")
     assert (dead.status_code, dead.json()["error"]) == (500, "the engine process ended while it worked on this request")
     server.wait_ready()
@@ -168,7 +170,7 @@ def test_engine_death_and_deadline_in_a_later_step(start_server: StartServer) ->
 
 def test_full_queue_does_not_fail_a_search_that_has_begun(start_server: StartServer) -> None:
     server = start_server(
-        "option.rolling_batch=echo\noption.echo_faults=true\noption.echo_load_seconds=1\n"
+        "option.rolling_batch=echo\noption.echo_faults=true\noption.echo_load_seconds=4\n"
         "option.echo_tokens_per_second=10\noption.max_rolling_batch_size=1\njob_queue_size=1\n"
     )
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
