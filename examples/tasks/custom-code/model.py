@@ -1,4 +1,4 @@
-"""A handler: mean and spread of lists of numbers. `inputs.get_batches()` has the requests of a batch."""
+"""A handler: mean and spread of lists of numbers, up to `batch_size` of them in one call."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ import statistics
 from djl_python import Input, Output
 
 
-def handle(inputs: Input) -> Output | None:
-    """Answer a batch. A request that cannot be answered gets an error of its own."""
-    if inputs.is_empty():  # the first call: load what you need
+def handle(inputs: Input) -> list[Output] | None:
+    """Answer a batch. The first call is empty: load there what you need."""
+    if inputs.is_empty():
         return None
-    output = Output()
-    for index, request in enumerate(inputs.get_batches()):
+    return [answer(request) for request in inputs.get_batches()]
+
+
+def answer(request: Input) -> Output:
+    """Answer one request. If it is wrong, only that one fails."""
+    try:
         numbers = request.get_as_json()
-        if (
-            isinstance(numbers, list)
-            and len(numbers) > 1
-            and all(isinstance(number, (int, float)) for number in numbers)
-        ):
-            answer = {"mean": statistics.fmean(numbers), "stdev": statistics.stdev(numbers)}
-        else:
-            answer = {"error": "a list of at least two numbers is expected"}
-        output.add_as_json(answer, batch_index=index)
-    return output
+        return Output().add_as_json({"mean": statistics.fmean(numbers), "stdev": statistics.stdev(numbers)})
+    except (TypeError, ValueError, ArithmeticError) as error:
+        return Output().error(f"expected a JSON list of at least two numbers: {error}", code=400)
