@@ -106,14 +106,17 @@ def _started_node(command: list[str], log: Path, stack: ExitStack) -> Process:
 
 
 @contextmanager
-def replicas(cluster: Cluster, directory: Path, properties: dict[str, object], number: int) -> Iterator[Server]:
-    """Run `lmi ray serve` with replicas of one web worker each, and one HAProxy."""
+def replicas(
+    cluster: Cluster, directory: Path, properties: dict[str, object], number: int, *arguments: str
+) -> Iterator[Server]:
+    """Run `lmi ray serve` with `arguments`, replicas of one web worker each, and one HAProxy."""
     directory.mkdir(exist_ok=True)
     (directory / "serving.properties").write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
     port, log = cluster.port, directory / "ray.log"
     command = [sys.executable, "-m", "lmi_handlers.cli", "ray", "serve", "--model-dir", str(directory)]
     command += ["--address", cluster.address, "--replicas", str(number), "--num-cpus", "1", "--proxies", "HeadOnly"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--env", "LMI_WORKERS=1"]
+    command += arguments
     with running(command, log, _ENVIRON) as process:
         server = Server(process, port, log)
         server.wait()

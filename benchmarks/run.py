@@ -19,6 +19,7 @@ from load import bench_load
 from machine import describe_machine
 from neighbour_cost import bench_neighbours
 from open_streams import bench_open_streams
+from ray_prefixes import bench_ray_prefixes
 from ray_replicas import bench_ray
 from s3_download import bench_s3
 from start_up import bench_start_up
@@ -37,6 +38,7 @@ PARTS = {
     "s3": bench_s3,
     "faults": bench_faults,
     "ray": bench_ray,
+    "ray-prefixes": bench_ray_prefixes,
 }
 
 
