@@ -20,7 +20,7 @@ import requests
 from s3_server import S3Server
 from serving import ENVIRON, Server, StartServer, free_port
 from transform import Container, container, read_lines, transform, write_lines
-from waiting import wait_until
+from waiting import still_running, wait_until
 
 from lmi_handlers.batch_transform.endpoint import Endpoint, Unreachable
 from lmi_handlers.batch_transform.job import FileReport, Job
@@ -326,7 +326,7 @@ def test_job_stops_its_own_server(tmp_path: Path) -> None:
     assert children
     job.send_signal(signal.SIGTERM)
     assert job.wait(60) == 128 + signal.SIGTERM
-    assert not psutil.wait_procs(children, timeout=10)[1]
+    assert still_running(children) == []
     assert names_in(tmp_path / "out") == []
 
 

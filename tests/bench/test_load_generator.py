@@ -100,12 +100,12 @@ def test_the_last_line_of_a_stream_needs_no_end() -> None:
 
 def test_an_open_loop_does_not_wait_for_answers(start_server: StartServer) -> None:
     server = start_server("option.rolling_batch=echo\noption.echo_tokens_per_second=3\n")
-    slow = Item("a b c d e f", 4)  # more than a second each
-    timings, _ = run(server, "openai", slow, gaps=iter([0.02] * 100), concurrency=0, requests=10)
+    slow, slower = Item("a b c d e f", 4), Item("a b c d e f", 10)  # one second each, and three
+    timings, _ = run(server, "openai", slower, gaps=iter([0.02] * 100), concurrency=0, requests=10)
     assert max(timing.started for timing in timings) < min(timing.ended for timing in timings)
     timings, _ = run(server, "openai", slow, gaps=iter([0.02] * 100), concurrency=2, requests=4)
     assert sorted(timing.ended for timing in timings)[0] <= sorted(timing.started for timing in timings)[2]
-    timings, _ = run(server, "openai", slow, duration=0.5, requests=1000)
+    timings, _ = run(server, "openai", slower, duration=2, requests=1000)
     assert len(timings) == 4
     assert all(timing.error is None for timing in timings)
 

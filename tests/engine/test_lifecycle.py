@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 import requests
 from raw_http import connect, request
@@ -86,12 +87,14 @@ def test_engine_death_fails_all_requests_and_a_new_engine_starts(server: Server,
     with Watch(server) as watch, concurrent.futures.ThreadPoolExecutor(3) as pool, open_streams(server, 3) as streams:
         others = [pool.submit(server.invoke, endless()) for _ in range(3)]
         server.wait_for_sequences(6)
-        server.invoke({"inputs": f"hello {fault}@5"})
-        for stream in streams:
-            assert_error_record(stream.text, cause)
-        for other in others:
-            assert other.result().status_code == 500
-            assert cause in other.result().json()["error"]
+        with server.no_restart():
+            server.invoke({"inputs": f"hello {fault}@5"})
+            for stream in streams:
+                assert_error_record(stream.text, cause)
+            for other in others:
+                assert other.result().status_code == 500
+                assert cause in other.result().json()["error"]
+            wait_until(lambda: watch.statuses == [200, 503])
         wait_until(lambda: watch.statuses == [200, 503, 200])
     assert server.invoke({"inputs": "back again"}).json() == {"generated_text": "back again"}
 
@@ -108,10 +111,11 @@ def open_streams(server: Server, count: int) -> Iterator[list[requests.Response]
 def test_engine_killed_during_streams(server: Server) -> None:
     first = server.wait_ready().engine()
     with concurrent.futures.ThreadPoolExecutor(32) as pool, Watch(server) as watch:
-        with open_streams(server, 32) as streams:
+        with open_streams(server, 32) as streams, server.no_restart():
             first.kill()
             for stream in streams:
                 assert_error_record(stream.text, "the engine process ended")
+            wait_until(lambda: watch.statuses[-1:] == [503])
         server.wait_ready()
         again = pool.map(lambda _: server.invoke({"inputs": "hello"}).status_code, range(32))
         assert set(again) == {200}, "one worker was ready while another rejected requests"
@@ -122,64 +126,72 @@ def test_engine_killed_during_streams(server: Server) -> None:
 
 
 def test_engine_with_a_step_that_never_returns_is_killed_and_reported(start_server: StartServer) -> None:
-    server = start_server(ECHO + "option.predict_timeout=20\noption.stall_timeout=2\noption.echo_load_seconds=60\n")
-    started = time.monotonic()
+    server = start_server(ECHO + "option.predict_timeout=60\noption.stall_timeout=4\noption.echo_load_seconds=60\n")
+    first = server.engine()
     with server.invoke({"inputs": "hello SLEEP@3", "stream": True}, stream=True) as stuck:
+        lines = stuck.iter_lines()
+        assert [json.loads(next(lines))["token"]["text"] for _ in range(2)] == ["h", "e"]  # the next step sleeps
         innocent = server.invoke({"inputs": "innocent", "stream": True})
-        assert last_record(stuck.text)["details"]["finish_reason"] == "error"
+        (last,) = lines
+        assert json.loads(last)["details"]["finish_reason"] == "error"
+        assert "predict_timeout" not in json.loads(last)["token"]["error_msg"]
         assert innocent.status_code in (500, 503)
-    assert time.monotonic() - started < 30
-    server.wait_ready()
+    server.wait_restarted(first)
     assert server.invoke({"inputs": "hello"}).status_code == 200
 
 
 def test_request_at_its_deadline_frees_its_place(start_server: StartServer) -> None:
-    server = start_server(ECHO + "option.predict_timeout=1\noption.max_rolling_batch_size=1\n")
-    answer = server.invoke({"inputs": "hello HANG@3"})
+    server = start_server(ECHO + "option.predict_timeout=5\noption.max_rolling_batch_size=2\n")
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:  # at once, because each takes as long as its deadline
+        bodies = [{"inputs": "hello HANG@3", "stream": stream} for stream in (False, True)]
+        answer, stream = pool.map(server.invoke, bodies)
     assert (answer.status_code, answer.json()["code"]) == (504, 504)
     assert "predict_timeout" in answer.json()["error"]
-    stream = server.invoke({"inputs": "hello HANG@3", "stream": True})
     assert_error_record(stream.text, "predict_timeout")
+    server.wait_for_sequences(0)
     assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
 
 
 # The engine does not load
 
 
-def test_loading_engine_is_reported(start_server: StartServer) -> None:
-    server = start_server(ECHO + "option.echo_fault=slow_load\noption.echo_load_seconds=4\n", ready=False)
-    wait_until(lambda: can_connect(server) and server.ping().json()["m0"]["phase"] == "loading weights: pretending")
+def test_loading_engine_is_reported(loading_server: Server) -> None:
+    server = loading_server
+    wait_until(lambda: server.ping().json()["m"]["phase"] == "loading weights: pretending")
     first = server.ping()
     assert first.status_code == 503
     answer = server.invoke({"inputs": "hello"})
     assert answer.status_code == 503
     assert "loading weights: pretending" in answer.json()["error"]
     assert int(answer.headers["Retry-After"]) > 0
-    later = server.ping().json()["m0"]
+    later = server.ping().json()["m"]
     assert later["status"] == "Starting"
-    assert first.json()["m0"]["seconds"] <= later["seconds"] <= 4.5
-    server.wait_ready()
+    age = time.time() - psutil.Process(server.process.pid).create_time()
+    assert first.json()["m"]["seconds"] <= later["seconds"] <= age + 1
 
 
 def test_every_load_reports_how_long_its_phases_take(start_server: StartServer) -> None:
     """In the log, in `/ping` and in `/metrics`. Words of a backend's own are details, not phases."""
-    server = start_server(ECHO + "option.echo_fault=slow_load\noption.echo_load_seconds=1\n")
+    server = start_server(ECHO + "option.echo_fault=slow_load\noption.echo_load_seconds=2\n")
     phases = ["starting", "importing the engine", "preparing the tokenizer", "loading weights"]
     times = load_times(server)
     assert sorted(times) == sorted(phases)
-    assert server.invoke({"inputs": "hello DIE@1"}).status_code == 500
+    before = time.monotonic()
+    with server.no_restart():
+        assert server.invoke({"inputs": "hello DIE@1"}).status_code == 500
+        dead = server.ping().json()["m0"]
+        assert dead["phase"] == "the engine process has ended and is being restarted"
     seen: list[dict[str, Any]] = []
     while not seen or seen[-1]["status"] != "Healthy":
         seen.append(server.ping().json()["m0"])
     assert "seconds" not in seen[-1]
-    assert all(document["seconds"] < 20 for document in seen[:-1])
-    assert {document["phase"] for document in seen[:-1]} >= {
-        "the engine process has ended and is being restarted",
-        "loading weights: pretending",
-    }
+    passed = time.monotonic() - before
+    assert all(document["seconds"] <= passed for document in seen[:-1])
+    assert "loading weights: pretending" in {document["phase"] for document in seen[:-1]}
     assert load_times(server).keys() == times.keys()
     for load in (times, load_times(server)):
-        assert load["loading weights"] >= 1
+        assert load["loading weights"] >= 2
+    wait_until(lambda: server.log.count('"engine ready"') == 2)  # is logged once the web workers have been told
     entries = [json.loads(line) for line in server.log.splitlines()]
     logged = [entry for entry in entries if entry["message"] == "load phase ended"]
     assert [entry["phase"] for entry in logged] == phases * 2
@@ -194,14 +206,6 @@ def load_times(server: Server) -> dict[str, float]:
     page = requests.get(f"{server.url}/metrics", timeout=30).text
     times = re.findall(r'^lmi_load_seconds\{phase="(.*)"\} (.*)$', page, re.M)
     return {phase: float(seconds) for phase, seconds in times if float(seconds)}
-
-
-def can_connect(server: Server) -> bool:
-    try:
-        server.ping()
-    except requests.ConnectionError:
-        return False
-    return True
 
 
 def test_configuration_error_stops_the_server_with_one_line(start_server: StartServer) -> None:
@@ -309,21 +313,27 @@ def test_free_places_do_not_count_as_queue(start_server: StartServer) -> None:
 
 
 def test_sigterm_under_load_finishes_admitted_requests(start_server: StartServer) -> None:
-    server = start_server(ECHO + "option.echo_tokens_per_second=20\noption.max_rolling_batch_size=8\n")
-    body = {"inputs": "x" * 40, "stream": True, "parameters": {"max_new_tokens": 40, "details": True}}
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        answers = [pool.submit(server.invoke, {**body, "stream": number % 2 == 0}) for number in range(16)]
-        server.wait_for_sequences(8, 8)
+    server = start_server(ECHO + "option.echo_tokens_per_second=20\noption.max_rolling_batch_size=4\n")
+    texts = ["x" * 120] * 4 + ["y" * 5] * 4  # the first ones run for six seconds, the others wait for them
+    bodies = [
+        {"inputs": text, "stream": number % 2 == 0, "parameters": {"max_new_tokens": len(text), "details": True}}
+        for number, text in enumerate(texts)
+    ]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(server.invoke, body) for body in bodies[:4]]
+        server.wait_for_sequences(4)
+        answers += [pool.submit(server.invoke, body) for body in bodies[4:]]
+        server.wait_for_sequences(4, 4)
         server.process.send_signal(signal.SIGTERM)
-        for answer in answers:
+        for answer, text in zip(answers, texts, strict=True):
             assert answer.result().status_code == 200
-            assert last_record(answer.result().text.rstrip("\n") + "\n")["generated_text"] == "x" * 40
+            assert last_record(answer.result().text.rstrip("\n") + "\n")["generated_text"] == text
     assert server.process.wait(120) == 0
     assert "Traceback" not in server.log
 
 
 def test_ping_is_quick_with_256_streams_open(start_server: StartServer) -> None:
-    server = start_server(ECHO + "option.echo_tokens_per_second=20\noption.max_rolling_batch_size=256\n")
+    server = start_server(ECHO + "option.echo_tokens_per_second=10\noption.max_rolling_batch_size=256\n")
     sockets = [connect(server, request(endless(stream=True))) for _ in range(256)]
     try:
         server.wait_for_sequences(256)
@@ -361,17 +371,15 @@ def test_dynamic_batch_answers_lists_and_different_parameters(dynamic_server: Se
     assert [[item["generated_text"] for item in answer] for answer in answers] == expected
 
 
-def test_dynamic_batch_starts_when_full_or_after_its_delay(start_server: StartServer) -> None:
-    server = start_server(DYNAMIC + "batch_size=2\nmax_batch_delay=1500\n")
+def test_dynamic_batch_starts_when_full_or_after_its_delay(dynamic_server: Server, start_server: StartServer) -> None:
     started = time.monotonic()
-    alone = server.invoke({"inputs": "a", "parameters": {"return_full_text": False}})
-    waited = time.monotonic() - started
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        started = time.monotonic()
-        list(pool.map(lambda _: server.invoke({"inputs": "a"}), range(2)))
+    alone = dynamic_server.invoke({"inputs": "a", "parameters": {"return_full_text": False}})
+    assert time.monotonic() - started >= 0.2
     assert alone.text == '[\n  {\n    "generated_text":"a"\n  }\n]'
-    assert waited > 1.4
-    assert time.monotonic() - started < waited
+    server = start_server(DYNAMIC + "batch_size=2\nmax_batch_delay=600000\n")
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        answers = pool.map(lambda _: server.invoke({"inputs": "a"}), range(2))
+        assert [answer.status_code for answer in answers] == [200] * 2, "they waited for the delay"
 
 
 def test_dynamic_batch_errors(dynamic_server: Server) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import signal
 import threading
@@ -14,9 +15,10 @@ import psutil
 import pytest
 import requests
 from serving import Server, StartServer
+from waiting import has_ended, still_running, wait_until
 
-CLIENTS = 64
-PREDICT_TIMEOUT = 6
+CLIENTS = 32
+PREDICT_TIMEOUT = 40
 STALL_TIMEOUT = 4
 ECHO = (
     "option.rolling_batch=echo\noption.echo_faults=true\noption.echo_tokens_per_second=20\n"
@@ -47,7 +49,7 @@ def error_of(answer: requests.Response) -> str:
     return str(last["token"]["error_msg"])
 
 
-def wait_for_status(server: Server, status: int, timeout: float = 30.0) -> dict[str, Any]:
+def wait_for_status(server: Server, status: int, timeout: float = 60.0) -> dict[str, Any]:
     """Wait until `/ping` returns this status, and return its document."""
     deadline = time.monotonic() + timeout
     while (answer := server.ping()).status_code != status:
@@ -83,7 +85,9 @@ def lasting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
     directory = tmp_path_factory.mktemp("lasting") / "m"
     directory.mkdir()
     (directory / "template.jinja").write_text("{{ messages[0].content }}")
-    server = Server(directory, ECHO + "option.stall_timeout=30\noption.chat_template=template.jinja\n")
+    server = Server(
+        directory, ECHO + "option.stall_timeout=30\noption.restart_limit=20\noption.chat_template=template.jinja\n"
+    )
     yield server.wait_ready()
     server.stop()
 
@@ -100,7 +104,7 @@ def family() -> Iterator[Callable[[Server], list[psutil.Process]]]:
 
     yield of
     for process in known:
-        if process.is_running():
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
 
 
@@ -135,7 +139,7 @@ class StallWatch:
 
     def wait_for_end(self) -> None:
         """Wait until the engine has been unhealthy and is healthy again."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while (
             not self.phases or self.phases[-1][0] != "Healthy" or {status for status, _ in self.phases} == {"Healthy"}
         ):
@@ -170,8 +174,8 @@ def test_hanging_engine_under_load(server: Server, hang: str) -> None:
         answers = [future.result() for future in pending]
         watch.wait_for_end()
     for answer, ended in answers:
-        assert any(words in error_of(answer) for words in (cause, "predict_timeout"))
-        assert ended - hung < PREDICT_TIMEOUT + 10, "the answer ended long after its deadline"
+        assert cause in error_of(answer)
+        assert ended - hung < PREDICT_TIMEOUT, "the answer did not end with its engine"
     assert watch.stalled(cause)
     refused = [answer for answer in watch.answers if answer.status_code == 503 and cause in answer.json()["error"]]
     assert refused
@@ -189,16 +193,16 @@ def ended_engines(server: Server) -> int:
 
 def test_requests_end_at_their_deadline_if_the_engine_does_not_read(start_server: StartServer) -> None:
     """These bodies are far larger than a socket's buffer. Their requests must not wait until they can be sent."""
-    server = start_server(ECHO + "option.predict_timeout=3\noption.stall_timeout=60\n")
+    server = start_server(ECHO + "option.predict_timeout=4\noption.stall_timeout=60\n")
     engine = server.engine()
     engine.suspend()
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
         started = time.monotonic()
-        pending = [pool.submit(timed, server, endless("x" * 100_000, stream=number % 2 == 0)) for number in range(16)]
+        pending = [pool.submit(timed, server, endless("x" * 200_000, stream=number % 2 == 0)) for number in range(8)]
         answers = [future.result() for future in pending]
     for answer, ended in answers:
         assert answer.status_code == 504
-        assert ended - started < 3 + 10, "generous for a busy machine: without the limit, requests never ended"
+        assert ended - started < 4 + 20, "generous for a busy machine: without the limit, requests never ended"
     engine.resume()
     server.wait_ready()
     assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
@@ -258,14 +262,14 @@ def test_call_that_never_returns(server: Server, prompt: str, call: str) -> None
 
 def test_engine_is_replaced_if_every_request_times_out(start_server: StartServer) -> None:
     """Each request ends before the engine looks stalled, but their time adds up."""
-    server = start_server(ECHO + "option.predict_timeout=2\noption.stall_timeout=6\n")
+    server = start_server(ECHO + "option.predict_timeout=3\noption.stall_timeout=8\n")
     first = server.engine()
     assert server.invoke({"inputs": "x MUTE@1"}).status_code == 504
-    deadline = time.monotonic() + 40
-    while first.is_running() and first.status() != psutil.STATUS_ZOMBIE:
+    deadline = time.monotonic() + 60
+    while not has_ended(first):
         assert time.monotonic() < deadline, "the engine was not restarted, although every request got a 504"
         assert server.invoke({"inputs": "hello"}).status_code in (500, 503, 504)
-    server.wait_ready()
+    server.wait_restarted(first)
     assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
 
 
@@ -280,7 +284,7 @@ def test_stopped_engine_ends_with_the_server(
     server.engine().suspend()
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(120) == 0
-    assert running(processes) == []
+    assert still_running(processes) == []
 
 
 @pytest.mark.parametrize("victim", ["arbiter", "supervisor"])
@@ -288,17 +292,12 @@ def test_stopped_engine_ends_with_a_killed_parent(
     start_server: StartServer, family: Callable[[Server], list[psutil.Process]], victim: str
 ) -> None:
     server = start_server(ECHO + "option.web_workers=2\n")
+    # Arbiter, two web workers, supervisor, engine and watchdog. The server is ready with its first web worker.
+    wait_until(lambda: len(psutil.Process(server.process.pid).children(recursive=True)) == 5)
     processes = family(server)
-    assert len(processes) == 6, "arbiter, two web workers, supervisor, engine and watchdog"
     server.engine().suspend()
     (server.process if victim == "arbiter" else server.supervisor()).kill()
-    assert running(processes) == []
-
-
-def running(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """The processes that still run after ten seconds."""
-    _, alive = psutil.wait_procs(processes, timeout=10)
-    return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    assert still_running(processes) == []
 
 
 # Engines that do not load
@@ -309,10 +308,7 @@ def test_temporary_load_error_does_not_stop_a_server_that_has_loaded_before(last
     template = server.directory / "template.jinja"
     away = template.rename(server.directory / "away")
     server.engine().kill()
-    deadline = time.monotonic() + 20
-    while "it did not load" not in server.log:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: "it did not load" in server.log)
     away.rename(template)
     server.wait_ready()
     assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}

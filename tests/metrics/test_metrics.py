@@ -73,13 +73,13 @@ def scrape(server: Server) -> Scrape:
 
 
 def wait_for(server: Server, condition: Callable[[Scrape], bool]) -> Scrape:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         seen = scrape(server)
         if condition(seen):
             return seen
         time.sleep(0.05)
-    raise AssertionError(f"not reached within 30 s: { {name: value for name, value in seen.items() if value} }")
+    raise AssertionError(f"not reached within 60 s: { {name: value for name, value in seen.items() if value} }")
 
 
 def outcomes(seen: Scrape) -> dict[str, float]:
@@ -87,6 +87,11 @@ def outcomes(seen: Scrape) -> dict[str, float]:
     names = ("tgi_request_count", "tgi_request_success", "tgi_request_failure", "vllm:request_success_total")
     counts = {name: value for name, value in seen.items() if name.startswith(names) and value}
     return {re.sub(r'.*="(.*)"}', r"\1", name.removeprefix("tgi_request_")): value for name, value in counts.items()}
+
+
+def wait_for_outcomes(server: Server, before: Scrape | None = None, **expected: int) -> Scrape:
+    """Wait until requests have been counted as expected, since `before`. Another worker may be just counting one."""
+    return wait_for(server, lambda seen: outcomes(seen if before is None else difference(before, seen)) == expected)
 
 
 def difference(before: Scrape, after: Scrape) -> Scrape:
@@ -101,7 +106,7 @@ def start_with_two_workers(start_server: StartServer, properties: str = ECHO, **
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with two workers and short limits, for tests that compare counters before and after."""
-    properties = ECHO + "max_request_size=10000\noption.predict_timeout=2\n"
+    properties = ECHO + "max_request_size=10000\noption.predict_timeout=6\n"
     server = Server(tmp_path_factory.mktemp("metrics") / "m", properties, "--workers", "2")
     seen = scrape(server.wait_ready())
     assert not any(value for name, value in seen.items() if not name.startswith("lmi_load_seconds")), (
@@ -161,8 +166,7 @@ def test_each_request_is_counted_once_however_it_ends(server: Server) -> None:
     with concurrent.futures.ThreadPoolExecutor(7) as pool:
         assert {answer.status_code for answer in pool.map(server.invoke, good * 5)} == {200}
     # A stream is counted shortly after its last byte.
-    seen = wait_for(server, lambda seen: seen["tgi_request_count"] - before["tgi_request_count"] == 35)
-    assert outcomes(difference(before, seen)) == {"count": 35, "success": 35, "stop": 40, "length": 15}
+    wait_for_outcomes(server, before, count=35, success=35, stop=40, length=15)
 
     refused = [{"inputs": "a", "parameters": {"top_p": 7}}, {"inputs": "x" * 20000}, {}]
     assert [server.invoke(body).status_code for body in refused] == [424, 413, 424]
@@ -170,17 +174,8 @@ def test_each_request_is_counted_once_however_it_ends(server: Server) -> None:
     assert server.invoke({"inputs": "RAISE@1"}).status_code == 424
     assert "error" in server.invoke({"inputs": "RAISE@9 and more", "stream": True}).text
     assert server.invoke({"inputs": "HANG@1"}).status_code == 504
-    assert outcomes(difference(before, scrape(server))) == {
-        "count": 42,
-        "success": 35,
-        "stop": 40,
-        "length": 15,
-        "validation": 4,
-        "generation": 2,
-        "error": 2,
-        "timeout": 1,
-        "abort": 1,
-    }
+    succeeded = {"success": 35, "stop": 40, "length": 15}
+    wait_for_outcomes(server, before, count=42, **succeeded, validation=4, generation=2, error=2, timeout=1, abort=1)
 
 
 @pytest.mark.parametrize(
@@ -213,9 +208,7 @@ def test_a_request_whose_client_disconnects_is_dropped(slow_server: Server) -> N
     server.wait_for_sequences(0)
     leave_once_running(server, json.dumps(LONG | {"stream": False}), "application/json", running=1)
     server.wait_for_sequences(0)
-    after = wait_for(server, lambda seen: seen["tgi_request_count"] - before["tgi_request_count"] == 4)
-    seen = difference(before, after)
-    assert outcomes(seen) == {"count": 4, "dropped": 4, "abort": 4}
+    seen = difference(before, wait_for_outcomes(server, before, count=4, dropped=4, abort=4))
     assert seen["vllm:generation_tokens_total"] >= 3
     assert seen["tgi_request_duration_count"] == 0
 
@@ -226,24 +219,23 @@ def test_requests_rejected_by_a_full_queue_are_overloaded(start_server: StartSer
         waiting = pool.submit(server.invoke, {"inputs": "a"})
         wait_for(server, lambda seen: seen["vllm:num_requests_waiting"] == 1)
         assert [server.invoke({"inputs": "a"}).status_code for _ in range(3)] == [503] * 3
-        assert outcomes(scrape(server)) == {"count": 3, "overloaded": 3}
+        wait_for_outcomes(server, count=3, overloaded=3)
     assert waiting.result().status_code == 200
-    seen = wait_for(server, lambda seen: seen["tgi_request_count"] == 5)
-    assert outcomes(seen) == {"count": 5, "overloaded": 3, "dropped": 1, "abort": 1, "success": 1, "stop": 1}
+    wait_for_outcomes(server, count=5, overloaded=3, dropped=1, abort=1, success=1, stop=1)
 
 
 def test_requests_that_meet_a_dead_or_loading_engine(start_server: StartServer) -> None:
     # A second worker might notice the engine's death later.
-    server = start_server(SLOW + "option.echo_fault=slow_load\noption.echo_load_seconds=3\n", "--workers", "1")
-    with open_streams(server, 2) as streams:
-        wait_for(server, lambda seen: seen["vllm:num_requests_running"] == 2)
-        server.engine().kill()
-        assert all("engine" in stream.text for stream in streams)
-    assert server.ping().status_code == 503
-    assert server.invoke({"inputs": "a"}).status_code == 503
-    seen = scrape(server)
-    assert outcomes(seen) == {"count": 3, "not_ready": 1, "generation": 2, "error": 2}
-    assert seen["vllm:num_requests_running"] == 0
+    server = start_server(SLOW, "--workers", "1")
+    with server.no_restart():
+        with open_streams(server, 2) as streams:
+            wait_for(server, lambda seen: seen["vllm:num_requests_running"] == 2)
+            server.engine().kill()
+            assert all("engine" in stream.text for stream in streams)
+        assert server.ping().status_code == 503
+        assert server.invoke({"inputs": "a"}).status_code == 503
+        seen = wait_for_outcomes(server, count=3, not_ready=1, generation=2, error=2)
+        assert seen["vllm:num_requests_running"] == 0
     server.wait_ready()
     assert outcomes(scrape(server)) == outcomes(seen)
 
@@ -255,22 +247,14 @@ def test_each_record_of_a_batch_is_a_request(start_server: StartServer) -> None:
     records[8] = {"inputs": "RAISE@2"}
     answer = server.invoke(data=batch(records), headers={"Content-Type": "application/jsonlines"})
     assert [number for number, line in enumerate(answer.text.splitlines()) if "error" in line] == [7, 8]
-    assert outcomes(scrape(server)) == {
-        "count": 20,
-        "success": 18,
-        "stop": 18,
-        "validation": 1,
-        "generation": 1,
-        "error": 1,
-    }
+    wait_for_outcomes(server, count=20, success=18, stop=18, validation=1, generation=1, error=1)
 
 
 def test_all_records_of_a_batch_are_dropped_if_the_client_disconnects(slow_server: Server) -> None:
     server, before = slow_server, scrape(slow_server)
     records = batch([LONG | {"stream": False}] * 3)
     leave_once_running(server, records, "application/jsonlines", running=3)
-    seen = wait_for(server, lambda seen: seen["tgi_request_count"] - before["tgi_request_count"] == 3)
-    assert outcomes(difference(before, seen)) == {"count": 3, "dropped": 3, "abort": 3}
+    wait_for_outcomes(server, before, count=3, dropped=3, abort=3)
     server.wait_for_sequences(0)
 
 
@@ -295,7 +279,7 @@ def test_requests_to_tgis_routes_are_counted(server: Server) -> None:
     assert server.invoke({"inputs": "hello"}, path="/generate").status_code == 200
     assert server.invoke({"inputs": "hello", "parameters": {"top_p": 7}}, path="/generate").status_code == 422
     assert server.invoke(data=b"hello", headers={"Content-Type": "text/plain"}, path="/generate").status_code == 415
-    assert outcomes(difference(before, scrape(server))) == {"count": 3, "success": 1, "stop": 1, "validation": 2}
+    wait_for_outcomes(server, before, count=3, success=1, stop=1, validation=2)
 
 
 # Values
@@ -325,7 +309,7 @@ def test_token_counts_and_durations(slow_server: Server) -> None:
     assert seen['lmi_responses_total{status="200"}'] == 3
     assert seen['vllm:request_prompt_tokens_bucket{le="1.0"}'] == 1
     assert seen['vllm:request_prompt_tokens_bucket{le="2.0"}'] == 2
-    assert 5 <= seen["vllm:inter_token_latency_seconds_count"] <= 8
+    assert 1 <= seen["vllm:inter_token_latency_seconds_count"] <= 8  # not those that arrive with a first token
     sums = {name: value for name, value in seen.items() if name.endswith("_seconds_sum") or "duration_sum" in name}
     assert len(sums) == 13
     assert all(0 < value <= passed for value in sums.values())
@@ -361,7 +345,7 @@ def test_gauges_show_the_engines_load(start_server: StartServer) -> None:
 
 
 def test_requests_that_arrive_during_a_long_step_are_waiting(start_server: StartServer) -> None:
-    server = start_with_two_workers(start_server, ECHO + "option.echo_load_seconds=3\n")
+    server = start_with_two_workers(start_server, ECHO + "option.echo_load_seconds=5\n")
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         pool.submit(server.invoke, {"inputs": "SLEEP@1"})
         wait_for(server, lambda seen: seen["vllm:num_requests_running"] == 1)
@@ -378,12 +362,11 @@ def test_counters_are_kept_when_a_worker_is_killed(server: Server) -> None:
             assert server.invoke({"inputs": "hello"}, headers={"Connection": "close"}).status_code == 200
         workers = {worker.pid for worker in server.web_workers()}
         server.web_worker().kill()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while len({worker.pid for worker in server.web_workers()} - workers) == 0 or len(server.web_workers()) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        seen = difference(before, scrape(server))
-        assert outcomes(seen) == dict.fromkeys(("count", "success", "stop"), 10 * round_number)
+        wait_for_outcomes(server, before, **dict.fromkeys(("count", "success", "stop"), 10 * round_number))
 
 
 def test_an_engines_counters_go_on_in_the_next_engine(tmp_path: Path) -> None:

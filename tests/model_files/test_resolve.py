@@ -219,10 +219,8 @@ class BrokenHub(BaseHTTPRequestHandler):
 def test_which_hub_errors_are_retried(tmp_path: Path, status: int | None, error: str, words: str) -> None:
     """The hub's answer is in the message. `None` is a hub that refuses connections."""
     with ThreadingHTTPServer(("127.0.0.1", 0), type("Hub", (BrokenHub,), {"status": status})) as hub:
-        endpoint = f"http://127.0.0.1:{hub.server_port}"
-        if status is None:
-            hub.server_close()
-        else:
+        endpoint = "http://127.0.0.1:1" if status is None else f"http://127.0.0.1:{hub.server_port}"
+        if status is not None:
             threading.Thread(target=hub.serve_forever, daemon=True).start()
         process = start_resolving(
             "nobody/none", tmp_path, HF_ENDPOINT=endpoint, HF_HUB_CACHE=str(tmp_path / "hub"), NO_PROXY="127.0.0.1"

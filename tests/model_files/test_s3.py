@@ -212,12 +212,24 @@ def test_new_version_of_a_model_is_another_entry(server: S3Server, tmp_path: Pat
 
 
 def test_two_servers_download_a_model_once(server: S3Server, tmp_path: Path) -> None:
-    phases: list[str] = []
-    with server.proxy.breaking("slow", "model.safetensors"), ThreadPoolExecutor(2) as pool:
-        tasks = [pool.submit(fetch, "s3://models/m", tmp_path, report=phases.append) for _ in range(2)]
-        assert [task.result() for task in tasks] == [expected(MODEL)] * 2
+    waits = threading.Event()
+
+    def report(phase: str) -> None:
+        if phase.startswith("waiting for another process to download s3://models/m (5 files, "):
+            waits.set()
+
+    def hold(method: str, path: str) -> None:
+        if method == "GET" and path.endswith("model.safetensors"):
+            assert waits.wait(60)
+
+    server.proxy.before = hold
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            tasks = [pool.submit(fetch, "s3://models/m", tmp_path, report=report) for _ in range(2)]
+            assert [task.result() for task in tasks] == [expected(MODEL)] * 2
+    finally:
+        server.proxy.before = ignore
     assert server.proxy.gets.count("models/m/model.safetensors") == 2
-    assert any(phase.startswith("waiting for another process to download s3://models/m (5 files, ") for phase in phases)
 
 
 FETCH = """

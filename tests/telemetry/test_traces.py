@@ -98,7 +98,7 @@ def test_every_dialect_is_traced(server: Server, collector: Collector, dialect: 
     assert root.status.code == Status.STATUS_CODE_UNSET
 
     assert [span.name for span in children] == PHASES
-    assert children[0].start_time_unix_nano - root.start_time_unix_nano < 1e9, "the body arrived with the head"
+    assert children[0].start_time_unix_nano - root.start_time_unix_nano < 1e10, "the body arrived with the head"
     assert children[-1].end_time_unix_nano == pytest.approx(root.end_time_unix_nano, abs=1e6)
     for span, following in itertools.pairwise(children):
         assert span.start_time_unix_nano <= span.end_time_unix_nano
@@ -116,7 +116,8 @@ def test_every_dialect_is_traced(server: Server, collector: Collector, dialect: 
     assert known["gen_ai.request.stream"] == ("stream" in dialect)
     assert known["gen_ai.latency.time_to_first_token"] == pytest.approx(entry["first_token_ms"] / 1000, abs=1e-3)
     decode = children[3].end_time_unix_nano - children[3].start_time_unix_nano
-    assert decode >= 1e9 / 400 * (entry["generated_tokens"] - 2), "at least half of the time that the engine takes"
+    generation = children[3].end_time_unix_nano - children[2].start_time_unix_nano
+    assert generation >= 1e9 / 200 * (entry["generated_tokens"] - 1), "the time that the engine takes"
     assert decode / 1e9 == pytest.approx(known["gen_ai.latency.time_in_model_decode"], abs=1e-3)
 
 
@@ -217,7 +218,7 @@ def test_server_timing(server: Server) -> None:
     whole = timing(server.invoke({"inputs": "hello"}))
     assert [*whole] == [*PHASES, "total"]
     assert sum(whole[name] for name in PHASES) == pytest.approx(whole["total"], abs=0.3)
-    assert whole["decode"] > 10, "five tokens at 200 per second"
+    assert whole["prefill"] + whole["decode"] > 24, "six tokens at 200 per second"
     assert [*timing(server.invoke({"inputs": "hello", "stream": True}))] == PHASES[:3]
     assert "Server-Timing" not in server.invoke({"inputs": "a", "parameters": {"top_p": 7}}).headers
 
@@ -230,7 +231,9 @@ def test_metrics_are_those_of_the_page(server: Server, collector: Collector) -> 
         nonlocal requests_so_far
         page = requests.get(f"{server.url}/metrics", timeout=20).text
         requests_so_far = int(page.split("\ntgi_request_count ")[1].split()[0])
-        points = collector.metrics()["tgi_request_count"].sum.data_points
+        if not (exported := collector.metrics()):
+            return False
+        points = exported["tgi_request_count"].sum.data_points
         return int(points[0].as_double) == requests_so_far
 
     wait_until(up_to_date)
@@ -329,7 +332,7 @@ def test_no_request_waits_for_a_collector(start_server: StartServer, hangs: bool
     )
     assert slowest < 9000, "an export gives up after 10 seconds"
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(120) == 0, "the collector does not delay the end, either"
+    assert server.process.wait(40) == 0, "the collector does not delay the end, either"
     assert "process ended" not in server.log, "the end of the engine is no failure"
     if hangs:
         collector.close()
