@@ -46,7 +46,7 @@ class Replica:
         if routing is not None and is_behind_haproxy(os.environ):
             name = serve.get_replica_context().replica_tag
             environ = {**environ, REPLICA_VARIABLE: name}
-            self._router = Router(routing, Table(name))
+            self._router = Router(routing, Membership(Table(name), lambda: self._is_ready))
         elif routing is not None:  # a session's requests would go to any replica
             environ = {_SESSIONS_VARIABLE: "false", **environ}
         self._server = ReplicaServer(server_environ(environ, identity))
@@ -59,9 +59,8 @@ class Replica:
         self._is_ready = True
         self._watch = asyncio.create_task(self._end_with_server())
         if self._router is not None:
-            membership = Membership(self._router, lambda: self._is_ready)
-            await membership.exchange()
-            self._following = asyncio.create_task(membership.follow())
+            await self._router.membership.exchange()
+            self._following = asyncio.create_task(self._router.membership.follow())
 
     async def _end_with_server(self) -> None:
         """End this process when the server has ended, so that Ray replaces it and nobody connects to it any more.

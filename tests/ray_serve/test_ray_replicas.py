@@ -279,10 +279,10 @@ def test_metrics_are_those_of_all_replicas_even_if_one_hangs(on_ray: Server) -> 
 
 def test_requests_are_answered_without_the_actor_that_knows_the_replicas(on_ray: Server) -> None:
     session = chat(on_ray, "My number is 7.", NEW).headers[SESSION].partition(";")[0]
+    assert_continues(on_ray, session, "My number is 7.")  # both know which replica has it
     killed = processes(on_ray, "ray::Members")[0]
     killed.kill()
-    for _ in range(8):
-        assert "My number is 7." in chat(on_ray, "Which?", {SESSION: session}, max_tokens=1000).text
+    assert_continues(on_ray, session, "My number is 7.")
     wait_until(lambda: processes(on_ray, "ray::Members"), on_ray)
     wait_until(lambda: len(replicas_of(on_ray, b"later" + b"x" * 1200)) == 1, on_ray)
 
@@ -302,6 +302,7 @@ def test_a_replica_that_ends_takes_its_sessions_along_and_nothing_else(on_ray: S
     wait_until(lambda: all(status(on_ray, key.decode(), {}) == 200 for key in keys), on_ray)
     wait_until(lambda: status(on_ray, "Which?", {SESSION: session}) == 400, on_ray)
     assert all(gone not in replicas_of(on_ray, key, 2) for key in keys)
+    assert_continues(on_ray, first_session(on_ray, set.union(*map(set, before))), "My number is 8.")
 
 
 def test_real_clients_stream_through_ray(on_ray: Server) -> None:
@@ -426,6 +427,24 @@ def replicas_of(server: Server, text: bytes, number: int = 8) -> Counter[str]:
     answers = [chat(server, text.decode(), NEW) for _ in range(number)]
     assert [answer.status_code for answer in answers] == [200] * number, answers[0].text
     return Counter(answer.headers[SESSION].partition(";")[0].rpartition("-")[2] for answer in answers)
+
+
+def assert_continues(server: Server, session: str, text: str) -> None:
+    """The session, which began with this text, is found wherever its requests arrive."""
+    for _ in range(8):
+        answer = chat(server, "Which?", {SESSION: session}, max_tokens=1000)
+        assert text in answer.text, answer.text
+
+
+def first_session(server: Server, known: set[str]) -> str:
+    """The first session of a replica that is not known. Waits until there is one."""
+    for _ in range(600):
+        answer = chat(server, "My number is 8.", NEW)
+        session = answer.headers[SESSION].partition(";")[0] if answer.status_code == 200 else "-"
+        if session.rpartition("-")[2] not in {*known, ""}:
+            return session
+        time.sleep(0.2)
+    raise AssertionError(server.log)
 
 
 def equal_beginnings_meet(server: Server) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,23 +15,45 @@ from ray.serve.exceptions import RayServeException
 
 from lmi_handlers.config.server_settings import ip_address
 from lmi_handlers.ray.routing.members import ACTOR, Member
-from lmi_handlers.ray.routing.router import Router
+from lmi_handlers.ray.routing.table import Table
 
 logger = logging.getLogger(__name__)
 
 _PERIOD_SECONDS = 0.5
+_PAUSE_SECONDS = 0.05
+"""Between two exchanges: anybody can ask for sessions of replicas that are not known."""
+
 _ANSWER_SECONDS = 5.0
 
 
 class Membership:
-    """Keeps a router's table up to date. While the actor does not answer, the table stays as it is."""
+    """Tells the others of this replica, and keeps its `table` of them up to date.
 
-    def __init__(self, router: Router, is_ready: Callable[[], bool]) -> None:
-        self._host: str | None = None
-        self._router = router
+    While the actor does not answer, the table stays as it is.
+    """
+
+    def __init__(self, table: Table, is_ready: Callable[[], bool]) -> None:
+        self.table = table
         self._is_ready = is_ready
+        self._host: str | None = None
+        self._port: int | None = None
+        self._announced: asyncio.Task[bool] | None = None
         self._actor: Any = None
         self._is_lost = False
+        self._exchanging = asyncio.Lock()
+        self._began = 0.0
+        self._is_complete = False
+
+    async def listens_on(self, port: int) -> None:
+        """Note the port of Ray's HTTP server in this replica, which Ray chooses and each request tells.
+
+        The first request waits until the actor knows it: the next one of its session may reach any replica.
+        """
+        if port != self._port:
+            self._port = port
+            self._announced = asyncio.create_task(self.exchange())
+        if self._announced is not None and not self._announced.done():
+            await asyncio.wait((self._announced,))
 
     async def follow(self) -> None:
         """Report and listen until cancelled."""
@@ -38,30 +61,44 @@ class Membership:
             await self.exchange()
             await asyncio.sleep(_PERIOD_SECONDS)
 
-    async def exchange(self) -> None:
-        """Report once. Logs failures."""
+    async def exchange(self) -> bool:
+        """Report, and return whether all replicas are known now. Logs failures.
+
+        Whoever calls while others wait shares their exchange, and there is a pause between two.
+        """
+        called = time.monotonic()
+        async with self._exchanging:
+            if self._began <= called:
+                await asyncio.sleep(self._began + _PAUSE_SECONDS - time.monotonic())
+                self._began = time.monotonic()
+                self._is_complete = await self._exchange()
+            return self._is_complete
+
+    async def _exchange(self) -> bool:
         try:
             if self._host is None:
                 self._host = await asyncio.to_thread(_host)
             if self._actor is None:
                 self._actor = await asyncio.to_thread(serve.get_deployment_actor, ACTOR)
             members = await asyncio.wait_for(self._actor.report.remote(self._member), _ANSWER_SECONDS)
-            if members is not None:
-                self._router.table.update(members)
         except (ray.exceptions.RayError, RayServeException, ValueError, TimeoutError, asyncio.TimeoutError) as error:
             self._actor = None  # Ray starts another one
             if not self._is_lost:
                 logger.warning("requests are routed by what was known before: %s", error)
             self._is_lost = True
-        else:
-            self._is_lost = False
+            return False
+        self._is_lost = False
+        if members is None:
+            return False
+        self.table.update(members)
+        return True
 
     @property
     def _member(self) -> Member | None:
         """Itself, or None if nobody should send it a request."""
-        if self._host is None or self._router.port is None or not self._is_ready():
+        if self._host is None or self._port is None or not self._is_ready():
             return None
-        return Member(self._router.table.name, self._host, self._router.port, self._router.table.load)
+        return Member(self.table.name, self._host, self._port, self.table.load)
 
 
 def _host() -> str:

@@ -17,8 +17,8 @@ from lmi_handlers.ray.forwarding import NO_PATH, answer_error, answer_no_server,
 from lmi_handlers.ray.gate import taking
 from lmi_handlers.ray.routing.keys import HEAD, By, key_of, model_of
 from lmi_handlers.ray.routing.members import Member
+from lmi_handlers.ray.routing.membership import Membership
 from lmi_handlers.ray.routing.session_ids import holder
-from lmi_handlers.ray.routing.table import Table
 from lmi_handlers.ray.server import HOST, session_of
 
 _PASSED_ON = b"x-lmi-passed-on"
@@ -38,6 +38,8 @@ _NO_CHANGES = (
     "change the files of the model and deploy it again"
 )
 _OTHER_IS_GONE = "the replica that should answer this request has ended"
+
+_NOT_KNOWN = "it is not known at the moment whether the replica with this session has ended"
 
 _MISDIRECTED = 421
 """RFC 9110: the address is that of another replica by now."""
@@ -62,13 +64,16 @@ def is_change(method: str, path: str) -> bool:
     return re.fullmatch(_CHANGES.get(method, "(?!)"), path) is not None
 
 
-class Router:
-    """Says where requests go. `table` is what this replica knows of the others."""
+class NotKnown(Exception):
+    """The replica with the request's session may be one that this one has not heard of."""
 
-    def __init__(self, routing: Routing, table: Table) -> None:
-        self.table = table
-        self.port: int | None = None
-        """That of Ray's HTTP server in this replica. Ray chooses it, and each request tells it."""
+
+class Router:
+    """Says where requests go."""
+
+    def __init__(self, routing: Routing, membership: Membership) -> None:
+        self.membership = membership
+        self.table = membership.table
         self._routing = routing
         self._session: aiohttp.ClientSession | None = None
 
@@ -89,18 +94,24 @@ class Router:
         if self._session is not None:
             await self._session.close()
 
-    def other(self, path: str, scope: Scope, head: bytes) -> Other | None:
-        """Return the other replica that should answer a request, None if it is this one."""
+    async def other(self, path: str, scope: Scope, head: bytes) -> Other | None:
+        """Return the other replica that should answer a request, None if it is this one. Raises `NotKnown`."""
         headers = dict(scope["headers"])
         if (name := holder(headers)) is not None:
-            member = None if name == self.table.name else self.table.get(name)
-            return None if member is None else Other(member, only=True)
+            return None if name == self.table.name else await self._with_session(name)
         if not self.head or scope["method"] != "POST":
             return None
         model = model_of(path, scope["query_string"].decode("latin-1"), headers, head)
         key = key_of(self._routing.by, b"" if model == self._routing.model.encode() else model, head)
         member = None if key is None else self.table.choose(key)
         return None if member is None else Other(member)
+
+    async def _with_session(self, name: str) -> Other | None:
+        """Return the replica with this name, None if there is none any more: then any one can say so."""
+        if self.table.get(name) is None and not await self.membership.exchange():
+            raise NotKnown
+        member = self.table.get(name)
+        return None if member is None else Other(member, only=True)
 
 
 class Other(msgspec.Struct, frozen=True):
@@ -121,7 +132,7 @@ class Routed(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer an ASGI call."""
         if scope.get("server"):
-            self._router.port = scope["server"][1]
+            await self._router.membership.listens_on(scope["server"][1])
         if (path := path_of(scope)) is None:
             await answer_error(400, NO_PATH, scope, receive, send)
             return
@@ -135,7 +146,11 @@ class Routed(Response):
         head, body = (b"", None)
         if has_body(scope):
             head, body = await read_head(taking(scope, receive), self._router.head)
-        other = None if passed_on is not None else self._router.other(path, scope, head)
+        try:
+            other = None if passed_on is not None else await self._router.other(path, scope, head)
+        except NotKnown:
+            await answer_error(503, _NOT_KNOWN, scope, receive, send)
+            return
         if other is not None and await self._pass_on(other, scope, body, receive, send):
             return
         with self._counted(self._router.table.name):
