@@ -165,16 +165,17 @@ def test_the_request_id_is_answered_once(on_ray: Server) -> None:
 
 
 def test_equal_beginnings_go_to_one_replica(on_ray: Server) -> None:
-    assert len(replicas_of(on_ray, b"short")) == 2
+    wait_until(lambda: len(replicas_of(on_ray, b"short")) == 2, on_ray)
     wait_until(lambda: equal_beginnings_meet(on_ray), on_ray)  # once each replica has heard of the other
 
 
 def test_each_request_of_a_session_reaches_its_replica(on_ray: Server) -> None:
+    wait_until(lambda: len(replicas_of(on_ray, b"short")) == 2, on_ray)  # HAProxy has found both
     begun = [chat(on_ray, f"My number is {number}.", NEW) for number in range(12)]
     sessions = [answer.headers[SESSION].partition(";")[0] for answer in begun]
     assert len({session.rpartition("-")[2] for session in sessions}) == 2
     for number, session in enumerate(sessions):
-        answer = chat(on_ray, "Which?", {SESSION: session}, max_tokens=1000)
+        answer = chat(on_ray, "Which?", {SESSION: session}, max_tokens=100)
         assert answer.status_code == 200, answer.text
         assert f"My number is {number}." in answer.text
     closed = requests.post(f"{on_ray.url}/invocations", json={"requestType": "CLOSE"}, headers={SESSION: session})
@@ -432,7 +433,7 @@ def replicas_of(server: Server, text: bytes, number: int = 8) -> Counter[str]:
 def assert_continues(server: Server, session: str, text: str) -> None:
     """The session, which began with this text, is found wherever its requests arrive."""
     for _ in range(8):
-        answer = chat(server, "Which?", {SESSION: session}, max_tokens=1000)
+        answer = chat(server, "Which?", {SESSION: session}, max_tokens=100)  # `echo` begins with the first message
         assert text in answer.text, answer.text
 
 
