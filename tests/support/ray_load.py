@@ -12,7 +12,7 @@ import msgspec
 import requests
 from serving import Server
 
-_WORDS = "The quick brown fox jumps over the lazy dog. " * 2
+_WORDS = "The quick brown fox jumps over the lazy dog. " * 3
 _PAUSE = 0.1
 _CALM = 10
 """So many requests in a row succeed once a fault is over."""
@@ -30,7 +30,8 @@ class Result(msgspec.Struct, frozen=True):
 class Load:
     """Streams, one after the other, and short requests on connections that are kept.
 
-    Each text is another one, and each answer is compared with it: `echo` answers with the prompt.
+    Each text is another one, and each answer is compared with it: `echo` answers with the prompt. The streams have
+    different lengths, so at any time all but one or two of them are running.
     """
 
     def __init__(self, server: Server, *, streams: int = 6, short: int = 2) -> None:
@@ -39,8 +40,8 @@ class Load:
         self._numbers = itertools.count()
         self._stop = threading.Event()
         self._threads = [
-            threading.Thread(target=self._repeat, args=(is_stream,))
-            for is_stream in (*(True,) * streams, *(False,) * short)
+            threading.Thread(target=self._repeat, args=(length,))
+            for length in (*range(60, 60 + 10 * streams, 10), *(0,) * short)
         ]
 
     def __enter__(self) -> Load:
@@ -82,20 +83,20 @@ class Load:
             assert time.monotonic() < deadline, self.results[-20:]
             time.sleep(0.05)
 
-    def _repeat(self, is_stream: bool) -> None:
+    def _repeat(self, length: int) -> None:
         with requests.Session() as session:
             while not self._stop.is_set():
                 started = time.monotonic()
                 try:
-                    error = self._ask(session, is_stream)
+                    error = self._ask(session, length)
                 except requests.RequestException as caught:
                     error = repr(caught)
-                self.results.append(Result(started, time.monotonic(), is_stream, error))
+                self.results.append(Result(started, time.monotonic(), length > 0, error))
                 time.sleep(_PAUSE)
 
-    def _ask(self, session: requests.Session, is_stream: bool) -> str:
-        text = f"{next(self._numbers)} {_WORDS if is_stream else ''}"
-        body = {"inputs": text, "parameters": {"max_new_tokens": 1000}, "stream": is_stream}
+    def _ask(self, session: requests.Session, length: int) -> str:
+        text = f"{next(self._numbers)} {_WORDS[:length]}"
+        body = {"inputs": text, "parameters": {"max_new_tokens": 1000}, "stream": length > 0}
         answer = session.post(f"{self._server.url}/invocations", json=body, timeout=60)
         if answer.status_code != 200:
             return f"{answer.status_code} {answer.text[:200]}"
