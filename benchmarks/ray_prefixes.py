@@ -22,7 +22,7 @@ TURNS = 6
 SYSTEM_TOKENS = 700
 ANSWER_TOKENS = 8
 ROUTINGS = ("least", "prefix")
-SIZES = {"all": "512M", "two thirds": "160M"}
+SIZES = {"all": "512M", "two thirds": "256M"}
 """How much of the conversations a replica's KV cache holds: 3 x 64 x 2 values of 4 bytes for each of 30 layers."""
 
 

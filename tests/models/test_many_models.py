@@ -163,7 +163,7 @@ def test_a_load_that_fails_says_why_and_leaves_nothing(
     assert answer.status_code == status, answer.text
     assert message in answer.json()["message"]
     assert [model["modelName"] for model in server.ask("GET", "/models").json()["models"]] == ["a", "b", "c"]
-    runtime = next(path.parent for path in server.store.parent.glob("lmi-*/models.json"))
+    runtime = next(path.parent for path in server.temporary.glob("lmi-*/models.json"))
     assert len(list(runtime.glob("model-*"))) == 3
 
 

@@ -93,7 +93,7 @@ def test_models_come_and_go_under_load(tmp_path: Path, kills: bool) -> None:
         assert 200 in others
         assert others <= {200, 404, 424, 503} | ({500} if kills else set()), others  # 500: their engine was killed
         assert server.engines() == [stays]
-        assert [path.name for path in server.store.parent.glob("lmi-*/model-*")] == ["model-1"]
+        assert [path.name for path in server.temporary.glob("lmi-*/model-*")] == ["model-1"]
         wait_until(lambda: memory(server) < before + (30 << 20), timeout=30)
         with_descriptors = [psutil.Process(server.web_worker().pid).num_fds(), server.manager().num_fds()]
         assert max(with_descriptors) < 100

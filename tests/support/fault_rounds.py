@@ -199,6 +199,7 @@ class Rounds:
         ending = self._ask(APIS[0], self.prompts[0])
         if ending != Ending(self._answers(APIS[0], self.prompts[0]), complete=True, status=200):
             return f"the answer is {ending}"
+        time.sleep(0.3)  # `/metrics` is up to a tenth of a second old
         metrics = requests.get(f"{self.server.url}/metrics", timeout=60).text.splitlines()
         load = [line for line in metrics if line.startswith(("vllm:num_requests_running", "vllm:num_requests_waiting"))]
         assert len(load) == 2

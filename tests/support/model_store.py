@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -31,8 +33,13 @@ class StoreServer(Server):
         port = free_port()
         command = [sys.executable, "-m", "lmi_handlers.cli", "serve", "--host", "127.0.0.1", "--port", str(port)]
         command += [*(("--model-store", str(self.store)) if names_store else ()), *arguments]
-        environ = {"TMPDIR": str(directory)} | (environ or {})
+        self.temporary = Path(tempfile.mkdtemp(prefix="store-"))  # a socket's path is short: 107 bytes
+        environ = {"TMPDIR": str(self.temporary)} | (environ or {})
         super().__init__(directory / "home", "", environ=environ, command=command, port=port)
+
+    def stop(self) -> None:
+        super().stop()
+        shutil.rmtree(self.temporary, ignore_errors=True)
 
     def add(self, name: str, properties: str = ECHO) -> Path:
         """Put a model into the store."""

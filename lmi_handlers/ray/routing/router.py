@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import aiohttp
@@ -17,9 +18,11 @@ from lmi_handlers.ray.forwarding import NO_PATH, answer_error, answer_no_server,
 from lmi_handlers.ray.gate import taking
 from lmi_handlers.ray.routing.keys import HEAD, By, key_of, model_of
 from lmi_handlers.ray.routing.members import Member
-from lmi_handlers.ray.routing.membership import Membership
 from lmi_handlers.ray.routing.session_ids import holder
 from lmi_handlers.ray.server import HOST, session_of
+
+if TYPE_CHECKING:  # it imports Ray
+    from lmi_handlers.ray.routing.membership import Membership
 
 _PASSED_ON = b"x-lmi-passed-on"
 """Header of a request that another replica has passed on, with the name of the replica that should answer it."""
