@@ -91,24 +91,27 @@ def _looked_up_and_found(server: Server) -> tuple[float, float]:
 
 def _turns(server: Server, seed: object, turns: int = TURNS) -> list[float]:
     """Have a conversation with a system prompt of its own. Return the seconds to the first token of each turn."""
-    messages = _conversation(seed)
-    seconds = []
-    for turn in range(turns):
-        messages.append({"role": "user", "content": f"Question {turn}: what is {turn} more than {turn * 7}?"})
-        body = {"messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0, "stream": True}
-        answer = run_load(server.port, [post(body)], 1).answers[0]
-        seconds.append(answer.first_byte)
-        lines = (line for line in answer.body.splitlines() if line.startswith(b"data: {"))
-        deltas = (json.loads(line[len(b"data: ") :])["choices"][0]["delta"] for line in lines)
-        messages.append({"role": "assistant", "content": "".join(delta.get("content") or "" for delta in deltas)})
-    return seconds
+    messages = begun(seed, SYSTEM_TOKENS)
+    return [take_turn(server, messages, turn, ANSWER_TOKENS) for turn in range(turns)]
+
+
+def take_turn(server: Server, messages: list[dict[str, str]], turn: int, answer_tokens: int) -> float:
+    """Ask a question, and add it and its answer to the conversation. Return the seconds to the first token."""
+    messages.append({"role": "user", "content": f"Question {turn}: what is {turn} more than {turn * 7}?"})
+    body = {"messages": messages, "max_tokens": answer_tokens, "temperature": 0, "stream": True}
+    answer = run_load(server.port, [post(body)], 1).answers[0]
+    lines = (line for line in answer.body.splitlines() if line.startswith(b"data: {"))
+    deltas = (json.loads(line[len(b"data: ") :])["choices"][0]["delta"] for line in lines)
+    messages.append({"role": "assistant", "content": "".join(delta.get("content") or "" for delta in deltas)})
+    return answer.first_byte
 
 
 def _samples(server: Server, seed: object) -> Load:
-    messages = [*_conversation(f"samples {seed}"), {"role": "user", "content": "Say something."}]
+    messages = [*begun(f"samples {seed}", SYSTEM_TOKENS), {"role": "user", "content": "Say something."}]
     body = {"messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 1, "n": SAMPLES, "seed": 1}
     return run_load(server.port, [post(body)], 1)
 
 
-def _conversation(seed: object) -> list[dict[str, str]]:
-    return [{"role": "system", "content": make_prompts(default_model(), 1, SYSTEM_TOKENS, seed)[0][0].strip()}]
+def begun(seed: object, system_tokens: int) -> list[dict[str, str]]:
+    """Return a conversation that has only its system prompt, which is another one for each `seed`."""
+    return [{"role": "system", "content": make_prompts(default_model(), 1, system_tokens, seed)[0][0].strip()}]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import time
@@ -10,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from http_load import post, run_load
-from model_prompts import default_model, make_prompts
+from conversation import begun, take_turn
 from ray_nodes import Cluster, ray_cluster, replicas
 from report import number, print_table
 from servers import Server
@@ -23,7 +21,7 @@ SYSTEM_TOKENS = 700
 ANSWER_TOKENS = 8
 ROUTINGS = ("least", "prefix")
 SIZES = {"all": "512M", "two thirds": "256M"}
-"""How much of the conversations a replica's KV cache holds: 3 x 64 x 2 values of 4 bytes for each of 30 layers."""
+"""How much of all conversations the KV cache of each replica holds: 256 MiB are 5,824 tokens of the default model."""
 
 
 @dataclass(frozen=True)
@@ -60,41 +58,23 @@ def _measure(cluster: Cluster, directory: Path, routing: str, memory: str) -> Re
         "option.kv_cache_memory_bytes": memory,
     }
     with replicas(cluster, directory, properties, REPLICAS, "--routing", routing) as server:
-        run_load(server.port, [_request([*_system("warm-up"), _user(0)])] * 4, 1)
-        time.sleep(1.5)  # the page is up to a second old
+        for number in range(2 * REPLICAS):
+            take_turn(server, begun(f"warm-up {number}", SYSTEM_TOKENS), 0, ANSWER_TOKENS)
         before = _prompt_and_cached(server)
         first_tokens = [seconds for turn, seconds in _talk(server) if turn]
-        time.sleep(1.5)
         prompt, cached = (after - then for after, then in zip(_prompt_and_cached(server), before, strict=True))
     return Result(first_tokens, cached / prompt)
 
 
 def _talk(server: Server) -> Iterator[tuple[int, float]]:
     """Have all conversations, a turn of each in random order. Yield the turn and its seconds to the first token."""
-    conversations = [_system(seed) for seed in range(CONVERSATIONS)]
+    conversations = [begun(seed, SYSTEM_TOKENS) for seed in range(CONVERSATIONS)]
     order = random.Random(0)
     for turn in range(TURNS):
         for messages in order.sample(conversations, CONVERSATIONS):
-            messages.append(_user(turn))
-            answer = run_load(server.port, [_request(messages)], 1).answers[0]
-            lines = (line for line in answer.body.splitlines() if line.startswith(b"data: {"))
-            deltas = (json.loads(line[len(b"data: ") :])["choices"][0]["delta"] for line in lines)
-            text = "".join(delta.get("content") or "" for delta in deltas)
-            messages.append({"role": "assistant", "content": text})
-            yield turn, answer.first_byte
-
-
-def _request(messages: list[dict[str, str]]) -> bytes:
-    return post({"messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0, "stream": True})
-
-
-def _system(seed: object) -> list[dict[str, str]]:
-    return [{"role": "system", "content": make_prompts(default_model(), 1, SYSTEM_TOKENS, seed)[0][0].strip()}]
-
-
-def _user(turn: int) -> dict[str, str]:
-    return {"role": "user", "content": f"Question {turn}: what is {turn} more than {turn * 7}?"}
+            yield turn, take_turn(server, messages, turn, ANSWER_TOKENS)
 
 
 def _prompt_and_cached(server: Server) -> tuple[float, float]:
+    time.sleep(2.5)  # a replica asks the others for their page once per second
     return server.counter("vllm:prompt_tokens_total"), server.counter("vllm:prompt_tokens_cached_total")

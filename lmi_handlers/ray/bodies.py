@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 from starlette.types import Message, Receive, Scope
@@ -10,8 +11,8 @@ from starlette.types import Message, Receive, Scope
 Body = bytes | AsyncIterator[bytes] | None
 """A request's body: whole, in parts as they arrive, or None if there is none."""
 
-_FIRST_SECONDS = 5.0
-"""For the first part. The server, which limits how slowly a client may send, learns of the request after that."""
+_HEAD_SECONDS = 5.0
+"""For a beginning. The server, which limits how slowly a client may send, learns of the request after that."""
 
 _NEXT_SECONDS = 0.05
 """For each further part of a beginning. A client that sends slowly is routed by what has arrived."""
@@ -31,10 +32,11 @@ async def read_head(receive: Receive, size: int) -> tuple[bytes, Body]:
 
     It is one piece if it has arrived as a whole, so that it is sent with the request's head. Raises `ClientLeft`.
     """
-    head, seconds = b"", _FIRST_SECONDS
+    head, deadline = b"", time.monotonic() + _HEAD_SECONDS
     while True:
+        left = deadline - time.monotonic()
         try:
-            message = await asyncio.wait_for(receive(), seconds)
+            message = await asyncio.wait_for(receive(), min(left, _NEXT_SECONDS) if head else left)
         except (TimeoutError, asyncio.TimeoutError):
             break
         head += _part(message)
@@ -42,7 +44,6 @@ async def read_head(receive: Receive, size: int) -> tuple[bytes, Body]:
             return head, head
         if len(head) >= size:
             break
-        seconds = _NEXT_SECONDS
     return head, _parts(head, receive)
 
 

@@ -38,9 +38,10 @@ class Gate:
             refusal = JSONResponse({"error": _NO_WEBSOCKETS, "code": 400}, 400, {"Connection": "close"})
             await WebSocket(scope, receive, send).send_denial_response(refusal)
             return
-        scope["headers"] = [(name, as_utf8(value)) for name, value in scope["headers"]]
-        scope[_AHEAD] = read_ahead = ReadAhead(receive)
-        await self._app(scope, read_ahead, send)
+        if scope["type"] == "http":
+            scope["headers"] = [(name, as_utf8(value)) for name, value in scope["headers"]]
+            scope[_AHEAD] = receive = ReadAhead(receive)
+        await self._app(scope, receive, send)
 
 
 class ReadAhead:

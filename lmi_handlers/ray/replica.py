@@ -59,7 +59,7 @@ class Replica:
         self._is_ready = True
         self._watch = asyncio.create_task(self._end_with_server())
         if self._router is not None:
-            await self._router.membership.exchange()
+            await self._router.membership.join()
             self._following = asyncio.create_task(self._router.membership.follow())
 
     async def _end_with_server(self) -> None:

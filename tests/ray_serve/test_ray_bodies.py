@@ -141,8 +141,20 @@ def test_a_client_that_sends_slowly_is_not_waited_for() -> None:
     asyncio.run(read())
 
 
+def test_a_client_that_sends_byte_by_byte_is_left_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmi_handlers.ray.bodies._HEAD_SECONDS", 0.05)
+
+    async def receive() -> Message:
+        await asyncio.sleep(0.001)
+        return {"type": "http.request", "body": b"a", "more_body": True}
+
+    head, body = asyncio.run(read_head(receive, 1 << 20))
+    assert 0 < len(head) < 1 << 20
+    assert not isinstance(body, bytes)
+
+
 def test_a_client_that_has_sent_nothing_is_left_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmi_handlers.ray.bodies._FIRST_SECONDS", 0.01)
+    monkeypatch.setattr("lmi_handlers.ray.bodies._HEAD_SECONDS", 0.01)
 
     async def read() -> None:
         messages: asyncio.Queue[Message] = asyncio.Queue()

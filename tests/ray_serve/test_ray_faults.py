@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import re
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from ray_load import Load
 from serving import ENVIRON, Server, free_port
 from waiting import wait_until
 
+from lmi_handlers.log import REPLICA_VARIABLE
 from lmi_handlers.ray.environ import ray_environ
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
@@ -90,6 +92,22 @@ def node_with_a_replica(cluster: RayCluster) -> RayNode:
     return next(node for node in cluster.nodes if node is not cluster.head and node.processes(ENGINE))
 
 
+def engine_with_streams(cluster: RayCluster, server: Server) -> psutil.Process:
+    """Wait for an engine on the head node that has several streams, and so has some for the next moments."""
+    found: list[psutil.Process] = []
+
+    def look() -> list[psutil.Process]:
+        page = requests.get(f"{server.url}/metrics", timeout=60).text
+        running = re.findall(r'^vllm:num_requests_running\{.*replica="(\w+)".*\} (\S+)$', page, re.MULTILINE)
+        busy = {name for name, value in running if float(value) >= 2}
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            found.extend(each for each in cluster.head.processes(ENGINE) if each.environ()[REPLICA_VARIABLE] in busy)
+        return found
+
+    wait_until(look, 120)
+    return found[0]
+
+
 def report(what: str, load: Load, began: float, seconds: float = 0.0) -> None:
     print(f"{what}: new requests served after {seconds:.2f} s; {len(load.failed)} of {len(load.results)} failed")
     for result in load.failed:
@@ -137,9 +155,10 @@ def test_a_process_is_killed(cluster: RayCluster, server: Server, part: str) -> 
     wait_until(lambda: len(replicas_up(cluster) or ()) == len(engines(cluster)) >= 2, 180)  # none is just starting
     with Load(server) as load:
         load.wait_for_streams()
+        engine = engine_with_streams(cluster, server)
         fault = time.monotonic()
         # An engine's parents are the supervisor, the server and the replica.
-        cluster.head.processes(ENGINE)[0].parents()[2 if part == "replica" else 1].kill()
+        engine.parents()[2 if part == "replica" else 1].kill()
         seconds = load.seconds_until_calm(fault)
         load.wait_for_streams()
     report(f"a {part} killed", load, fault, seconds)

@@ -24,6 +24,7 @@ _PAUSE_SECONDS = 0.05
 """Between two exchanges: anybody can ask for sessions of replicas that are not known."""
 
 _ANSWER_SECONDS = 5.0
+_FAILURES = (ray.exceptions.RayError, RayServeException, ValueError, TimeoutError, asyncio.TimeoutError)
 
 
 class Membership:
@@ -58,11 +59,23 @@ class Membership:
     async def follow(self) -> None:
         """Report and listen until cancelled."""
         while True:
-            await self.exchange()
+            await self.join()
             await asyncio.sleep(_PERIOD_SECONDS)
 
+    async def join(self) -> None:
+        """Find the actor, which may take Ray a minute, and report. Logs failures."""
+        try:
+            if self._host is None:
+                self._host = await asyncio.to_thread(_host)
+            if self._actor is None:
+                self._actor = await asyncio.to_thread(serve.get_deployment_actor, ACTOR)
+        except _FAILURES as error:
+            self._lost(error)
+        else:
+            await self.exchange()
+
     async def exchange(self) -> bool:
-        """Report, and return whether all replicas are known now. Logs failures.
+        """Report, and return whether all replicas are known now. Logs failures. Requests may wait for this.
 
         Whoever calls while others wait shares their exchange, and there is a pause between two.
         """
@@ -75,23 +88,24 @@ class Membership:
             return self._is_complete
 
     async def _exchange(self) -> bool:
+        if self._actor is None:
+            return False
         try:
-            if self._host is None:
-                self._host = await asyncio.to_thread(_host)
-            if self._actor is None:
-                self._actor = await asyncio.to_thread(serve.get_deployment_actor, ACTOR)
             members = await asyncio.wait_for(self._actor.report.remote(self._member), _ANSWER_SECONDS)
-        except (ray.exceptions.RayError, RayServeException, ValueError, TimeoutError, asyncio.TimeoutError) as error:
-            self._actor = None  # Ray starts another one
-            if not self._is_lost:
-                logger.warning("requests are routed by what was known before: %s", error)
-            self._is_lost = True
+        except _FAILURES as error:
+            self._lost(error)
             return False
         self._is_lost = False
         if members is None:
             return False
         self.table.update(members)
         return True
+
+    def _lost(self, error: BaseException) -> None:
+        self._actor = None  # Ray starts another one
+        if not self._is_lost:
+            logger.warning("requests are routed by what was known before: %s", error)
+        self._is_lost = True
 
     @property
     def _member(self) -> Member | None:
