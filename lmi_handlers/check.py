@@ -27,6 +27,7 @@ from lmi_handlers.start_up import (
     check_engine,
     check_formatters,
     check_port,
+    check_temporary_directory,
     mistakes,
     preview_download,
     preview_resources,
@@ -70,6 +71,7 @@ def _check_model(environ: Mapping[str, str], *, show_all: bool, runs_code: bool)
     selection, loaded = configuration.selection, configuration.loaded
     found, causes = [*warnings(configuration)], [*mistakes(configuration, environ)]
     try:
+        check_temporary_directory()
         check_port(configuration.settings.host, configuration.settings.port)
     except PortTaken as error:
         found.append(f"{error}: `lmi serve` starts once it is free")

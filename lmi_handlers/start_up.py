@@ -39,6 +39,9 @@ from lmi_handlers.text.bundle import read_chat_template
 from lmi_handlers.text.output_parsers.reasoning import choose_reasoning_format, reasoning_format
 from lmi_handlers.text.output_parsers.tool_formats import choose_tool_format
 
+_LONGEST_TEMPORARY = 64
+"""Bytes. Sockets below that directory add up to 40, and macOS allows 103, Linux 107."""
+
 
 class PortTaken(ConfigError):
     """The port is in use, perhaps by this very server."""
@@ -146,6 +149,16 @@ def check_port(host: str, port: int) -> None:
             reason = error.strerror or os.strerror(error.errno or errno.EADDRNOTAVAIL)
             kind = PortTaken if error.errno == errno.EADDRINUSE else ConfigError
             raise kind(f"{netloc(host, port)}: {reason} (--host, --port)") from error
+
+
+def check_temporary_directory() -> None:
+    """Check that the sockets of engines fit into the directory for temporary files. Raises `ConfigError`."""
+    directory = tempfile.gettempdir()
+    if (length := len(os.fsencode(directory))) > _LONGEST_TEMPORARY:
+        raise ConfigError(
+            f"{directory}: the path of the directory for temporary files has {length} bytes, and sockets in it need "
+            f"one of at most {_LONGEST_TEMPORARY} (TMPDIR)"
+        )
 
 
 def _check_apis(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001

@@ -556,6 +556,16 @@ def test_a_port_in_use_is_an_error_for_serve_and_a_warning_for_check(tmp_path: P
     assert ended.warnings == [f"{cause}: `lmi serve` starts once it is free"]
 
 
+def test_a_temporary_directory_with_a_long_path_has_no_room_for_sockets(tmp_path: Path) -> None:
+    directory = tmp_path / ("d" * 64)
+    directory.mkdir()
+    server = Server(tmp_path / "m", ECHO["serving.properties"], environ={"TMPDIR": str(directory)})
+    assert server.process.wait(240) == 1
+    (error,) = server.log.splitlines()
+    assert error.startswith(f"lmi: error: {directory}: ")
+    assert error.endswith("sockets in it need one of at most 64 (TMPDIR)")
+
+
 def test_serve_reports_the_errors_of_check_and_exits(tmp_path: Path) -> None:
     write(tmp_path / "w", CONFIG)
     server = Server(tmp_path / "w", "")
