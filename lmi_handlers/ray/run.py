@@ -23,7 +23,7 @@ from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.log import configure_logging
 from lmi_handlers.ray.application import build
 from lmi_handlers.ray.arguments import Arguments
-from lmi_handlers.ray.environ import connections_environ, ray_environ
+from lmi_handlers.ray.environ import connections_environ, node_environ, ray_environ
 from lmi_handlers.ray.resources import max_ongoing_requests
 from lmi_handlers.start_up import check_port, mistakes
 
@@ -115,6 +115,7 @@ def _connect(address: str | None) -> BaseContext:
             return ray.init(address=address)
         except (ConnectionError, ValueError) as error:
             raise ConfigError(f"--address {address}: {error}") from error
+    os.environ.update(node_environ())
     try:
         return ray.init(address="local", include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES)
     except Exception as error:  # Ray raises just that if its processes take over 30 s

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ray_cluster import RayCluster
 from serving import Server, free_port
 
-from lmi_handlers.ray.environ import ray_environ
+from lmi_handlers.ray.environ import node_environ, ray_environ
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -35,7 +35,7 @@ Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    environ = ray_environ(300) | {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1"}
+    environ = ray_environ(300) | node_environ() | {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1"}
     with RayCluster(num_cpus=2, environ=environ) as cluster:
         cluster.add_node(num_cpus=2)
         yield cluster

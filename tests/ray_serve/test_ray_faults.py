@@ -19,7 +19,7 @@ from serving import ENVIRON, Server, free_port
 from waiting import wait_until
 
 from lmi_handlers.log import REPLICA_VARIABLE
-from lmi_handlers.ray.environ import ray_environ
+from lmi_handlers.ray.environ import node_environ, ray_environ
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -35,7 +35,7 @@ AT_ONCE = 8 + 4
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    environ = ray_environ(PREDICT_TIMEOUT) | {"RAY_SERVE_HAPROXY_STATS_PORT": str(free_port())}
+    environ = ray_environ(PREDICT_TIMEOUT) | node_environ() | {"RAY_SERVE_HAPROXY_STATS_PORT": str(free_port())}
     with RayCluster(num_cpus=4, environ=environ) as cluster:
         cluster.add_node(num_cpus=1)
         cluster.add_node(num_cpus=1)

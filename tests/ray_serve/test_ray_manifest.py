@@ -12,7 +12,7 @@ from paths import ROOT
 from ray_serving import PATIENCE, started
 from serving import Server, free_port
 
-from lmi_handlers.ray.environ import ray_environ
+from lmi_handlers.ray.environ import node_environ, ray_environ
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -23,7 +23,7 @@ def test_all_nodes_start_with_the_variables_of_lmi_ray_serve() -> None:
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         (container,) = group["template"]["spec"]["containers"]
         variables = {each["name"]: each["value"] for each in container["env"]}
-        assert ray_environ(predict_timeout=240).items() <= variables.items()
+        assert (ray_environ(predict_timeout=240) | node_environ()).items() <= variables.items()
 
 
 def test_ray_serves_the_application_of_the_manifest(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_ray_serves_the_application_of_the_manifest(tmp_path: Path) -> None:
     config["http_options"] |= {"host": "127.0.0.1", "port": (port := free_port())}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     command = [str(Path(sys.executable).parent / "serve"), "run", "--address", "local", str(tmp_path / "config.yaml")]
-    environ = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    environ = node_environ() | {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     environ |= {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1"}
 
     def start() -> Server:

@@ -237,6 +237,11 @@ def test_a_log_names_replica_and_node(on_ray: Server) -> None:
     assert re.search(r"are in /tmp/ray/session_\S+/logs on", logged(on_ray, "the logs of the replicas"))
 
 
+def test_replicas_do_not_give_way_to_other_programs(on_ray: Server) -> None:
+    wait_for_replicas(on_ray, 2)
+    assert all(server.nice() <= psutil.Process().nice() for server in servers_of(on_ray))
+
+
 def test_a_server_that_dies_cuts_its_streams_only_and_is_replaced(on_ray: Server) -> None:
     wait_for_replicas(on_ray, 2)
     wait_until(lambda: len(replicas_on_page(on_ray)) == 2, on_ray)

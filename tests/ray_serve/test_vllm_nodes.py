@@ -16,6 +16,8 @@ from ray_cluster import RayCluster
 from serving import ENVIRON, Server, free_port
 from waiting import Watch, wait_until
 
+from lmi_handlers.ray.environ import node_environ
+
 pytestmark = [pytest.mark.needs("vllm"), pytest.mark.needs("ray"), pytest.mark.model, pytest.mark.timeout(1200)]
 
 QUICK = (
@@ -39,8 +41,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> list
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    """Two nodes with one core each. Ray's workers are not nice, because they would wait for everything else."""
-    with RayCluster(num_cpus=1, environ={"RAY_worker_niceness": "0"}) as started:
+    """Two nodes with one core each."""
+    with RayCluster(num_cpus=1, environ=node_environ()) as started:
         started.add_node(num_cpus=1)
         yield started
 

@@ -1,6 +1,7 @@
 """The actor that knows all replicas of a deployment: each tells it how busy it is, and learns how busy the others are.
 
-No request asks it. If it ends, Ray starts it again, and the replicas go on with what they have heard last.
+Requests do not ask it, except for a session whose replica is not known. If it ends, Ray starts it again, and the replicas
+go on with what they have heard last.
 """
 
 from __future__ import annotations
