@@ -23,6 +23,8 @@ from lmi_handlers.migration.vllm import translate_vllm
 from lmi_handlers.model_files.s3_url import is_s3
 from lmi_handlers.models.source import models_at_start
 from lmi_handlers.start_up import (
+    SOCKET,
+    SOCKET_OF_MANY_MODELS,
     PortTaken,
     check_engine,
     check_formatters,
@@ -39,6 +41,7 @@ def check(environ: Mapping[str, str], *, show_all: bool, runs_code: bool) -> Non
     """Check one model, or each model in a model store. Exits with status 1 after an error or an unknown option."""
     try:
         configuration = read_store(environ)
+        check_temporary_directory(SOCKET if configuration is None else SOCKET_OF_MANY_MODELS)
     except ConfigError as error:
         fail(str(error))
     if configuration is None:
@@ -71,7 +74,6 @@ def _check_model(environ: Mapping[str, str], *, show_all: bool, runs_code: bool)
     selection, loaded = configuration.selection, configuration.loaded
     found, causes = [*warnings(configuration)], [*mistakes(configuration, environ)]
     try:
-        check_temporary_directory()
         check_port(configuration.settings.host, configuration.settings.port)
     except PortTaken as error:
         found.append(f"{error}: `lmi serve` starts once it is free")

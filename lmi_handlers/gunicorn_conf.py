@@ -35,7 +35,14 @@ from lmi_handlers.engine.settings import SOCKET_VARIABLE, EngineSettings
 from lmi_handlers.log import configure_logging, fail, tell
 from lmi_handlers.models.registry import RUNTIME_VARIABLE
 from lmi_handlers.models.settings import ManagerSettings
-from lmi_handlers.start_up import check_port, check_temporary_directory, mistakes, warnings
+from lmi_handlers.start_up import (
+    SOCKET,
+    SOCKET_OF_MANY_MODELS,
+    check_port,
+    check_temporary_directory,
+    mistakes,
+    warnings,
+)
 from lmi_handlers.telemetry.tracing import worker_traces
 from lmi_handlers.web import gevent_worker  # noqa: F401  before Flask, which the checks may import: see there
 from lmi_handlers.web.body_reader import BodyReader
@@ -137,7 +144,8 @@ def on_starting(server: Any) -> None:
     configure_logging()
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' too: `/ping` and the log show the phase
     try:
-        check_temporary_directory()
+        has_many = isinstance(_configuration, StoreConfiguration)
+        check_temporary_directory(SOCKET_OF_MANY_MODELS if has_many else SOCKET)
         for address in _own_addresses(server):
             check_port(*address)
     except ConfigError as error:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import socket
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -39,8 +40,13 @@ from lmi_handlers.text.bundle import read_chat_template
 from lmi_handlers.text.output_parsers.reasoning import choose_reasoning_format, reasoning_format
 from lmi_handlers.text.output_parsers.tool_formats import choose_tool_format
 
-_LONGEST_TEMPORARY = 64
-"""Bytes. Sockets below that directory add up to 40, and macOS allows 103, Linux 107."""
+SOCKET = "lmi-01234567/formatters.sock"
+"""A socket in the directory for temporary files, as an example: with one model, no other has a longer name."""
+
+SOCKET_OF_MANY_MODELS = "lmi-01234567/model-01234567/formatters.sock"
+
+_LONGEST_SOCKET = 107 if sys.platform == "linux" else 103
+"""Bytes of a socket's whole path."""
 
 
 class PortTaken(ConfigError):
@@ -151,13 +157,14 @@ def check_port(host: str, port: int) -> None:
             raise kind(f"{netloc(host, port)}: {reason} (--host, --port)") from error
 
 
-def check_temporary_directory() -> None:
-    """Check that the sockets of engines fit into the directory for temporary files. Raises `ConfigError`."""
+def check_temporary_directory(socket_name: str) -> None:
+    """Check that a socket with this name can be in the directory for temporary files. Raises `ConfigError`."""
     directory = tempfile.gettempdir()
-    if (length := len(os.fsencode(directory))) > _LONGEST_TEMPORARY:
+    length, longest = len(os.fsencode(directory)), _LONGEST_SOCKET - len(f"/{socket_name}")
+    if length > longest:
         raise ConfigError(
             f"{directory}: the path of the directory for temporary files has {length} bytes, and sockets in it need "
-            f"one of at most {_LONGEST_TEMPORARY} (TMPDIR)"
+            f"one of at most {longest} (TMPDIR)"
         )
 
 

@@ -8,6 +8,7 @@ import re
 import runpy
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -556,14 +557,33 @@ def test_a_port_in_use_is_an_error_for_serve_and_a_warning_for_check(tmp_path: P
     assert ended.warnings == [f"{cause}: `lmi serve` starts once it is free"]
 
 
-def test_a_temporary_directory_with_a_long_path_has_no_room_for_sockets(tmp_path: Path) -> None:
-    directory = tmp_path / ("d" * 64)
+def test_the_longest_temporary_directory_is_one_in_which_a_server_starts(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        directory = Path(short, "d" * (77 - len(short)))
+        directory.mkdir()
+        server = Server(tmp_path / "m", ECHO["serving.properties"], environ={"TMPDIR": str(directory)})
+        try:
+            assert server.wait_ready().invoke({"inputs": "Hi"}).json() == {"generated_text": "Hi"}
+        finally:
+            server.stop()
+
+
+@pytest.mark.parametrize(("many_models", "longest"), [(False, 78), (True, 63)])
+def test_sockets_need_a_temporary_directory_with_a_short_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many_models: bool, longest: int
+) -> None:
+    directory = tmp_path / ("d" * 80)
     directory.mkdir()
-    server = Server(tmp_path / "m", ECHO["serving.properties"], environ={"TMPDIR": str(directory)})
+    given = ["--model-store" if many_models else "--model-dir", str(tmp_path / "m")]
+    command = [sys.executable, "-m", "lmi_handlers.cli", "serve", *given]
+    server = Server(tmp_path / "m", ECHO["serving.properties"], environ={"TMPDIR": str(directory)}, command=command)
     assert server.process.wait(240) == 1
     (error,) = server.log.splitlines()
     assert error.startswith(f"lmi: error: {directory}: ")
-    assert error.endswith("sockets in it need one of at most 64 (TMPDIR)")
+    assert error.endswith(f"sockets in it need one of at most {longest} (TMPDIR)")
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    checked = CliRunner().invoke(main, ["check", *given])
+    assert (checked.exit_code, checked.stderr.splitlines()) == (1, [error])
 
 
 def test_serve_reports_the_errors_of_check_and_exits(tmp_path: Path) -> None:
