@@ -294,11 +294,16 @@ def test_requests_are_answered_without_the_actor_that_knows_the_replicas(on_ray:
 
 
 def test_a_replica_that_ends_takes_its_sessions_along_and_nothing_else(on_ray: Server) -> None:
+    keys = [b"%d" % number + b"y" * 1200 for number in range(12)]
+
+    def answering() -> set[str]:
+        return set().union(*(replicas_of(on_ray, key, 2) for key in keys))
+
+    wait_until(lambda: len(answering()) == 2, on_ray)
+    before = answering()
     session = chat(on_ray, "My number is 7.", NEW).headers[SESSION].partition(";")[0]
     gone = session.rpartition("-")[2]
-    keys = [b"%d" % number + b"y" * 1200 for number in range(12)]
-    before = [replicas_of(on_ray, key, 2) for key in keys]
-    assert {gone} < set.union(*map(set, before))
+    assert {gone} < before
     engine, *_ = [
         each for each in processes(on_ray, "lmi_handlers.engine.process") if each.environ()["LMI_REPLICA"] == gone
     ]
@@ -309,7 +314,7 @@ def test_a_replica_that_ends_takes_its_sessions_along_and_nothing_else(on_ray: S
     wait_until(lambda: all(status(on_ray, key.decode(), {}) == 200 for key in keys), on_ray)
     wait_until(lambda: status(on_ray, "Which?", {SESSION: session}) == 400, on_ray)
     assert all(gone not in replicas_of(on_ray, key, 2) for key in keys)
-    assert_continues(on_ray, first_session(on_ray, set.union(*map(set, before))), "My number is 8.")
+    assert_continues(on_ray, first_session(on_ray, before), "My number is 8.")
 
 
 def test_real_clients_stream_through_ray(on_ray: Server) -> None:
