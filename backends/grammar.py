@@ -14,7 +14,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from, regex_to_lark
 from tokenizers import Tokenizer
 
-from backends.json_schema import strict_schema
+from backends.json_schema import explicit_schema, strict_schema
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.sampling_params import StructuredOutputs
 
@@ -49,7 +49,7 @@ def grammar_text(wanted: StructuredOutputs) -> str:
     """
     try:
         if wanted.json is not None:
-            return _json_grammar(wanted.json)
+            return _json_grammar(wanted.json, strict=wanted.strict)
         if wanted.json_object:
             return _json_grammar('{"type": "object"}')
         if wanted.regex is not None:
@@ -63,8 +63,8 @@ def grammar_text(wanted: StructuredOutputs) -> str:
         raise InvalidRequest(f"cannot be compiled: {_cause(str(error))}", field="structured_outputs") from error
 
 
-def _json_grammar(schema: str) -> str:
-    return f"start: %json {json.dumps(strict_schema(json.loads(schema)))}"
+def _json_grammar(schema: str, *, strict: bool = True) -> str:
+    return f"start: %json {json.dumps(strict_schema(explicit_schema(schema, strict=strict)))}"
 
 
 class GrammarMatcher:

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from lmi_handlers.core.child_environment import child_environment
 from lmi_handlers.core.program import command
 
 NICENESS = 5
@@ -107,6 +108,7 @@ class LimitedProcess:
     def _start(self) -> subprocess.Popen[bytes]:
         process = self._process = subprocess.Popen(
             command(self._module),
+            env=child_environment(os.environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # error messages of libraries; the client gets the cause

@@ -53,7 +53,17 @@ is a terminal, in colour unless `NO_COLOR` is set, and to `json` otherwise. Line
 configuration, which begin with `lmi: `, are always text. `SAGEMAKER_CONTAINER_LOG_LEVEL`, or else
 `LOG_LEVEL`, is `INFO` (the default, also numeric: `20`), `WARNING` or `ERROR`.
 
+Variables that switch something on, such as `LMI_LOCAL_RUNTIME`, `LMI_EMF`, `SAGEMAKER_SECURE_MODE`
+and `SAGEMAKER_MULTI_MODEL`, are `true` or `false`, in any case. Any other word ends the start.
+
+`LMI_CODE_VARIABLES` names credentials that a model's own code gets
+([custom-code.md](custom-code.md#environment-variables)).
+
 `API_KEY` is the key that clients must send: see [tgi.md](tgi.md#headers-keys-origins).
+Outside containers, the server listens on 127.0.0.1 only. In a container, which it knows by
+variables such as `KUBERNETES_SERVICE_HOST`, files such as `/.dockerenv` or `/opt/ml/model`, it
+listens on all interfaces. `LMI_HOST` or `--host` decides if set.
+
 `LMI_MODEL_DIR`, `LMI_HOST`, `LMI_PORT` and `LMI_WORKERS` have the same effect as the options
 `--model-dir`, `--host`, `--port` and `--workers` of `lmi serve`. SageMaker's
 `SAGEMAKER_BIND_TO_PORT` and `SAGEMAKER_MODEL_PATH` set the port and the directory if nothing else
@@ -112,7 +122,7 @@ def _options_table(options: Iterable[DeclaredOption], backends: Iterable[Backend
     rows = ["| name | value | default | read by | meaning |", "| --- | --- | --- | --- | --- |"]
     for declared in options:
         default = f"`{text_of(declared.default)}`" if declared.default is not None else ""
-        meaning = _meaning(declared, _defaults(declared.name, backends))
+        meaning = _meaning(declared, [_choices(declared.name, backends), _defaults(declared.name, backends)])
         cells = (f"`{declared.key}`", _kind(declared), default, ", ".join(declared.read_by), meaning)
         rows.append(f"| {' | '.join(cells)} |")
     return rows
@@ -124,11 +134,21 @@ def _kind(declared: DeclaredOption) -> str:
     return ", ".join(filter(None, [*words, declared.range]))
 
 
-def _meaning(declared: DeclaredOption, defaults: str) -> str:
+def _meaning(declared: DeclaredOption, of_backends: Iterable[str]) -> str:
     option = declared.option
     deprecated = f"Deprecated: {option.deprecated}." if option.deprecated else ""
     aliases = f"Also {', '.join(f'`{alias}`' for alias in option.aliases)}." if option.aliases else ""
-    return " ".join(filter(None, [option.help, defaults, deprecated, aliases]))
+    return " ".join(filter(None, [option.help, *of_backends, deprecated, aliases]))
+
+
+def _choices(name: str, backends: Iterable[BackendDeclaration]) -> str:
+    """Return the values of a shared option that only some backends take, as a sentence."""
+    words = [
+        f"{', '.join(f'`{value}`' for value in backend.choices[name])} on {backend.name}"
+        for backend in backends
+        if name in backend.choices
+    ]
+    return f"Supported: {'; '.join(words)}." if words else ""
 
 
 def _defaults(name: str, backends: Iterable[BackendDeclaration]) -> str:

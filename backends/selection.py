@@ -25,6 +25,8 @@ _GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 FALLBACK = "transformers"
 """The backend that serves most models on any device."""
 
+_DEFAULTS = ServingProperties()
+
 Build = Literal["gpu", "cpu"]
 """The hardware that an installed engine is built for."""
 
@@ -63,7 +65,7 @@ def select_backend(
         gpu=find_gpu(os.environ, Path("/dev")),
         architectures=_architectures(config_file),
         gguf=_gguf_header(gguf_file),
-        adapters=properties.enable_lora,
+        properties=properties,
     )
 
 
@@ -74,13 +76,12 @@ def choose_backend(
     gpu: str | None,
     architectures: tuple[str, ...],
     gguf: GgufHeader | None = None,
-    adapters: bool = False,
+    properties: ServingProperties = _DEFAULTS,
 ) -> Selection:
     """Resolve `auto`: the first candidate that is installed, has its GPU and can serve the model; else transformers.
 
     `builds` has None for an engine that is not installed. `gpu` is the vendor, or None without a GPU. `architectures`
     come from the model's config.json. They are empty if not known yet. `gguf` is None for a model of another format.
-    `adapters` tells whether LoRA adapters are to be served.
     """
     if architectures and not any(name.endswith(_GENERATING) for name in architectures):
         return Selection(FALLBACK, f"the faster engines do not generate text with a {architectures[0]}")
@@ -91,8 +92,10 @@ def choose_backend(
             reasons.append(f"{candidate.name} is not installed")
         elif (reason := candidate.why_not(gguf, architectures)) is not None:
             reasons.append(f"{candidate.name} {reason}")
-        elif adapters and "adapters" in candidate.unsupported:
+        elif properties.enable_lora and "adapters" in candidate.unsupported:
             reasons.append(f"{candidate.name} does not support adapters (option.enable_lora)")
+        elif (name := candidate.wrong_choice(properties)) is not None:
+            reasons.append(f"{candidate.name} does not support option.{name}={getattr(properties, name)}")
         elif candidate.cpu_only and gpu is not None and builds.get(FALLBACK) == "gpu":
             reasons.append(f"{candidate.name} does not use the {gpu} GPU")
         elif not candidate.gpus:
@@ -127,13 +130,19 @@ def _why_not(candidate: BackendDeclaration, build: Build, gpu: str | None) -> st
     return f"is installed but needs an {' or '.join(candidate.gpus)} GPU, and there is {found}"
 
 
-def check_installed(backend: BackendDeclaration) -> None:
+def check_installed(backend: BackendDeclaration, properties: ServingProperties) -> None:
     """Raise `ConfigError` if a library that the backend imports is not installed. Imports nothing itself."""
     for library in backend.requires:
         alternatives = library.split("|")
         if not any(map(importlib.util.find_spec, alternatives)):
             hint = f"; pip install '{backend.install}'" if backend.install else ""
             raise ConfigError(f"backend {backend.name} is not installed: no module {' or '.join(alternatives)}{hint}")
+    for setting, library in backend.requires_with.items():
+        name, _, value = setting.partition("=")
+        if getattr(properties, name) == value and importlib.util.find_spec(library) is None:
+            raise ConfigError(
+                f"option.{setting} needs the module {library} on backend {backend.name}: it is not installed"
+            )
 
 
 def check_gpus(properties: ServingProperties, backend: BackendDeclaration, gpus: int | None) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from conversation import bench_conversation
 from engines import bench_engines
-from faults import bench_faults
+from faults import bench_faults, bench_soak
 from front_end import bench_front_end
 from grammar_gap import bench_grammar_gap
 from load import bench_load
@@ -37,6 +37,7 @@ PARTS = {
     "start-up": bench_start_up,
     "s3": bench_s3,
     "faults": bench_faults,
+    "soak": bench_soak,
     "ray": bench_ray,
     "ray-prefixes": bench_ray_prefixes,
 }

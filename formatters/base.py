@@ -17,6 +17,11 @@ encode = msgspec.json.Encoder().encode
 """Encodes a response as compact JSON: fields in the order of their declaration, without those that are UNSET."""
 
 
+_EVENTS = "text/event-stream"
+_COMMENT = b": keep-alive\n\n"
+"""As vLLM writes it. Clients skip lines that begin with a colon: https://html.spec.whatwg.org/multipage/server-sent-events.html"""
+
+
 class Response(msgspec.Struct, gc=False):
     """A JSON object that an API writes, or a part of one.
 
@@ -72,6 +77,10 @@ class Formatter(ABC):
     def error(self, error: LMIError) -> bytes:  # noqa: ARG002  used by streaming formatters
         """Return the record that tells the client why the stream ends early. Only called if `streams` is true."""
         return b""
+
+    def keep_alive(self) -> bytes:
+        """Return what keeps proxies from closing a stream that is silent: by default a comment, if it has events."""
+        return _COMMENT if self.content_type == _EVENTS else b""
 
     def close(self) -> None:
         """Called once there are no more deltas, however the answer has ended. May be called twice."""

@@ -23,6 +23,7 @@ from lmi_handlers.apis.server import document_routes, server_routes
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.config.server_settings import ServerSettings, default_workers, is_loopback
 from lmi_handlers.configuration import (
+    AnsweredBy,
     Configuration,
     StoreConfiguration,
     model_environ,
@@ -52,6 +53,7 @@ from lmi_handlers.web.dispatcher import Dispatcher
 from lmi_handlers.web.exchange import ArrivingBodies
 from lmi_handlers.web.front import add_front_routes, front_app
 from lmi_handlers.web.front_end_errors import FrontEndErrors
+from lmi_handlers.web.request_path import PathReader
 from lmi_handlers.web.routes import add_routes
 from lmi_handlers.web.start_page import add_start_page
 
@@ -88,12 +90,18 @@ def create_app() -> ModelApp | Dispatcher:
         return store_app(store)
     configuration = read_configuration(os.environ)
     if SOCKET_VARIABLE not in os.environ:
-        raise ConfigError(f"{SOCKET_VARIABLE} is not set: run gunicorn with -c python:lmi_handlers.gunicorn_conf")
+        raise ConfigError(_not_started(SOCKET_VARIABLE))
     bodies = ArrivingBodies.of(configuration.properties.max_request_size)
     app = model_app(configuration, [Path(path) for path in os.environ[SOCKET_VARIABLE].split(os.pathsep)], bodies)
+    app.wsgi_app = PathReader(app.wsgi_app)  # type: ignore[method-assign]  # Flask's place for WSGI middleware
     if _has_console(configuration.settings, configuration.properties):
         _add_console(app, configuration)
     return app
+
+
+def _not_started(variable: str) -> str:
+    """Say how to run gunicorn: its arbiter starts the engine, which must happen before the application is made."""
+    return f"{variable} is not set: run gunicorn with -c python:lmi_handlers.gunicorn_conf and without --preload"
 
 
 def _add_console(app: ModelApp, configuration: Configuration) -> None:
@@ -150,7 +158,7 @@ def model_app(
     served_apis: Iterable[Api] = ()
     if configuration.custom_code is not None:
         model = CustomModel(properties, socket_paths[0])
-        own = custom_code_routes(properties)
+        own = custom_code_routes(properties, root=configuration.answered_by is AnsweredBy.TASK)
     else:
         has_formatters = configuration.formatters is not None
         formatters = FormatterClient(formatter_socket_path(socket_paths[0].parent)) if has_formatters else None
@@ -194,7 +202,7 @@ def store_app(configuration: StoreConfiguration) -> Dispatcher:
     The manager of models runs in another process. `LMI_MODELS_RUNTIME` names the directory that it shares with us.
     """
     if RUNTIME_VARIABLE not in os.environ:
-        raise ConfigError(f"{RUNTIME_VARIABLE} is not set: run gunicorn with -c python:lmi_handlers.gunicorn_conf")
+        raise ConfigError(_not_started(RUNTIME_VARIABLE))
     settings, store, properties = configuration.settings, configuration.store, configuration.properties
     limit = properties.max_request_size
     bodies = ArrivingBodies.of(limit)
@@ -250,8 +258,8 @@ def store_app(configuration: StoreConfiguration) -> Dispatcher:
     return dispatcher
 
 
-def _is_for_page(environ: Mapping[str, Any]) -> bool:
-    return is_for_console(environ) or is_for_docs(environ)
+def _is_for_page(path: str, environ: Mapping[str, Any]) -> bool:
+    return is_for_console(path, environ) or is_for_docs(path, environ)
 
 
 def _app_of(

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import click
-
 from backends import registry
 from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.config.report import render_settings
-from lmi_handlers.configuration import CUSTOM_CODE, model_environ, read_configuration, read_store
+from lmi_handlers.configuration import AnsweredBy, model_environ, read_configuration, read_store
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.terminal import show, show_error
 from lmi_handlers.custom_code.once import load_once
 from lmi_handlers.custom_code.runner import CodeError
 from lmi_handlers.log import fail
 from lmi_handlers.migration.tgi import translate_tgi
 from lmi_handlers.migration.vllm import translate_vllm
 from lmi_handlers.model_files.s3_url import is_s3
-from lmi_handlers.models.source import models_at_start
+from lmi_handlers.models.source import models_in
 from lmi_handlers.start_up import (
     SOCKET,
     SOCKET_OF_MANY_MODELS,
@@ -30,6 +30,7 @@ from lmi_handlers.start_up import (
     check_formatters,
     check_port,
     check_temporary_directory,
+    check_tokenizer,
     mistakes,
     preview_download,
     preview_resources,
@@ -48,16 +49,26 @@ def check(environ: Mapping[str, str], *, show_all: bool, runs_code: bool) -> Non
         _check_model(environ, show_all=show_all, runs_code=runs_code)
         return
     store, has_failed = configuration.store, False
-    for name, url in models_at_start(store):
+    try:
+        models = [*models_in(store)]
+    except OSError as error:
+        fail(f"the model store {store.directory} cannot be read: {error.strerror}")
+    if store.multi_model:
+        show(
+            f"SageMaker loads and unloads the models (SAGEMAKER_MULTI_MODEL=true); {store.directory} holds {len(models)}\n"
+        )
+    elif not models:
+        show(f"Warnings\n  the model store {store.directory} holds no model")
+    for name, url in models:
         directory = Path(store.directory) / url
         if not directory.is_dir():
-            click.echo(f"Model {name} is not checked: {url} is fetched when the server starts\n")
+            show(f"Model {name} is not checked: {url} is fetched when the server starts\n")
             continue
         try:
             _check_model(model_environ(environ, str(directory)), show_all=show_all, runs_code=runs_code)
         except SystemExit:  # the others are checked, too
             has_failed = True
-        click.echo()
+        show()
     if has_failed:
         sys.exit(1)
 
@@ -88,31 +99,34 @@ def _check_model(environ: Mapping[str, str], *, show_all: bool, runs_code: bool)
     if not certain:
         found.append(download)
     if found:
-        click.echo("\n".join(["Warnings", *(f"  {warning}" for warning in found), ""]))
-    is_own_code = configuration.backend is CUSTOM_CODE
+        show("\n".join(["Warnings", *(f"  {warning}" for warning in found), ""]))
+    is_own_code = configuration.answered_by is AnsweredBy.OWN_CODE
     where = "by its own code" if is_own_code else f"on backend {selection.name}"
-    click.echo(f"Model {configuration.properties.name} {where}: {selection.reason}\n")
+    show(f"Model {configuration.properties.name} {where}: {selection.reason}\n")
     if download and certain:
-        click.echo(f"{download}\n")
-    click.echo(render_settings(loaded, configuration.backend, show_all=show_all), nl=False)
+        show(f"{download}\n")
+    if configuration.chat_streams:
+        show(f"{configuration.chat_streams}\n")
+    show(render_settings(loaded, configuration.backend, show_all=show_all), end="")
     try:
         if not causes:
             check_engine(configuration)
+            check_tokenizer(configuration, environ, runs_code=runs_code)
             resources, has_answered = preview_resources(configuration)
             if resources:
-                click.echo(f"\n{resources}" if has_answered else f"\nWarning: {resources}")
+                show(f"\n{resources}" if has_answered else f"\nWarning: {resources}")
             if runs_code and configuration.formatters is not None:
                 check_formatters(configuration)
                 paths = dict.fromkeys(script.path for script in configuration.formatters.scripts)
-                click.echo(f"\nThe formatters in {', '.join(paths)} were loaded.")
+                show(f"\nThe formatters in {', '.join(paths)} were loaded.")
     except ConfigError as error:
         causes.append(str(error))
     if runs_code and is_own_code and is_s3(configuration.properties.model_id):
-        click.echo("\nThe model's own code was not loaded, because that would download the model: lmi run loads it.")
+        show("\nThe model's own code was not loaded, because that would download the model: lmi run loads it.")
     elif not causes and runs_code and is_own_code and configuration.custom_code is not None:
         causes += _load(configuration.custom_code, configuration.properties)
     if not runs_code and (is_own_code or configuration.formatters):
-        click.echo("\nThe model's own code was not loaded (--no-code).")
+        show("\nThe model's own code was not loaded (--no-code).")
     if causes:
         fail(*causes)
     if loaded.unknown_names(configuration.backend):
@@ -122,7 +136,7 @@ def _check_model(environ: Mapping[str, str], *, show_all: bool, runs_code: bool)
 def translate(server: str, command: str) -> str:
     """Return the serving.properties that means the same as a command of `server`. Exits with status 1 after an error."""
     try:
-        return _TRANSLATE[server](command, registry().options)
+        return _TRANSLATE[server](command, registry().options, os.environ)
     except ConfigError as error:
         fail(str(error))
 
@@ -132,13 +146,13 @@ _TRANSLATE = {"tgi": translate_tgi, "vllm": translate_vllm}
 
 def _load(code: CustomCode, properties: ServingProperties) -> list[str]:
     """Import the code and call it once, and say so. Returns the error if that fails."""
-    click.echo(f"\nLoading {code.path}, and calling {code.function} once without content ..")
+    show(f"\nLoading {code.path}, and calling {code.function} once without content ..")
     started = time.monotonic()
     try:
         load_once(code, properties)
     except CodeError as error:
         if error.traceback:
-            click.echo(error.traceback, err=True)
+            show_error(error.traceback)
         return [str(error)]
-    click.echo(f"It works. This took {time.monotonic() - started:.1f} s.")
+    show(f"It works. This took {time.monotonic() - started:.1f} s.")
     return []

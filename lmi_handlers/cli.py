@@ -16,6 +16,7 @@ from lmi_handlers.bench.commands import bench
 from lmi_handlers.chat.commands import chat
 from lmi_handlers.config.local_runtime import MAX_CONCURRENCY
 from lmi_handlers.core.program import command
+from lmi_handlers.core.terminal import show
 from lmi_handlers.deploy.commands import COMMANDS as DEPLOYMENT
 from lmi_handlers.ray.commands import ray
 
@@ -30,7 +31,11 @@ _model_store = click.option(
     type=click.Path(path_type=Path),
     help="Directory with several models: each of its sub-directories that holds one is served.",
 )
-_host = click.option("--host", help="Address to listen on. Defaults to 0.0.0.0, or to 127.0.0.1 with --local-runtime.")
+_host = click.option(
+    "--host",
+    help="Address to listen on. Defaults to 127.0.0.1, which only this machine reaches; in a container to 0.0.0.0, unless "
+    "--local-runtime is given.",
+)
 _port = click.option(
     "--port", type=click.IntRange(1, 65535), help="Port to listen on. Defaults to SAGEMAKER_BIND_TO_PORT, or to 8080."
 )
@@ -174,7 +179,7 @@ def check_command(
     from lmi_handlers.check import check, translate  # `lmi serve` needs none of these imports, which take 0.25 s
 
     if source is not None:
-        click.echo(translate(*source), nl=False)
+        show(translate(*source), end="")
         return
     environ = _environ(LMI_MODEL_DIR=model_dir, LMI_MODEL_STORE=model_store, LMI_HOST=host, LMI_PORT=port)
     check(_for_people(environ), show_all=show_all, runs_code=not no_code)

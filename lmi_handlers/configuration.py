@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 
 import msgspec
 
 from backends import declaration, registry
+from backends.gpu_memory import smallest_gpu_memory
 from backends.selection import FALLBACK, Selection, count_gpus, select_backend
 from formatters import available_formatters
 from lmi_handlers.config.custom_code import MAX_CALLS, CustomCode
@@ -35,15 +37,24 @@ from lmi_handlers.model_files.locate import (
     find_gguf,
     has_model_files,
 )
+from lmi_handlers.model_files.needed import weight_bytes
 from lmi_handlers.telemetry.settings import TelemetrySettings
+
+
+class AnsweredBy(Enum):
+    """What answers a model's requests."""
+
+    ENGINE = "an engine"
+    TASK = "transformers, for a task that is not generation"
+    OWN_CODE = "the model's own code"
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     """What to serve, where, and with which backend. `is_default_model` is true if no model was configured.
 
-    With `custom_code`, the model's own code answers all requests, and no backend is used. `replicas` has the GPUs of each
-    engine, "" for those that are visible anyway. With `formatters`, requests and answers of the invoke routes pass through
-    them.
+    With `custom_code`, the model's own code or a task answers all requests, and no engine is used. `replicas` has the
+    GPUs of each engine, "" for those that are visible anyway. With `formatters`, requests and answers of the invoke routes
+    pass through them.
     """
 
     settings: ServerSettings
@@ -64,8 +75,25 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
         return self.settings.model_dir
 
     @property
+    def chat_streams(self) -> str:
+        """How the invoke routes stream chats, for people, or "" if they do not."""
+        if self.custom_code is not None or self.properties.pools:
+            return ""
+        default, asked = "JSON lines", "text/event-stream"
+        if not self.properties.streams_lines:
+            default, asked = "server-sent events", "application/jsonlines"
+        return f"Chats are streamed on the invoke routes as {default}, unless a request has Accept: {asked}"
+
+    @property
     def backend(self) -> BackendDeclaration:
         return CUSTOM_CODE if self.selection.name == CUSTOM_CODE.name else declaration(self.selection.name)
+
+    @property
+    def answered_by(self) -> AnsweredBy:
+        """What answers requests. A task of ours runs in the processes of custom code, but is not a model's own."""
+        if self.custom_code is None:
+            return AnsweredBy.ENGINE
+        return AnsweredBy.OWN_CODE if self.backend is CUSTOM_CODE else AnsweredBy.TASK
 
     def engine_settings(self, runtime_dir: str, started: float, model: str = "") -> EngineSettings:
         """Return what the model's engines are started with. `model` is its name if it is one of several, else ""."""
@@ -129,8 +157,9 @@ def read_configuration(environ: Mapping[str, str], overrides: Mapping[str, str] 
         key_patterns(environ)
         settings = ServerSettings.from_environ(environ)
         loaded = load_properties(settings.model_dir, environ, registry(), _given(environ), overrides)
-        named = loaded.properties.entry_point, environ, loaded.properties.handler
-        if (script := find_script(settings.model_dir, *named)) is not None:
+        asked = loaded.properties
+        named = asked.entry_point, environ, asked.handler
+        if script := find_script(settings.model_dir, *named, asynchronous=asked.has_asynchronous_handler):
             return _with_custom_code(settings, loaded, script, environ)
         config_file = find_config(loaded.properties, default_cache_dir(environ))
         if (task := find_task(loaded.properties, config_file, registry().requested(loaded.properties))) is not None:
@@ -150,12 +179,15 @@ def read_configuration(environ: Mapping[str, str], overrides: Mapping[str, str] 
     ):  # it names a function
         properties = msgspec.structs.replace(loaded.properties, output_formatter=None)
         loaded = msgspec.structs.replace(loaded, properties=properties)
-    if is_default_model and not any(setting.key == "option.model_name" for setting in loaded.explicit):
+    has_default_name = is_default_model or loaded.properties.model_id == DEFAULT_MODEL_NAME
+    if has_default_name and not loaded.sets("option.model_name"):
         properties = msgspec.structs.replace(loaded.properties, model_name=DEFAULT_MODEL_NAME)
         loaded = msgspec.structs.replace(loaded, properties=properties)
     backend = declaration(selection.name)
     elsewhere = backend.cpu_only or backend.is_remote(loaded.properties)
     gpus = None if elsewhere else count_gpus(environ, Path("/dev"))
+    if backend.replicates and gpus is not None and gpus > 1:
+        loaded = _one_gpu(loaded, gguf_file or config_file)
     return Configuration(
         settings=settings,
         loaded=loaded,
@@ -164,6 +196,30 @@ def read_configuration(environ: Mapping[str, str], overrides: Mapping[str, str] 
         replicas=plan_replicas(loaded, environ, gpus, splits="tensor_parallel_degree" in backend.reads),
         formatters=formatters,
     )
+
+
+_PLACEMENT = ("option.tensor_parallel_degree", "option.pipeline_parallel_degree", "option.device_map", "minWorkers")
+"""Options that say how many GPUs an engine takes."""
+
+
+def _one_gpu(loaded: LoadedProperties, file: Path | None) -> LoadedProperties:
+    """Let an engine take one GPU, unless an option says otherwise or a GPU is known to be too small for the weights.
+
+    `file` is the model's GGUF file or its config.json, or None if it is not here yet.
+    """
+    if loaded.sets(*_PLACEMENT):
+        return loaded
+    memory = None if file is None else smallest_gpu_memory()
+    if file is not None and memory is not None:
+        model = file.parent if file.suffix == ".json" else file
+        if weight_bytes(model) > _MOST_WEIGHTS * memory:
+            return loaded
+    properties = msgspec.structs.replace(loaded.properties, tensor_parallel_degree=1)
+    return msgspec.structs.replace(loaded, properties=properties)
+
+
+_MOST_WEIGHTS = 0.8
+"""Share of a GPU's memory that weights may take; the KV cache and what is computed need the rest."""
 
 
 def _given(environ: Mapping[str, str]) -> tuple[Given, ...]:

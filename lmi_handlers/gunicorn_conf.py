@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -27,12 +26,18 @@ from gunicorn.glogging import Logger
 from gunicorn.http.body import Body
 from gunicorn.systemd import listen_fds
 
-from lmi_handlers.config.server_settings import ALL_INTERFACES, default_workers, is_loopback, netloc
+from lmi_handlers.config.server_settings import default_workers, is_loopback, netloc
 from lmi_handlers.configuration import Configuration, StoreConfiguration, read_configuration, read_store
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.log_relay import LogRelay
+from lmi_handlers.core.open_files import for_clients
 from lmi_handlers.core.program import command
+from lmi_handlers.engine.runtime_folder import end_server, has_given_up, make_runtime_folder
 from lmi_handlers.engine.settings import SOCKET_VARIABLE, EngineSettings
-from lmi_handlers.log import configure_logging, fail, tell
+from lmi_handlers.listening import Address, host_of, who_can_connect
+from lmi_handlers.log import configure_logging, fail, relay_log, tell
+from lmi_handlers.metrics.catalogue import CATALOGUE, LOG_LINES_DROPPED
+from lmi_handlers.metrics.cells import Cells
 from lmi_handlers.models.registry import RUNTIME_VARIABLE
 from lmi_handlers.models.settings import ManagerSettings
 from lmi_handlers.start_up import (
@@ -47,6 +52,8 @@ from lmi_handlers.telemetry.tracing import worker_traces
 from lmi_handlers.web import gevent_worker  # noqa: F401  before Flask, which the checks may import: see there
 from lmi_handlers.web.body_reader import BodyReader
 from lmi_handlers.web.client_socket import ClientSocket
+from lmi_handlers.web.malformed_requests import without_content
+from lmi_handlers.web.reloads import count_reload, reloads
 
 
 def _start_up() -> Configuration | StoreConfiguration:
@@ -65,13 +72,6 @@ def _start_up() -> Configuration | StoreConfiguration:
     if causes := mistakes(configuration, os.environ):
         fail(*causes)
     return configuration
-
-
-_OTHER_FILES = 1024
-"""File descriptors reserved in a web worker for everything but clients.
-
-These are its own files, the engine's socket, image downloads and connections that are closing.
-"""
 
 
 def _raise_file_limit() -> int:
@@ -94,7 +94,7 @@ _management = None if _settings.store is None else _settings.store.management
 bind = [netloc(*address) for address in ((_settings.host, _settings.port), _management) if address is not None]
 workers = _settings.workers or _properties.web_workers or default_workers()
 worker_class = "lmi_handlers.web.gevent_worker.ClientLimitingWorker"
-worker_connections = max(64, min(4096, _raise_file_limit() - _OTHER_FILES))
+worker_connections = max(64, min(4096, for_clients(_raise_file_limit())))
 threads = 64  # only used with the gthread worker class
 timeout = 60  # a worker whose event loop is blocked this long is killed and replaced; waiting requests do not block it
 if os.access("/dev/shm", os.W_OK):  # noqa: S108  gunicorn makes the file with mkstemp
@@ -103,6 +103,10 @@ graceful_timeout = 27
 keepalive = 75
 control_socket_disable = True
 limit_request_line = 8190
+# No header says where a request comes from or what its path is, whoever is connected: a proxy on this machine, or in front
+# of a Unix socket, passes on what its clients send. gunicorn would take SCRIPT_NAME and PATH_INFO from there.
+forwarded_allow_ips = ""
+forwarder_headers = ""
 
 
 class logger_class(Logger):  # type: ignore[misc]  # noqa: N801  gunicorn has no types, and its setting has this name
@@ -114,6 +118,10 @@ class logger_class(Logger):  # type: ignore[misc]  # noqa: N801  gunicorn has no
         self.error_log.handlers.clear()
         self.error_log.propagate = True
         self.error_log.setLevel("WARNING")
+
+    def warning(self, msg: str, *args: Any, **kwargs: Any) -> None:
+        """Log a warning."""
+        super().warning(without_content(msg), *args, **kwargs)
 
     def access(self, *_arguments: Any) -> None:
         """Does nothing."""
@@ -136,12 +144,15 @@ logger = logging.getLogger(__name__)
 _in_flight = 0
 _engine: EngineSettings | ManagerSettings | None = None
 _supervisor_pid: int | None = None
+_relay: LogRelay | None = None
+_cells: Cells | None = None
 
 
 def on_starting(server: Any) -> None:
     """Start the engine. It loads the model while the workers boot."""
-    global _engine, _supervisor_pid
+    global _engine, _supervisor_pid, _relay, _cells
     configure_logging()
+    _relay = relay_log(_count_dropped)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' too: `/ping` and the log show the phase
     try:
         has_many = isinstance(_configuration, StoreConfiguration)
@@ -150,10 +161,12 @@ def on_starting(server: Any) -> None:
             check_port(*address)
     except ConfigError as error:
         fail(str(error))
-    _tell_host(server.cfg.address)
     if SOCKET_VARIABLE in os.environ and isinstance(_configuration, Configuration):
         return
-    runtime_dir = tempfile.mkdtemp(prefix="lmi-")
+    try:
+        runtime_dir = str(make_runtime_folder())
+    except OSError as error:
+        fail(f"no folder can be made for temporary files (TMPDIR): {error}")
     if isinstance(_configuration, StoreConfiguration):
         program = "lmi_handlers.model_manager"
         _engine = ManagerSettings(
@@ -163,12 +176,14 @@ def on_starting(server: Any) -> None:
     else:
         program = "lmi_handlers.engine.supervisor"
         _engine = _configuration.engine_settings(runtime_dir, _started)
+        with contextlib.suppress(OSError):  # the disk is full: whatever needs it more says so
+            _cells = Cells(_engine.metrics_dir, CATALOGUE)
         os.environ[SOCKET_VARIABLE] = os.pathsep.join(str(replica.socket_path) for replica in _engine.each)
     # Ctrl-C reaches every process of a terminal. The supervisor and its engine ignore it: this process handles it.
     supervisor = subprocess.Popen(
         command(program),
         stdin=subprocess.PIPE,
-        preexec_fn=_ignore_ctrl_c,  # no other thread runs yet
+        preexec_fn=_ignore_ctrl_c,  # the only other threads read and write the log
     )
     assert supervisor.stdin is not None  # noqa: S101  follows from stdin=PIPE
     supervisor.stdin.write(msgspec.json.encode(_engine) + b"\n")
@@ -183,6 +198,17 @@ def on_starting(server: Any) -> None:
     if signal.sigpending() & {*_ENDING}:
         on_exit(server)
         sys.exit(0)
+
+
+def _count_dropped(lines: int) -> None:
+    if _cells is not None:
+        _cells.add(LOG_LINES_DROPPED, lines)
+
+
+def pre_exec(server: Any) -> None:  # noqa: ARG001  gunicorn's hook signature
+    """Before USR2 starts another arbiter, which outlives this one: it reads its log itself."""
+    if _relay is not None:
+        _relay.restore()
 
 
 def _own_addresses(server: Any) -> Iterator[tuple[str, int]]:
@@ -201,19 +227,31 @@ def _preload() -> None:
 
 
 def when_ready(server: Any) -> None:
-    """Log the addresses that now accept requests. The model may still be loading."""
+    """Log the addresses that now accept requests, and who can connect. The model may still be loading."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     for listener in server.LISTENERS:
         logger.info("listening on %s", listener)
+    _tell_host(_addresses(server))
 
 
-def _tell_host(addresses: list[Any]) -> None:
-    """Pass the listening host to the workers, whether `lmi serve` or gunicorn's `-b` set it."""
-    hosts = [address[0] if isinstance(address, tuple) else "" for address in addresses]
-    loopback = bool(hosts) and all(map(is_loopback, hosts))
-    os.environ["LMI_HOST"] = hosts[0] if loopback else ALL_INTERFACES
+def _addresses(server: Any) -> list[Address]:
+    """Return what the server listens on, whether `lmi serve`, gunicorn's `-b` or systemd chose it."""
+    names = [listener.getsockname() for listener in server.LISTENERS]
+    names = names or server.cfg.address  # with --reuse-port, each worker makes sockets of its own
+    return [name[:2] if isinstance(name, tuple) else None for name in names]
+
+
+def _tell_host(addresses: list[Address]) -> None:
+    """Pass the listening host to the workers, which are forked later, and log who can connect."""
+    from lmi_handlers.console.routes import is_on  # imports Flask: see `_preload`
+
+    os.environ["LMI_HOST"] = host = host_of(addresses)
+    has_key = bool(os.environ.get("API_KEY"))
+    has_console = is_on(_properties.console, on_loopback=is_loopback(host), has_key=has_key)
+    told = who_can_connect(addresses, has_key=has_key, has_console=has_console, console=_properties.console)
+    logger.info(told)
     runtime = _settings.local_runtime
-    if runtime is not None and runtime.keys_file is None and not loopback and not os.environ.get("API_KEY"):
+    if runtime is not None and runtime.keys_file is None and not is_loopback(host) and not has_key:
         tell(
             "warning",
             f"the local runtime does not check signatures, and other machines can reach {bind[0]}; "
@@ -251,6 +289,12 @@ def post_fork(server: Any, worker: Any) -> None:  # noqa: ARG001  gunicorn's hoo
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     worker.tmp.notify()
+    worker.reloads = reloads()
+
+
+def on_reload(server: Any) -> None:  # noqa: ARG001  gunicorn's hook signature
+    """Let the workers know that they are replaced, while the server goes on."""
+    count_reload()
 
 
 def post_worker_init(worker: Any) -> None:
@@ -287,10 +331,10 @@ def _drain(worker: Any) -> None:
         time.sleep(0.1)
         if _engine is not None and _supervisor_pid is not None and not _exists(_supervisor_pid):
             # The supervisor was killed, for example by the kernel for lack of memory. Nothing could restart the engine.
-            _engine.failure_path.write_text("1")
-            os.kill(os.getppid(), signal.SIGTERM)
+            end_server(Path(_engine.runtime_dir), os.getppid())
             break
-    worker.wsgi.start_draining()
+    if worker.reloads == reloads():  # otherwise others answer already, and `/ping` must not say that the server ends
+        worker.wsgi.start_draining()
     deadline = time.monotonic() + DRAIN_SECONDS
     time.sleep(_LISTENER_CLOSES)
     while _in_flight and time.monotonic() < deadline:
@@ -308,7 +352,12 @@ def _drain(worker: Any) -> None:
 def worker_exit(server: Any, worker: Any) -> None:  # noqa: ARG001  gunicorn's hook signature
     """The worker's loop has ended. `_drain`'s signal may still come: Python would show a traceback of its own exit."""
     if worker.pid == os.getpid():  # the arbiter calls this too, for a worker that it finds missing
-        signal.signal(signal.SIGQUIT, lambda *_: os._exit(0))
+        signal.signal(signal.SIGQUIT, _exit)
+
+
+def _exit(*_signal: object) -> None:
+    logging.shutdown()
+    os._exit(0)
 
 
 _SUPERVISOR_ENDS = 2.0
@@ -323,7 +372,8 @@ def on_exit(server: Any) -> None:
     server.lmi_supervisor.stdin.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
         server.lmi_supervisor.wait(_SUPERVISOR_ENDS)
-    failed = _engine.failure_path.exists()
-    shutil.rmtree(Path(_engine.runtime_dir), ignore_errors=True)
+    folder = Path(_engine.runtime_dir)
+    failed = has_given_up(folder)
+    shutil.rmtree(folder, ignore_errors=True)
     if failed:
         sys.exit(1)

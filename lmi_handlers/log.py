@@ -6,19 +6,24 @@ python-json-logger has nothing for a terminal.
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
 import re
+import stat
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn, TextIO
 
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.line_writer import encoded, write_all
+from lmi_handlers.core.log_relay import LogRelay
 from lmi_handlers.core.redaction import without_hidden
+from lmi_handlers.core.terminal import visible, write
 
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _FIELDS_OF_LIBRARIES = frozenset({"_ray_timestamp_ns", "vllm_process_name"})
@@ -37,6 +42,9 @@ The log calls the number of an engine within a server its `replica`.
 """
 
 _FIELDS_OF_PROCESS = {"model": MODEL_VARIABLE, "ray_replica": REPLICA_VARIABLE, "node": NODE_VARIABLE}
+
+_COLOURS_VARIABLE = "LMI_LOG_COLOURS"
+"""Environment variable that is set if a `LogRelay` stands before a terminal that shows colours."""
 
 _DIM, _BOLD, _RESET = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 _COLOURS = {logging.DEBUG: _DIM, logging.INFO: "\x1b[32m", logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m"}
@@ -75,7 +83,7 @@ class TextLines(logging.Formatter):
         """Return the line without its newline, followed by the traceback, if any."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = min(record.levelno // 10 * 10, logging.ERROR)
-        message = _printable(record.getMessage())
+        message = visible(record.getMessage())
         if record.name.partition(".")[0] not in _OURS:
             message = f"{record.name}: {message}"
         extra = _fields_of_process() | _extra_fields(record)
@@ -89,22 +97,67 @@ class TextLines(logging.Formatter):
             line += f" {self._paint(_DIM, fields)}"
         if record.exc_info:
             tracebacks.append(self.formatException(record.exc_info))
-        return "\n".join([line, *map(_printable, filter(None, tracebacks))])
+        return "\n".join([line, *map(visible, filter(None, tracebacks))])
 
     def _paint(self, colour: str, text: str) -> str:
         return f"{colour}{text}{_RESET}" if self._coloured and colour else text
 
 
+class LogHandler(logging.Handler):
+    """Writes each line at once and with one call, so that lines of several processes stay whole."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record's line."""
+        try:
+            self.write(f"{self.format(record)}\n")
+        except Exception:  # noqa: BLE001  as the handlers of the standard library do
+            self.handleError(record)
+
+    def write(self, line: str) -> None:
+        """Write a line that is no record."""
+        write_all(self._descriptor, encoded(line))
+
+    def dropped(self, lines: int) -> str:
+        """Return the line that stands in place of so many."""
+        message = f"{lines} lines of the log were dropped because nobody read them"
+        record = logging.LogRecord(__name__, logging.WARNING, "", 0, message, None, None)
+        return f"{self.format(record)}\n"
+
+
 def configure_logging() -> None:
     """Log to standard error, replacing any earlier configuration."""
-    handler = logging.StreamHandler(sys.stderr)
+    try:
+        handler: logging.Handler = LogHandler(sys.stderr.fileno())
+    except OSError:  # not a file, such as a test's
+        handler = logging.StreamHandler(sys.stderr)
     as_text = log_format(os.environ, sys.stderr) == "text"
-    handler.setFormatter(TextLines(coloured=takes_colours(sys.stderr)) if as_text else JsonLines())
+    handler.setFormatter(TextLines(coloured=_has_colours()) if as_text else JsonLines())
     logging.basicConfig(level=log_level(os.environ), handlers=[handler], force=True)
     # No line shows these, and collecting them takes half the time of a record. The library's documentation names all
     # four for that purpose ("Optimization" in its how-to).
     logging._srcfile = None  # noqa: SLF001  documented there
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+
+
+def relay_log(count: Callable[[int], object]) -> LogRelay | None:
+    """Read the log of this process and of those that it starts, so that none of them waits for whoever reads it.
+
+    `count` is told how many lines are dropped. Returns None if standard error is a file, which always takes a line.
+    """
+    handler = next((handler for handler in logging.root.handlers if isinstance(handler, LogHandler)), None)
+    descriptor = sys.stderr.fileno()
+    if handler is None or stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return None
+    os.environ["LOG_FORMAT"] = log_format(os.environ, sys.stderr)  # which the pipe would change
+    if takes_colours(sys.stderr):
+        os.environ[_COLOURS_VARIABLE] = "1"
+    relay = LogRelay(descriptor, handler.dropped, count)
+    atexit.register(relay.end)
+    return relay
 
 
 def log_format(environ: Mapping[str, str], stream: TextIO) -> str:
@@ -133,11 +186,16 @@ def tell(kind: str, message: str) -> None:
 
     These lines are plain text even when the log is JSON, because people read them first.
     """
-    if takes_colours(sys.stderr):
+    if _has_colours():
         kind = f"{_COLOURS[logging.ERROR if kind == 'error' else logging.WARNING]}{_BOLD}{kind}{_RESET}"
     if model := os.environ.get(MODEL_VARIABLE):
         message = f"model {model}: {message}"
-    print(f"lmi: {kind}: {message}", file=sys.stderr, flush=True)
+    line = f"lmi: {kind}: {visible(message)}\n"
+    for handler in logging.root.handlers:
+        if isinstance(handler, LogHandler):
+            handler.write(line)
+            return
+    write(sys.stderr, line)
 
 
 def fail(*causes: str) -> NoReturn:
@@ -150,6 +208,12 @@ def fail(*causes: str) -> NoReturn:
 def takes_colours(stream: TextIO) -> bool:
     """Whether `stream` is a terminal that shows colours, and nobody has turned them off."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _has_colours() -> bool:
+    if _COLOURS_VARIABLE in os.environ and stat.S_ISFIFO(os.fstat(sys.stderr.fileno()).st_mode):
+        return True
+    return takes_colours(sys.stderr)
 
 
 def _fields_of_process() -> dict[str, object]:
@@ -170,11 +234,3 @@ def _shown(value: object) -> str:
     if not text.isprintable():
         return json.dumps(text)
     return json.dumps(text, ensure_ascii=False) if not text or set(text) & set(' "=') else text
-
-
-def _printable(text: str) -> str:
-    """Escape control characters, except tabs and line ends."""
-    return "\n".join(
-        line if line.isprintable() else "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in line)
-        for line in text.splitlines()
-    )

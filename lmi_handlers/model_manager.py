@@ -5,6 +5,7 @@ A child of gunicorn's arbiter, which ends with it. It reads its settings on stan
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ import msgspec
 
 from lmi_handlers.configuration import model_environ, read_configuration
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.engine.runtime_folder import end_server, watch
 from lmi_handlers.engine.settings import read_line
 from lmi_handlers.log import configure_logging, tell
 from lmi_handlers.models.manager import Manager, Plan
@@ -48,11 +50,12 @@ def main() -> None:
     settings = msgspec.json.decode(read_line(sys.stdin.fileno()), type=ManagerSettings)
     manager = Manager(settings, plan)
     threading.Thread(target=_end_with_parent, args=(manager,), daemon=True).start()
+    folder = Path(settings.runtime_dir)
+    watch(folder, manager.needed, lambda: end_server(folder, parent))
     try:
         manager.run()
     except BaseException:
-        settings.failure_path.write_text("1")
-        os.kill(parent, signal.SIGTERM)
+        end_server(folder, parent)
         raise
 
 
@@ -61,6 +64,7 @@ def _end_with_parent(manager: Manager) -> None:
     while os.read(sys.stdin.fileno(), 1024):
         pass
     manager.kill()
+    logging.shutdown()
     os._exit(0)
 
 

@@ -9,12 +9,11 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import BinaryIO, NoReturn
 
-import click
-
 from lmi_handlers.apis.lmi.dynamic import LmiDynamicDialect
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.configuration import read_configuration
 from lmi_handlers.core.errors import ConfigError, LMIError, PayloadTooLarge
+from lmi_handlers.core.terminal import ByteWriter, show_error
 from lmi_handlers.custom_code.client import failure_of
 from lmi_handlers.custom_code.messages import Chunk, End, Head
 from lmi_handlers.custom_code.once import call_once
@@ -54,7 +53,7 @@ def run(
         answer.refuse(error)
     except CodeError as error:
         if error.traceback:
-            click.echo(error.traceback, err=True)
+            show_error(error.traceback)
         fail(str(error))
     sys.exit(answer.status >= 400)
 
@@ -65,6 +64,7 @@ class _Answer:
     def __init__(self, properties: ServingProperties, *, include: bool) -> None:
         self._dialect = LmiDynamicDialect(properties, {})
         self._include = include
+        self._output = ByteWriter()
         self.status = 0
 
     def deliver(self, message: Head | Chunk | End) -> None:
@@ -73,7 +73,7 @@ class _Answer:
             content_type, headers = response_headers(message)
             self._begin(message.code, {**({"Content-Type": content_type} if content_type else {}), **headers})
         elif isinstance(message, Chunk):
-            _write(message.data)
+            self._output.write(message.data)
         elif (error := failure_of(message)) is not None:
             tell("error", str(error))
             if self.status:
@@ -85,7 +85,7 @@ class _Answer:
         """Print the answer to a request that fails before its answer has begun."""
         rendered = self._dialect.error(error)
         self._begin(rendered.status, {"Content-Type": rendered.content_type})
-        _write(rendered.body)
+        self._output.write(rendered.body)
 
     def _begin(self, status: int, headers: Mapping[str, str]) -> None:
         self.status = status
@@ -95,12 +95,7 @@ class _Answer:
                 f"HTTP/1.1 {status} {reasons.get(status, '')}",
                 *(f"{name}: {text}" for name, text in headers.items()),
             ]
-            click.echo("\n".join([*lines, ""]), err=True)
-
-
-def _write(data: bytes) -> None:
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+            show_error("\n".join([*lines, ""]))
 
 
 def _guess_type(name: str) -> str:

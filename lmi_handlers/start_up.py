@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import multiprocessing
 import os
 import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from backends import load_backend_class, registry
@@ -17,14 +20,16 @@ from backends.paged.options import PagedOptions
 from backends.selection import check_format, check_gpus, check_installed, count_gpus, find_gpu
 from lmi_handlers.apis.api import Context
 from lmi_handlers.apis.registry import ServedApis
-from lmi_handlers.config.custom_code import check_siblings
+from lmi_handlers.config.custom_code import check_siblings, defined_names
 from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.not_provided import check_scripts
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.config.scripts import find_requirements
 from lmi_handlers.config.server_settings import netloc, parse_origins
-from lmi_handlers.configuration import CUSTOM_CODE, Configuration, local_model, unreadable
+from lmi_handlers.configuration import AnsweredBy, Configuration, local_model, unreadable
+from lmi_handlers.core.child_environment import VARIABLE, withheld_from_code, withhold_credentials
 from lmi_handlers.core.errors import ConfigError, LoadFailed
+from lmi_handlers.core.files import temporary_directory
 from lmi_handlers.engine.adapters import AdapterSources, find_adapters
 from lmi_handlers.engine.companion import check_loading
 from lmi_handlers.engine.settings import EngineSettings
@@ -36,7 +41,7 @@ from lmi_handlers.model_files.pickled import check_weights
 from lmi_handlers.model_files.s3_url import is_s3
 from lmi_handlers.model_files.secure_mode import SecureMode
 from lmi_handlers.telemetry.settings import TelemetrySettings
-from lmi_handlers.text.bundle import read_chat_template
+from lmi_handlers.text.bundle import build_gguf_bundle, build_text_bundle, read_chat_template
 from lmi_handlers.text.output_parsers.reasoning import choose_reasoning_format, reasoning_format
 from lmi_handlers.text.output_parsers.tool_formats import choose_tool_format
 
@@ -55,7 +60,7 @@ class PortTaken(ConfigError):
 
 def mistakes(configuration: Configuration, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the errors that prevent serving, as far as they can be found without loading the model."""
-    found = (_mistake(check, configuration, environ) for check in _checks(configuration))
+    found = (_mistake(check, configuration, environ) for check, kinds in _CHECKS if configuration.answered_by in kinds)
     return tuple(dict.fromkeys(filter(None, found)))
 
 
@@ -67,6 +72,9 @@ def warnings(configuration: Configuration) -> Iterator[str]:
         name = "" if properties.name == DEFAULT_MODEL_NAME else f", under the name {properties.name}"
         yield f"option.model_id is not set{where}: serving the default model, {DEFAULT_MODEL_NAME}{name}"
     yield from _uninstalled(configuration)
+    if configuration.answered_by is AnsweredBy.OWN_CODE and (names := withheld_from_code(os.environ)):
+        yield f"the model's code does not get {', '.join(names)}; {VARIABLE}={','.join(names)} passes them on"
+    yield from _uncalled(configuration)
     yield from configuration.loaded.warnings(backend)
     if excess := _excess_memory(properties, backend):
         yield excess
@@ -81,6 +89,14 @@ def _uninstalled(configuration: Configuration) -> Iterator[str]:
             yield f"{file} is ignored: install packages in the image"
     elif code.requirements is None and (file := find_requirements(Path(code.directory), model_dir)) is not None:
         yield f"{file} is ignored: set option.install_requirements=true, or install packages in the image"
+
+
+def _uncalled(configuration: Configuration) -> Iterator[str]:
+    """Yield a warning if the model's own code has functions that DJL calls for adapters."""
+    if configuration.answered_by is AnsweredBy.OWN_CODE and configuration.custom_code is not None:
+        code = configuration.custom_code
+        if found := defined_names(Path(code.path)) & {"register_adapter", "update_adapter", "unregister_adapter"}:
+            yield f"{code.path}: {', '.join(sorted(found))} is not called: {code.function} must load adapters itself"
 
 
 def _excess_memory(properties: ServingProperties, backend: BackendDeclaration) -> str:
@@ -101,6 +117,45 @@ def check_engine(configuration: Configuration) -> None:
     if configuration.custom_code is None and configuration.backend.passes_options:
         properties = configuration.properties
         load_backend_class(configuration.selection.name, pools=properties.pools).check_options(properties)
+
+
+def check_tokenizer(configuration: Configuration, environ: Mapping[str, str], *, runs_code: bool) -> None:
+    """Build what web workers need to know of the model's tokenizer, in a temporary folder. Raises `ConfigError`.
+
+    `lmi serve` leaves this to the engine process. A tokenizer that is the model's own code is only built if `runs_code`.
+    """
+    properties, backend = configuration.properties, configuration.backend
+    needs_model = backend.needs_model or properties.model_id is not None
+    runs_code = runs_code or not properties.trust_remote_code
+    if configuration.answered_by is not AnsweredBy.ENGINE or not needs_model or not runs_code:
+        return
+    path = _located(configuration, environ)
+    with tempfile.TemporaryDirectory() as directory:
+        if path is not None and path.is_dir():
+            _build_apart(path, Path(directory), trust_remote_code=properties.trust_remote_code)
+        elif path is not None and backend.reads_gguf is not None:
+            build_gguf_bundle(path, Path(directory))
+
+
+def _build_apart(path: Path, directory: Path, *, trust_remote_code: bool) -> None:
+    """Build the text bundle in a process without the server's credentials, because the model may bring its own code."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, initializer=withhold_credentials) as process:
+        try:
+            process.submit(build_text_bundle, path, directory, trust_remote_code=trust_remote_code).result()
+        except BrokenProcessPool as error:
+            raise ConfigError(f"no tokenizer can be loaded from {path}: its code ended the process") from error
+
+
+def _located(configuration: Configuration, environ: Mapping[str, str]) -> Path | None:
+    """Return the GGUF file or folder of the model, or None if it is yet to be fetched. Raises `ConfigError`."""
+    properties = configuration.properties
+    return locate_model(
+        properties.model_id,
+        model_dir=configuration.model_dir,
+        revision=properties.revision,
+        cache_dir=default_cache_dir(environ),
+    )
 
 
 def preview_resources(configuration: Configuration) -> tuple[str, bool]:
@@ -159,7 +214,7 @@ def check_port(host: str, port: int) -> None:
 
 def check_temporary_directory(socket_name: str) -> None:
     """Check that a socket with this name can be in the directory for temporary files. Raises `ConfigError`."""
-    directory = tempfile.gettempdir()
+    directory = temporary_directory()
     length, longest = len(os.fsencode(directory)), _LONGEST_SOCKET - len(f"/{socket_name}")
     if length > longest:
         raise ConfigError(
@@ -201,7 +256,7 @@ def _check_telemetry(configuration: Configuration, environ: Mapping[str, str]) -
 
 def _check_secure_mode(configuration: Configuration, environ: Mapping[str, str]) -> None:
     if (secure_mode := SecureMode.from_environ(environ)) is not None:
-        has_custom_code = configuration.custom_code is not None or configuration.formatters is not None
+        has_custom_code = configuration.answered_by is AnsweredBy.OWN_CODE or configuration.formatters is not None
         secure_mode.check(configuration.loaded, configuration.model_dir, has_custom_code=has_custom_code)
 
 
@@ -226,7 +281,12 @@ def _check_reload(configuration: Configuration, environ: Mapping[str, str]) -> N
 
 
 def _check_installed(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
-    check_installed(configuration.backend)
+    check_installed(configuration.backend, configuration.properties)
+
+
+def _check_choices(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
+    if not configuration.backend.passes_options:  # else the engine's own plug-ins may know more
+        configuration.backend.check_choices(configuration.properties)
 
 
 def _check_gpus(configuration: Configuration, environ: Mapping[str, str]) -> None:
@@ -237,12 +297,7 @@ def _check_model(configuration: Configuration, environ: Mapping[str, str]) -> No
     properties = configuration.properties
     path = None
     if configuration.backend.needs_model or properties.model_id is not None:
-        path = locate_model(
-            properties.model_id,
-            model_dir=configuration.model_dir,
-            revision=properties.revision,
-            cache_dir=default_cache_dir(environ),
-        )
+        path = _located(configuration, environ)
         gguf_file = path if path is not None and path.is_file() else None
         if not is_s3(properties.model_id):  # which may hold either format
             check_format(configuration.backend, gguf_file)
@@ -271,51 +326,30 @@ def _check_chat_template(configuration: Configuration, environ: Mapping[str, str
         choose_reasoning_format(template, properties.reasoning_parser, enabled=properties.enable_reasoning)
 
 
+_ENGINE, _TASK, _CODE = AnsweredBy.ENGINE, AnsweredBy.TASK, AnsweredBy.OWN_CODE
+_ALL = tuple(AnsweredBy)
+
 _Check = Callable[[Configuration, Mapping[str, str]], None]
 
-_CHECKS: tuple[_Check, ...] = (
-    _check_secure_mode,
-    _check_apis,
-    _check_text_options,
-    _check_images,
-    _check_origins,
-    _check_local_runtime,
-    _check_telemetry,
-    _check_reload,
-    _check_scripts,
-    _check_custom_code,
-    _check_installed,
-    _check_gpus,
-    _check_model,
-    _check_chat_template,
+_CHECKS: tuple[tuple[_Check, tuple[AnsweredBy, ...]], ...] = (
+    (_check_secure_mode, _ALL),
+    (_check_apis, (_ENGINE,)),
+    (_check_text_options, (_ENGINE,)),
+    (_check_images, (_ENGINE, _TASK)),
+    (_check_origins, _ALL),
+    (_check_local_runtime, _ALL),
+    (_check_telemetry, _ALL),
+    (_check_reload, (_ENGINE, _TASK)),
+    (_check_scripts, (_ENGINE, _TASK)),
+    (_check_custom_code, (_ENGINE, _CODE)),  # an engine may have formatters beside it
+    (_check_installed, (_ENGINE, _TASK)),
+    (_check_choices, (_ENGINE, _TASK)),
+    (_check_gpus, (_ENGINE,)),
+    (_check_task, (_TASK,)),
+    (_check_model, (_ENGINE, _TASK)),  # the model's own code loads it itself
+    (_check_chat_template, (_ENGINE,)),
 )
-
-
-_CHECKS_OF_CUSTOM_CODE: tuple[_Check, ...] = (
-    _check_secure_mode,
-    _check_custom_code,
-    _check_origins,
-    _check_local_runtime,
-    _check_telemetry,
-)
-
-_CHECKS_OF_TASKS: tuple[_Check, ...] = (
-    _check_images,
-    _check_origins,
-    _check_local_runtime,
-    _check_telemetry,
-    _check_reload,
-    _check_scripts,
-    _check_installed,
-    _check_task,
-    _check_model,
-)
-
-
-def _checks(configuration: Configuration) -> tuple[_Check, ...]:
-    if configuration.custom_code is None:
-        return _CHECKS
-    return _CHECKS_OF_CUSTOM_CODE if configuration.backend is CUSTOM_CODE else _CHECKS_OF_TASKS
+"""All checks, in order, and for which kinds of models each is made. What is forbidden is forbidden for all of them."""
 
 
 def _mistake(check: _Check, configuration: Configuration, environ: Mapping[str, str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,10 @@ from lmi_handlers.engine.status import EngineState
 from lmi_handlers.model_files.cache_dir import default_cache_dir
 from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME
 from lmi_handlers.model_files.resolve import resolve_model
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell without job control starts background jobs so, and all servers of the tests would ignore Ctrl-C, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadlines, because test machines may be slow. CI uses the same examples in every run, so failures are reproducible.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -220,6 +225,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--fault-rounds",
         type=int,
         help="number of rounds in tests/system/test_faults.py; by default, each fault occurs once",
+    )
+    parser.addoption(
+        "--soak-minutes", type=float, default=0.5, help="how long the soak of tests/system/test_faults.py is"
     )
     parser.addoption(
         "--fault-seed", type=int, default=10, help="seed of the random choices in tests/system/test_faults.py"

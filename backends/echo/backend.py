@@ -91,6 +91,7 @@ class EchoBackend(Backend):
             max_logprobs=20,
             unsupported=tuple(DECLARATION.unsupported),
             device="cpu",
+            takes_cache_salt=True,
             pooling_tasks=pooling_tasks,
             embedding_size=EMBEDDING_SIZE if "embed" in pooling_tasks else None,
             labels=("LABEL_0",) if "classify" in pooling_tasks else (),

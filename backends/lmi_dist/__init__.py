@@ -17,10 +17,12 @@ DECLARATION = BackendDeclaration(
     install=vllm.DECLARATION.install,
     options=LmiDistOptions,
     reads=vllm.DECLARATION.reads,
+    choices={"dtype": ("auto", "fp32", "fp16", "bf16")},
     defaults=vllm.DECLARATION.defaults,
     remote=vllm.DECLARATION.remote,
     passes_options=True,
     rolling_batch=("lmi-dist", "lmi_dist"),
     handlers={"djl_python.lmi_dist": Handler(rolling_batch="lmi-dist")},
     unsupported=vllm.DECLARATION.unsupported,
+    conditional={"cache_salt": "not supported by the `lmi_dist` package, whose prefix cache has no salts"},
 )

@@ -60,6 +60,7 @@ def engine_arguments(path: Path, properties: ServingProperties) -> dict[str, Any
         if name in properties.extra:
             raise ConfigError(f"option.{name}: neither this server nor lmi_dist has this option")
         logger.warning(f"option.{name} has no effect on backend {DECLARATION.name}: only other backends read it")
+    DECLARATION.check_choices(properties)
     given, options = DECLARATION.values(properties), properties.options_of(LmiDistOptions)
     if options.distributed_executor_backend is not None:
         raise ConfigError("option.distributed_executor_backend: lmi_dist does not have this option")
@@ -70,7 +71,7 @@ def engine_arguments(path: Path, properties: ServingProperties) -> dict[str, Any
             logger.warning(f"option.{name} has no effect: LMI does not pass it to lmi_dist")
     arguments = {
         "model": str(path),
-        "dtype": _dtype(properties),
+        "dtype": DTYPES[properties.dtype],
         # LMI always passes 0, so unseeded requests get the same samples after every restart.
         "seed": secrets.randbits(32),
         "tensor_parallel_size": _one_gpu(properties),
@@ -87,12 +88,6 @@ def engine_arguments(path: Path, properties: ServingProperties) -> dict[str, Any
 def max_num_seqs(properties: ServingProperties) -> int:
     """Return the maximum number of sequences that run at the same time."""
     return (properties.max_rolling_batch_size or DEFAULT_BATCH_SIZE) if properties.rolling else properties.batch_size
-
-
-def _dtype(properties: ServingProperties) -> str:
-    if properties.dtype not in DTYPES:
-        raise ConfigError(f"option.dtype: lmi_dist supports {', '.join(DTYPES)}, not {properties.dtype}")
-    return DTYPES[properties.dtype]
 
 
 def _one_gpu(properties: ServingProperties) -> int:

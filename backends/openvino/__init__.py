@@ -23,12 +23,14 @@ DECLARATION = BackendDeclaration(
     reads=(
         "model_id",
         "trust_remote_code",
+        "dtype",
         "quantize",
         "max_rolling_batch_size",
         "max_rolling_batch_prefill_tokens",
         "max_model_len",
         "kv_cache_memory_bytes",
     ),
+    choices={"quantize": ("int8", "int4")},
     defaults={"max_rolling_batch_size": DEFAULT_BATCH_SIZE},
     reads_gguf=GgufFormats(("llama", "qwen2", "qwen3"), ("F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")),
     architectures=(
@@ -48,6 +50,7 @@ DECLARATION = BackendDeclaration(
     cpu_only=True,
     rolling_batch=("openvino",),
     unsupported={
-        "adapters": "the weights are served as they are; `auto` takes transformers if `option.enable_lora` is on"
+        "watermark": "transformers' processors, which need torch, are not used",
+        "adapters": "the weights are served as they are; `auto` takes transformers if `option.enable_lora` is on",
     },
 )

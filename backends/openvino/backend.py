@@ -12,9 +12,10 @@ from backends.max_model_len import choose_max_model_len
 from backends.openvino import DECLARATION
 from backends.openvino.checkpoint import context_length, convert_checkpoint, converter
 from backends.openvino.gguf import convert_gguf
-from backends.openvino.model import EXACT, MODEL_NAME, compile_model
+from backends.openvino.integer import asks_for_integers, use_integers
+from backends.openvino.model import EXACT, INTEGER, MODEL_NAME, compile_model
 from backends.openvino.options import OpenVinoOptions
-from backends.openvino.quantize import check_method, quantize
+from backends.openvino.quantize import quantize
 from backends.openvino.runner import OpenVinoRunner, kv_block
 from backends.paged.backend import MAX_LOGPROBS, PagedBackend
 from backends.paged.memory import available_on_cpu, choose_num_blocks, free_memory
@@ -29,7 +30,7 @@ from lmi_handlers.text.bundle import TOKENIZER_FILE
 
 
 class OpenVinoBackend(PagedBackend):
-    """Continuous batching on a CPU in float32, with the weights as the files have them."""
+    """Continuous batching on a CPU, with the weights as the files have them, in float32 or with 8-bit integers."""
 
     @classmethod
     def load(cls, model: ModelFiles, properties: ServingProperties, report: Callable[[str], None]) -> OpenVinoBackend:
@@ -41,9 +42,12 @@ class OpenVinoBackend(PagedBackend):
         limit = context_length(path) if gguf_file is None else read_gguf_header(gguf_file).context_length
         max_model_len = choose_max_model_len(limit, properties.max_model_len)
 
-        check_method(method := properties.quantize)
-        if method and gguf_file is not None and (types := read_gguf_header(gguf_file).weight_types - {"F16"}):
+        DECLARATION.check_choices(properties)
+        method = properties.quantize
+        types = set() if gguf_file is None else read_gguf_header(gguf_file).weight_types - {"F16"}
+        if method and types:
             raise ConfigError(f"option.quantize: {gguf_file} is quantised already ({', '.join(sorted(types))})")
+        integers = asks_for_integers(properties.dtype, quantised=bool(method or types - {"F32", "BF16"}))
 
         def convert(partial: Path) -> None:
             if gguf_file is None:
@@ -56,14 +60,16 @@ class OpenVinoBackend(PagedBackend):
                 quantize(exact, exact.with_stem("quantised"), method)
                 for suffix in (".xml", ".bin"):
                     exact.with_stem("quantised").with_suffix(suffix).replace(exact.with_suffix(suffix))
+            if integers:
+                use_integers(partial / MODEL_NAME)
 
         report(LoadPhase.MODEL)
         # Another version may read the file differently.
-        name = f"openvino-{version('openvino')}" + (f"-{method}" if method else "")
+        name = f"openvino-{version('openvino')}" + (f"-{method}" if method else "") + "-integer" * integers
         tools = converter(trust_remote_code=properties.trust_remote_code)
         folder = convert_once(model.cache / name, convert, report, converter=tools)
         report(LoadPhase.COMPILING)
-        compile_again = functools.partial(compile_model, folder / MODEL_NAME, EXACT)
+        compile_again = functools.partial(compile_model, folder / MODEL_NAME, INTEGER if integers else EXACT)
         compiled = compile_again()
         block_size, bytes_per_block = kv_block(compiled)
         num_blocks = choose_num_blocks(
@@ -86,7 +92,8 @@ class OpenVinoBackend(PagedBackend):
                 max_logprobs=MAX_LOGPROBS,
                 unsupported=tuple(DECLARATION.unsupported),
                 device="cpu",
-                dtype="float32",
+                dtype="int8" if integers else "float32",
+                takes_cache_salt=True,
             ),
             eos_token_ids=model.eos_token_ids,
             tokenizer_file=model.path / TOKENIZER_FILE,

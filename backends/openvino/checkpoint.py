@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from lmi_handlers.core.child_environment import child_environment
 from lmi_handlers.core.errors import ConfigError, ConversionRefused, LMIError, LoadFailed, UnsupportedModel
 from lmi_handlers.core.program import command
 
@@ -66,6 +67,7 @@ def convert_checkpoint(path: Path, folder: Path, report: Callable[[str], None], 
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(
             command("backends.openvino.tracing", job),
+            env=child_environment(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -12,8 +12,14 @@ from lmi_handlers.core.errors import ConfigError
 
 MODEL_NAME = "openvino_model.xml"
 
+GROUP_SIZE = 32
+"""Weights or inputs in a row that share a scale when they are rounded."""
+
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 """Properties with which the CPU computes in float32, and caches keys and values as such."""
+
+INTEGER = EXACT | {"DYNAMIC_QUANTIZATION_GROUP_SIZE": str(GROUP_SIZE)}
+"""The inputs of products with quantised weights are rounded to 8 bits, for a model that `use_integers` has prepared."""
 
 
 def compile_model(ir_file: Path, properties: dict[str, str]) -> openvino.CompiledModel:

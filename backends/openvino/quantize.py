@@ -12,19 +12,11 @@ import numpy.typing as npt
 import openvino
 from openvino import opset13
 
-from lmi_handlers.core.errors import ConfigError
-
 METHODS = {"int8": 8, "int4": 4}
 """Values of `option.quantize`, and bits per weight."""
 
 GROUP_SIZE = 32
 """Weights in a row that share a scale and a zero point of 32 bits each."""
-
-
-def check_method(method: str | None) -> None:
-    """Raise `ConfigError` if `method` is not a value of `option.quantize` that this backend supports."""
-    if method is not None and method not in METHODS:
-        raise ConfigError(f"option.quantize: the openvino backend supports {' and '.join(METHODS)}, not {method}")
 
 
 def quantize(source: Path, target: Path, method: str) -> None:

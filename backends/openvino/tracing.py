@@ -27,12 +27,13 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from backends.openvino.checkpoint import FAILED, REFUSED, UNAVAILABLE, Job
 from backends.openvino.model import EXACT, MODEL_NAME, compile_model
 from backends.openvino.runner import OpenVinoRunner
-from backends.paged.sequence import Chunk, Sequence
+from backends.paged.probe import Probe
 from lmi_handlers.core.errors import ConfigError, LoadFailed
 from lmi_handlers.core.load_failure import load_failure
+from lmi_handlers.core.standard_streams import print_to_the_log
 
 _progress = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)  # what libraries print is not progress
+print_to_the_log()  # what libraries print is not progress
 
 _ATTENTION = "lmi_openvino"
 _TOLERANCE = 1e-4
@@ -61,11 +62,11 @@ def convert(path: Path, folder: Path, *, trust_remote_code: bool) -> None:
     if dtype in _STORED:
         _store(converted, _STORED[dtype])
     openvino.save_model(converted, folder / MODEL_NAME, compress_to_fp16=False)
-    vocab_size = expected.shape[-1]
     del model, converted
     gc.collect()
     _say("comparing")
-    logits = _paged_logits(folder / MODEL_NAME, vocab_size)
+    positions, logits = _paged_logits(folder / MODEL_NAME)
+    expected = expected[positions]
     distance = float((np.linalg.norm(logits - expected, axis=-1) / np.linalg.norm(expected, axis=-1)).max())
     if not distance <= _TOLERANCE:
         raise _Unsupported(f"its logits are off by {distance:.2g} of their size")
@@ -202,40 +203,31 @@ def _store(model: openvino.Model, dtype: openvino.Type) -> None:
             target.replace_source_output(back.output(0))
 
 
-# The probe: two sequences of fixed tokens
-
-_LENGTHS = (41, 6)
-# (sequence, start, stop) for each step: a prompt in pieces, a second one joins, both decode, one is left.
-_STEPS = (((0, 0, 30),), ((0, 30, 40), (1, 0, 3)), ((0, 40, 41), (1, 3, 4)), ((1, 4, 5),), ((1, 5, 6),))
-
-
-def _probe(vocab_size: int) -> list[list[int]]:
-    return [[(31 * i + 17 * n + 7) % vocab_size for i in range(length)] for n, length in enumerate(_LENGTHS)]
+# A prompt in pieces, of which the first ends without logits; a second one joins, both decode, one is left.
+_PROBE = Probe(
+    lengths=(41, 6),
+    tables=((5, 2), (3,)),
+    steps=(
+        ((0, 0, 30, 4),),
+        ((0, 30, 40, 0), (1, 0, 3, 3)),
+        ((0, 40, 41, 1), (1, 3, 4, 1)),
+        ((1, 4, 5, 1),),
+        ((1, 5, 6, 1),),
+    ),
+)
 
 
 def _expected_logits(model: Any) -> npt.NDArray[np.float32]:
-    vocab_size = model.get_input_embeddings().weight.shape[0]
+    tokens = _PROBE.token_ids(model.get_input_embeddings().weight.shape[0])
     with torch.inference_mode():
-        return np.concatenate(
-            [model(torch.tensor([tokens]), use_cache=False).logits[0].numpy() for tokens in _probe(vocab_size)]
-        )
+        return np.concatenate([model(torch.tensor([ids]), use_cache=False).logits[0].numpy() for ids in tokens])
 
 
-def _paged_logits(ir_file: Path, vocab_size: int) -> npt.NDArray[np.float32]:
+def _paged_logits(ir_file: Path) -> tuple[list[int], npt.NDArray[np.float32]]:
+    """Return the positions of some tokens of the probe, and their logits."""
     compile_again = functools.partial(compile_model, ir_file, EXACT)
-    runner = OpenVinoRunner(compile_again(), 8, compile_again)
-    probe = _probe(vocab_size)
-    sequences = [Sequence(str(number), tokens, len(tokens)) for number, tokens in enumerate(probe)]
-    for sequence, blocks in zip(sequences, ([5, 2], [3]), strict=True):
-        sequence.blocks = blocks
-    logits: list[list[npt.NDArray[np.float32]]] = [[] for _ in sequences]
-    for step in _STEPS:
-        chunks = [Chunk(sequences[n], start, probe[n][start:stop], stop - start) for n, start, stop in step]
-        rows = runner.forward(chunks)
-        for n, start, stop in step:
-            logits[n].append(rows[: stop - start].copy())
-            rows = rows[stop - start :]
-    return np.concatenate([part for parts in logits for part in parts])
+    positions, logits = _PROBE.run(OpenVinoRunner(compile_again(), 8, compile_again))
+    return positions, np.concatenate(logits)
 
 
 def _say(phase: str) -> None:

@@ -432,11 +432,12 @@ class PagedBackend(Backend):
         return self._watermark
 
     def _cache_key(self, request: TokenRequest) -> bytes:
-        """Return what the keys and values of a prompt depend on besides its tokens: the adapter and the images."""
-        adapter, images = request.prompt.adapter, request.prompt.image_prompt
-        if adapter is None and images is None:
+        """Return what tells prompts with the same tokens apart: the adapter, the client's salt and the images."""
+        adapter, salt, images = request.prompt.adapter, request.prompt.cache_salt, request.prompt.image_prompt
+        if adapter is None and salt is None and images is None:
             return b""
-        digest = hashlib.blake2b(self._adapters.key(adapter) if self._adapters is not None and adapter else b"")
-        for image in [] if images is None else images.images:
-            digest.update(hashlib.blake2b(image.data).digest())
-        return digest.digest()
+        parts = [self._adapters.key(adapter) if self._adapters is not None and adapter else b""]
+        parts.append(b"" if salt is None else salt.encode("utf-8", "surrogatepass"))  # a salt is never empty
+        parts += [] if images is None else [image.data for image in images.images]
+        # Each part's digest has the same length, so no two lists of parts run together.
+        return hashlib.blake2b(b"".join(hashlib.blake2b(part).digest() for part in parts)).digest()

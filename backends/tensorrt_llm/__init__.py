@@ -35,6 +35,11 @@ DECLARATION = BackendDeclaration(
         "max_lora_rank",
         "max_cpu_loras",
     ),
+    choices={
+        "dtype": ("auto", "fp32", "fp16", "bf16"),
+        "guided_decoding_backend": ("xgrammar", "llguidance"),
+        "tokenizer_mode": ("auto", "slow"),
+    },
     defaults={"max_rolling_batch_size": DEFAULT_BATCH_SIZE},
     priority=10,
     gpus=("NVIDIA",),

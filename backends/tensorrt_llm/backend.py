@@ -122,12 +122,13 @@ class TensorRTLLMBackend(Backend):
             max_prompt_logprobs=MAX_PROMPT_LOGPROBS,
             unsupported=(*DECLARATION.unsupported, *missing),
             adapters=tuple(self._adapters),
+            takes_cache_salt=True,
         )
 
     def add_request(self, request: TokenRequest) -> None:
         """Start a sequence. Raises `InvalidRequest` if the engine refuses it, and `EngineDead` if it has stopped."""
         sequence = DeltaReader(request, self._eos_token_ids)
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"cache_salt": request.prompt.cache_salt}
         if request.sampling_params.prompt_logprobs is not None:
             # Cached prompt tokens are not computed again and have no logits. With a new salt nothing is cached.
             options["cache_salt"] = secrets.token_hex(8)

@@ -25,8 +25,6 @@ SAMPLER_TYPE = "TRTLLMSampler"
 
 DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
-_CHOICES = {"guided_decoding_backend": ("xgrammar", "llguidance"), "tokenizer_mode": ("auto", "slow")}
-
 _SAME_NAME = (
     "tokenizer",
     "tokenizer_mode",
@@ -76,11 +74,7 @@ def llm_arguments(
     """Return the keyword arguments for the checkpoint in `path`. Raises `ConfigError` with the name of the option."""
     _check_quantize(path, properties)
     given, options = DECLARATION.values(properties), properties.options_of(TensorRTLLMOptions)
-    for name, choices in _CHOICES.items():
-        if given.get(name, choices[0]) not in choices:
-            raise ConfigError(
-                f"option.{name}: TensorRT-LLM supports {' and '.join(choices)}, not {_shown(given[name])}"
-            )
+    DECLARATION.check_choices(properties)
     for name in _NO_COUNTERPART:
         if name in given:
             logger.warning(
@@ -90,12 +84,14 @@ def llm_arguments(
         "model": str(path),
         "skip_tokenizer_init": _skip_tokenizer_init(properties, options),
         "trust_remote_code": properties.trust_remote_code,
-        "dtype": _dtype(properties),
+        "dtype": DTYPES[properties.dtype],
         "tensor_parallel_size": _tensor_parallel_size(properties, options),
         "pipeline_parallel_size": properties.pipeline_parallel_degree,
         "max_batch_size": max_batch_size(properties),
         "max_seq_len": max_model_len,
         "sampler_type": SAMPLER_TYPE,
+        # The engine's default is false: prompts longer than `max_num_tokens` (8,192) would be refused.
+        "enable_chunked_prefill": True,
         "kv_cache_config": KvCacheConfig(**_kv_cache_arguments(given)),
     }
     arguments |= {name: given[name] for name in _SAME_NAME if name in given}
@@ -162,12 +158,6 @@ def _skip_tokenizer_init(properties: ServingProperties, options: TensorRTLLMOpti
     if guided and options.skip_tokenizer_init:
         raise ConfigError("option.skip_tokenizer_init: option.guided_decoding_backend needs the tokenizer")
     return not guided if options.skip_tokenizer_init is None else options.skip_tokenizer_init
-
-
-def _dtype(properties: ServingProperties) -> str:
-    if properties.dtype not in DTYPES:
-        raise ConfigError(f"option.dtype: TensorRT-LLM supports {', '.join(DTYPES)}, not {properties.dtype}")
-    return DTYPES[properties.dtype]
 
 
 def _tensor_parallel_size(properties: ServingProperties, options: TensorRTLLMOptions) -> int:

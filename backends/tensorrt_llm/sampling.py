@@ -10,9 +10,13 @@ import tensorrt_llm
 import torch
 from tensorrt_llm.llmapi import GuidedDecodingParams
 
+from backends.json_schema import explicit_json
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 
 NO_END_ID = -1
+
+_WHOLE_PROMPT = 2**31 - 1
+"""The engine takes the prompt's length if that is less."""
 
 _REGEX_CHARACTERS = re.compile(r"[\\.^$|?*+()\[\]{}]")
 """Characters that need a backslash. xgrammar and llguidance do not support all the escapes of `re.escape`."""
@@ -67,6 +71,8 @@ def _edits(params: SamplingParams, vocab_size: int) -> dict[str, Any]:
         edits["presence_penalty"] = params.presence_penalty
     if params.frequency_penalty != 0.0:
         edits["frequency_penalty"] = params.frequency_penalty
+    if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
+        edits["prompt_ignore_length"] = _WHOLE_PROMPT  # these two count generated tokens only, as in OpenAI's API
     if params.logit_bias:
         bias = torch.zeros(vocab_size)
         bias[list(params.logit_bias)] = torch.tensor(list(params.logit_bias.values()))
@@ -79,7 +85,7 @@ def _guided_decoding(wanted: StructuredOutputs | None) -> GuidedDecodingParams |
     if wanted is None:
         return None
     return GuidedDecodingParams(
-        json=wanted.json,
+        json=explicit_json(wanted),
         json_object=wanted.json_object,
         regex=wanted.regex if wanted.choice is None else "|".join(map(_literally, wanted.choice)),
         grammar=wanted.grammar,

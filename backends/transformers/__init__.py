@@ -11,6 +11,7 @@ DECLARATION = BackendDeclaration(
     location="backends.transformers.backend:TransformersBackend",
     pooling="backends.transformers.pooling_backend:PoolingBackend",
     requires=("torch", "transformers", "accelerate"),
+    requires_with={"quantize=bitsandbytes8": "bitsandbytes", "quantize=bitsandbytes4": "bitsandbytes"},
     install="lmi-handlers[transformers]",
     options=TransformersOptions,
     reads=(
@@ -22,6 +23,7 @@ DECLARATION = BackendDeclaration(
         "max_model_len",
         "dtype",
         "quantize",
+        "tensor_parallel_degree",
         "gpu_memory_utilization",
         "kv_cache_memory_bytes",
         "limit_mm_per_prompt",
@@ -30,11 +32,13 @@ DECLARATION = BackendDeclaration(
         "max_lora_rank",
         "max_cpu_loras",
     ),
+    choices={"dtype": ("auto", "fp32", "fp16", "bf16"), "quantize": ("bitsandbytes8", "bitsandbytes4")},
     defaults={
         "max_rolling_batch_size": DEFAULT_BATCH_SIZE,
         "max_loras": DEFAULT_MAX_LORAS,
         "max_lora_rank": DEFAULT_MAX_LORA_RANK,
     },
+    replicates=True,
     rolling_batch=("scheduler",),
     handlers={"djl_python.huggingface": Handler()},
     untested=(

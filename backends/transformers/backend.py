@@ -102,6 +102,7 @@ class TransformersBackend(PagedBackend):
                 device=device.type,
                 dtype=str(model.dtype).removeprefix("torch."),
                 takes_images=images is not None,
+                takes_cache_salt=True,
             ),
             eos_token_ids=eos_token_ids,
             tokenizer_file=tokenizer_file,

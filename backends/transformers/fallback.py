@@ -86,14 +86,14 @@ class SequentialRunner(Runner):
         missing = chunk.stop - (sequence.prompt_len if state is None else state.num_tokens + 1)
         if missing:
             kwargs = self._extended(kwargs, missing)
-        if self._keeps_last_logits:
-            kwargs["logits_to_keep"] = chunk.num_logits
         inputs = self._model.prepare_inputs_for_generation(
             input_ids,
             next_sequence_length=chunk.stop - (0 if state is None else state.num_tokens),
             is_first_iteration=state is None,
             **kwargs,
         )
+        if self._keeps_last_logits:  # after the call above, in which some models put their own number here
+            inputs["logits_to_keep"] = chunk.num_logits
         with self.lora.adapted([(sequence.adapter, len(chunk.token_ids))]):
             output = self._model(**inputs, return_dict=True)
         kwargs = self._extended(kwargs, 1, output)

@@ -11,5 +11,10 @@ from lmi_handlers.config.option import Option
 class TransformersOptions(PagedOptions, frozen=True, kw_only=True):
     """How transformers loads the weights, and how the KV cache is used."""
 
-    device_map: Annotated[str | None, Option("Device for the weights: `auto`, `cpu`, `cuda`, ...")] = None
-    low_cpu_mem_usage: Annotated[bool | None, Option("Loads the weights without a second copy in memory.")] = None
+    device_map: Annotated[
+        str | None,
+        Option(
+            "Device for the weights: `auto`, `cpu`, `cuda`, ... Defaults to `cuda`, and with several GPUs for an engine to "
+            "`auto`, which divides the layers among them."
+        ),
+    ] = None

@@ -70,6 +70,7 @@ class PoolingBackend(Backend):
             unsupported=tuple(DECLARATION.unsupported),
             device=self._device.type,
             dtype=str(model.dtype).removeprefix("torch."),
+            takes_cache_salt=True,
             pooling_tasks=head.tasks,
             embedding_size=None if head.labels else results.shape[1],
             labels=head.labels,

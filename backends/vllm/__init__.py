@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
+from backends.vllm.arguments import QUANTIZATIONS
 from backends.vllm.options import DEFAULT_BATCH_SIZE, NO_COUNTERPART, VLLMOptions
 from lmi_handlers.config.declaration import BackendDeclaration, Handler
 
@@ -46,6 +47,7 @@ DECLARATION = BackendDeclaration(
         "max_lora_rank",
         "max_cpu_loras",
     ),
+    choices={"quantize": QUANTIZATIONS},
     defaults={"max_rolling_batch_size": DEFAULT_BATCH_SIZE},
     without_effect=NO_COUNTERPART,
     remote={"distributed_executor_backend": "ray"},

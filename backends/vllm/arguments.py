@@ -14,6 +14,17 @@ ALIASES = {
 }
 """Our option -> the engine argument that it sets, if that has a different name."""
 
+METHODS = {"bitsandbytes4": "bitsandbytes"}
+"""Our value of `option.quantize`, which is LMI's -> vLLM's, if they differ."""
+
+QUANTIZATIONS = (
+    *("awq", "auto_awq", "awq_marlin", "gptq", "auto_gptq", "gptq_marlin", "compressed-tensors", "quark", "torchao"),
+    *("inc", "fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "mxfp8", "mxfp4", "nvfp4_per_token"),
+    *("int8_per_channel_weight_only", "experts_int8", "moe_wna16", "humming", "online", "deepseek_v4_fp8"),
+    *("gpt_oss_mxfp4", "modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "fbgemm_fp8", "fp_quant"),
+)
+"""What `option.quantize` may be. vLLM's plug-ins add more, so vLLM itself checks it if it is named."""
+
 OURS = {
     "model": "use option.model_id",
     "revision": "use option.revision",
@@ -54,10 +65,45 @@ ALONE: Mapping[str, str] = {
     "mm_encoder_only": "only text generation is supported",
     "max_num_queued_reqs": _QUEUE,
     "max_num_queued_tokens": _QUEUE,
+    "return_sampling_mask": "no API returns the mask",
 }
 """Engine arguments that must keep their default, because one engine is stepped in this process -> why.
 
 Most other values would make vLLM wait for peers that never start.
 """
+
+_DEFAULTS = "a request's defaults come from generation_config.json with option.generation_config=auto"
+_IMAGES = "the server fetches and decodes images itself, and vLLM caches none of them"
+_TEXT_ONLY = "the server sends token ids and images to vLLM, and nothing else"
+_METRICS = "the server has metrics of its own"
+
+NO_EFFECT: Mapping[str, str] = {
+    "override_generation_config": _DEFAULTS,
+    "allowed_local_media_path": _IMAGES,
+    "media_io_kwargs": _IMAGES,
+    "mm_processor_cache_gb": _IMAGES,
+    "mm_processor_cache_type": _IMAGES,
+    "mm_shm_cache_max_object_size_mb": _IMAGES,
+    "mm_ipc_gpu_memory_gb": _IMAGES,
+    "mm_tensor_ipc": _IMAGES,
+    "enable_prompt_embeds": _TEXT_ONLY,
+    "enable_mm_embeds": _TEXT_ONLY,
+    "interleave_mm_strings": "an image is where the chat template puts it",
+    "default_mm_loras": "a request names its adapter",
+    "io_processor_plugin": "only vLLM's own server calls it",
+    "renderer_num_workers": "the web workers render prompts",
+    "reasoning_parser_plugin": "option.reasoning_parser names one of the server's formats",
+    "shutdown_timeout": "the server drains requests itself",
+    "enable_return_routed_experts": "no API returns the experts",
+    "aggregate_engine_logging": _METRICS,
+    "show_hidden_metrics_for_version": _METRICS,
+    "kv_cache_metrics": _METRICS,
+    "kv_cache_metrics_sample": _METRICS,
+    "cudagraph_metrics": _METRICS,
+    "enable_mfu_metrics": _METRICS,
+    "enable_mm_processor_stats": _METRICS,
+    "custom_histogram_buckets": _METRICS,
+}
+"""Engine arguments that only vLLM's own server and its offline class read, so that they have no effect here -> why."""
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}

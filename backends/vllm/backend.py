@@ -34,6 +34,7 @@ from backends.vllm.adapters import EngineAdapters
 from backends.vllm.counting import of_lookup, of_run
 from backends.vllm.engine_args import GRAMMAR_LIBRARY, TOKENIZER_FILE, engine_arguments
 from backends.vllm.errors import one_line
+from backends.vllm.inputs import engine_input
 from backends.vllm.model_runner import check_buffers, typical_processor
 from backends.vllm.sampling import engine_sampling_params, token_output
 from backends.vllm.start import PATIENCE, checkpoint, preview_workers, start_engine, workers_of
@@ -63,8 +64,10 @@ class VLLMBackend(Backend):
     def __init__(self, engine: LLMEngine, model: ModelFiles) -> None:
         """Wrap the engine and load the adapters. Raises `ConfigError` if one does not fit the model."""
         self._engine = engine
-        self._eos_token_ids = model.eos_token_ids
         config = engine.vllm_config
+        vocab_size, max_logprobs = config.model_config.get_vocab_size(), config.model_config.max_logprobs
+        # Some files have ids that the model does not. They are never generated, and with `min_tokens` the step fails.
+        self._eos_token_ids = tuple(token for token in model.eos_token_ids if token < vocab_size)
         self._by_priority = config.scheduler_config.policy == "priority"
         self._has_buffers = config.use_v2_model_runner
         self._scheduler = engine.engine_core.engine_core.scheduler
@@ -99,13 +102,14 @@ class VLLMBackend(Backend):
             backend=self.declaration.name,
             max_model_len=config.model_config.max_model_len,
             max_num_seqs=config.scheduler_config.max_num_seqs,
-            vocab_size=config.model_config.get_vocab_size(),
-            max_logprobs=config.model_config.max_logprobs,
+            vocab_size=vocab_size,
+            max_logprobs=vocab_size if max_logprobs == -1 else max_logprobs,
             unsupported=(*DECLARATION.unsupported, *_unsupported_by(config)),
             adapters=self._adapters.names,
             device=config.device_config.device_type,
             dtype=str(config.model_config.dtype).removeprefix("torch."),
             takes_images=self._images is not None,
+            takes_cache_salt=True,
         )
         if config.structured_outputs_config.backend == GRAMMAR_LIBRARY:
             self._grammars = self._grammar_compiler(model)
@@ -247,7 +251,7 @@ class VLLMBackend(Backend):
             adapter = None if name is None else self._adapters.get(name)
             engine_id = self._engine.add_request(
                 request.request_id,
-                prompt or {"type": "token", "prompt_token_ids": request.prompt.token_ids},
+                engine_input(request.prompt, prompt),
                 params,
                 lora_request=adapter,
                 priority=request.priority if self._by_priority else 0,
@@ -292,9 +296,7 @@ class VLLMBackend(Backend):
         """Return the compiler that tries each grammar first. vLLM would compile it in this process, without limits."""
         if model.path is None or not (model.path / TOKENIZER_FILE).exists():
             return None
-        vocab_size = self._capabilities.vocab_size
-        eos_token_ids = tuple(token for token in model.eos_token_ids if token < vocab_size)
-        vocabulary = Vocabulary(str(model.path / TOKENIZER_FILE), vocab_size, eos_token_ids)
+        vocabulary = Vocabulary(str(model.path / TOKENIZER_FILE), self._capabilities.vocab_size, self._eos_token_ids)
         return GrammarCompiler(vocabulary, str, time_limit=_TRIAL_SECONDS, cpu_limit=_GRAMMAR_SECONDS)
 
 

@@ -23,7 +23,7 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from backends.vllm import DECLARATION
-from backends.vllm.arguments import ALIASES, ALONE, DTYPES, ONE_ENGINE, OURS
+from backends.vllm.arguments import ALIASES, ALONE, DTYPES, METHODS, NO_EFFECT, ONE_ENGINE, OURS
 from backends.vllm.options import DEFAULT_BATCH_SIZE, NO_COUNTERPART
 from backends.vllm.ray.requirements import check_requirements
 from lmi_handlers.config.declaration import BackendDeclaration
@@ -71,7 +71,9 @@ def engine_arguments(
     for name, text in backend.passed_on(properties).items():
         if name in OURS:
             raise ConfigError(f"option.{name}: the server sets this argument of vLLM; {OURS[name]}")
-        if name in fields:
+        if name in NO_EFFECT:
+            logger.warning(f"option.{name} has no effect: {NO_EFFECT[name]}")
+        elif name in fields:
             texts[name] = text
         elif name in properties.extra:
             raise ConfigError(
@@ -82,6 +84,7 @@ def engine_arguments(
     # By default, unseeded requests would get the same samples after every restart.
     texts.setdefault("seed", str(secrets.randbits(32)))
     arguments = EngineArgs.from_cli_args(_parse({"model": str(path)} | texts))
+    _check_quantization(arguments)
     _check_alone(arguments, pools=properties.pools)
     if arguments.distributed_executor_backend == "ray":
         check_requirements(properties, os.environ)
@@ -101,6 +104,16 @@ def engine_arguments(
 
 def _runner(*, pools: bool) -> Literal["generate", "pooling"]:
     return "pooling" if pools else "generate"
+
+
+def _check_quantization(arguments: EngineArgs) -> None:
+    """Raise `ConfigError` for a method that neither vLLM nor one of its plug-ins has, as loading would."""
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS  # `EngineArgs` has loaded the plug-ins
+
+    method = arguments.quantization
+    if method is not None and method not in QUANTIZATION_METHODS:
+        known = ", ".join(QUANTIZATION_METHODS)
+        raise ConfigError(f"{option_of('quantization')} has value {method!r}: vLLM supports {known}")
 
 
 def _check_alone(arguments: EngineArgs, *, pools: bool) -> None:
@@ -153,6 +166,8 @@ def _declared(properties: ServingProperties, backend: BackendDeclaration, fields
             texts[argument] = str(max(1, current_platform.device_count() // properties.pipeline_parallel_degree))
         elif name == "dtype":
             texts[argument] = DTYPES.get(str(value), str(value))
+        elif name == "quantize":
+            texts[argument] = METHODS.get(str(value), str(value))
         else:
             texts[argument] = text_of(value)
     return texts

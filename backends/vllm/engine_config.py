@@ -46,4 +46,4 @@ def _own_dtype(arguments: EngineArgs, config: VllmConfig) -> torch.dtype:
 
 
 def _create(arguments: EngineArgs) -> VllmConfig:
-    return arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    return arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)  # `vllm serve`'s, for the same defaults

@@ -37,7 +37,10 @@ class VLLMOptions(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: Annotated[
         bool | None, Option("Reuses the KV cache of prompts that begin in the same way.")
     ] = None
-    max_logprobs: Annotated[NonNegativeInt | None, Option("Maximum number of log probabilities per token.")] = None
+    max_logprobs: Annotated[
+        Annotated[int, msgspec.Meta(ge=-1)] | None,
+        Option("Maximum number of log probabilities per token; -1 for no limit but the vocabulary's size."),
+    ] = None
     cpu_offload_gb_per_gpu: Annotated[
         NonNegativeFloat | None,
         Option("GiB of weights per GPU to keep in CPU memory.", aliases=("option.cpu_offload_gb",)),

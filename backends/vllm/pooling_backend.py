@@ -34,6 +34,7 @@ from backends.pooling.scores import check_classifier, read_activation, read_labe
 from backends.vllm import DECLARATION
 from backends.vllm.engine_args import engine_arguments
 from backends.vllm.errors import one_line
+from backends.vllm.inputs import engine_input
 from backends.vllm.start import checkpoint, preview_workers, start_engine, workers_of
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
@@ -83,6 +84,7 @@ class VLLMPoolingBackend(Backend):
             unsupported=tuple(DECLARATION.unsupported),
             device=config.device_config.device_type,
             dtype=str(model.dtype).removeprefix("torch."),
+            takes_cache_salt=True,
             pooling_tasks=("classify",) if pooler is None else ("embed", "embed_all"),
             embedding_size=size,
             labels=read_labels(model.hf_config) if pooler is None else (),
@@ -131,7 +133,7 @@ class VLLMPoolingBackend(Backend):
         try:
             self._engine.add_request(
                 request.request_id,
-                {"type": "token", "prompt_token_ids": request.prompt.token_ids},
+                engine_input(request.prompt),
                 self._engine_params(request),
                 priority=request.priority if self._by_priority else 0,
             )

@@ -9,6 +9,7 @@ from vllm.logprobs import Logprob
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
+from backends.json_schema import explicit_json
 from backends.vllm.typical import TYPICAL_P
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import TokenRequest
@@ -64,7 +65,7 @@ def _structured_outputs(wanted: StructuredOutputs | None, grammar: str | None) -
     if grammar is not None:
         return StructuredOutputsParams(grammar=grammar)
     return StructuredOutputsParams(
-        json=wanted.json,
+        json=explicit_json(wanted),
         json_object=wanted.json_object or None,
         regex=wanted.regex,
         choice=None if wanted.choice is None else list(wanted.choice),

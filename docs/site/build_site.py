@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CONFIGURATION = Path(__file__).parent / "zensical.toml"
+STYLES = Path(__file__).parent / "tables.css"
 
 
 def documents() -> list[Path]:
@@ -45,6 +46,7 @@ def build(folder: Path) -> int:
     """Build the site in `folder`/site, from nothing. Return the generator's exit code."""
     shutil.rmtree(folder, ignore_errors=True)
     copy_pages(folder / "pages")
+    shutil.copy(STYLES, folder / "pages")
     shutil.copy(CONFIGURATION, folder)
     return subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=folder, check=False).returncode
 

@@ -5,8 +5,9 @@ r"""OpenAI's chat completions.
     lines      the objects of the stream, one per line (LMI's chat stream)
 
 The first chunk of a choice has the role and no text. The last chunk has the finish reason and no text. Some clients
-drop text that comes with either one. Reasoning is in `reasoning_content`, the field that DeepSeek uses and vLLM used to
-use. The field is omitted if there is no reasoning.
+drop text that comes with either one. Both have "" as content, as in vLLM and TGI, because clients add up the contents.
+Reasoning is in `reasoning_content`, the field that DeepSeek uses and vLLM used to use. The field is omitted if there is
+no reasoning.
 
 Source: OpenAI's API reference.
 """
@@ -29,7 +30,7 @@ from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 from lmi_handlers.text.output_parsers.message import MessageDelta, MessageParser, PlainParser, ToolCallDelta
-from lmi_handlers.text.output_parsers.reasoning import ReasoningFormat, ReasoningParser
+from lmi_handlers.text.output_parsers.reasoning import ReasoningFormat, with_reasoning
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9
@@ -104,7 +105,7 @@ class ChatFormatter(Formatter):
         options, parser = self.options, self.options.parser()
         if options.reasoning is None:
             return parser
-        return ReasoningParser(options.reasoning, self.prompts[0].text, parser)
+        return with_reasoning(options.reasoning, self.prompts[0].text, parser)
 
     def usage(self, cached_tokens: int | None = None) -> responses.Usage:
         """Return the tokens used so far. As in vLLM, only the final usage tells `cached_tokens`."""
@@ -210,7 +211,7 @@ class ChatSseFormatter(ChatFormatter):
             records.append(self._chunk(index, part, logprobs=self.logprobs(choice.new_tokens)))
             choice.new_tokens = []
         if delta.finish_reason is not None:
-            records.append(self._chunk(index, responses.ChatCompletionDelta(), reason=choice.reason))
+            records.append(self._chunk(index, responses.ChatCompletionDelta(content=""), reason=choice.reason))
         return b"".join(records)
 
     def finish(self) -> bytes:

@@ -273,13 +273,18 @@ class EmbeddingList(Response):
 
 
 class ModelInfo(Response):
-    """The served model or an adapter. An adapter's `parent` is the model. `created` is a Unix time in seconds."""
+    """The served model or an adapter. An adapter's `parent` is the model. `created` is a Unix time in seconds.
+
+    `root` is where the model or the adapter came from, and `max_model_len` the model's context length, as in vLLM.
+    """
 
     id: str
     object: Literal["model"]
     created: Count
     owned_by: str
     parent: str | None
+    root: str | None = None
+    max_model_len: Count | None = None
 
 
 class ModelList(Response):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
@@ -44,6 +44,9 @@ class Api(ABC):
 
     root: Generation | None = None
     """Answers `POST /` if `option.dialect` names this API. If it is None, TGI's does."""
+
+    formatters: Collection[str] = ()
+    """Values that `option.output_formatter` may have if `native` answers because of `option.tgi_compat`."""
 
     claims: Mapping[str, Generation] = {}
     """Answers bodies with these fields on the invoke routes, whatever `option.dialect` says."""

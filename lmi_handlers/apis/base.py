@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import ClassVar
 
@@ -47,6 +47,13 @@ class Reply(msgspec.Struct, frozen=True):
     content_type: str = "application/json"
 
 
+def first_named(accept: str, content_types: Iterable[str]) -> str | None:
+    """Return which of `content_types` the header `Accept` names first, or None if it names none of them."""
+    places = {content_type: accept.find(content_type) for content_type in content_types}
+    named = [content_type for content_type, place in places.items() if place >= 0]
+    return min(named, key=places.__getitem__, default=None)
+
+
 class Dialect(ABC):
     """One wire format. A single object serves all requests, so it keeps no per-request state."""
 
@@ -55,6 +62,9 @@ class Dialect(ABC):
 
     fixed_headers: ClassVar[Mapping[str, str]] = {}
     """Headers sent with every response, including errors."""
+
+    id_headers: tuple[str, ...] = ()
+    """Names, besides `x-request-id`, of headers with the request's id. Sent with every response, including errors."""
 
     @abstractmethod
     def parse(self, payload: Payload) -> Parsed:

@@ -19,8 +19,9 @@ class Invoked(Endpoint, frozen=True, kw_only=True):
     errors: Kinds = (*READING, DeadlineExceeded, RequestFailed, EngineDead)
 
 
-def custom_code_routes(properties: ServingProperties) -> Sequence[Route]:
-    """Return the routes."""
+def custom_code_routes(properties: ServingProperties, *, root: bool) -> Sequence[Route]:
+    """Return the routes. With `root`, `POST /` is one: clients of the Hugging Face hub send tasks there."""
     dialect = LmiDynamicDialect(properties, {})
     endpoint = Invoked(dialects=(dialect,), bodies={ANY: (object,)}, answers={ANY: (object,)})
-    return model_routes(endpoint, properties.name, _SUMMARY)
+    routes = model_routes(endpoint, properties.name, _SUMMARY)
+    return [*routes, Route("POST", "/", "compat_task", "Hugging Face", _SUMMARY, endpoint)] if root else routes

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from lmi_handlers.core.conversion import conversion_error
+from lmi_handlers.core.conversion import decode
 from lmi_handlers.core.errors import InvalidBody, InvalidJson
 
 T = TypeVar("T")
@@ -30,9 +30,7 @@ def decode_typed(data: bytes | msgspec.Raw, kind: type[T], *, prefix: str = "") 
     Raises `InvalidJson` for invalid JSON, and `InvalidBody` if the JSON does not have that type.
     """
     try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as error:
-        raise conversion_error(error, prefix=prefix) from error
+        return decode(data, kind, prefix=prefix)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidJson(f"the body is not valid JSON: {error}") from error
     except RecursionError as error:

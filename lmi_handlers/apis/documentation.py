@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from lmi_handlers.core.json_types import Schema
-from lmi_handlers.core.request import MAX_PRIORITY
+from lmi_handlers.core.request import MAX_CACHE_SALT, MAX_PRIORITY
 from lmi_handlers.core.sampling_params import ABOVE_ZERO, RANGES, StructuredOutputs
 
 Bounds = Mapping[str, Mapping[str, Any]]
@@ -40,7 +40,10 @@ CHAT_EXAMPLE: Schema = {"messages": [{"role": "user", "content": QUESTION}]}
 
 NON_EMPTY_TEXT: Schema = {"type": "string", "minLength": 1}
 NON_EMPTY: Schema = {"minLength": 1, "minItems": 1}
-PRIORITY_BOUNDS: Bounds = {"priority": {"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY}}
+REQUEST_BOUNDS: Bounds = {
+    "priority": {"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY},
+    "cache_salt": {"minLength": 1, "maxLength": MAX_CACHE_SALT},
+}
 GUIDED_BOUNDS: Bounds = dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), NON_EMPTY)
 STRUCTURED_OUTPUTS_BOUNDS: Bounds = dict.fromkeys(StructuredOutputs.__struct_fields__, NON_EMPTY)
 

@@ -116,6 +116,7 @@ class FormattedDialect(Dialect):
 
     def __init__(self, dialect: Dialect, formatting: Formatting, new_calls: Callable[[], Calls]) -> None:
         self._dialect = dialect
+        self.id_headers = dialect.id_headers
         self._formatting = formatting
         self._new_calls = new_calls
 

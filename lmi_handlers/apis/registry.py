@@ -16,6 +16,7 @@ from lmi_handlers.core.plugins import load_class, one_line, with_entry_points
 
 APIS: dict[str, str] = {
     "lmi": "lmi_handlers.apis.lmi.routes:LmiApi",
+    "anthropic": "lmi_handlers.apis.anthropic.routes:AnthropicApi",
     "openai": "lmi_handlers.apis.openai.routes:OpenAIApi",
     "tgi": "lmi_handlers.apis.tgi.routes:TgiApi",
     "tei": "lmi_handlers.apis.tei.routes:TeiApi",
@@ -24,7 +25,7 @@ APIS: dict[str, str] = {
     "aleph_alpha": "lmi_handlers.apis.aleph_alpha.routes:AlephAlphaApi",
     "adapters": "lmi_handlers.apis.adapters.routes:AdaptersApi",
 }
-"""Name -> location of the class."""
+"""Name -> location of the class. The first API that claims a field of a body on the invoke routes answers it."""
 
 ENTRY_POINT_GROUP = "lmi_handlers.apis"
 
@@ -114,13 +115,15 @@ def _chosen(apis: Mapping[str, Api], properties: ServingProperties) -> Api:
     name = next((name for name in known if name.lower() == properties.dialect.lower()), None)
     if name is None:
         raise ConfigError(f"option.dialect has value {properties.dialect!r}: must be one of {', '.join(known)}")
-    if properties.tgi_compat and properties.output_formatter is not None:
-        raise ConfigError(
-            f"option.output_formatter={properties.output_formatter} conflicts with option.tgi_compat=true: "
-            "TGI's requests choose the format with stream"
-        )
     if properties.tgi_compat and apis[name].root is None:
         raise ConfigError(
             f"option.dialect={name} conflicts with option.tgi_compat=true: both choose the dialect of the invoke routes"
+        )
+    formatters = apis[name].formatters
+    if properties.tgi_compat and properties.output_formatter not in (None, *formatters):
+        instead = f"it has {' and '.join(formatters)}" if formatters else "requests choose the format with stream"
+        raise ConfigError(
+            f"option.output_formatter={properties.output_formatter} conflicts with option.tgi_compat=true, which chooses "
+            f"the API of option.dialect={name}: {instead}"
         )
     return apis[name]

@@ -107,14 +107,21 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generation(Endpoint, frozen=True, kw_only=True):
-    """Generates an answer to a JSON body. Has exactly one dialect."""
+    """Generates an answer to a JSON body. The first dialect parses it, unless it has one of the fields in `claims`."""
 
     errors: Kinds = GENERATING
+    claims: Mapping[str, Dialect] = {}
 
     @property
     def dialect(self) -> Dialect:
-        """The dialect that parses the body."""
+        """The dialect that parses bodies without a field in `claims`."""
         return self.dialects[0]
+
+    def of(self, payload: Payload) -> Dialect:
+        """Return the dialect of a body. Raises `InvalidJson` or `InvalidBody`."""
+        if not self.claims:
+            return self.dialect
+        return next((dialect for name, dialect in self.claims.items() if name in payload.fields), self.dialect)
 
 
 def generation(dialect: Dialect, body: Any, answers: Contents) -> Generation:

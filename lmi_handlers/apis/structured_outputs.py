@@ -96,9 +96,13 @@ class JsonObjectGrammar(msgspec.Struct, frozen=True, tag_field="type", tag="json
 
 
 class NamedSchema(msgspec.Struct, frozen=True):
-    """A JSON schema in OpenAI's wrapper, whose name is ignored."""
+    """A JSON schema in OpenAI's wrapper, whose name is ignored.
+
+    If `strict` is false, objects may have properties that the schema does not declare.
+    """
 
     schema: object
+    strict: bool | None = None
 
 
 class JsonSchemaGrammar(msgspec.Struct, frozen=True, tag_field="type", tag="json_schema"):
@@ -108,7 +112,7 @@ class JsonSchemaGrammar(msgspec.Struct, frozen=True, tag_field="type", tag="json
 
     def structured_outputs(self) -> StructuredOutputs:
         """Translate. Raises `InvalidRequest`."""
-        return _schema(self.value.schema)
+        return _schema(self.value.schema, strict=self.value.strict is not False)
 
 
 class RegexGrammar(msgspec.Struct, frozen=True, tag_field="type", tag="regex"):
@@ -124,7 +128,7 @@ class RegexGrammar(msgspec.Struct, frozen=True, tag_field="type", tag="regex"):
 Grammar = JsonGrammar | JsonObjectGrammar | JsonSchemaGrammar | RegexGrammar
 
 
-def _schema(value: object) -> StructuredOutputs:
+def _schema(value: object, *, strict: bool = True) -> StructuredOutputs:
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
@@ -135,4 +139,4 @@ def _schema(value: object) -> StructuredOutputs:
         raise InvalidRequest(f'grammar is not valid: {text:.100} is not of types "boolean", "object"')
     if "properties" not in value:
         raise InvalidRequest("grammar is not valid: Grammar must have a 'properties' field")
-    return StructuredOutputs(json=text)
+    return StructuredOutputs(json=text, strict=strict)

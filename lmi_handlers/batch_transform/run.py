@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-import click
-
 from lmi_handlers.batch_transform.endpoint import Endpoint, Unreachable
 from lmi_handlers.batch_transform.job import FileReport, Job
 from lmi_handlers.batch_transform.own_server import own_server
@@ -20,6 +18,7 @@ from lmi_handlers.batch_transform.settings import Choices, ExecutionParameters, 
 from lmi_handlers.batch_transform.storage import Folder, InputFile, find_inputs, open_folder
 from lmi_handlers.batch_transform.transform import Transform
 from lmi_handlers.core.errors import ConfigError, LoadFailed
+from lmi_handlers.core.terminal import show_error
 from lmi_handlers.log import fail, tell
 
 
@@ -54,7 +53,7 @@ def _run(files: list[InputFile], folder: Folder, url: str, choices: Choices) -> 
     started = time.monotonic()
     Job(Transform(endpoint, settings), settings, folder, report).run(files)
     records, seconds = sum(of_file.records for of_file in reports), time.monotonic() - started
-    click.echo(f"{records} records of {len(reports)} files in {seconds:.1f} s", err=True)
+    show_error(f"{records} records of {len(reports)} files in {seconds:.1f} s")
     return reports
 
 
@@ -66,7 +65,7 @@ def _tell(report: FileReport) -> None:
     if report.errors:
         tell("warning", f"{line}, {report.errors} of them failed: their errors are in the place of their output")
     else:
-        click.echo(line, err=True)
+        show_error(line)
 
 
 @contextlib.contextmanager

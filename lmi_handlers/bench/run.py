@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import click
 import msgspec
 
 from lmi_handlers.bench.apis import APIS
@@ -20,6 +19,7 @@ from lmi_handlers.bench.report import as_json, as_text, make_report
 from lmi_handlers.bench.workload import Lengths, arrival_gaps, items_of_file, random_items
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.redaction import redacted
+from lmi_handlers.core.terminal import show
 
 _GOODPUT = ("ttft", "tpot", "e2el")
 
@@ -80,7 +80,7 @@ def run(options: Options, json_file: Path | None, page_file: Path | None) -> Non
     timings, duration = asyncio.run(send(load))
     report = make_report(timings, duration, options.goodput)
     arguments = _arguments(options)
-    click.echo(as_text(report), nl=False)
+    show(as_text(report), end="")
     if json_file is not None:
         json_file.write_bytes(as_json(report, arguments))
     if page_file is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.terminal import show
 
 _REMEMBERED_LINES = 1000
 _LONGEST_LINE = 16 * 2**20
@@ -53,18 +54,18 @@ def typed_lines(history_file: Path | None, interrupts: Interrupts) -> Iterator[s
                 with interrupts.allowed():
                     lines.append(input("... " if lines else "> "))
             except KeyboardInterrupt:
-                print()
+                show()
                 if is_discarded:
                     return
-                print("Ctrl-C again, or Ctrl-D, ends the chat")
+                show("Ctrl-C again, or Ctrl-D, ends the chat")
                 is_discarded, lines = True, []
                 continue
             except UnicodeDecodeError as error:  # another program's bytes were pasted
-                print(f"This is not text in {error.encoding}.")
+                show(f"This is not text in {error.encoding}.")
                 lines = []
                 continue
             except EOFError:
-                print()
+                show()
                 return
             is_discarded = False
             if lines[-1].endswith("\\"):

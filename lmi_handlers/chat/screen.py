@@ -3,26 +3,10 @@
 from __future__ import annotations
 
 import sys
-import unicodedata
-from typing import TextIO
 
-_ALLOWED = "\n\t\u200c\u200d"
-"""Line ends, tabs, and the joiners that emoji and some scripts need."""
+from lmi_handlers.core.terminal import visible, write
 
 _DIM, _RED, _RESET = "\x1b[2m", "\x1b[31m", "\x1b[0m"
-
-
-def visible(text: str) -> str:
-    """Escape control and format characters, such as escape sequences and those that reverse the direction of writing."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(map(_visible, text))
-
-
-def _visible(character: str) -> str:
-    if character in _ALLOWED or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
-        return character
-    return repr(character)[1:-1]
 
 
 class Screen:
@@ -68,17 +52,11 @@ class Screen:
         """Print an error in one line, on standard error."""
         self.end_line()
         line = visible(" ".join(text.split()))
-        _write(sys.stderr, self._painted(_RED, f"lmi: error: {line}") + "\n")
+        write(sys.stderr, self._painted(_RED, f"lmi: error: {line}") + "\n")
 
     def _painted(self, colour: str, text: str) -> str:
         return f"{colour}{text}{_RESET}" if self._coloured else text
 
     @staticmethod
     def _write(text: str) -> None:
-        _write(sys.stdout, text)
-
-
-def _write(stream: TextIO, text: str) -> None:
-    """Write at once. What the terminal's encoding does not have, such as Chinese in Windows-1252, is escaped."""
-    stream.buffer.write(text.encode(stream.encoding, errors="backslashreplace"))
-    stream.buffer.flush()
+        write(sys.stdout, text)

@@ -281,7 +281,7 @@ def _checks_of(kind: type[msgspec.Struct]) -> tuple[tuple[str, Check], ...]:
 
 
 def _data_url_bytes(data: bytes) -> int:
-    """Return how many bytes of a JSON body are `data:` URLs in plain ASCII, which is cheap to decode."""
+    """Return how many bytes of a JSON body are images in plain ASCII, which is cheap to decode."""
     total = end = 0
     for start in islice(_data_urls(data), _MAX_DATA_URLS):
         if start < end or data[start - 1 : start] == b"\\":
@@ -294,9 +294,10 @@ def _data_url_bytes(data: bytes) -> int:
 
 
 def _data_urls(data: bytes) -> Iterator[int]:
+    """Yield where the quote before each image is: a `data:` URL, or Anthropic's `"data"` with the base64 alone."""
     for start in range(0, len(data), _CHUNK):
-        for match in _DATA_URL.finditer(data, start, start + _CHUNK + len(b"data:")):
-            yield match.start()
+        for match in _DATA_URL.finditer(data, start, start + _CHUNK + _LONGEST):
+            yield match.end() - 1 if match.group().endswith(b'"') else match.start()
         give_way()
 
 
@@ -314,7 +315,8 @@ def _plain_length(data: bytes, start: int, end: int) -> int:
     return end - start - slashes
 
 
-_DATA_URL = re.compile(rb'"data:', re.IGNORECASE)
+_DATA_URL = re.compile(rb'"data:|"data"[ \t\r\n]{0,4}:[ \t\r\n]{0,4}"', re.IGNORECASE)
+_LONGEST = len(b'"data":"') + 8  # bytes of a match
 _CHUNK = 1 << 18
 _MAX_DATA_URLS = 1024  # any further ones count as text
 _URL_HEADS = 1 << 16  # bytes allowed for prefixes such as "data:image/png;base64,"

@@ -23,6 +23,10 @@ _HIDDEN = ("lmi_handlers", "backends", "formatters", "djl_python", "sagemaker_in
 """Top-level packages that the code would get in place of modules of its own with these names."""
 
 
+_RUNS_HERE = "djl_python.huggingface"
+"""The only module of LMI's from which `handle` can be imported."""
+
+
 class CustomCode(msgspec.Struct, frozen=True, kw_only=True):
     """A function that answers requests, and how to get it.
 
@@ -77,13 +81,18 @@ def defined_names(path: Path) -> set[str]:
     return set(_names(parse_script(path).body))
 
 
+def defines_asynchronous(path: Path, function: str) -> bool:
+    """Tell whether a file defines this function as `async def` at its top level. Raises `ConfigError`."""
+    return any(isinstance(node, ast.AsyncFunctionDef) and node.name == function for node in parse_script(path).body)
+
+
 def _names(body: list[ast.stmt]) -> Iterator[str]:
     for node in body:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 yield node.name
-            case ast.ImportFrom(module=str(module)) if module.startswith("djl_python."):
-                pass  # LMI's own handlers are not here
+            case ast.ImportFrom(module=str(module)) if module.startswith("djl_python.") and module != _RUNS_HERE:
+                pass  # LMI's other handlers are not here
             case ast.Import() | ast.ImportFrom():
                 yield from (item.asname or item.name for item in node.names)
             case ast.Assign():

@@ -10,6 +10,7 @@ import msgspec
 
 from lmi_handlers.config.option import declared_options, text_of
 from lmi_handlers.config.options import ServingProperties
+from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.gguf import GgufHeader
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -61,11 +62,14 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
         `location`         of the `Backend` class, "module:Class"; only the engine process imports it
         `pooling`          location of the class that serves embeddings and scores (`option.task`); empty if there is none
         `requires`         libraries that it imports; alternatives are separated by |. `auto` looks at the first
+        `requires_with`    "option=value" -> a library that is imported only then
         `install`          what pip installs them with, such as "my-engine[gpu]"
 
     Options
         `options`          struct of the backend's own options; no secrets, because `lmi check` and the log show them
         `reads`            names of the shared options (fields of `ServingProperties`) that it reads
+        `choices`          shared option -> the values that it takes, where the option has more. `auto` chooses another
+                           backend for the others
         `defaults`         its defaults for shared options that have none, for the documentation
         `without_effect`   names of options that it accepts for LMI's sake -> why they have no effect
         `remote`           options, with values of which the engine computes on the machines of a cluster
@@ -80,6 +84,8 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
         `gpus`             "NVIDIA", "AMD": GPUs that `auto` must find before it chooses this backend
         `architectures`    if not empty, `auto` only chooses this backend for a folder whose config.json names one of
                            these. If loading raises `UnsupportedModel` nevertheless, `auto` takes transformers
+        `replicates`       by default, each GPU that holds the model gets an engine of its own: GPUs that share a model
+                           work one after the other
         `cpu_only`         computes on the CPU, so `auto` prefers transformers if that can use a GPU
         `rolling_batch`    LMI's words for it in `option.rolling_batch`, the usual one first
         `aliases`          more names for it in `option.backend`
@@ -96,9 +102,11 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     location: str
     pooling: str = ""
     requires: tuple[str, ...] = ()
+    requires_with: Mapping[str, str] = NOTHING
     install: str = ""
     options: type[msgspec.Struct] = NoOptions
     reads: tuple[str, ...] = ()
+    choices: Mapping[str, tuple[str, ...]] = NOTHING
     defaults: Mapping[str, Any] = NOTHING
     without_effect: Mapping[str, str] = NOTHING
     remote: Mapping[str, str] = NOTHING
@@ -108,6 +116,7 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     gpus: tuple[str, ...] = ()
     architectures: tuple[str, ...] = ()
+    replicates: bool = False
     cpu_only: bool = False
     rolling_batch: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
@@ -127,6 +136,17 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
         if not self.architectures or set(self.architectures).intersection(architectures):
             return None
         return f"is not chosen for {', '.join(architectures) or 'a model before its files are here'}"
+
+    def wrong_choice(self, properties: ServingProperties) -> str | None:
+        """Return the name of a shared option with a value that this backend does not take, or None."""
+        values = {name: text_of(getattr(properties, name)) for name in self.choices}
+        return next((name for name, value in values.items() if value and value not in self.choices[name]), None)
+
+    def check_choices(self, properties: ServingProperties) -> None:
+        """Raise `ConfigError` if a shared option has a value that this backend does not take."""
+        if (name := self.wrong_choice(properties)) is not None:
+            value, choices = getattr(properties, name), ", ".join(self.choices[name])
+            raise ConfigError(f"option.{name} has value {value!r}: backend {self.name} supports {choices}")
 
     def is_remote(self, properties: ServingProperties) -> bool:
         """Tell whether the engine computes on other machines too, so that the GPUs of this one say nothing."""

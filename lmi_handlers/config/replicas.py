@@ -21,7 +21,7 @@ def plan_replicas(
     """
     properties = loaded.properties
     degree = properties.tensor_parallel_degree if splits else "max"
-    wanted = properties.min_workers if any(setting.key == "minWorkers" for setting in loaded.explicit) else None
+    wanted = properties.min_workers if loaded.sets("minWorkers") else None
     if not gpus:
         return ("",) * (wanted or 1)
     per_replica = gpus // (wanted or 1) if degree == "max" else degree * properties.pipeline_parallel_degree

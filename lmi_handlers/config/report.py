@@ -42,6 +42,8 @@ def effect_of(setting: Setting, backend: BackendDeclaration, properties: Serving
         return setting.note if setting.note.startswith("unknown") else f"accepted, no effect here: {setting.note}"
     if (reason := backend.without_effect.get(name)) is not None:
         return f"no effect on backend {backend.name}: {reason}"
+    if (reason := properties.ignored.get(setting.key)) is not None and backend.name not in setting.read_by:
+        return f"no effect: {reason}"
     readers = ", ".join(setting.read_by)
     if backend.name in setting.read_by or SERVER in setting.read_by:
         return f"read by {readers}"

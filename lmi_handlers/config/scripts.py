@@ -7,7 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from lmi_handlers.config.custom_code import FUNCTION, SCRIPT, defined_names, names_script
+from lmi_handlers.config.custom_code import (
+    FUNCTION,
+    SCRIPT,
+    defined_names,
+    defines_asynchronous,
+    names_script,
+)
 from lmi_handlers.config.decorators import (
     INIT_HANDLER,
     INPUT_FORMATTER,
@@ -46,13 +52,19 @@ class Script(msgspec.Struct, frozen=True):
 
 
 def find_script(
-    model_dir: Path | None, entry_point: str | None, environ: Mapping[str, str], function: str = FUNCTION
+    model_dir: Path | None,
+    entry_point: str | None,
+    environ: Mapping[str, str],
+    function: str = FUNCTION,
+    *,
+    asynchronous: bool = False,
 ) -> Script | None:
     """Return the file that answers requests, or None if an engine does. Imports nothing.
 
     It is the one that `option.entryPoint` names, else model.py, else SageMaker's. LMI's name for `function`, which is
-    called, is `option.handler`. Raises `ConfigError` if a file that is
-    named is not there or lacks the functions.
+    called, is `option.handler`. `asynchronous` says that `option.entryPoint` names one of LMI's asynchronous handlers: a
+    model.py whose function is asynchronous too takes its place, as in LMI. Raises `ConfigError` if a file that is named
+    is not there or lacks the functions.
     """
     if names_script(entry_point):
         path = (model_dir or Path.cwd()) / str(entry_point)
@@ -61,9 +73,12 @@ def find_script(
         return _named_script(path, f"option.entryPoint={entry_point}", function=function)
     if entry_point in PREDICTIVE_HANDLERS:
         return _named_script((model_dir or Path.cwd()) / SCRIPT, f"option.entryPoint={entry_point}")
-    if entry_point is not None or model_dir is None:
+    if model_dir is None:
         return None
     path = model_dir / SCRIPT
+    if entry_point is not None:
+        replaces = asynchronous and path.is_file() and defines_asynchronous(path, function)
+        return _script(path, "load_lmi", function) if replaces else None
     return (_script(path, "load_lmi", function) if path.is_file() else None) or _sagemaker_script(model_dir, environ)
 
 

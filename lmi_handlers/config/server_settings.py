@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from lmi_handlers.config.integers import integer
+from lmi_handlers.config.container import in_container
+from lmi_handlers.config.environment import integer, switch
 from lmi_handlers.config.local_runtime import LocalRuntimeSettings
 from lmi_handlers.config.store_settings import StoreSettings
 from lmi_handlers.core.errors import ConfigError
@@ -48,8 +49,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Read the settings from environment variables. Raises `ConfigError`.
 
         SageMaker sets `SAGEMAKER_BIND_TO_PORT` to move a container off port 8080, and `SAGEMAKER_SAFE_PORT_RANGE` to say
-        which other ports are free. The local runtime is for one machine, so it listens on loopback only, unless a host
-        is given.
+        which other ports are free. Unless a host is given, only this machine can connect. A container listens on all
+        interfaces, except with the local runtime, which is for one machine.
         """
         safe_ports(environ)
         port = environ.get("LMI_PORT") or environ.get("SAGEMAKER_BIND_TO_PORT") or "8080"
@@ -62,13 +63,18 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"LMI_MANAGEMENT_ADDRESS must have a port of its own: {number} is the server's")
         return cls(
             model_dir=model_dir,
-            host=_unbracketed(environ.get("LMI_HOST") or (LOOPBACK if local_runtime else ALL_INTERFACES)),
+            host=_unbracketed(environ.get("LMI_HOST") or (LOOPBACK if local_runtime else default_host(environ))),
             port=number,
             workers=None if workers is None else integer("LMI_WORKERS", workers, 256),
             local_runtime=local_runtime,
-            reload=environ.get("LMI_RELOAD") == "true",
+            reload=switch(environ, "LMI_RELOAD"),
             store=store,
         )
+
+
+def default_host(environ: Mapping[str, str]) -> str:
+    """Return the address to listen on if none is given."""
+    return ALL_INTERFACES if in_container(environ) else LOOPBACK
 
 
 def find_model_dir(given: str | None, mounted: str | None = None) -> Path | None:

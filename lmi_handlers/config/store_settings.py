@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from lmi_handlers.config.environment import integer, switch
 from lmi_handlers.core.errors import ConfigError
 
 MULTI_MODEL_DIR = Path("/opt/ml/models")
@@ -27,7 +28,6 @@ VARIABLES = (
 )
 """The environment variables that are read here."""
 
-_ON = ("true", "1", "yes", "on")
 _ITEM = re.compile(r"(?:(?P<name>[^:=]*)(?::[^=]*)?=)?(?P<url>.+)")
 """DJL's `name:version:engine:devices=url`. All but the URL is optional."""
 
@@ -55,9 +55,14 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_environ(cls, environ: Mapping[str, str], model_dir: Path | None) -> StoreSettings | None:
         """Return the settings, or None if there is one model, which is in `model_dir`. Raises `ConfigError`."""
-        multi_model = environ.get("SAGEMAKER_MULTI_MODEL", "").lower() in _ON
+        multi_model = switch(environ, "SAGEMAKER_MULTI_MODEL")
         items = _items(environ.get("SERVING_LOAD_MODELS", ""))
         given = environ.get("LMI_MODEL_STORE")
+        if multi_model and (one := environ.get("LMI_MODEL_DIR")):
+            raise ConfigError(
+                f"--model-dir (LMI_MODEL_DIR) {one!r} is one model, and SAGEMAKER_MULTI_MODEL=true serves those in "
+                f"{given or MULTI_MODEL_DIR}: remove one of them, or use --model-store"
+            )
         if given and not Path(given).is_dir():
             raise ConfigError(f"--model-store (LMI_MODEL_STORE) {given!r} is not a directory")
         directory = Path(given) if given else MULTI_MODEL_DIR if multi_model else None
@@ -67,15 +72,13 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
                 return None
             directory = other
         limit = environ.get("LMI_MAX_LOADED_MODELS", "")
-        if limit and not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= 10_000):
-            raise ConfigError(f"LMI_MAX_LOADED_MODELS has value {limit!r}: must be an integer from 1 to 10000")
         address = environ.get("LMI_MANAGEMENT_ADDRESS") or environ.get("SERVING_MANAGEMENT_ADDRESS") or ""
         return cls(
             directory=str(directory.resolve()),
             load_models=() if multi_model and items is None else items,
             multi_model=multi_model,
             default_model=environ.get("LMI_DEFAULT_MODEL") or None,
-            max_loaded_models=int(limit) if limit else None,
+            max_loaded_models=integer("LMI_MAX_LOADED_MODELS", limit, 10_000) if limit else None,
             sources=_sources(environ.get("LMI_MODEL_SOURCES", "")),
             management=_address(address) if address else None,
         )

@@ -23,6 +23,20 @@ def _shards(text: str) -> str:
     return {"true": "max", "false": "1"}.get(text.lower(), text)
 
 
+def _quantization(text: str) -> str:
+    """Convert TGI's names of methods to LMI's."""
+    return {
+        "bitsandbytes": "bitsandbytes8",
+        "bitsandbytes-nf4": "bitsandbytes4",
+        "bitsandbytes-fp4": "bitsandbytes4",
+    }.get(text, text)
+
+
+def _kv_cache_dtype(text: str) -> str:
+    """Convert TGI's name of an 8-bit type to vLLM's."""
+    return "fp8_e4m3" if text == "fp8_e4m3fn" else text
+
+
 @dataclass(frozen=True)
 class Variable:
     """An environment variable for the field `option`. `convert` turns its text into the file's."""
@@ -97,14 +111,14 @@ TGI: dict[str, Variable] = {
     "REVISION": Variable("revision"),
     "SPECULATE": Variable("prompt_lookup_num_tokens"),
     "HF_MODEL_REVISION": Variable("revision"),
-    "HF_MODEL_QUANTIZE": Variable("quantize"),
+    "HF_MODEL_QUANTIZE": Variable("quantize", _quantization),
     "HF_MODEL_TRUST_REMOTE_CODE": Variable("trust_remote_code"),
     "SM_NUM_GPUS": Variable("tensor_parallel_degree"),
     "NUM_SHARD": Variable("tensor_parallel_degree"),
     "SHARDED": Variable("tensor_parallel_degree", _shards),
     "DTYPE": Variable("dtype"),
-    "KV_CACHE_DTYPE": Variable("kv_cache_dtype"),
-    "QUANTIZE": Variable("quantize"),
+    "KV_CACHE_DTYPE": Variable("kv_cache_dtype", _kv_cache_dtype),
+    "QUANTIZE": Variable("quantize", _quantization),
     "TRUST_REMOTE_CODE": Variable("trust_remote_code"),
     "MAX_CONCURRENT_REQUESTS": Variable("job_queue_size"),
     "MAX_BATCH_PREFILL_TOKENS": Variable("max_rolling_batch_prefill_tokens"),

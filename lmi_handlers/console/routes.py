@@ -34,9 +34,8 @@ def is_on(option: bool | None, *, on_loopback: bool, has_key: bool) -> bool:
     return option if option is not None else on_loopback and not has_key
 
 
-def is_for_console(environ: Mapping[str, Any]) -> bool:
+def is_for_console(path: str, environ: Mapping[str, Any]) -> bool:
     """Tell whether a request is for the page or for what belongs to it."""
-    path: str = environ.get("PATH_INFO", "")
     return path.startswith(FOLDER) or (path == "/" and wants_page(environ))
 
 

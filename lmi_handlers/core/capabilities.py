@@ -26,6 +26,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     `device` is torch's name for the device, for example "cpu" or "cuda". It is empty if the backend does not report it.
     `dtype` is the type of the weights, for example "bfloat16". It is empty if the backend does not report it.
     `takes_images` tells whether prompts may contain images.
+    `takes_cache_salt` tells whether prompts with different salts share nothing, cached or not. A backend has to say so
+    itself: a salt that is ignored would isolate nobody.
     `pooling_tasks` lists what the backend computes for a prompt. If it lists anything, the backend generates no text.
     `embedding_size` is the number of dimensions if the backend embeds prompts. `labels` are the names of the scores if
     it classifies them, in order. `pooling` is sentence-transformers' word for how the vectors of tokens become one.
@@ -44,6 +46,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     dtype: str = ""
     takes_images: bool = False
+    takes_cache_salt: bool = False
     pooling_tasks: tuple[PoolingTask, ...] = ()
     embedding_size: int | None = None
     labels: tuple[str, ...] = ()
@@ -123,6 +126,12 @@ def check_adapter(name: str | None, capabilities: Capabilities) -> None:
         raise UnsupportedFeature(f"is not supported by the {capabilities.backend} backend", field="adapters")
     loaded = ", ".join(capabilities.adapters) or "none"
     raise InvalidRequest(f"adapter {name[:100]!r} is not loaded; loaded adapters: {loaded}", field="adapters")
+
+
+def check_cache_salt(salt: str | None, capabilities: Capabilities) -> None:
+    """Raise `UnsupportedFeature` if a salt is given and the backend could share the prompt's prefix nevertheless."""
+    if salt is not None and not capabilities.takes_cache_salt:
+        raise UnsupportedFeature(f"is not supported by the {capabilities.backend} backend", field="cache_salt")
 
 
 _DEFAULTS = SamplingParams()

@@ -1,10 +1,42 @@
-"""Errors of msgspec's conversions that name the field."""
+"""msgspec's conversions of what clients send, with errors that name the field.
+
+A number such as `4.0` is accepted where an integer is expected, as by the pydantic models of vLLM and LMI: JSON has only
+one kind of number, and some clients write all of theirs with a point. TGI's own routes refuse it, as TGI does.
+"""
 
 from __future__ import annotations
+
+import math
+from typing import TypeVar
 
 import msgspec
 
 from lmi_handlers.core.errors import InvalidBody
+
+T = TypeVar("T")
+
+
+def decode(data: bytes | msgspec.Raw, kind: type[T], *, prefix: str = "") -> T:
+    """Decode JSON, which is at `prefix` in a body. Raises `InvalidBody` for a wrong type, and msgspec's other errors."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        if not _met_a_float(error):
+            raise conversion_error(error, prefix=prefix) from error
+    try:
+        return msgspec.json.decode(msgspec.json.encode(_WITH_INTEGERS.decode(data)), type=kind)
+    except msgspec.ValidationError as error:
+        raise conversion_error(error, prefix=prefix) from error
+
+
+def convert(value: object, kind: type[T], *, prefix: str = "") -> T:
+    """Convert JSON that has been decoded already. Raises `InvalidBody`."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        if not _met_a_float(error):
+            raise conversion_error(error, prefix=prefix) from error
+    return decode(msgspec.json.encode(value), kind, prefix=prefix)
 
 
 def conversion_error(error: msgspec.ValidationError, *, prefix: str = "") -> InvalidBody:
@@ -12,3 +44,18 @@ def conversion_error(error: msgspec.ValidationError, *, prefix: str = "") -> Inv
     message, _, path = str(error).replace(" - at `key` in `$", " as a name - at `$").partition(" - at `$")
     field = (prefix + path.rstrip("`")).lstrip(".")
     return InvalidBody(message, field=field or None)
+
+
+def _met_a_float(error: msgspec.ValidationError) -> bool:
+    return ", got `float`" in str(error)
+
+
+def _number(text: str) -> float | int:
+    value = float(text)
+    if not math.isfinite(value):
+        raise msgspec.ValidationError("Number out of range")
+    return int(value) if value.is_integer() and abs(value) < _LARGEST else value
+
+
+_LARGEST = 2**64
+_WITH_INTEGERS = msgspec.json.Decoder(object, float_hook=_number)

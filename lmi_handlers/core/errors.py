@@ -15,11 +15,13 @@
     │   │   ├── InvalidBody              the body is JSON, but a field is missing or has the wrong type
     │   │   ├── ContextLengthExceeded    the prompt is too long for the model
     │   │   └── InvalidChat              the model's chat template cannot render the messages
+    │   ├── TurnConflict             another turn of the session ended first
     │   ├── ModelNotFound            no model with that name is served here
     │   ├── AdapterNotFound          no adapter with that name is loaded
     │   ├── AdapterExists            another adapter with that name is loaded
     │   ├── ModelExists              a model with that name is loaded or being loaded
     │   ├── InsufficientMemory       the model needs more memory than is free
+    │   │   └── NoRoomYet                others that are in use have it
     │   ├── QueueFull                the job queue is full, or too many large bodies are arriving
     │   ├── DeadlineExceeded         `predict_timeout` seconds have passed
     │   │   └── TextDeadline             the text had to end sooner, and there is none yet
@@ -153,6 +155,14 @@ class ModelExists(RequestError):
 
 class InsufficientMemory(RequestError):
     """The model needs more memory than is free, or as many models are loaded as may be."""
+
+
+class NoRoomYet(InsufficientMemory):
+    """There will be room for the model once another one that is in use has had no request for a while."""
+
+
+class TurnConflict(RequestError):
+    """Another turn of the session has ended while this one was answered."""
 
 
 class QueueFull(RequestError):

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.gguf_metadata import check_metadata
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Type of a value -> its `struct` format."""
@@ -83,7 +84,7 @@ def read_gguf_header(file: Path) -> GgufHeader:
             return _Reader(data).header()
     except (OSError, ValueError) as error:
         raise ConfigError(f"option.model_id: {file} cannot be read as a GGUF file: {error}") from error
-    except (ArithmeticError, KeyError, RecursionError, TypeError, struct.error) as error:
+    except (ArithmeticError, KeyError, MemoryError, RecursionError, TypeError, struct.error) as error:
         reason = "its header is damaged"
         raise ConfigError(f"option.model_id: {file} cannot be read as a GGUF file: {reason}") from error
 
@@ -98,6 +99,7 @@ class _Reader:
         if magic != b"GGUF" or version not in (2, 3):
             raise ValueError("it does not start with GGUF and version 2 or 3")
         metadata = {self._string(): self._value(self._unpack("I")[0]) for _ in range(num_values)}
+        check_metadata(metadata)
         tensors = [self._tensor() for _ in range(num_tensors)]
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         start = -(-self._position // alignment) * alignment

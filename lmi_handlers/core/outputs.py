@@ -80,8 +80,8 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """New text of sequence `index` and the tokens that it came from.
 
     `text` is what a reader should see: special tokens are left out and stop strings are cut off, unless the request
-    asks for them. The last delta of a sequence carries `finish_reason`. `prompt_tokens` is sent with the
-    first delta if prompt logprobs were requested. `embedding` is that of the
+    asks for them. The last delta of a sequence carries `finish_reason`, and `stop_string` if the text ended at one.
+    `prompt_tokens` is sent with the first delta if prompt logprobs were requested. `embedding` is that of the
     `TokenOutput`.
     """
 
@@ -89,5 +89,6 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tokens: tuple[Token, ...] = ()
     text: str = ""
     finish_reason: FinishReason | None = None
+    stop_string: str | None = None
     prompt_tokens: tuple[Token, ...] = ()
     embedding: bytes | None = None

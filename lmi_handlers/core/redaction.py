@@ -20,10 +20,9 @@ VARIABLE = "LMI_REDACTED_KEYS"
 _SECRET_NAME = re.compile(r"TOKEN(?!IZER)|SECRET|KEY|PASSW|CREDENTIAL", re.IGNORECASE)
 _PLAIN_VALUE = re.compile(r"[+-]?[\d.]+|true|false|", re.IGNORECASE)
 _URL_CREDENTIALS = re.compile(r"(?<=://)[^/\s]*@")
-_SECRET_PAIR = re.compile(
-    r"([\w.-]*(?:TOKEN(?!IZER)|SECRET|KEY|PASSW|CREDENTIAL|SIGNATURE)[\w.-]*=)[^&\s,;]+", re.IGNORECASE
-)
-_PAIR = re.compile(r"([\w.-]+)=[^&\s,;]+")
+_SECRET_IN_TEXT = re.compile(f"{_SECRET_NAME.pattern}|SIGNATURE", re.IGNORECASE)
+_NAME = re.compile(r"(?<![\w.-])([\w.-]+)=")
+_VALUE = re.compile(r"[^&\s,;]+")
 _PATTERN = re.compile(r"[\w.*?-]{1,100}")
 _MAX_PATTERNS = 100
 
@@ -61,10 +60,15 @@ def is_secret(key: str, text: str) -> bool:
 
 def redacted(text: str) -> str:
     """Return `text` without credentials in URLs and without the values of `NAME=value` pairs that are secret."""
-    text = _SECRET_PAIR.sub(rf"\1{REDACTED}", _URL_CREDENTIALS.sub(f"{REDACTED}@", text))
-    if _configured() is None:
-        return text
-    return _PAIR.sub(lambda pair: f"{pair[1]}={REDACTED}" if is_hidden(pair[1]) else pair[0], text)
+    text = _URL_CREDENTIALS.sub(f"{REDACTED}@", text)
+    parts, end = [], 0
+    for name in _NAME.finditer(text):
+        if name.start() < end or not (_SECRET_IN_TEXT.search(name[1]) or is_hidden(name[1])):
+            continue  # it stands in a value that is hidden, or it is not secret
+        if value := _VALUE.match(text, name.end()):
+            parts += [text[end : name.end()], REDACTED]
+            end = value.end()
+    return "".join([*parts, text[end:]])
 
 
 def without_hidden(fields: dict[str, Any]) -> dict[str, Any]:

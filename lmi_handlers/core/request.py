@@ -74,13 +74,15 @@ class EncodedPrompt(msgspec.Struct, frozen=True, array_like=True):
     """A prompt as the engine receives it. `adapter` names its LoRA adapter, None stands for the model itself.
 
     With an `image_prompt`, `token_ids` are the ids of its text, with one token per image. `token_type_ids` tells the
-    tokens of a `TextPair` apart, if the model's tokenizer does: 0 for the first text, 1 for the second.
+    tokens of a `TextPair` apart, if the model's tokenizer does: 0 for the first text, 1 for the second. What an engine
+    has computed for a prompt may only be used for prompts with an equal `cache_salt`.
     """
 
     token_ids: list[int]
     adapter: str | None = None
     image_prompt: ImagePrompt | None = None
     token_type_ids: list[int] | None = None
+    cache_salt: str | None = None
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,8 +127,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Each prompt is sampled `sampling_params.n` times; with `beam_search`, its answers are the `n` best beams. A request
     with a lower `priority` starts sooner. `truncate` is the number of tokens to keep of each prompt, and
-    `truncation_side` is where the others are removed. `ignored_parameters` are named in a response header. The other
-    fields describe the format of the answer and are for formatters.
+    `truncation_side` is where the others are removed. `cache_salt` is that of each prompt.
+    `ignored_parameters` are named in a response header. The other fields describe the format of the
+    answer and are for formatters.
 
     With `pooling_params`, the prompts are embedded or classified and nothing is generated, so `sampling_params` has no
     effect.
@@ -140,6 +143,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     beam_search: BeamSearchParams | None = None
     truncate: int | None = None
     truncation_side: Literal["left", "right"] = "left"
+    cache_salt: str | None = None
     stream: bool = False
     details: bool = False
     decoder_input_details: bool = False
@@ -148,10 +152,14 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     ignored_parameters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise `InvalidRequest` for a priority that some engine could not store."""
+        """Raise `InvalidRequest` for a priority that some engine could not store, or an empty or too long salt."""
         if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
             raise InvalidRequest(
                 f"must be from -{MAX_PRIORITY} to {MAX_PRIORITY}, got {self.priority}", field="priority"
+            )
+        if self.cache_salt is not None and not 1 <= len(self.cache_salt) <= MAX_CACHE_SALT:
+            raise InvalidRequest(
+                f"must have from 1 to {MAX_CACHE_SALT} characters, got {len(self.cache_salt)}", field="cache_salt"
             )
 
 
@@ -169,5 +177,6 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MAX_PRIORITY = 2**31 - 1
+MAX_CACHE_SALT = 256
 _MAX_BEAMS = 128  # the same as for `SamplingParams.n`
 _MAX_PENALTY = 10  # so that raising any length to this power gives a finite number

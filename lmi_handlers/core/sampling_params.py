@@ -10,11 +10,11 @@ from lmi_handlers.core.errors import InvalidRequest
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the generated text must match. Exactly one field is set. Validated on construction; raises `InvalidRequest`.
+    """What the generated text must match. Exactly one format is set. Validated on construction; raises `InvalidRequest`.
 
-    `json` is a JSON schema as JSON text. `json_object` asks for any JSON object, `choice` for one of the given texts.
-    `grammar` uses the syntax of the engine's library: GBNF or Lark for llguidance (transformers, vLLM), EBNF for
-    xgrammar (vLLM, if configured).
+    `json` is a JSON schema as JSON text. Unless `strict`, its objects may have properties that it does not declare.
+    `json_object` asks for any JSON object, `choice` for one of the given texts. `grammar` uses the syntax of the
+    engine's library: GBNF or Lark for llguidance (transformers, vLLM), EBNF for xgrammar (vLLM, if configured).
     """
 
     json: str | None = None
@@ -22,12 +22,14 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     regex: str | None = None
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
+    strict: bool = True
 
     def __post_init__(self) -> None:
-        given = [name for name in self.__struct_fields__ if getattr(self, name) not in (None, False)]
+        formats = self.__struct_fields__[:-1]
+        given = [name for name in formats if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             raise InvalidRequest(
-                f"must have exactly one of {', '.join(self.__struct_fields__)}, got {' and '.join(given) or 'none'}",
+                f"must have exactly one of {', '.join(formats)}, got {' and '.join(given) or 'none'}",
                 field="structured_outputs",
             )
         if getattr(self, given[0]) in ("", ()):

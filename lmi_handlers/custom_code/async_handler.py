@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +13,13 @@ from typing import Any
 from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.custom_code.call import Call
 from lmi_handlers.custom_code.connection import Connection
+from lmi_handlers.custom_code.failures import author_traceback
 from lmi_handlers.custom_code.inputs import Input
 from lmi_handlers.custom_code.messages import Abort, Batch, FromPool, Loaded, Pause, Resume
 
 _LAST = object()
+
+logger = logging.getLogger(__name__)
 
 
 class AsyncHandler:
@@ -32,6 +36,7 @@ class AsyncHandler:
         asyncio.set_event_loop(self._loop)
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._flows: dict[int, asyncio.Event] = {}
+        self._aborted: set[int] = set()
 
     def call(self, inputs: Input) -> Any:
         """Return what the function returns. Raises whatever it raises."""
@@ -50,7 +55,17 @@ class AsyncHandler:
         """Say that the code is loaded, and answer what the pool asks, for ever."""
         connection.listen(lambda message: self._loop.call_soon_threadsafe(self._take, message, connection))
         connection.send(Loaded(self._code.max_calls))
-        self._loop.run_forever()
+        while not self._loop.is_closed():
+            self._run()
+
+    def _run(self) -> None:
+        """Run the event loop until the code stops it, on purpose or by what asyncio passes on, such as `SystemExit`."""
+        try:
+            self._loop.run_forever()
+        except BaseException as error:  # noqa: BLE001  whoever awaits the task gets it, too
+            logger.error("a task of the model's code failed", extra={"exception": author_traceback(error)})
+        else:
+            logger.warning("the model's code has stopped the event loop, which goes on")
 
     def _take(self, message: FromPool, connection: Connection) -> None:
         match message:
@@ -60,6 +75,7 @@ class AsyncHandler:
                 self._calls[number] = self._loop.create_task(self._answer(message, connection))
                 self._calls[number].add_done_callback(lambda task: self._forget(message, task, connection))
             case Abort(number) if number in self._calls:
+                self._aborted.add(number)
                 self._calls[number].cancel()
             case Pause(number) if number in self._flows:
                 self._flows[number].clear()
@@ -68,6 +84,7 @@ class AsyncHandler:
 
     def _forget(self, batch: Batch, task: asyncio.Task[None], connection: Connection) -> None:
         del self._calls[batch.number], self._flows[batch.number]
+        self._aborted.discard(batch.number)
         if task.cancelled():  # before its first step; later, it says so itself
             connection.send(*Call(batch, self._code.function).cancelled())
 
@@ -77,7 +94,7 @@ class AsyncHandler:
         return await result if hasattr(result, "__await__") else result
 
     async def _answer(self, batch: Batch, connection: Connection) -> None:
-        """Send the messages that answer a batch. Only `BaseException`s of the code are raised, and end the process."""
+        """Send the messages that answer a batch, whatever the code raises: the other calls must not notice."""
         call = Call(batch, self._code.function)
         try:
             call.accept(await self._result(call.input))
@@ -90,10 +107,9 @@ class AsyncHandler:
                         await asyncio.sleep(0)  # a generator that never waits would keep all others waiting
                         await self._flows[batch.number].wait()
                 connection.send(*call.end())
-        except asyncio.CancelledError:
-            connection.send(*call.cancelled())
-        except Exception as error:  # noqa: BLE001  the requests fail, whatever the code has raised
-            connection.send(*call.failed(error))
+        except BaseException as error:  # noqa: BLE001  see above
+            is_cancelled = isinstance(error, asyncio.CancelledError) and batch.number in self._aborted
+            connection.send(*(call.cancelled() if is_cancelled else call.failed(error)))
         call.finalize()
 
 

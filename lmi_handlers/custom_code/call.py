@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lmi_handlers.core.errors import RequestError
-from lmi_handlers.custom_code.failures import author_traceback, described, plain
+from lmi_handlers.custom_code.failures import author_traceback, described, named, plain
 from lmi_handlers.custom_code.inputs import Input
 from lmi_handlers.custom_code.messages import Batch, Chunk, End, Head
-from lmi_handlers.custom_code.outputs import FAILURE, Output
+from lmi_handlers.custom_code.outputs import FAILURE, Output, text_or_line
 from lmi_handlers.engine.channel import MAX_MESSAGE_SIZE
 
 Messages = list[Head | Chunk | End]
@@ -92,7 +92,7 @@ class Call:
         """Return the end of the stream."""
         return [*self._head(None), End(self._batch.number)]
 
-    def failed(self, error: Exception) -> Messages:
+    def failed(self, error: BaseException) -> Messages:
         """Return the ends of all requests, because the code has raised an error."""
         return [message for index in range(len(self._numbers)) for message in self._failure(index, error)]
 
@@ -115,7 +115,7 @@ class Call:
             return [Head(self._batch.number, int(first.code), _plain_all(properties), streams=True)]
         return [Head(self._batch.number, int(output.code), _plain_all(output.properties), streams=True)]
 
-    def _failure(self, index: int, error: Exception) -> Messages:
+    def _failure(self, index: int, error: BaseException) -> Messages:
         """Return the end of a request that failed. LMI answers 507 if memory ran out."""
         number, cause = self._numbers[index], plain(described(error))
         if isinstance(error, RequestError):  # of ours: it says what is wrong with the request
@@ -125,7 +125,7 @@ class Call:
         if type(error).__name__ in _OUT_OF_MEMORY and not self._begun:
             output = Output().error(cause, code=507, message=FAILURE)
             return self._answer(number, output, output.data())
-        return [End(number, cause)]
+        return [End(number, cause if isinstance(error, Exception) else f"{self._name} raised {named(error)}")]
 
     def _answer(self, number: int, output: Output, data: bytes) -> Messages:
         head = Head(number, int(output.code), _plain_all(output.properties), streams=False)
@@ -162,7 +162,7 @@ def to_outputs(result: Any) -> Output | list[Output | Exception]:
     if isinstance(result, list) and result and all(isinstance(item, Output | Exception) for item in result):
         return result
     if inspect.isasyncgen(result) or inspect.isgenerator(result):
-        return Output().add_stream_content(result)
+        return Output().add_stream_content(result, text_or_line)
     raise TypeError(f"Invalid output type: {type(result)}")
 
 

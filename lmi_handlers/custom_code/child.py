@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ from typing import Any
 
 from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.standard_streams import print_to_the_log, read_nothing
 from lmi_handlers.custom_code.async_handler import AsyncHandler
 from lmi_handlers.custom_code.call import is_asynchronous, to_outputs
 from lmi_handlers.custom_code.connection import Connection
@@ -83,10 +85,8 @@ def main() -> int:
     configure_logging()
     ignore_signals()
     end_with_parent()
-    with open(os.devnull, "rb") as nothing:  # noqa: PTH123
-        os.dup2(nothing.fileno(), sys.stdin.fileno())  # what the parent holds open is not input
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a TextIOWrapper
+    read_nothing()
+    print_to_the_log()
     return serve(Connection(socket.socket(fileno=int(sys.argv[1]))))
 
 
@@ -100,4 +100,5 @@ if __name__ == "__main__":
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
+    logging.shutdown()
     os._exit(status)  # threads of the code do not keep the process

@@ -22,8 +22,12 @@ ANY = "*/*"
 SUPPORTED_CONTENT_TYPES = frozenset((JSON, CSV, NPY))
 """Content types that can be written."""
 
+OCTET_STREAM = "application/octet-stream"
+
 TEXTS = (JSON, CSV)
 """Content types whose bodies the functions get as text."""
+
+UTF8_TYPES = list(TEXTS)
 
 
 class ContentError(Exception):

@@ -7,13 +7,16 @@ import threading
 import traceback
 from pathlib import Path
 
-import lmi_handlers.custom_code.compat
 from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.core.errors import ConfigError, LoadFailed
 from lmi_handlers.core.load_failure import load_failure
 from lmi_handlers.custom_code.messages import NOT_LOADED, LoadError
 
-_OURS = str(Path(lmi_handlers.custom_code.compat.__path__[0]).parents[1])
+_OURS = str(Path(__file__).parents[1])
+
+
+class MustBeReplaced(SystemExit):
+    """A task of ours can answer nothing more in this process. What a model's code raises never ends the process."""
 
 
 def load_error(error: BaseException, code: CustomCode) -> LoadError:
@@ -48,6 +51,12 @@ def described(error: BaseException) -> str:
         return str(error) or type(error).__name__
     except Exception:  # noqa: BLE001  whatever the author's `__str__` raises
         return type(error).__name__
+
+
+def named(error: BaseException) -> str:
+    """Return the type of an error and what it says, such as `SystemExit: 3`."""
+    kind, text = type(error).__name__, plain(described(error))
+    return kind if text == kind else f"{kind}: {text}"
 
 
 def plain(value: object) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from lmi_handlers.config.custom_code import CustomCode
-from lmi_handlers.custom_code.call import Call, Messages
+from lmi_handlers.custom_code.call import Call
 from lmi_handlers.custom_code.connection import Connection
+from lmi_handlers.custom_code.failures import MustBeReplaced
 from lmi_handlers.custom_code.inputs import Input
 from lmi_handlers.custom_code.messages import Batch, Loaded
 
@@ -43,37 +44,35 @@ class Handler:
         while True:
             batch = connection.receive()
             assert isinstance(batch, Batch)  # noqa: S101  the protocol
-            number = batch.number
-            for messages in self.answer(batch, lambda: connection.is_aborted(number)):  # noqa: B023  it is called here
-                connection.send(*messages)
-                connection.wait_until_read(number)
+            self._answer(batch, connection)
 
-    def answer(self, batch: Batch, is_aborted: Callable[[], bool]) -> Iterator[Messages]:
-        """Yield the messages that answer a batch. Only `BaseException`s are raised.
-
-        A stream ends early once `is_aborted()` is true.
-        """
+    def _answer(self, batch: Batch, connection: Connection) -> None:
+        """Send the messages that answer a batch. Of all that the code may raise, only `MustBeReplaced` ends the process."""
         call = Call(batch, self._code.function)
         try:
             call.accept(self.call(call.input))
             if call.stream is None:
-                yield call.whole()
+                connection.send(*call.whole())
             else:
-                yield from self._stream(call, is_aborted)
-        except Exception as error:  # noqa: BLE001  the requests fail, whatever the code has raised
-            yield call.failed(error)
+                self._stream(call, batch.number, connection)
+        except MustBeReplaced:
+            raise
+        except BaseException as error:  # noqa: BLE001  the requests fail, whatever the code has raised
+            connection.send(*call.failed(error))
         call.finalize()
 
-    def _stream(self, call: Call, is_aborted: Callable[[], bool]) -> Iterator[Messages]:
+    def _stream(self, call: Call, number: int, connection: Connection) -> None:
+        """Send the items as the client reads them. The stream ends early once the request was aborted."""
         items = self._items(call.stream)
         try:
             for item in items:
-                yield call.item(item)
-                if is_aborted():
+                connection.send(*call.item(item))
+                connection.wait_until_read(number)
+                if connection.is_aborted(number):
                     break
         finally:
             items.close()
-        yield call.end()
+        connection.send(*call.end())
 
     def _items(self, stream: Any) -> Generator[Any]:
         """Yield the items of any iterable, or of an asynchronous one."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable
 
 import msgspec
@@ -13,6 +12,7 @@ import msgspec
 from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError, LoadFailed
+from lmi_handlers.core.terminal import show_error
 from lmi_handlers.custom_code.job import Job
 from lmi_handlers.custom_code.messages import Chunk, End, Head, Invoke, ToWorker
 from lmi_handlers.custom_code.prepare import prepared
@@ -66,4 +66,4 @@ async def _started(code: CustomCode, properties: ServingProperties) -> AsyncIter
 
 def _tell(phase: str) -> None:
     """Say what takes long: a download, or an installation."""
-    print(f"{phase} ..", file=sys.stderr)
+    show_error(f"{phase} ..")

@@ -5,14 +5,18 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lmi_handlers.custom_code import ndlist
 from lmi_handlers.custom_code.pair_list import PairList
 
 FAILURE = "invoke handler failure"
+
+_AS_LINES: Any = object()
+"""The formatter of a stream for which none is given."""
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +34,7 @@ class Output:
         self.properties: dict[str, str] = {}
         self.content = PairList()
         self.stream_content: Any = None
-        self.output_formatter: Any = None
+        self.output_formatter: Any = _AS_LINES
         self.batch: dict[int, PairList] = {}
         """The contents of `add` with a `batch_index`."""
         self._finalize: tuple[Callable[..., object], tuple[Any, ...]] | None = None
@@ -65,6 +69,14 @@ class Output:
         self.properties[str(key)] = str(val)
         return self
 
+    def get_properties(self) -> dict[str, str]:
+        """Return the response headers."""
+        return self.properties
+
+    def get_property(self, key: str) -> str | None:
+        """Return a response header, or None."""
+        return self.properties.get(key)
+
     def add(self, value: object, key: str | None = None, batch_index: int | None = None) -> Output:
         """Add content: text, bytes or a value that becomes JSON. `batch_index` is the request it answers."""
         content = self.content if batch_index is None else self.batch.setdefault(batch_index, PairList())
@@ -87,15 +99,30 @@ class Output:
         """Add a list of arrays as an .npz archive."""
         return self.add(ndlist.encode_npz(np_list), key, batch_index)
 
-    def add_stream_content(self, stream_content: Any, output_formatter: Any = None) -> Output:
+    def add_stream_content(self, stream_content: Any, output_formatter: Any = _AS_LINES) -> Output:
         """Answer with a stream: each item of a generator, or of an asynchronous one, is sent as soon as it is there.
 
-        `output_formatter` is called with each item and returns what to send. Without one, text and bytes are sent as
-        they are, a list as LMI's line `{"outputs": [..]}`, and any other value as a line of JSON.
+        By default, an item becomes the line `{"outputs": item}`. `output_formatter` is called with each item and returns
+        what to send. With None, text and bytes are sent as they are, and any other value as JSON.
         """
         self.stream_content = stream_content
-        self.output_formatter = output_formatter if callable(output_formatter) else None
+        self.output_formatter = output_formatter
         return self
+
+    @staticmethod
+    def binary_encode(data: Mapping[str, object]) -> bytearray:
+        """Return names and values as LMI's rolling batch sends them: their number, then texts with their length."""
+        message = bytearray(struct.pack(">h", len(data)))
+        for name, value in data.items():
+            Output.write_utf8(message, name)
+            Output.write_utf8(message, str(value))
+        return message
+
+    @staticmethod
+    def write_utf8(msg: bytearray, val: str | None) -> None:
+        """Append a text and its length in bytes. The length of None is -1."""
+        encoded = b"" if val is None else val.encode()
+        msg += struct.pack(">i", -1 if val is None else len(encoded)) + encoded
 
     def finalize(self, func: Callable[..., object], *args: Any) -> Output:
         """Call `func(*args)` once the answer has been sent."""
@@ -108,7 +135,7 @@ class Output:
             func, args = self._finalize
             try:
                 func(*args)
-            except Exception:
+            except BaseException:
                 logger.exception("the function given to Output.finalize failed")
 
     def data(self, batch_index: int | None = None) -> bytes:
@@ -121,14 +148,18 @@ class Output:
 
     def format(self, item: Any) -> bytes:
         """Return the bytes of an item of the stream."""
-        if self.output_formatter is not None:
-            item = self.output_formatter(item)
-        if isinstance(item, str | bytes | bytearray | memoryview):
-            return encode(item)
         if isinstance(item, Output):
             return item.data()
-        line = {"outputs": item} if isinstance(item, list) else item
-        return json.dumps(line, default=builtin).encode() + b"\n"
+        if self.output_formatter is _AS_LINES:
+            return item if isinstance(item, bytes) else json.dumps({"outputs": item}, default=builtin).encode() + b"\n"
+        return encode(item if self.output_formatter is None else self.output_formatter(item))
+
+
+def text_or_line(item: Any) -> bytes:
+    """Return text and bytes as they are, and any other value as a line of JSON: a formatter for generators of ours."""
+    if isinstance(item, str | bytes | bytearray | memoryview):
+        return encode(item)
+    return json.dumps(item, default=builtin).encode() + b"\n"
 
 
 def encode(value: object) -> bytes:

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
 class PairList:
-    """Names and values in order. Empty values are left out, as DJL does."""
+    """Names and values in order. None is left out, as DJL does, and empty values are kept."""
 
-    def __init__(self) -> None:
-        self.keys: list[Any] = []
-        self.values: list[Any] = []
+    def __init__(
+        self,
+        keys: list[Any] | None = None,
+        values: list[Any] | None = None,
+        pair_list: Iterable[tuple[Any, Any]] | None = None,
+        pair_map: Mapping[Any, Any] | None = None,
+    ) -> None:
+        if keys and values and len(keys) != len(values):
+            raise ValueError(f"a list of {len(keys)} keys needs as many values, got {len(values)}")
+        self.keys: list[Any] = keys if keys and values else []
+        self.values: list[Any] = values if keys and values else []
+        if not self.keys:
+            for pair in pair_list or (pair_map or {}).items():
+                self.add(pair=pair)
 
-    def add(self, key: Any = None, value: Any = None) -> None:
-        """Append a value."""
-        if value:
-            self.keys.append(key)
-            self.values.append(value)
+    def add(
+        self, key: Any = None, value: Any = None, index: int | None = None, pair: tuple[Any, Any] | None = None
+    ) -> None:
+        """Append a value, or insert it at `index`."""
+        if pair is not None:
+            key, value = pair
+        if value is not None:
+            at = len(self.keys) if index is None else index
+            self.keys.insert(at, key)
+            self.values.insert(at, value)
+
+    def add_all(self, other: PairList | None) -> None:
+        """Append the values of another list."""
+        if other is not None:
+            self.keys.extend(other.keys)
+            self.values.extend(other.values)
 
     def size(self) -> int:
         return len(self.keys)

@@ -10,14 +10,12 @@ from collections.abc import Callable
 
 from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.back_off import back_off
 from lmi_handlers.core.errors import EngineNotReady
 from lmi_handlers.custom_code.job import Job, WaitingJobs
 from lmi_handlers.custom_code.runner import CodeError, Runner
 from lmi_handlers.engine.admission import DynamicBatch
 from lmi_handlers.engine.status import not_ready
-
-_FIRST_BACK_OFF = 0.5
-_LONGEST_BACK_OFF = 30.0
 
 _MOMENT = 0.2
 """Seconds that a request waits before another process is started for it."""
@@ -127,15 +125,13 @@ class Processes:
                 failures = 0
             else:
                 failures = 0 if runner.was_used else failures + 1
-                logger.error(
-                    "a process that runs the model's code has ended", extra={"restart_in": _back_off(failures)}
-                )
+                logger.error("a process that runs the model's code has ended", extra={"restart_in": back_off(failures)})
             self._cause = f"{self._code.path}: its process has ended before any request"
             while True:
                 if failures:
                     self._lost.add(place)
                     self._tell()
-                    await asyncio.wait({changed}, timeout=_back_off(failures))
+                    await asyncio.wait({changed}, timeout=back_off(failures))
                 changed = self._changed
                 try:
                     runner = await self._start(place)
@@ -160,7 +156,7 @@ class Processes:
             except CodeError as error:
                 failures += 1
                 log_error(error)
-                await asyncio.sleep(_back_off(failures))
+                await asyncio.sleep(back_off(failures))
                 continue
             failures = 0
             logger.info("requests wait: one more process runs the model's code", extra={"processes": place + 1})
@@ -191,11 +187,6 @@ class Processes:
         if is_lost:
             for job in self.waiting.clear():
                 job.fail(EngineNotReady(not_ready(self._cause)))
-
-
-def _back_off(failures: int) -> float:
-    """Return the seconds until the next start after so many failures in a row."""
-    return float(min(_FIRST_BACK_OFF * 2 ** min(failures - 1, 10), _LONGEST_BACK_OFF)) if failures else 0.0
 
 
 def log_error(error: CodeError) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from lmi_handlers.config.custom_code import CustomCode
+from lmi_handlers.core.child_environment import child_environment
 from lmi_handlers.core.convert_once import convert_once
 from lmi_handlers.core.errors import ConfigError
 
@@ -82,7 +83,8 @@ def _install(file: Path, folder: Path) -> None:
 
 def _run_pip(folder: Path, file: Path, *arguments: str) -> tuple[int, list[str]]:
     """Run pip and log its output. Returns its exit status and the last lines."""
-    environ = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
+    given = child_environment(os.environ)  # a package's setup.py is code, too
+    environ = {name: value for name, value in given.items() if name not in _ELSEWHERE}
     last: deque[str] = deque(maxlen=_SHOWN)
     # pip stays in this process group, so it is killed together with it.
     with subprocess.Popen(

@@ -13,6 +13,7 @@ import time
 import msgspec
 
 from lmi_handlers.config.custom_code import CustomCode
+from lmi_handlers.core.child_environment import child_environment
 from lmi_handlers.core.errors import ConfigError, DeadlineExceeded, InvalidRequest, LoadFailed, RequestFailed
 from lmi_handlers.core.program import command
 from lmi_handlers.custom_code.job import Job
@@ -130,6 +131,7 @@ class Runner:
                     stdin=asyncio.subprocess.PIPE,  # it ends when this closes
                     pass_fds=(its.fileno(),),
                     start_new_session=True,
+                    env=child_environment(os.environ, gets_models=code.options is not None),
                 )
                 stack.pop_all()
         except OSError as error:  # too many processes or open files

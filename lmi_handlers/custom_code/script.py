@@ -11,10 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import lmi_handlers.custom_code.compat
 from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.custom_code.inputs import Input
+from lmi_handlers.custom_code.lmi_modules import provide
 
 
 def load(code: CustomCode) -> Callable[[Input], Any]:
@@ -38,7 +38,8 @@ def import_script(code: CustomCode, name: str | None = None) -> ModuleType:
     """
     path = Path(code.path)
     packages = [] if code.packages is None else [code.packages]
-    sys.path += [lmi_handlers.custom_code.compat.__path__[0], *packages, code.directory]
+    provide()
+    sys.path += [*packages, code.directory]
     os.chdir(code.directory)
     sys.argv[:] = [str(path)]
     name = name or path.stem

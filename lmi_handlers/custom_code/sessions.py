@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import pickle
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lmi_handlers.core.files import own_temporary_folder, write_whole
 from lmi_handlers.sessions import store
 
 _EXPIRATION = 1200
@@ -36,14 +36,7 @@ class Session:
         path = self._path(key)
         data = pickle.dumps(value)
         self._check_size(path, len(data))
-        descriptor, written = tempfile.mkstemp(dir=self.files_path, prefix=".")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-            Path(written).replace(path)
-        except BaseException:  # the disk is full
-            Path(written).unlink(missing_ok=True)
-            raise
+        write_whole(path, data)
 
     def get(self, key: str, d: Any = None) -> Any:
         """Return a value, or `d`."""
@@ -98,8 +91,7 @@ class SessionManager:
     """
 
     def __init__(self, properties: Mapping[str, str]) -> None:
-        default = Path(tempfile.gettempdir(), f"djl_sessions_{os.getuid()}")
-        self.sessions_path = str(properties.get("sessions_path") or default)
+        self.sessions_path = properties.get("sessions_path") or str(own_temporary_folder("djl_sessions"))
         self.expiration = int(properties.get("sessions_expiration", _EXPIRATION))
         self._max_size = int(properties.get("max_session_size", _MAX_SESSION_SIZE))
         limit = int(properties.get("max_sessions", _MAX_SESSIONS))

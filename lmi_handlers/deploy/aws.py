@@ -72,7 +72,8 @@ class Aws:
         try:
             client = self.client(call.service)
             if call.file is not None:  # in parts, if the file is large
-                client.upload_file(call.file, call.parameters["Bucket"], call.parameters["Key"])
+                where = {name: value for name, value in call.parameters.items() if name in ("Bucket", "Key")}
+                client.upload_file(call.file, **where, ExtraArgs={"Metadata": call.parameters["Metadata"]})
                 return {}
             answer: dict[str, Any] = getattr(client, call.operation)(**call.parameters)
             return answer

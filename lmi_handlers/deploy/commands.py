@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from lmi_handlers.core.terminal import show
 from lmi_handlers.deploy.invoke_command import invoke_command
 from lmi_handlers.deploy.options import deployment_options, explained, region_option
 
@@ -30,6 +31,7 @@ _concurrency = click.option(
 @region_option
 @_model_dir
 @click.option("--upload-to", metavar="S3_URI", help="Copy --model-dir to a folder below this one.")
+@click.option("--follow-links", is_flag=True, help="Also copy what links in --model-dir lead to outside of it.")
 @deployment_options
 @_max_model_len
 @_concurrency
@@ -97,9 +99,9 @@ def status_command(*, name: str, region: str | None, as_json: bool) -> None:
     targets = scalable_targets(aws, inventory)
     if as_json:
         shown = {"endpoint": inventory.endpoint, "components": inventory.components, "targets": targets}
-        click.echo(json.dumps(shown, indent=2, default=str))
+        show(json.dumps(shown, indent=2, default=str))
     else:
-        click.echo(render(inventory, targets))
+        show(render(inventory, targets))
     sys.exit(exit_code(inventory))
 
 
@@ -131,7 +133,7 @@ def logs_command(
     seconds = parse_duration(since)
     lines = read_log(Aws(region), log_group(name, component), seconds=seconds, pattern=pattern, follow=follow)
     for line in lines:
-        click.echo(render(line, with_stream=with_stream))
+        show(render(line, with_stream=with_stream))
 
 
 @click.command("instances")
@@ -156,13 +158,13 @@ def instances_command(*, model_dir: Path | None, max_model_len: int | None, conc
     found = proposals(loaded, directory, instance_types(), max_model_len=max_model_len, batch=concurrency)
     if found is None:
         raise ConfigError(f"{directory}: {UNKNOWN_SIZE}")
-    click.echo(render(*found))
+    show(render(*found))
     degree = found[1][0].tensor_parallel_degree or None if found[1] else None
     options = assumed_options(loaded, max_model_len=max_model_len, batch=concurrency, degree=degree)
     if options:
-        click.echo("for the first, add to serving.properties:")
+        show("for the first, add to serving.properties:")
     for name, value in options.items():
-        click.echo(f"  option.{name}={value}")
+        show(f"  option.{name}={value}")
 
 
 COMMANDS = (deploy_command, undeploy_command, status_command, logs_command, invoke_command, instances_command)

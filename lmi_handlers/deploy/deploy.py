@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
 
 from backends import registry
 from lmi_handlers.config.properties import LoadedProperties, load_properties
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.terminal import show, show_error
 from lmi_handlers.deploy.autoscaling import queue_environment
 from lmi_handlers.deploy.aws import Aws, Refused
 from lmi_handlers.deploy.calls import Call, as_printed, mistakes
@@ -32,6 +32,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     model_dir: Path | None
     upload_to: str | None
+    follow_links: bool
     max_model_len: int | None
     concurrency: int | None
     update: bool
@@ -50,7 +51,7 @@ def deploy(options: Mapping[str, Any], how: Run) -> None:
         existing = _assumed(deployment, updates=how.update)
         calls = [*uploads, *plan(deployment, existing)]
         _check(calls)
-        click.echo(json.dumps([as_printed(call) for call in calls], indent=2))
+        show(json.dumps([as_printed(call) for call in calls], indent=2))
         _tell_permissions(deployment, calls, check_role=how.check_role)
         return
     aws = Aws(deployment.region)
@@ -60,13 +61,12 @@ def deploy(options: Mapping[str, Any], how: Run) -> None:
     if how.check_role:
         _tell_permissions(deployment, [*uploads, *calls], check_role=True)
     if how.update and not any(call.operation.startswith("update_") for call in calls):
-        click.echo(
-            "the endpoint has this configuration already (a new image must have a new tag, or be named by digest)"
-        )
+        show("the endpoint has this configuration already (a new image must have a new tag, or be named by digest)")
     if how.wait and not deployment.waits:
         calls.append(in_service(deployment.name))
     try:
         if upload is not None:
+            show(f"{len(upload.calls)} files, {upload.size / 1e6:,.1f} MB, go to {upload.folder}")
             run(aws, missing(aws, upload))
         run(aws, calls, keep_failed=how.keep_failed)
     except Refused as refused:
@@ -78,7 +78,7 @@ def deploy(options: Mapping[str, Any], how: Run) -> None:
         ) from refused
     if any(call.until is not None for call in calls) and how.update:
         leftovers = list(unused(aws, take_inventory(aws, deployment.name)))
-        clean_up(aws, leftovers, keep_model_data=how.keep_model_data)
+        clean_up(aws, leftovers, deployment.name, keep_model_data=how.keep_model_data)
 
 
 def _deployment(options: Mapping[str, Any], how: Run) -> tuple[Deployment, Upload | None]:
@@ -96,7 +96,7 @@ def _deployment(options: Mapping[str, Any], how: Run) -> tuple[Deployment, Uploa
             raise ConfigError("--model-dir and --model-data exclude each other")
         if how.upload_to is None:
             raise ConfigError("--model-dir needs --upload-to, the S3 folder to copy it to")
-        upload = plan_upload(how.model_dir, s3_url(how.upload_to), fields["name"])
+        upload = plan_upload(how.model_dir, s3_url(how.upload_to), fields["name"], follows_links=how.follow_links)
         model_data = upload.folder
     if fields["autoscale"] == "queue":
         named = any(setting.key == "option.model_name" for setting in loaded.explicit)
@@ -120,7 +120,7 @@ def _size(fields: dict[str, Any], loaded: LoadedProperties, how: Run) -> None:
     if component and fields["accelerators"] is None:
         fields["accelerators"] = degree
         if degree is None and may_have_gpus(fields["instance_type"]):
-            click.echo(f"{component} gets no GPU, because --accelerators is missing", err=True)
+            show_error(f"{component} gets no GPU, because --accelerators is missing")
     options = assumed_options(loaded, **sizes, degree=degree)
     fields["environment"] |= {f"OPTION_{name.upper()}": str(value) for name, value in options.items()}
 
@@ -167,11 +167,11 @@ def _existing(aws: Aws, deployment: Deployment, inventory: Inventory, *, updates
 def _tell_permissions(deployment: Deployment, calls: list[Call], *, check_role: bool) -> None:
     permissions = needed_permissions(deployment, calls)
     if not check_role:
-        click.echo(f"you need these permissions: {', '.join(sorted(permissions.caller))}", err=True)
+        show_error(f"you need these permissions: {', '.join(sorted(permissions.caller))}")
         if permissions.role:
-            click.echo(f"the role needs these permissions: {', '.join(sorted(permissions.role))}", err=True)
+            show_error(f"the role needs these permissions: {', '.join(sorted(permissions.role))}")
         return
     found = denied(Aws(deployment.region), deployment, permissions)
     if found:
         raise ConfigError("\n".join(found))
-    click.echo("you and the role have all permissions that are needed", err=True)
+    show_error("you and the role have all permissions that are needed")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from lmi_handlers.core import terminal
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.deploy.answer_text import AnswerFailed, failure_cause, texts
 from lmi_handlers.deploy.aws import Aws, Refused
@@ -46,21 +46,20 @@ class Answer(msgspec.Struct, frozen=True):
 def show(answer: Answer, *, raw: bool) -> None:
     """Print the generated text, or with `raw` the bytes. SageMaker's headers go to standard error. Raises `AnswerFailed`."""
     for name, value in answer.headers.items():
-        print(f"{name}: {value}", file=sys.stderr)
+        terminal.show_error(f"{name}: {value}")
     if raw:
+        writer = terminal.ByteWriter()
         for part in answer.parts:
-            sys.stdout.buffer.write(part)
-            sys.stdout.buffer.flush()
+            writer.write(part)
         return
     last = ""
     try:
         for text in texts(answer.parts, answer.content_type):
-            sys.stdout.buffer.write(text.encode(errors="replace"))
-            sys.stdout.buffer.flush()
+            terminal.show(text, end="")
             last = text or last
     finally:
         if last and not last.endswith("\n"):
-            print()
+            terminal.show()
 
 
 @contextmanager

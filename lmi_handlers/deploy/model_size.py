@@ -12,7 +12,7 @@ import msgspec
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.gguf import read_gguf_header
-from lmi_handlers.model_files.needed import is_weights, needed
+from lmi_handlers.model_files.needed import weight_bytes
 
 _USUAL_LENGTH = 4096
 """Tokens per request that are assumed for a batch if `max_model_len` is not set: few use the whole context."""
@@ -56,7 +56,7 @@ def model_size(
     `max_model_len` and `batch` default to the options. Raises `ConfigError` if config.json is not valid.
     """
     config = _config(model, config_file)
-    files = 0 if model is None else _file_bytes(model)
+    files = 0 if model is None else weight_bytes(model)
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "")
     if files:
         weights, origin = _as_loaded(files, config, properties, dtype)
@@ -114,17 +114,12 @@ def _gguf_config(file: Path) -> dict[str, Any]:
     header = read_gguf_header(file)
     prefix = f"{header.architecture}."
     names = {theirs: ours for ours, theirs in _GGUF_NAMES.items()}
-    return {
-        theirs: header.metadata[prefix + ours] for theirs, ours in names.items() if prefix + ours in header.metadata
+    found = {theirs: header.metadata.get(prefix + ours) for theirs, ours in names.items()}
+    return {  # some files have a value for each layer
+        name: max(value) if isinstance(value, list | tuple) else value
+        for name, value in found.items()
+        if value is not None
     }
-
-
-def _file_bytes(model: Path) -> int:
-    """Return the size of the weights that an engine would load."""
-    if model.is_file():
-        return model.stat().st_size
-    names = sorted(file.relative_to(model).as_posix() for file in model.iterdir() if file.is_file())
-    return sum((model / name).stat().st_size for name in needed(names) if is_weights(name))
 
 
 def _as_loaded(files: int, config: Mapping[str, Any], properties: ServingProperties, dtype: str) -> tuple[int, str]:

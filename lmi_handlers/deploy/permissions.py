@@ -85,7 +85,11 @@ def needed_permissions(deployment: Deployment, calls: Iterable[Call]) -> Permiss
             caller |= {_action(made): _ALL for made in (call, inverse(call)) if made is not None}
     if deployment.uploaded:
         arns = _Arns(deployment, [deployment.model_data])
-        caller |= {"s3:ListBucket": arns.buckets, "s3:PutObject": arns.objects, "s3:DeleteObject": arns.objects}
+        caller |= {"s3:ListBucket": arns.buckets, "s3:PutObject": arns.objects}
+        caller |= {
+            "s3:GetObject": arns.objects,
+            "s3:DeleteObject": arns.objects,
+        }  # who deletes an object looks at it first
     if deployment.role:
         caller["iam:PassRole"] = (deployment.role,)
     if deployment.autoscale:

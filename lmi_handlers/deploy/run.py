@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import click
-
+from lmi_handlers.core.terminal import show
 from lmi_handlers.deploy.aws import Aws, Refused
 from lmi_handlers.deploy.calls import Call
 
@@ -79,18 +78,18 @@ def inverse(call: Call) -> Call | None:
 
 def _perform(aws: Aws, call: Call) -> Call | None:
     """Make one call, and return the one that deletes what it created."""
-    click.echo(f"{call.api_name} {call.subject}")
+    show(f"{call.api_name} {call.subject}")
     is_change = call.operation == "register_scalable_target" and _is_registered(aws, call)
     try:
         aws(call)
     except Refused as refused:
         # Models and configurations are named after what they say: an earlier run was interrupted.
         if refused.is_duplicate and call.operation in ("create_model", "create_endpoint_config"):
-            click.echo(f"  exists already: {refused.message}")
+            show(f"  exists already: {refused.message}")
             return None
         if not _is_done(aws, call):
             raise
-        click.echo(f"  done all the same: {refused.message}")
+        show(f"  done all the same: {refused.message}")
     return None if is_change else inverse(call)
 
 
@@ -142,7 +141,7 @@ def _left(aws: Aws, deletion: Call) -> str:
 
 def delete(aws: Aws, deletion: Call) -> None:
     """Delete something, and wait for that where it takes time. What is missing already is no error. Raises `Refused`."""
-    click.echo(f"{deletion.api_name} {deletion.subject}")
+    show(f"{deletion.api_name} {deletion.subject}")
     try:
         aws(deletion)
     except Refused as refused:
@@ -159,13 +158,13 @@ def wait(aws: Aws, call: Call) -> dict[str, Any]:
     Raises `Refused` once that cannot happen, and `Unknown`.
     """
     what = "to be deleted" if call.until == GONE else f"to be {call.until}"
-    click.echo(f"waiting for {call.subject} {what}")
+    show(f"waiting for {call.subject} {what}")
     seen, deadline = "", time.monotonic() + _MAX_WAIT_SECONDS
     for pause in _pauses():
         answer = _find(aws, call)
         status, reason = status_of(answer)
         if status != seen:
-            click.echo(f"  {status}")
+            show(f"  {status}")
             seen = status
         if status == call.until:
             return answer or {}
@@ -186,7 +185,7 @@ def _find(aws: Aws, call: Call) -> dict[str, Any] | None:
         except Refused as refused:
             if time.monotonic() > deadline:
                 raise Unknown(f"{refused}. So it is not known what became of {call.subject}") from refused
-            click.echo(f"  {refused}; trying again")
+            show(f"  {refused}; trying again")
         time.sleep(pause)
     raise AssertionError("pauses never end")
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import click
-
 from backends import declaration, registry
 from lmi_handlers.config.properties import LoadedProperties
 from lmi_handlers.config.scripts import find_script
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.terminal import show_error
 from lmi_handlers.deploy.instances import InstanceType, Proposal, instance_types, propose, render
 from lmi_handlers.deploy.model_size import ModelSize, model_size
 from lmi_handlers.model_files.cache_dir import default_cache_dir
@@ -32,7 +31,8 @@ def proposals(
     properties = loaded.properties
     if properties.model_id is None and model_dir is None:
         return None
-    if find_script(model_dir, properties.entry_point, {}, properties.handler) is not None:
+    asynchronous = properties.has_asynchronous_handler
+    if find_script(model_dir, properties.entry_point, {}, properties.handler, asynchronous=asynchronous) is not None:
         return None
     gguf = find_gguf(properties.model_id, model_dir)
     config_file = find_config(properties, default_cache_dir(os.environ))
@@ -68,10 +68,10 @@ def choose(
     if instance_type is not None:
         return instance_type, found[1][0].tensor_parallel_degree or None if found and found[1] else None
     if found is None:
-        click.echo(f"instance type {_DEFAULT_INSTANCE_TYPE}: {UNKNOWN_SIZE}", err=True)
+        show_error(f"instance type {_DEFAULT_INSTANCE_TYPE}: {UNKNOWN_SIZE}")
         return _DEFAULT_INSTANCE_TYPE, None
     size, fitting = found
-    click.echo(render(size, fitting), err=True)
+    show_error(render(size, fitting))
     if not fitting:
         raise ConfigError("no instance type has room for the model: reduce --max-model-len, or name --instance-type")
     return fitting[0].instance.type, fitting[0].tensor_parallel_degree or None

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import click
-
+from lmi_handlers.core.terminal import show
 from lmi_handlers.deploy.aws import Aws, Refused
 from lmi_handlers.deploy.calls import Call
 from lmi_handlers.deploy.inventory import Inventory, Leftover, is_ours, scalable_targets, take_inventory, unused
@@ -20,25 +19,25 @@ def undeploy(aws: Aws, name: str, *, component: str | None, keep_model_data: boo
     _check_ours(aws, inventory)
     deletions = list(_deletions(inventory, scalable_targets(aws, inventory), component))
     if component is not None and not deletions:
-        click.echo(f"{name} has no component {component}")
+        show(f"{name} has no component {component}")
         return
     for deletion in deletions:
         delete(aws, deletion)
     leftovers = list(unused(aws, take_inventory(aws, name)))
-    clean_up(aws, leftovers, keep_model_data=keep_model_data)
+    clean_up(aws, leftovers, name, keep_model_data=keep_model_data)
     if not deletions and not leftovers:
-        click.echo(f"nothing is left of {name}")
+        show(f"nothing is left of {name}")
 
 
-def clean_up(aws: Aws, leftovers: list[Leftover], *, keep_model_data: bool) -> None:
-    """Delete what is not used, with the copies of model directories in S3. Raises `Refused`."""
+def clean_up(aws: Aws, leftovers: list[Leftover], name: str, *, keep_model_data: bool) -> None:
+    """Delete what the deployment `name` does not use, with its copies of model directories in S3. Raises `Refused`."""
     for leftover in leftovers:
         delete(aws, leftover.deletion)
     for url in dict.fromkeys(leftover.uploaded_to for leftover in leftovers if leftover.uploaded_to):
         if keep_model_data:
-            click.echo(f"{url} is kept; to delete it: aws s3 rm --recursive {url}")
+            show(f"{url} is kept; to delete it: aws s3 rm --recursive {url}")
         else:
-            delete_upload(aws, url)
+            delete_upload(aws, url, name)
 
 
 def _check_ours(aws: Aws, inventory: Inventory) -> None:

@@ -42,10 +42,10 @@ class AdapterManager:
     """The adapters of `backend`. Changes are made one after the other, in order of arrival.
 
     A change is written to the registry in `runtime_dir`, announced to all web workers and then answered, even if nobody
-    waits for the answer any more. `open` raises `InvalidRequest` for a wrong source. `open_own` opens the model's own
-    adapters, which may be outside of the places that requests may name. An adapter's folder stays open as long as the
-    adapter is loaded. `adapters` are those that the backend has loaded already. `reserved` are names that stand for the
-    model itself.
+    waits for the answer any more. `announce` returns once the web workers know. `open` raises `InvalidRequest` for a
+    wrong source. `open_own` opens the model's own adapters, which may be outside of the places that requests may name.
+    An adapter's folder stays open as long as the adapter is loaded. `adapters` are those that the backend has loaded
+    already. `reserved` are names that stand for the model itself.
     """
 
     def __init__(

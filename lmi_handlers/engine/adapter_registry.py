@@ -53,12 +53,16 @@ def read_registry(runtime_dir: Path) -> Adapters | None:
 def changing(runtime_dir: Path) -> Iterator[Adapters]:
     """Yield the registered adapters, to be changed in place. No other engine changes them meanwhile.
 
-    A process that reads or dies meanwhile sees all of the old or all of the new ones.
+    A process that reads or dies meanwhile sees all of the old or all of the new ones. Nothing is written if nothing has
+    changed, so that an engine can be restarted while the disk is full.
     """
     with (runtime_dir / f"{FILE_NAME}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        adapters = read_registry(runtime_dir) or {}
+        before = read_registry(runtime_dir)
+        adapters = dict(before or {})
         yield adapters
+        if adapters == before:
+            return
         partial = runtime_dir / f"{FILE_NAME}.partial"
         partial.write_bytes(msgspec.json.encode(adapters))
         partial.replace(runtime_dir / FILE_NAME)

@@ -14,7 +14,9 @@ from lmi_handlers.config.custom_code import SCRIPT
 from lmi_handlers.config.decorators import INPUT_FORMATTER, OUTPUT_FORMATTER, decorated_functions
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError, InvalidRequest
+from lmi_handlers.model_files.adapter_weights import CONFIG_NAME, check_adapter
 from lmi_handlers.model_files.cache_dir import model_cache
+from lmi_handlers.model_files.complete import check_complete
 from lmi_handlers.model_files.fetch import fetched
 from lmi_handlers.model_files.pickled import check_adapter_weights
 from lmi_handlers.model_files.s3_url import ARCHIVES, S3Url, check_s3_url, is_s3, parse_s3_url
@@ -23,7 +25,6 @@ from lmi_handlers.model_files.unpacked import unpacked
 
 logger = logging.getLogger(__name__)
 
-CONFIG_NAME = "adapter_config.json"
 _DEFAULT_STORE = Path("/opt/ml")
 """SageMaker unpacks adapters below it before it asks for them."""
 _MAX_SOURCE = 4096
@@ -203,6 +204,8 @@ def _check_folder(folder: Path, properties: ServingProperties, *, name: object =
     if not (folder / CONFIG_NAME).is_file():
         raise ConfigError(f"{name or folder} is not an adapter: it has no {CONFIG_NAME}")
     check_adapter_weights(folder, properties)
+    check_complete(folder)
+    check_adapter(folder, name=f"{name or folder}")
 
 
 def _log(phase: str) -> None:

@@ -6,11 +6,15 @@ import queue
 import threading
 
 from lmi_handlers.core.errors import LMIError
+from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.engine.messages import SequenceOutput
 from lmi_handlers.engine.outbox import join
 
 _UNREAD = 256
 """Maximum number of outputs per sequence that are queued individually."""
+
+_NOTHING = SequenceOutput(0, -1, TokenOutput(request_id="", token_ids=[]), 0.0)
+"""An output of no sequence."""
 
 
 class Arrivals:
@@ -45,8 +49,13 @@ class Arrivals:
                     self._joined += join(self._unjoined[:-1])
                     del self._unjoined[:-1]
 
+    def wake(self) -> None:
+        """Let the reader return from `take`. If it has not got all items yet, it will do so anyway."""
+        if self._queue.empty():
+            self._queue.put(_NOTHING)
+
     def take(self) -> list[SequenceOutput | LMIError]:
-        """Wait for an item, then return all items in order."""
+        """Wait for an item or `wake`, then return all items in order. After `wake`, one belongs to no sequence."""
         items = [self._queue.get()]
         with self._behind:
             while not self._queue.empty():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import queue
 import socket
 import threading
@@ -46,6 +47,8 @@ from lmi_handlers.engine.messages import (
     Ready,
     SequenceOutput,
     Submit,
+    Sync,
+    Synced,
     UnloadAdapter,
     WorkerMessage,
 )
@@ -79,6 +82,8 @@ class Generation:
 
     `failure` is the error with which the watcher thread has ended the request. It is set even if nobody iterates, and
     cleared when the iterator raises it.
+
+    Whoever iterates may set `silent_at`, a monotonic time. At that time, an empty list is yielded unless there are outputs.
     """
 
     def __init__(
@@ -96,6 +101,8 @@ class Generation:
         self.truncated: str | None = None
         self.connected = connected
         self.failure: LMIError | None = None
+        self.silent_at = math.inf
+        self._woken_at = math.inf  # only the watcher thread writes it
         self._client = client
         self._sender = sender
         self._generates = submit.pooling_params is None
@@ -123,6 +130,8 @@ class Generation:
             if batch:
                 self._begun = self._generates
                 yield batch  # outputs that arrived before an error are still valid
+            elif failure is None and self.silent_at < math.inf:
+                yield batch
             if isinstance(failure, TextDeadline) and self._begun:
                 yield self._cut(failure.option)
             if failure is not None and self._running:  # otherwise it came too late to matter
@@ -148,6 +157,13 @@ class Generation:
         if self._client.forget(self):
             self._sender.abort(Abort(self.number))
         self._arrivals.put(failure)
+
+    def wake(self, now: float) -> None:
+        """Let the iteration yield if it has been silent for too long at the monotonic time `now`. Called by the watcher."""
+        silent_at = self.silent_at
+        if now >= silent_at != self._woken_at:
+            self._woken_at = silent_at
+            self._arrivals.wake()
 
     def abort(self, index: int) -> None:
         """Stop sequence `index` because its text is complete. The other sequences continue."""
@@ -324,7 +340,7 @@ class EngineClient:
         try:
             with contextlib.closing(channel.receive()) as messages:
                 for message in messages:
-                    self._handle(message)
+                    self._handle(message, sender)
         except Exception as error:
             logger.exception("the connection to the engine was dropped")
             handled = False
@@ -339,7 +355,7 @@ class EngineClient:
         self._fail_all(EngineDead(f"{cause} while it worked on this request"))
         return handled
 
-    def _handle(self, message: EngineMessage) -> None:
+    def _handle(self, message: EngineMessage, sender: Sender) -> None:
         if isinstance(message, Outputs):
             generations = self._generations
             for output in message.outputs:
@@ -353,6 +369,8 @@ class EngineClient:
         elif isinstance(message, AdapterChanged):
             if message.number in self._changes:
                 self._changes[message.number].put(None)
+        elif isinstance(message, Sync):
+            sender.confirm(Synced(message.number))
         elif isinstance(message, Ready):
             self._on_announcement(message)
             self.status.ready()
@@ -378,6 +396,8 @@ class EngineClient:
                     generation.end(TextDeadline(cutoff.option))
                 elif now >= generation.deadline:
                     generation.end(DeadlineExceeded("the request did not finish within predict_timeout"))
+                else:
+                    generation.wake(now)
 
 
 def _error_of(message: Failed) -> LMIError:

@@ -11,10 +11,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import IO
 
 import msgspec
 
+from lmi_handlers.core.back_off import back_off
+from lmi_handlers.core.child_environment import child_environment
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.program import command
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings
@@ -22,8 +25,6 @@ from lmi_handlers.log import tell
 
 _MODULE = "lmi_handlers.custom_code.formatting.process"
 _LOOK_INTERVAL = 0.05
-_FIRST_BACK_OFF = 0.5
-_LONGEST_BACK_OFF = 30.0
 
 _LATE = "loading the model's formatters did not end within model_loading_timeout"
 _CRASHED = "loading the model's formatters ended their process with"
@@ -43,11 +44,18 @@ class Companion:
         self._settings = settings
         self._give_up = give_up
         self._stopping = threading.Event()
+        self.serving = False
+        """Whether the process has loaded the files, and its socket is there."""
         self._thread = threading.Thread(target=self._run, name="companion", daemon=True)
 
     def start(self) -> None:
         """Start the thread that does it."""
         self._thread.start()
+
+    @property
+    def needed(self) -> tuple[Path, ...]:
+        """The files that must be there at the moment."""
+        return (self._settings.formatter_socket_path,) if self.serving else ()
 
     def stop(self) -> None:
         """End the process, and start no other."""
@@ -58,6 +66,7 @@ class Companion:
     def _run(self) -> None:
         has_loaded, failures = False, 0
         while not self._stopping.is_set():
+            self.serving = False
             for path in (self._settings.formatter_socket_path, self._settings.formatter_hang_path):
                 path.unlink(missing_ok=True)
             try:
@@ -71,7 +80,7 @@ class Companion:
                 self._give_up()
                 return
             has_loaded, failures = True, 0 if loaded else failures + 1
-            delay = min(_FIRST_BACK_OFF * 2 ** min(failures - 1, 10), _LONGEST_BACK_OFF) if failures else 0.0
+            delay = back_off(failures)
             extra = {"status": how, "restart_in": delay, "exception": self._where_it_hung()}
             logger.error("the process that runs the model's formatters has ended", extra=extra)
             self._stopping.wait(delay)
@@ -80,18 +89,23 @@ class Companion:
         """Run the process until it ends. Returns whether it has loaded the files, and how it has ended."""
         process = _start(self._settings)
         deadline = time.monotonic() + self._settings.properties.model_loading_timeout
-        loaded = late = False
+        late = False
         while (status := process.poll()) is None:
             if self._stopping.wait(_LOOK_INTERVAL):
                 _end_group(process.pid)
-            loaded = loaded or self._settings.formatter_socket_path.exists()
-            if not loaded and time.monotonic() > deadline:
+            self.serving = self.serving or self._settings.formatter_socket_path.exists()
+            if not self.serving and time.monotonic() > deadline:
                 late = True
                 _end_group(process.pid)
         _end(process)
-        if may_tell and not loaded and not self._stopping.is_set() and status not in (EXIT_CONFIG, EXIT_LOAD_FAILED):
+        if (
+            may_tell
+            and not self.serving
+            and not self._stopping.is_set()
+            and status not in (EXIT_CONFIG, EXIT_LOAD_FAILED)
+        ):
             tell("error", _LATE if late else f"{_CRASHED} {_describe(status)}")
-        return loaded, _describe(status)
+        return self.serving, _describe(status)
 
     def _where_it_hung(self) -> str | None:
         """Return the stacks of a process that has not returned from a formatter, or None."""
@@ -122,7 +136,7 @@ def _start(settings: EngineSettings, *arguments: str, stderr: IO[bytes] | None =
         stdin=subprocess.PIPE,
         stderr=stderr,
         start_new_session=True,
-        env=os.environ | settings.labels,
+        env=child_environment(os.environ) | settings.labels,
     )
     assert process.stdin is not None  # noqa: S101  follows from stdin=PIPE
     with contextlib.suppress(BrokenPipeError):  # it has ended already; its exit status says why

@@ -6,6 +6,7 @@ answer. A stopped engine is therefore recognised, and so is one in which native 
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import math
 import mmap
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lmi_handlers.core.load_phase import LoadPhase
+from lmi_handlers.core.redaction import redacted
 
 PULSE_INTERVAL = 0.5
 SUSPECT_SECONDS = 5.0
@@ -52,6 +54,27 @@ _PHASES = tuple(LoadPhase)
 _CELLS = 10
 _PULSE, _PROGRESS, _COMPUTING, _GIVEN_UP, _ACTIVITY, _SINCE, _RUNNING, _PATIENCE, _PHASE, _ARRIVED = range(_CELLS)
 _SIZE = 8 * _CELLS
+_CAUSE_SIZE = 1000
+"""Bytes after the numbers, for why the engine has ended: UTF-8, with zeros after it."""
+
+
+def explain(path: Path, cause: str) -> None:
+    """Say in the heartbeat file why an engine has ended: `/ping` says it, too, so without secrets.
+
+    The bytes are there already, so a full disk does not matter.
+    """
+    text = redacted(cause).encode(errors="replace")[:_CAUSE_SIZE]
+    with contextlib.suppress(OSError), path.open("r+b") as file:
+        os.pwrite(file.fileno(), text.ljust(_CAUSE_SIZE, b"\0"), _SIZE)
+
+
+def explanation(path: Path) -> str:
+    """Return what `explain` has said of the latest engine, or ""."""
+    try:
+        with path.open("rb") as file:
+            return os.pread(file.fileno(), _CAUSE_SIZE, _SIZE).rstrip(b"\0").decode(errors="ignore")
+    except OSError:
+        return ""
 
 
 def _map(descriptor: int) -> memoryview[float]:
@@ -82,7 +105,7 @@ class Heartbeat:
         """Open or create the file, and erase what a dead engine has left in it."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            os.pwrite(descriptor, bytes(_SIZE), 0)
+            os.pwrite(descriptor, bytes(_SIZE + _CAUSE_SIZE), 0)
             return cls(descriptor, clock)
         finally:
             os.close(descriptor)
@@ -194,6 +217,11 @@ class HeartbeatReader:
         """Whether the engine has loaded."""
         cells = self._mapped()
         return cells is not None and cells[_PATIENCE] > 0
+
+    @property
+    def cause(self) -> str:
+        """Why the latest engine has ended, or "" if it runs."""
+        return explanation(self._path)
 
     @property
     def running(self) -> int:

@@ -67,6 +67,12 @@ class UnloadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True):
     version: int | None = None
 
 
+class Synced(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Everything that was sent before `Sync` with this number has been handled."""
+
+    number: int
+
+
 # From the engine process
 
 
@@ -119,13 +125,19 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class AdapterChanged(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The adapter is loaded or unloaded. A `Ready` with the new names was sent to every worker before."""
+    """The adapter is loaded or unloaded. Every worker that answers in time has handled a `Ready` with the new names."""
 
     number: int
 
 
-WorkerMessage = Submit | Abort | LoadAdapter | UnloadAdapter
-EngineMessage = Loading | Ready | Outputs | Failed | AdapterChanged
+class Sync(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Answered by `Synced`. `number`, from 1, is chosen by the engine process."""
+
+    number: int
+
+
+WorkerMessage = Submit | Abort | LoadAdapter | UnloadAdapter | Synced
+EngineMessage = Loading | Ready | Outputs | Failed | AdapterChanged | Sync
 
 
 def failed(number: int, error: LMIError) -> Failed:

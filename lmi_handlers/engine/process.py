@@ -19,6 +19,7 @@ from backends.base import Backend, ModelFiles
 from backends.selection import FALLBACK, check_format, select_backend
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
+from lmi_handlers.core.child_environment import withhold_credentials
 from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedModel
 from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.core.sampling_params import SamplingParams
@@ -52,6 +53,8 @@ EXIT_STUCK = 70
 _WATCH_INTERVAL = 0.2
 _LOAD_INTERVAL = 0.1
 _LOG_INTERVAL = 60.0
+_ALL_KNOW = 10.0
+"""Seconds in which web workers learn of an adapter before whoever changed it gets the answer. One that hangs may not."""
 
 logger = logging.getLogger("lmi_handlers.engine.process")  # __name__ is "__main__" here
 
@@ -89,10 +92,15 @@ def _serve(
         server.announce(Loading("the engine has died and is being restarted", time.monotonic()))
 
     ready = Ready(str(settings.bundle_dir), capabilities)
+
+    def announce(names: tuple[str, ...]) -> None:
+        server.announce(_with(ready, names))
+        server.settle(_ALL_KNOW)
+
     adapters = AdapterManager(
         backend,
         inbox,
-        lambda names: server.announce(_with(ready, names)),
+        announce,
         runtime_dir=Path(settings.runtime_dir),
         open=AdapterSources(settings.properties, files.path).open,
         open_own=lambda path: own_adapter(path, settings.properties),
@@ -158,6 +166,8 @@ def _load(
             allow_pickle=properties.allow_pickle,
         )
         check_weights(model_path, properties)
+    if properties.trust_remote_code:
+        withhold_credentials()
     report(LoadPhase.TOKENIZER)
     template = None
     if properties.chat_template is not None:
@@ -273,6 +283,7 @@ def _watch(loop: EngineLoop, backend: Backend, server: WorkerServer, stall_timeo
         logger.critical("engine is dead; the process ends", extra={"cause": str(error)})
         loop.fail_all(error)
         server.flush()
+        logging.shutdown()
         os._exit(EXIT_STUCK)
 
 

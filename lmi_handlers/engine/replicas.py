@@ -153,7 +153,9 @@ class Replicas:
 
 
 def _beginning(prompt: EncodedPrompt) -> bytes:
-    return array.array("I", prompt.token_ids[:_SHARED_TOKENS]).tobytes() + (prompt.adapter or "").encode()
+    """Return what prompts that may share a prefix have in common: its tokens, the adapter and the salt."""
+    names = f"{prompt.adapter or ''}\0{prompt.cache_salt or ''}".encode("utf-8", "surrogatepass")
+    return array.array("I", prompt.token_ids[:_SHARED_TOKENS]).tobytes() + names
 
 
 def _left(deadline: float) -> float:

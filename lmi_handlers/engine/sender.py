@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 from lmi_handlers.core.errors import EngineNotReady, InvalidRequest
 from lmi_handlers.engine.channel import Channel, MessageTooLong
-from lmi_handlers.engine.messages import Abort, EngineMessage, LoadAdapter, Submit, UnloadAdapter, WorkerMessage
+from lmi_handlers.engine.messages import Abort, EngineMessage, LoadAdapter, Submit, Synced, UnloadAdapter, WorkerMessage
 
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 """Maximum size of the messages that wait for an engine that does not read, without the one being sent."""
@@ -50,6 +50,12 @@ class Sender:
                 self._size -= len(unsent)
                 return
             self._put((abort.number, abort.index, False), self._channel.frame(abort))
+
+    def confirm(self, synced: Synced) -> None:
+        """Send an answer to the engine. Its number is the engine's, and unlike those of requests."""
+        with self._changed:
+            if not self._closed:
+                self._put((-synced.number, None, False), self._channel.frame(synced))
 
     def close(self) -> None:
         """Drop the waiting messages and end the thread."""

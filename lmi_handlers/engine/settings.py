@@ -117,16 +117,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         """File in which the engine shows that it is alive."""
         return heartbeat_path(self.socket_path)
 
-    @property
-    def cause_path(self) -> Path:
-        """File in which the engine process says why it could not load the model."""
-        return Path(self.runtime_dir) / f"cause-{self.replica}"
-
-    @property
-    def failure_path(self) -> Path:
-        """Exists once the server has given up on the engine. The server then exits with status 1."""
-        return Path(self.runtime_dir) / "failed"
-
 
 def metrics_dir(runtime_dir: Path) -> Path:
     """Return the metrics directory of the server with this `runtime_dir`."""

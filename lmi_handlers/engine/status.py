@@ -82,7 +82,7 @@ class EngineStatus(Status):
 
     @property
     def phase(self) -> str:
-        return self.stall() or self._doing.phase
+        return self.stall() or self._loading_phase()
 
     @property
     def phase_seconds(self) -> float:
@@ -98,9 +98,14 @@ class EngineStatus(Status):
     def check(self) -> None:
         """Raise `EngineNotReady` unless requests are accepted. Draining does not matter."""
         if not self._ready.is_set():
-            raise EngineNotReady(not_ready(self._doing.phase))
+            raise EngineNotReady(not_ready(self._loading_phase()))
         if (stall := self.stall()) is not None:
             raise EngineNotReady(stall)
+
+    def _loading_phase(self) -> str:
+        """Return what the engine is doing. If it has ended, its heartbeat says why."""
+        cause = "" if self._ready.is_set() else self._heartbeat.cause
+        return f"{self._doing.phase}: {cause}" if cause else self._doing.phase
 
     def ready(self) -> None:
         """Note that requests are accepted from now on."""

@@ -12,6 +12,8 @@ from typing import NoReturn
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError, LoadFailed
+from lmi_handlers.core.standard_streams import print_to_the_log
+from lmi_handlers.engine.heartbeat import explain
 from lmi_handlers.engine.parent import end_with_parent
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings, read_line
 from lmi_handlers.log import configure_logging, tell
@@ -25,12 +27,14 @@ def run_supervised(serve: Callable[[EngineSettings], object]) -> NoReturn:
     `serve` may raise `ConfigError` if the model or an option is wrong, and `LoadFailed` if another try may help.
     """
     configure_logging()
+    print_to_the_log()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal goes to the whole group; the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     settings = msgspec.json.decode(read_line(sys.stdin.fileno()), type=EngineSettings)
     end_with_parent()
     status = _run(serve, settings)
     sys.stderr.flush()
+    logging.shutdown()
     # Daemon threads may be in native code. Exiting without interpreter shutdown cannot hang on them.
     os._exit(status)
 
@@ -40,9 +44,10 @@ def _run(serve: Callable[[EngineSettings], object], settings: EngineSettings) ->
         serve(settings)
     except (ConfigError, LoadFailed) as error:
         tell("error", str(error))
-        settings.cause_path.write_text(str(error))
+        explain(settings.heartbeat_path, str(error))
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_LOAD_FAILED
-    except Exception:
+    except Exception as error:
         logger.exception("%s died", settings.title)
+        explain(settings.heartbeat_path, f"{type(error).__name__}: {error}")
         return 1
     return 0

@@ -11,20 +11,23 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 
+from lmi_handlers.core.back_off import back_off
+from lmi_handlers.core.child_environment import child_environment
 from lmi_handlers.core.program import command
 from lmi_handlers.engine.companion import Companion
-from lmi_handlers.engine.heartbeat import Heartbeat, HeartbeatReader
+from lmi_handlers.engine.heartbeat import Heartbeat, HeartbeatReader, explain
+from lmi_handlers.engine.runtime_folder import end_server, watch
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings, read_line
 from lmi_handlers.log import configure_logging, tell
 from lmi_handlers.telemetry.publisher import Publisher, close_publishers, metrics_publishers
 from lmi_handlers.telemetry.settings import TelemetrySettings
 
-_FIRST_BACK_OFF = 0.5
 _LOOK_INTERVAL = 0.1
 _OWN_GAP = 2.0
 """If this process did not run for this many seconds (in a paused container, say), neither could the engine."""
@@ -50,7 +53,7 @@ class Restarts:
         if len(self._deaths) >= self._limit:
             return None
         self._deaths.append(now)
-        return float(_FIRST_BACK_OFF * 2 ** (len(self._deaths) - 1))
+        return back_off(len(self._deaths))
 
 
 class EngineStays(Exception):
@@ -91,14 +94,19 @@ class Supervisor:
             except EngineStays as error:
                 self._give_up(f"{error}; giving up")
                 return 1
+            except OSError as error:  # no disk or no more processes, for example
+                self._ended_for = f"it could not be started: {error}"
+                status = EXIT_LOAD_FAILED
             if self._stopping.is_set():
                 return 0
             has_loaded = has_loaded or self._heartbeat.serving
             if status == EXIT_CONFIG and not has_loaded:
-                self.cause = self._ended_for or self._last_words() or _describe(status)
+                self.cause = self._ended_for or self._heartbeat.cause or _describe(status)
                 return status
             delay = restarts.after_death(time.monotonic())
             last = self._ended_for or _describe(status)
+            if not self._heartbeat.cause:  # it could not say so itself
+                explain(self._settings.heartbeat_path, last)
             phase = None if self._heartbeat.serving else self._heartbeat.load_phase.value
             logger.error(
                 f"{self._settings.title} process ended",
@@ -113,7 +121,7 @@ class Supervisor:
             if delay is None:
                 self._give_up(
                     f"the {self._settings.title} died {properties.restart_limit + 1} times "
-                    f"in {properties.restart_window:g} s (last: {self._last_words() or last}); giving up"
+                    f"in {properties.restart_window:g} s (last: {self._heartbeat.cause or last}); giving up"
                 )
                 return 1
             self._stopping.wait(delay)
@@ -131,6 +139,15 @@ class Supervisor:
         """Whether the engine has loaded."""
         return self._heartbeat.serving
 
+    @property
+    def needed(self) -> tuple[Path, ...]:
+        """The files that web workers and the next engine need: while the engine serves, they must be there."""
+        if not self.serving:
+            return ()
+        settings = self._settings
+        bundle = () if settings.custom_code is not None else (settings.bundle_dir,)
+        return (settings.heartbeat_path, settings.socket_path, settings.metrics_dir, *bundle)
+
     def stop(self) -> None:
         """Kill the running engine, and make `run` return."""
         self._stopping.set()
@@ -142,17 +159,9 @@ class Supervisor:
         self.cause = cause
         tell("error", f"model {self._settings.model}: {cause}" if self._settings.model else cause)
 
-    def _last_words(self) -> str:
-        """Return why the latest engine could not load the model, as far as it has said so."""
-        try:
-            return self._settings.cause_path.read_text()
-        except OSError:
-            return ""
-
     def _run_engine(self) -> int:
         """Start an engine, wait until it ends or kill it, and return its exit status. Raises `EngineStays`."""
         self._ended_for = None
-        self._settings.cause_path.unlink(missing_ok=True)
         Heartbeat.create(self._settings.heartbeat_path)  # a dead engine's must not be mistaken for the new one's
         with self._starting:
             if self._stopping.is_set():
@@ -161,7 +170,7 @@ class Supervisor:
                 command(self._settings.module),
                 stdin=subprocess.PIPE,
                 start_new_session=True,
-                env=os.environ | self._settings.environ,
+                env=child_environment(os.environ, gets_models=True) | self._settings.environ,
             )
         assert engine.stdin is not None  # noqa: S101  follows from stdin=PIPE
         try:
@@ -246,19 +255,30 @@ def main() -> int:
     end = threading.Thread(target=_end_with_parent, args=(supervisors, publishers), daemon=True)
     end.start()
 
-    def give_up(status: int) -> None:
-        settings.failure_path.write_text(str(status))
-        os.kill(parent, signal.SIGTERM)
+    folder = Path(settings.runtime_dir)
 
-    if settings.formatters is not None:
-        Companion(settings, lambda: give_up(1)).start()
+    def give_up() -> None:
+        end_server(folder, parent)
+
+    companion = None if settings.formatters is None else Companion(settings, give_up)
+    watch(folder, lambda: needed(supervisors, companion), give_up)
+    if companion is not None:
+        companion.start()
     with ThreadPoolExecutor(len(supervisors)) as threads:
         statuses = [*threads.map(Supervisor.run, supervisors)]
     if 0 in statuses:  # the arbiter is gone: the engines were stopped, and that thread ends this process
         end.join()
-    give_up(max(statuses))
+    give_up()
     close_publishers(publishers)
     return max(statuses)
+
+
+def needed(supervisors: Iterable[Supervisor], companion: Companion | None) -> Iterator[Path]:
+    """Yield the files that the processes of a model need at the moment."""
+    for supervisor in supervisors:
+        yield from supervisor.needed
+    if companion is not None:
+        yield from companion.needed
 
 
 def _end_with_parent(supervisors: Iterable[Supervisor], publishers: Iterable[Publisher]) -> None:
@@ -268,6 +288,7 @@ def _end_with_parent(supervisors: Iterable[Supervisor], publishers: Iterable[Pub
     for supervisor in supervisors:
         supervisor.end_engine()
     close_publishers(publishers)
+    logging.shutdown()
     os._exit(0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import socket
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.engine.channel import MessageTooLong, engine_end
 from lmi_handlers.engine.loop import Disconnected, Inbox
-from lmi_handlers.engine.messages import Abort, EngineMessage, Failed, Loading, Outputs, Ready
+from lmi_handlers.engine.messages import Abort, EngineMessage, Failed, Loading, Outputs, Ready, Sync, Synced
 from lmi_handlers.engine.outbox import Outbox
 
 _ACCEPT_PAUSE = 1.0
@@ -33,6 +34,8 @@ class WorkerConnection:
         self._on_gone = on_gone
         self._outbox = Outbox()
         self.sending_since: float | None = None
+        self._numbers = itertools.count(1)
+        self._syncs: dict[int, threading.Event] = {}
         self._writer = threading.Thread(target=self._write, daemon=True)
         self._writer.start()
         threading.Thread(target=self._read, daemon=True).start()
@@ -40,6 +43,13 @@ class WorkerConnection:
     def send(self, message: EngineMessage) -> None:
         """Queue a message. Never blocks, and does nothing if the worker is gone."""
         self._outbox.put(message)
+
+    def sync(self) -> threading.Event:
+        """Return an event that is set once the worker has handled everything sent so far, or is gone."""
+        number, handled = next(self._numbers), threading.Event()
+        self._syncs[number] = handled
+        self.send(Sync(number))
+        return handled
 
     def finish(self) -> None:
         """Accept no more messages, because the process ends."""
@@ -86,11 +96,16 @@ class WorkerConnection:
     def _read(self) -> None:
         try:
             for message in self._channel.receive():
-                self._inbox.put((self, message))
+                if isinstance(message, Synced):
+                    self._syncs.pop(message.number).set()
+                else:
+                    self._inbox.put((self, message))
         except Exception:  # usually a ProtocolError; in any case the loop must learn that the worker is gone
             logger.exception("a web worker sent an invalid message; disconnecting it")
         self._inbox.put((self, Disconnected()))
-        self._on_gone(self)
+        self._on_gone(self)  # from now on, nobody calls `sync`
+        for handled in self._syncs.values():
+            handled.set()
         self._outbox.put(None)
         self._channel.close()
 
@@ -115,6 +130,17 @@ class WorkerServer:
             self._state = state
             for connection in self._connections:
                 connection.send(state)
+
+    def settle(self, limit: float) -> None:
+        """Wait until all workers have handled what was announced, for at most `limit` seconds.
+
+        A worker that ends is not waited for. One that hangs may handle it later.
+        """
+        deadline = time.monotonic() + limit
+        with self._lock:
+            all_handled = [connection.sync() for connection in self._connections]
+        for handled in all_handled:
+            handled.wait(max(0.0, deadline - time.monotonic()))
 
     def hang_up_on_stuck(self, limit: float) -> None:
         """Disconnect each worker that has left a message unread for `limit` seconds.

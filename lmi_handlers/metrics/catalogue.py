@@ -169,6 +169,7 @@ LOAD_SECONDS = _gauge(
     "phase",
     [phase.value for phase in LoadPhase],
 )
+LOG_LINES_DROPPED = _counter("lmi_log_lines_dropped_total", "lines", "Lines of the log that nobody read in time.")
 
 _PAGE = """\
 # Metrics
@@ -190,6 +191,7 @@ when a worker or an engine is replaced. Every series exists from the start.
   has received a token.
 * Gauges are reported by the engine and are at most a tenth of a second old. They are zero while no
   engine is loaded. Only `openvino`, `transformers` and `vllm` report the use of their KV cache.
+* `lmi_log_lines_dropped_total` stays zero on servers with several models. The log has the number.
 * `lmi_load_seconds` describes the last load, whether the server or only its engine was started.
   Each series is set when its phase ends. All phases add up to the time until the engine was ready.
 """

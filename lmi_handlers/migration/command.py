@@ -1,4 +1,4 @@
-"""The command that starts another server, as people have it in a script: alone, or after `docker run`."""
+"""The command that starts another server, as people have it in a script: alone, in a wrapper or after `docker run`."""
 
 from __future__ import annotations
 
@@ -10,93 +10,152 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.migration.container import CONTAINERS, Container, read_container
+from lmi_handlers.migration.shell import ShellReader
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _NUMBER = re.compile(r"-\d")
-_CONTAINERS = ("docker", "podman", "nerdctl")
-_LETTERS = "ditPq"
-_SWITCHES = (
-    *("--rm", "--rmi", "--detach", "--interactive", "--tty", "--privileged", "--init", "--read-only", "--quiet"),
-    *("--publish-all", "--sig-proxy", "--no-healthcheck", "--oom-kill-disable", "--disable-content-trust", "--replace"),
-)
-"""Options of `docker run` without a value. `_LETTERS` are the short ones."""
-
-_OPERATORS = "();<>|&"
+_PYTHON = re.compile(r"python[\d.]*")
+_DEPTH = 3
+"""Commands in quotes, such as `bash -c "..."`, may be nested this deep."""
 
 MANY = -1
 """The number of values of a flag that takes every word up to the next flag."""
 
 
-class Command(msgspec.Struct, frozen=True):
-    """The environment variables that the command sets, and the words after the name of the program."""
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left of a command: the environment variables that it sets, and the words after the name of the program.
+
+    `container` is what `docker run` says, if it is part of the command. `remarks` are sentences about the rest.
+    """
 
     environ: Mapping[str, str]
     words: Sequence[str]
+    container: Container | None = None
+    remarks: Sequence[str] = ()
 
 
-def read_command(text: str, program: Sequence[str], image: str) -> Command:
-    """Read a command of `program` (its words) in a shell's syntax. In `docker run`, `image` is part of the image's name.
+def read_command(text: str, programs: Sequence[Sequence[str]], image: str, environ: Mapping[str, str]) -> Command:
+    """Find the first command of one of these `programs` (each the words of its name) in a script for a shell.
 
-    It ends where the shell's next one begins. Raises `ConfigError` if it is another command.
+    In `docker run`, `image` is part of the image's name. Flags alone are read as if the program stood before them.
+    `environ` has the variables that the shell would know. Raises `ConfigError` if there is no such command.
     """
-    words = _words(text.replace("\\\n", " "))
-    environ = {}
-    while words and (_ASSIGNMENT.match(words[0]) or words[0] in ("env", "exec", "sudo")):
-        name, is_set, value = words.pop(0).partition("=")
-        if is_set:
-            environ[name] = value
-    if words and words[0].rpartition("/")[2] in _CONTAINERS:
-        pairs = enumerate(itertools.pairwise(words), start=1)
-        found = next(
-            (i for i, (last, word) in pairs if image in word and not word.startswith("-") and not _wants_value(last)),
-            None,
+    reader = _Script(programs, image)
+    found = reader.find(text, dict(environ), {}, _DEPTH)
+    if found is None:
+        raise ConfigError(f"there is no command {shlex.join(programs[0])!r} in {text.strip()[:80]!r}")
+    return found
+
+
+class _Script:
+    """Looks for one of the programs, in commands and in what wrappers start."""
+
+    def __init__(self, programs: Sequence[Sequence[str]], image: str) -> None:
+        self._programs = programs
+        self._image = image
+
+    def find(self, text: str, variables: dict[str, str], exported: dict[str, str], depth: int) -> Command | None:
+        """Return the first command of the program in `text`. `variables` are known, `exported` reach the program."""
+        shell = ShellReader(text, variables)
+        others: list[str] = []
+        for words in shell.commands():
+            if _assigns(words, variables, exported):
+                continue
+            found = self._read(words, exported) or self._within(words, variables, exported, depth)
+            if found is None and words[0].startswith("-") and not others:
+                found = Command(environ=exported, words=words)
+            if found is not None:
+                remarks = [*_of_unknown(shell.unknown), *_of_others(others), *found.remarks]
+                return msgspec.structs.replace(found, remarks=remarks)
+            others.append(shlex.join(words))
+        return None
+
+    def _read(self, words: list[str], exported: Mapping[str, str]) -> Command | None:
+        container = next(
+            (i for i, word in enumerate(words[:-1]) if _is(word, CONTAINERS) and words[i + 1] == "run"), None
         )
-        if found is None:
-            raise ConfigError(f"the command starts a container, but names no image with {image!r} in its name")
-        environ |= _container_environ(words[:found])
-        words = words[found + 1 :]
-        if words[:1] == [program[0]]:  # given as the entry point again
-            words = words[len(program) :]
-        return Command(environ, words)
-    names = [words[0].rpartition("/")[2], *words[1 : len(program)]] if words else []
-    if names != [*program]:
-        raise ConfigError(f"the command does not begin with {shlex.join(program)!r}: {text.strip()[:80]!r}")
-    return Command(environ, words[len(program) :])
+        if container is not None:
+            return self._in_container(words, container, exported)
+        first, end = self._start(words)
+        if end == 0:
+            return None
+        environ, remarks = _of_wrappers(words[:first])
+        return Command(environ={**exported, **environ}, words=words[end:], remarks=remarks)
+
+    def _in_container(self, words: Sequence[str], start: int, exported: Mapping[str, str]) -> Command:
+        environ, remarks = _of_wrappers(words[:start])
+        found, inside = read_container(words[start + 2 :], self._image, {**exported, **environ})
+        variables = {name: found.outside(value) for name, value in found.environ.items()}
+        end = self._start(inside)[1]
+        command = self._within(inside, {}, variables, _DEPTH) if end == 0 else None
+        command = command or Command(environ=variables, words=inside[end:])
+        translated = [*map(found.outside, command.words)]
+        used = " ".join(set(translated) - set(command.words)) + " ".join(variables.values())
+        unused = [written for folder, written in found.mounts.values() if folder not in used]
+        return msgspec.structs.replace(
+            command,
+            words=translated,
+            container=msgspec.structs.replace(found, others=[*found.others, *unused]),
+            remarks=[*remarks, *command.remarks],
+        )
+
+    def _within(
+        self, words: Sequence[str], variables: Mapping[str, str], exported: Mapping[str, str], depth: int
+    ) -> Command | None:
+        """Return the command in a word of its own, as in `bash -c "..."`."""
+        for index, word in enumerate(words if depth else ()):
+            if " " in word and not word.startswith("-"):
+                environ, _ = _of_wrappers(words[:index])
+                found = self.find(word, dict(variables), {**exported, **environ}, depth - 1)
+                if found is not None:
+                    return found
+        return None
+
+    def _start(self, words: Sequence[str]) -> tuple[int, int]:
+        """Return where the program's name begins and ends in `words`, or 0 and 0."""
+        for first, program in itertools.product(range(len(words)), self._programs):
+            end = first + len(program)
+            if _is(words[first], (program[0],)) and [*words[first + 1 : end]] == [*program[1:]]:
+                return first, end
+        return 0, 0
 
 
-def _words(text: str) -> list[str]:
-    """Return the words of the first command in `text`, up to an operator such as `|`, `&&` or `2>`."""
-    lexer = shlex.shlex(text, posix=True, punctuation_chars=_OPERATORS)
-    lexer.whitespace_split = True
-    words: list[str] = []
-    try:
-        for word in lexer:
-            if word and not word.strip(_OPERATORS):
-                if words and re.search(rf"\s[0-9]{re.escape(word)}", text) and re.fullmatch("[0-9]", words[-1]):
-                    words.pop()  # it is the number of the stream that is redirected
-                break
-            words.append(word)
-    except ValueError as error:
-        raise ConfigError(f"the command is not valid in a shell: {error}") from error
-    return words
+def _is(word: str, names: Sequence[str]) -> bool:
+    return word.rpartition("/")[2] in names
 
 
-def _wants_value(option: str) -> bool:
-    """Tell whether the word after a word of `docker run` is its value."""
-    if option.startswith("--"):
-        return "=" not in option and option not in _SWITCHES
-    return option.startswith("-") and len(option[1:].lstrip(_LETTERS)) == 1
-
-
-def _container_environ(words: Sequence[str]) -> dict[str, str]:
-    """Return what `-e NAME=value` sets. A name alone is passed on from outside, and is not known here."""
-    environ = {}
-    for flag, word in itertools.pairwise(("", *words)):
-        given = word if flag in ("-e", "--env") else word.removeprefix("--env=") if word.startswith("--env=") else ""
-        name, is_set, value = given.partition("=")
+def _assigns(words: Sequence[str], variables: dict[str, str], exported: dict[str, str]) -> bool:
+    """Carry out a command that only sets variables. Returns whether it is one."""
+    exports = words[0] == "export"
+    if not exports and not all(map(_ASSIGNMENT.match, words)):
+        return False
+    for word in words[exports:]:
+        name, is_set, value = word.partition("=")
         if is_set:
-            environ[name] = value
-    return environ
+            variables[name] = value
+        if exports and name in variables:
+            exported[name] = variables[name]
+    return True
+
+
+def _of_wrappers(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the variables that are set in front of a program, and a remark about what else stands there."""
+    assignments = [word for word in words if _ASSIGNMENT.match(word)]
+    environ = {name: value for name, _, value in (word.partition("=") for word in assignments)}
+    others = [word for word in words if word not in assignments and word not in ("env", "exec")]
+    others = [*itertools.takewhile(lambda word: not _PYTHON.fullmatch(word.rpartition("/")[2]), others)]
+    return environ, [f"{shlex.join(others)}: put what still applies before lmi serve"] if others else []
+
+
+def _of_unknown(names: Mapping[str, None]) -> Iterator[str]:
+    if names:
+        yield f"{', '.join(names)}: the value is not known here; write it in place of the name"
+
+
+def _of_others(commands: Sequence[str]) -> Iterator[str]:
+    if commands:
+        yield f"{'; '.join(commands)}: not part of the command"
 
 
 def read_flags(

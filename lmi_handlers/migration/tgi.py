@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from lmi_handlers.config.option import DeclaredOption
 from lmi_handlers.config.variables import TGI
@@ -21,6 +22,16 @@ _SWITCHES = (
     "enable-prefill-logprobs",
     "graceful-termination",
 )
+_PORT, _PORT_OF_THE_IMAGE = 3000, 80
+
+_QUANTIZE = ("QUANTIZE", "HF_MODEL_QUANTIZE")
+_NO_QUANTIZATION = {
+    "eetq": "no engine has it; option.quantize=int8_per_channel_weight_only or fp8 on vllm comes nearest",
+    "exl2": "no engine reads such files; use another checkpoint of the model",
+    "marlin": "vllm chooses these kernels itself for checkpoints in GPTQ's and AWQ's formats",
+}
+"""Methods of the launcher that no engine has -> what to do."""
+
 _SHORT = {"-p": "--port", "-e": "--env"}
 _BATCH = "the engine decides by the memory that is free and by option.max_rolling_batch_prefill_tokens"
 _SHARDS = "the engine's processes find each other"
@@ -68,14 +79,21 @@ _OTHERS: dict[str, Meaning] = {
 }  # fmt: skip
 
 
-def translate_tgi(text: str, options: Mapping[str, DeclaredOption]) -> str:
-    """Return the serving.properties for a launcher's command. Raises `ConfigError`."""
-    command = read_command(text, ("text-generation-launcher",), "text-generation-inference")
+def translate_tgi(
+    text: str, options: Mapping[str, DeclaredOption], environ: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """Return the serving.properties for a launcher's command. `environ` is what its shell would know.
+
+    Raises `ConfigError`.
+    """
+    command = read_command(text, (("text-generation-launcher",),), "text-generation-inference", environ)
     translation = Translation("tgi", dict(options))
     translation.set("tgi_compat", "true", "/invocations speaks TGI's API; its own routes are always there")
     given: dict[str, tuple[str, list[str]]] = {}
     for name, value in command.environ.items():
-        if _meaning(name) is not None:
+        if _meaning(name) is None:
+            translation.add_variable(name, value, {})
+        else:
             given[name] = name, [value]
     for flag, values in read_flags(command.words, lambda flag: int(flag not in _SWITCHES), _SHORT):
         variable = flag.upper().replace("-", "_")
@@ -89,8 +107,11 @@ def translate_tgi(text: str, options: Mapping[str, DeclaredOption]) -> str:
     if "NUM_SHARD" in given:  # the launcher infers it from --sharded only if it has to
         given.pop("SHARDED", None)
     for variable, (shown, values) in given.items():
-        if (meaning := _meaning(variable)) is not None:
+        if variable in _QUANTIZE and (reason := _NO_QUANTIZATION.get(values[0])) is not None:
+            translation.add(Lacks(reason), f"{shown} {values[0]}", values)
+        elif (meaning := _meaning(variable)) is not None:
             translation.add(meaning, shown, values)
+    translation.add_surroundings(command, _PORT if command.container is None else _PORT_OF_THE_IMAGE)
     return translation.render()
 
 

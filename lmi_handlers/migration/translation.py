@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from javaproperties import join_key_value, to_comment
 
 from lmi_handlers.config.option import DeclaredOption
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.redaction import is_hidden, is_secret
+from lmi_handlers.migration.command import Command
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,32 @@ class Translation:
                 self.arguments[option] = text
             case Lacks(reason):
                 self.remarks.append(f"{flag}: {reason}")
+
+    def add_variable(self, name: str, value: str, meanings: Mapping[str, Meaning]) -> None:
+        """Add an environment variable of the command. One without a meaning is set for this server, too."""
+        secret = is_secret(name, value) or is_hidden(name)
+        self.add(meanings.get(name, Exports(name, secret)), name, [value])
+
+    def add_surroundings(self, command: Command, default_port: int) -> None:
+        """Add where the server listens, and remarks about what stands around the flags. They must have been added."""
+        container, port = command.container, self.arguments.get("--port", str(default_port))
+        if container is None or container.on_host_network:
+            self.arguments["--port"] = port
+        else:  # the ports and addresses outside count
+            self.arguments.pop("--port", None)
+            self.arguments.pop("--host", None)
+            host, outside = container.ports.get(int(port), ("", 0)) if port.isdecimal() else ("", 0)
+            if outside:
+                self.arguments["--port"] = str(outside)
+            if host:
+                self.arguments["--host"] = host
+        self.remarks += command.remarks
+        if container is not None and container.passed:
+            self.remarks.append(
+                f"{', '.join(container.passed)}: set for the container from outside; lmi serve inherits it"
+            )
+        if container is not None and container.others:
+            self.remarks.append(f"{' '.join(container.others)}: options of the container, without a counterpart here")
 
     def set(self, option: str, value: str, comment: str) -> None:
         """Set an option, by the name of its field, or an option that the backend passes on to its engine."""

@@ -10,14 +10,21 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from backends.vllm.arguments import ALIASES, ALONE, DTYPES, OURS
 from lmi_handlers.config.option import DeclaredOption
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.core.redaction import is_hidden, is_secret
 from lmi_handlers.migration.command import MANY, read_command, read_flags
 from lmi_handlers.migration.translation import Exports, Lacks, Meaning, Passes, Sets, Translation
+
+_PROGRAMS = (
+    ("vllm", "serve"),
+    ("-m", "vllm.entrypoints.openai.api_server"),
+    ("-m", "vllm.entrypoints.cli.main", "serve"),
+)
+_PORT = 8000
 
 _SHORT = {
     "-asc": "--api-server-count",
@@ -207,7 +214,7 @@ _MEANINGS: dict[str, Meaning] = {
     "enable_tokenizer_info_endpoint": Lacks("there is no such route"),
     "enable_per_request_metrics": Lacks(_METRICS),
     "enable_server_load_tracking": Lacks(_METRICS),
-    "sse_keep_alive_interval": Lacks("streams begin with their first token"),
+    "sse_keep_alive_interval": Sets("sse_keep_alive"),
     "max_log_len": Lacks(_NEVER_LOGGED),
     "enable_log_requests": Lacks(_NEVER_LOGGED),
     "enable_log_outputs": Lacks(_NEVER_LOGGED),
@@ -247,7 +254,7 @@ _MEANINGS: dict[str, Meaning] = {
     "enable_scale_out": Lacks(_ONE_PROCESS),
     "cohere_is_reasoning_model": Lacks("Cohere's own API is not served"),
     "cohere_format": Lacks("Cohere's own API is not served"),
-    "anthropic_disabled_thinking_effort": Lacks("Anthropic's API is not served"),
+    "anthropic_disabled_thinking_effort": Lacks("without `thinking`, models do not think if their template can turn it off"),
     "enable_flash_late_interaction": Lacks("late interaction is not served"),
     "shutdown_timeout": Lacks("requests in flight may finish, for up to 23 s"),
     "swap_space": Lacks("vLLM has removed it"),
@@ -263,16 +270,18 @@ _VARIABLES = {
 _TASKS = {"embed": "text-embedding", "classify": "text-ranking", "score": "text-ranking", "reward": "text-ranking"}
 
 
-def translate_vllm(text: str, options: Mapping[str, DeclaredOption]) -> str:
-    """Return the serving.properties for a command of vLLM. Raises `ConfigError`."""
-    command = read_command(text, ("vllm", "serve"), "vllm")
+def translate_vllm(
+    text: str, options: Mapping[str, DeclaredOption], environ: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """Return the serving.properties for a command of vLLM. `environ` is what its shell would know. Raises `ConfigError`."""
+    command = read_command(text, _PROGRAMS, "vllm", environ)
     words = [_LEVEL.sub("-O=", word) for word in command.words]
     translation = Translation("vllm", dict(options))
     translation.set("rolling_batch", "vllm", "vllm serve")
     translation.set("generation_config", "auto", "vllm's default")
+    translation.set("tensor_parallel_degree", "1", "vllm's default")
     for name, value in command.environ.items():
-        secret = is_secret(name, value) or is_hidden(name)
-        translation.add(_VARIABLES.get(name, Exports(name, secret)), name, [value])
+        translation.add_variable(name, value, _VARIABLES)
     groups: dict[str, dict[str, Any]] = {}
     has_model = False
     for flag, values in read_flags(words, number_of_values, _SHORT):
@@ -288,6 +297,7 @@ def translate_vllm(text: str, options: Mapping[str, DeclaredOption]) -> str:
             add_flag(translation, flag, values)
     for name, parts in groups.items():
         translation.set(name, json.dumps(parts), f"--{name.replace('_', '-')}.*")
+    translation.add_surroundings(command, _PORT)
     return translation.render()
 
 

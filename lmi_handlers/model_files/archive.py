@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import tarfile
 import time
 import zlib
@@ -18,6 +19,12 @@ MAX_RATIO = 20
 """Weights hardly shrink, so an archive that grows more than this is no model."""
 _LEAST_LIMIT = 1 << 30
 _MAX_READ = 1 << 20
+_MAX_HEADER = 1 << 14
+"""Bytes that `tarfile` may read for one member's headers. A path has at most 4,096."""
+_MAX_LONG_HEADERS = 1 << 20
+_LONG = 1 << 10
+"""Bytes from which a header is a long one. `tarfile` needs quadratic time for some contents of headers."""
+_DIGITS = re.compile(rb"[0-9]{200}")
 _INTERVAL = 1.0
 _END = bytes(tarfile.BLOCKSIZE)
 """What follows the last member."""
@@ -25,8 +32,19 @@ _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError, ValueError
 """The last three are what `tarfile` raises for the fields of a hostile header."""
 
 
+class _Member(tarfile.TarInfo):
+    """A header. Refuses those that `tarfile` would keep for all later members, or follow through the archive."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
+        found = super().frombuf(buf, encoding, errors)
+        if found.type in (tarfile.XGLTYPE, tarfile.GNUTYPE_SPARSE):
+            raise tarfile.ReadError("global headers and sparse files are not supported")
+        return found
+
+
 class _Unpacked(gzip.GzipFile):
-    """The tar file in `archive`. Refuses the reads that `tarfile` makes for a header that claims to be huge."""
+    """The tar file in `archive`. While `reads_headers`, refuses what `tarfile` reads for one that claims to be huge."""
 
     def __init__(self, archive: BinaryIO, progress: Callable[[int], None]) -> None:
         super().__init__(fileobj=archive)
@@ -34,15 +52,29 @@ class _Unpacked(gzip.GzipFile):
         self._progress = progress
         self._reported = time.monotonic()
         self.last_read = b""
+        self._of_header = self._of_long_headers = 0
+        self.reads_headers = True
 
     def read(self, size: int | None = -1) -> bytes:
         if size is None or not 0 <= size <= _MAX_READ:
             raise tarfile.ReadError("a header is too long")
+        if self.reads_headers:
+            self._of_header += size
+            self._of_long_headers += size if size > _LONG else 0
+            if self._of_header > _MAX_HEADER or self._of_long_headers > _MAX_LONG_HEADERS:
+                raise tarfile.ReadError("a header is too long")
         if time.monotonic() - self._reported >= _INTERVAL:
             self._reported = time.monotonic()
             self._progress(self._archive.tell())
         self.last_read = super().read(size)
+        if self.reads_headers and size > _LONG and _DIGITS.search(self.last_read):
+            raise tarfile.ReadError("a header has a number that is too long")
         return self.last_read
+
+    def begin_header(self) -> None:
+        """Expect the header of the next member."""
+        self._of_header = 0
+        self.reads_headers = True
 
 
 def unpack(
@@ -65,9 +97,10 @@ def unpack(
         with (
             archive.open("rb") as file,
             _Unpacked(file, progress) as data,
-            tarfile.open(fileobj=data, mode="r:") as members,
+            tarfile.open(fileobj=data, mode="r:", tarinfo=_Member) as members,
         ):
             for member in members:
+                data.begin_header()  # of the next one: `tarfile` has read this one
                 count += 1
                 path = member.name.removeprefix("./")
                 if path == "." or not path:
@@ -79,10 +112,13 @@ def unpack(
                 if count > MAX_MEMBERS or total > limit or member.offset_data > limit:
                     raise ConfigError(f"{name} holds more than {MAX_MEMBERS:,} files, or more than {limit:,} bytes")
                 room = room - member.size if member.size <= room else make_room(member.size)
+                data.reads_headers = False
                 members.extract(member, folder, filter="data")
+                data.reads_headers = True
                 members.members = []  # type: ignore[attr-defined]  # ours are read once, and 100,000 of them take 100 MB
             if data.last_read != _END:  # tarfile takes a header that it cannot read for the end
                 raise tarfile.ReadError("a header is damaged or missing")
+            data.reads_headers = False
             while data.tell() <= limit and data.read(_MAX_READ):
                 pass  # gzip's checksum is at its end
     except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.config.sizes import parse_bytes
+from lmi_handlers.core.files import own_temporary_folder
 from lmi_handlers.model_files.model_cache import ModelCache
 
 # Part of every cache key. Increase it when the output of a conversion changes, or models are converted that were refused.
@@ -21,8 +21,9 @@ _CHECKPOINT = (".safetensors", ".bin", ".json", ".py")
 def default_cache_dir(environ: Mapping[str, str]) -> Path:
     """Return `$LMI_CACHE_DIR`, else `$XDG_CACHE_HOME/lmi-handlers`, else `~/.cache/lmi-handlers`.
 
-    Instead of the last two it returns a folder in the temporary directory if they are not writable: SageMaker mounts
-    /opt/ml/model read-only, and may run the container without a writable home directory.
+    Instead of the last two it returns this user's folder in the temporary directory if they are not writable: SageMaker
+    mounts /opt/ml/model read-only, and may run the container without a writable home directory. Raises `ConfigError` if
+    that folder may hold somebody else's files.
     """
     if named := environ.get("LMI_CACHE_DIR"):
         return Path(named)
@@ -30,7 +31,7 @@ def default_cache_dir(environ: Mapping[str, str]) -> Path:
         preferred = Path(home) / "lmi-handlers"
     else:
         preferred = Path(environ.get("HOME", "/")) / ".cache" / "lmi-handlers"
-    return preferred if can_write(preferred) else Path(tempfile.gettempdir()) / "lmi-handlers"
+    return preferred if can_write(preferred) else own_temporary_folder("lmi-handlers")
 
 
 def model_cache(properties: ServingProperties, environ: Mapping[str, str]) -> ModelCache:

@@ -16,6 +16,7 @@ from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.redaction import redacted
 from lmi_handlers.model_files.cache_dir import converted_dir
+from lmi_handlers.model_files.complete import check_complete
 from lmi_handlers.model_files.hub import cached_config, check_hub_id
 from lmi_handlers.model_files.s3_url import check_s3_url, is_s3
 
@@ -49,7 +50,7 @@ def locate_model(model_id: str | None, *, model_dir: Path | None, revision: str 
     `model_id` is a folder, a `.gguf` file, an S3 URL or a hub id. A relative path is looked up in `model_dir` (the folder of
     serving.properties), then in the working directory. If `model_id` is None, the model in `model_dir` is served, or
     the default model if nothing in that directory looks like part of a model. Raises `ConfigError` that says what is
-    missing, and where.
+    missing or cut off, and where.
     """
     if is_s3(model_id):
         check_s3_url(str(model_id))
@@ -58,6 +59,8 @@ def locate_model(model_id: str | None, *, model_dir: Path | None, revision: str 
     if path is None:
         repo_id = str(model_id)
         check_hub_id(repo_id, looked_in(repo_id, model_dir), revision=revision, cache_dir=cache_dir)
+    else:
+        check_complete(path)
     return path
 
 
@@ -100,6 +103,8 @@ def _local_model(model_id: str | None, model_dir: Path | None) -> Path | None:
             "(ModelDataSource), and name the directory"
         )
     local = _local_path(model_id, model_dir)
+    if local is None and model_id == DEFAULT_MODEL_NAME:
+        return _default_model()
     return None if local is None else find_model(local, f"option.model_id: {local}")
 
 

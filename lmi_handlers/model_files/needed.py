@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 UNUSED = ("*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.ot", "*.pt", "*.pth", "original/*")
 """Formats that no engine reads, and copies of the weights in such a format."""
@@ -32,6 +32,14 @@ def needed(names: Sequence[str]) -> list[str]:
         or rank == best[PurePosixPath(name).parent]
         or name.removesuffix(".bin") in models
     ]
+
+
+def weight_bytes(model: Path) -> int:
+    """Return the size of the weights that an engine would load from a file or a directory."""
+    if model.is_file():
+        return model.stat().st_size
+    names = sorted(file.relative_to(model).as_posix() for file in model.iterdir() if file.is_file())
+    return sum((model / name).stat().st_size for name in needed(names) if is_weights(name))
 
 
 def is_weights(name: str) -> bool:

@@ -1,6 +1,6 @@
 """Turns a model's files into a folder that is ready to load: downloads them, and converts GGUF once.
 
-Only the standard library is imported here. A model that is ready costs a few `stat` calls, and torch and transformers
+Only what is light is imported here. A model that is ready costs a few `stat` calls, and torch and transformers
 are only loaded if there is something to convert.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 from lmi_handlers.core.convert_once import convert_once
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.model_files.cache_dir import converted_dir, prepared_dir
+from lmi_handlers.model_files.complete import check_complete
 from lmi_handlers.model_files.hub import download
 from lmi_handlers.model_files.locate import find_model, locate_model, looked_in, no_conversion
 
@@ -42,7 +43,9 @@ def resolve_model(
         path = download(
             repo_id, where, revision=revision, cache_dir=cache_dir, report=report, allow_pickle=allow_pickle
         )
-        return find_model(path, f"option.model_id: {repo_id}, as downloaded to {path},")
+        found = find_model(path, f"option.model_id: {repo_id}, as downloaded to {path},")
+        check_complete(found)
+        return found
     return path if path.is_dir() else _convert_weights(path, cache_dir, report)
 
 
@@ -56,6 +59,7 @@ def prepare_gguf(gguf_file: Path, cache_dir: Path, report: Callable[[str], None]
     """
     from lmi_handlers.text.bundle import build_gguf_bundle
 
+    check_complete(gguf_file)
     return convert_once(prepared_dir(gguf_file, cache_dir), functools.partial(build_gguf_bundle, gguf_file), report)
 
 

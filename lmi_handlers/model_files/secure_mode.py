@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from lmi_handlers.config.environment import switch
 from lmi_handlers.config.not_provided import SCRIPTS
 from lmi_handlers.config.properties import LoadedProperties
 from lmi_handlers.core.errors import ConfigError
@@ -77,7 +78,7 @@ class SecureMode(msgspec.Struct, frozen=True):
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> SecureMode | None:
         """Return what the platform has asked for, or None if it has not. Raises `ConfigError` if that is not clear."""
-        if environ.get(SECURE_MODE, "").strip().lower() != "true":
+        if not switch(environ, SECURE_MODE):
             return None
         controls = _list(environ, CONTROLS)
         if CONTROLS not in environ:

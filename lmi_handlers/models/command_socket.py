@@ -6,6 +6,7 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -13,6 +14,8 @@ import msgspec
 from lmi_handlers.core.errors import InvalidRequest, LMIError, LoadFailed
 from lmi_handlers.engine.channel import Channel, ProtocolError
 from lmi_handlers.models.messages import Answer, Command, Done, Refused
+
+_ACCEPT_PAUSE = 1.0
 
 CarryOut = Callable[[Command], None]
 """Carries out a command. Raises the `LMIError` that the answer says."""
@@ -22,7 +25,12 @@ logger = logging.getLogger(__name__)
 
 def accept_one(listener: socket.socket, carry_out: CarryOut) -> None:
     """Wait for a connection, and answer it in a thread."""
-    sock, _ = listener.accept()
+    try:
+        sock, _ = listener.accept()
+    except OSError:  # for example because no file descriptor is left
+        logger.exception("a web worker cannot connect to the manager")
+        time.sleep(_ACCEPT_PAUSE)
+        return
     threading.Thread(target=_answer, args=(sock, carry_out), daemon=True).start()
 
 

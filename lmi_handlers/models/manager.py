@@ -10,13 +10,13 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
-from lmi_handlers.core.errors import ConfigError, LMIError, LoadFailed
+from lmi_handlers.core.errors import ConfigError, LMIError, LoadFailed, NoRoomYet
 from lmi_handlers.engine.settings import EngineSettings
 from lmi_handlers.models.command_socket import accept_one
 from lmi_handlers.models.messages import Command, Load, Scale, Unload, Wake
@@ -27,6 +27,7 @@ from lmi_handlers.models.registry import (
     check_model_name,
     manager_socket,
     model_runtime_dir,
+    models_file,
     users_file,
 )
 from lmi_handlers.models.room import Room
@@ -66,6 +67,7 @@ class Manager:
         self._slots = Slots(self._runtime_dir)
         self._room = Room(self._slots, settings.store.max_loaded_models, self._sleep)
         self._numbers = itertools.count(1)
+        self._listens = False
 
     # Life cycle
 
@@ -79,6 +81,7 @@ class Manager:
                 for name, url in models_at_start(self._settings.store)
             ]
             threading.Thread(target=self._load_first, args=(self._slots.begin(entries),), daemon=True).start()
+            self._listens = True
             threading.Thread(target=self._watch_idle, daemon=True).start()
             while True:
                 accept_one(listener, self._carry_out)
@@ -89,6 +92,17 @@ class Manager:
         for processes in running:
             processes.kill()
         close_publishers(publisher for processes in running for publisher in processes.publishers)
+
+    def needed(self) -> Iterator[Path]:
+        """Yield the files that must be there at the moment."""
+        if not self._listens:
+            return
+        yield from (manager_socket(self._runtime_dir), models_file(self._runtime_dir))
+        for slot in self._slots.all():
+            processes = slot.processes
+            if processes is not None and slot.entry.state is ModelState.READY:
+                yield users_file(Path(processes.settings.runtime_dir))
+                yield from processes.needed()
 
     # Commands
 
@@ -139,7 +153,7 @@ class Manager:
         """Begin to start the engines of a model that sleeps.
 
         Raises `ModelNotFound`, `InsufficientMemory`, `ConfigError`, and `LoadFailed`, also for some time after a start
-        that has failed.
+        that has failed. After `NoRoomYet`, whoever asks again keeps its place among the models that wait for room.
         """
         slot = self._slots.known(name)
         while not slot.changing.acquire(timeout=_LOOK_INTERVAL):  # it may still be falling asleep
@@ -150,9 +164,12 @@ class Manager:
                 return
             if time.monotonic() < slot.retry_at:
                 raise LoadFailed(slot.entry.cause)
+            self._room.check_turn(slot)
             try:
                 self._prepare(slot, *self._planned(slot, slot.entry.options), ModelState.WAKING)
                 threading.Thread(target=self._wake_up, args=(slot,), daemon=True).start()
+            except NoRoomYet:
+                raise
             except Exception as error:
                 raise self._not_awake(slot, error) from error
         finally:
@@ -181,9 +198,11 @@ class Manager:
             self._load_or_fail(slot)
 
     def _load_or_fail(self, slot: Slot) -> None:
-        """Load a model that nobody waits for. If that fails, it stays, and says why."""
+        """Load a model that nobody waits for. If that fails, it stays, and says why. Without room, it sleeps."""
         try:
             self._load(slot)
+        except NoRoomYet as error:
+            self._slots.change(slot, ModelState.SLEEPING, cause=str(error))
         except Exception as error:  # noqa: BLE001  the models after it are loaded anyway
             self._fail(slot, error)
 
@@ -343,6 +362,7 @@ class Manager:
     def _watch_idle(self) -> None:
         while True:
             time.sleep(_IDLE_INTERVAL)
+            self._slots.publish_missed()
             for slot in self._slots.all():
                 idle = self._slots.idle_seconds(slot) if slot.idle_timeout is not None else None
                 if idle is not None and slot.idle_timeout is not None and idle >= slot.idle_timeout:

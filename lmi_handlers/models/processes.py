@@ -6,12 +6,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from lmi_handlers.core.errors import ConfigError, LMIError, LoadFailed
 from lmi_handlers.engine.companion import Companion
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings
-from lmi_handlers.engine.supervisor import Supervisor
+from lmi_handlers.engine.supervisor import Supervisor, needed
 from lmi_handlers.telemetry.publisher import close_publishers, metrics_publishers
 from lmi_handlers.telemetry.settings import TelemetrySettings
 
@@ -51,11 +52,15 @@ class Processes:
     def wait_serving(self) -> bool:
         """Wait until requests are accepted. Returns False if that will not happen."""
         while self.failure is None and not self._stopping:
-            has_formatters = self._companion is None or self.settings.formatter_socket_path.exists()
+            has_formatters = self._companion is None or self._companion.serving
             if has_formatters and any(supervisor.serving for supervisor in self._supervisors):
                 return True
             time.sleep(_LOOK_INTERVAL)
         return False
+
+    def needed(self) -> Iterator[Path]:
+        """Yield the files that must be there at the moment."""
+        return needed(self._supervisors, self._companion)
 
     def stop(self) -> None:
         """End all processes. `on_failure` is not called any more."""

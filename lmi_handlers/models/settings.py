@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
 from lmi_handlers.config.store_settings import StoreSettings
@@ -19,8 +17,3 @@ class ManagerSettings(msgspec.Struct, frozen=True, kw_only=True):
     store: StoreSettings
     started: float
     drain_seconds: float
-
-    @property
-    def failure_path(self) -> Path:
-        """Exists once the manager has ended. The server then exits with status 1."""
-        return Path(self.runtime_dir) / "failed"

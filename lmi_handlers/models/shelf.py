@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from lmi_handlers.core.beside import RunBeside
-from lmi_handlers.core.errors import EngineNotReady, LMIError, ModelNotFound, QueueFull
+from lmi_handlers.core.errors import EngineNotReady, LMIError, ModelNotFound, NoRoomYet, QueueFull
 from lmi_handlers.engine.status import EngineState
 from lmi_handlers.models.client import ask
 from lmi_handlers.models.messages import Command, Wake
@@ -29,6 +30,8 @@ from lmi_handlers.telemetry.recent import RecentRequests
 _FOLLOW_INTERVAL = 0.05
 _WAIT_INTERVAL = 0.02
 _CONNECTED_INTERVAL = 1.0
+_ROOM_INTERVAL = 0.5
+"""Seconds after which the manager is asked again whether there is room for a model now."""
 _CONNECTING = 10.0
 
 logger = logging.getLogger(__name__)
@@ -63,6 +66,7 @@ class Shelf:
         self._failures: dict[int, str] = {}
         self._lock = threading.RLock()
         self._awaited: dict[str, threading.Event] = {}
+        self._no_room: dict[str, tuple[float, str]] = {}
         self._waiting = 0
         self._most_waiting = most_waiting
         self._run_beside: RunBeside | None = None
@@ -118,7 +122,8 @@ class Shelf:
     def find_awake(self, name: str, connected: Callable[[], bool]) -> OnShelf:
         """Return a model for a request. If it sleeps, wake it and wait for it.
 
-        Raises `ModelNotFound`, `EngineNotReady`, `QueueFull`, and `InsufficientMemory` if there is no room to wake it.
+        Raises `ModelNotFound`, `EngineNotReady`, `QueueFull`, and `InsufficientMemory` if there is no room to wake it,
+        or was none in all that time.
         """
         entry = self._entry(name)
         if entry.state not in (ModelState.SLEEPING, ModelState.WAKING):
@@ -155,15 +160,34 @@ class Shelf:
 
     def _awake(self, name: str, connected: Callable[[], bool]) -> OnShelf:
         deadline = time.monotonic() + self.predict_timeout
+        refusal: str | None = None
         while time.monotonic() < deadline and connected():
             if self._ends:
                 raise EngineNotReady("the server is shutting down")
             if self._entry(name).state is ModelState.SLEEPING:  # perhaps again, because others needed its room
-                self.ask(Wake(name))
+                refusal = self._wake(name)
+                if refusal is not None:
+                    time.sleep(_ROOM_INTERVAL)
+                    continue
             elif not self._wakes(name):
                 return self.find(name)
             self._awaited.setdefault(name, threading.Event()).wait(_CONNECTED_INTERVAL)
+        if refusal is not None:
+            raise NoRoomYet(refusal)
         raise EngineNotReady(f"model {name} did not wake up within {self.predict_timeout:g} s")
+
+    def _wake(self, name: str) -> str | None:
+        """Ask the manager to wake a model, for all requests that wait for it. Returns why there is no room yet, or None."""
+        asked, refusal = self._no_room.get(name, (-math.inf, None))
+        if refusal is not None and time.monotonic() < asked + _ROOM_INTERVAL:
+            return refusal
+        try:
+            self.ask(Wake(name))
+        except NoRoomYet as error:
+            self._no_room[name] = (time.monotonic(), str(error))
+            return str(error)
+        self._no_room.pop(name, None)
+        return None
 
     def _wakes(self, name: str) -> bool:
         entry, held = (self._models or {}).get(name), self._held.get(name)

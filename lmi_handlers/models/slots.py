@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Iterable
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from lmi_handlers.models.processes import Processes
 
 MAX_MODELS = 1000
+
+logger = logging.getLogger(__name__)
 
 
 class Slot:
@@ -54,6 +57,7 @@ class Slots:
         """Guards the entries and the file with them."""
         self._runtime_dir = runtime_dir
         self._by_name: dict[str, Slot] = {}
+        self._missed = False
 
     def all(self) -> list[Slot]:
         """Return the models of this moment."""
@@ -151,5 +155,19 @@ class Slots:
             return None
         return time.time() - max(used, entry.since)
 
+    def publish_missed(self) -> None:
+        """Publish what a full disk, for example, has prevented."""
+        with self.lock:
+            if self._missed:
+                self._publish()
+
     def _publish(self) -> None:
-        write_models(self._runtime_dir, {name: slot.entry for name, slot in self._by_name.items()})
+        """Tell the web workers. If that fails, what was begun goes on, and they hear of it later."""
+        try:
+            write_models(self._runtime_dir, {name: slot.entry for name, slot in self._by_name.items()})
+        except OSError as error:
+            if not self._missed:
+                logger.error("web workers cannot be told of the models yet", extra={"cause": str(error)})
+            self._missed = True
+        else:
+            self._missed = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -29,9 +29,21 @@ logger = logging.getLogger(__name__)
 def models_at_start(store: StoreSettings) -> Iterator[tuple[str, str]]:
     """Yield the names and URLs of the models to load at the start."""
     if store.load_models is None:
-        found = [(path.name, str(path)) for path in sorted(Path(store.directory).iterdir()) if _is_model(path)]
+        yield from models_in(store)
     else:
-        found = [(name or name_of(url), url) for name, url in store.load_models]
+        yield from _with_valid_names((name or name_of(url), url) for name, url in store.load_models)
+
+
+def models_in(store: StoreSettings) -> Iterator[tuple[str, str]]:
+    """Yield the names and URLs of the models that the store names, or else of those in its directory. Raises `OSError`."""
+    if store.load_models:
+        yield from models_at_start(store)
+    else:
+        directory = Path(store.directory)
+        yield from _with_valid_names((path.name, str(path)) for path in sorted(directory.iterdir()) if _is_model(path))
+
+
+def _with_valid_names(found: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     for name, url in found:
         try:
             check_model_name(name)

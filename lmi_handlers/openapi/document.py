@@ -44,7 +44,7 @@ def openapi_document(
         "openapi": "3.1.0",
         "info": {
             "title": "lmi-handlers",
-            "description": "Serves a large language model through the APIs of LMI, TGI, OpenAI and SageMaker.",
+            "description": "Serves a large language model through the APIs of LMI, TGI, OpenAI, Anthropic and SageMaker.",
             "license": {"name": "Apache 2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
             "version": __version__,
         },

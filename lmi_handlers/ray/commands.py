@@ -39,7 +39,10 @@ def ray() -> None:
     help="Send requests to the replica with the fewest, or those for the same model, or with the same prefix, to one.",
 )
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="A variable for the replicas. May be repeated.")
-@click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")
+@click.option(
+    "--host",
+    help="Address to listen on. Defaults to 0.0.0.0 with --address, and to that of `lmi serve` without.",
+)
 @click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="Port to listen on.")
 @click.option(
     "--proxies",
@@ -54,7 +57,7 @@ def serve(
     model_dir: Path,
     address: str | None,
     env: tuple[str, ...],
-    host: str,
+    host: str | None,
     port: int,
     proxies: str,
     detach: bool,
@@ -67,6 +70,7 @@ def serve(
 
     Example: lmi ray serve --model-dir ./model --replicas 2
     """
+    from lmi_handlers.config.server_settings import ALL_INTERFACES, default_host
     from lmi_handlers.core.errors import ConfigError
     from lmi_handlers.log import fail
 
@@ -79,6 +83,7 @@ def serve(
     from lmi_handlers.ray.arguments import Arguments
     from lmi_handlers.ray.run import Options, run
 
+    host = host or (default_host(os.environ) if address is None else ALL_INTERFACES)
     try:
         arguments = Arguments(model_dir=str(model_dir.resolve()), environ=dict(map(_variable, env)), **_given(given))
         run(arguments, Options(address=address, host=host, port=port, proxies=proxies, detach=detach))

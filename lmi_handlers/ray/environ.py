@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import resource
 
+from lmi_handlers.core.open_files import for_clients
+
 _CONNECTIONS = 4096
 """Ray's own limit of HAProxy's connections."""
 
 _FILES_PER_CONNECTION = 2
-_OTHER_FILES = 1024  # each replica's server takes a few, and HAProxy itself
 
 _MORE_SECONDS = 10
 """How much longer HAProxy waits than the server, which ends a request at its deadline itself."""
@@ -70,6 +71,6 @@ def connections_environ(requests: int) -> dict[str, str]:
     open enough files.
     """
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    possible = (files - _OTHER_FILES) // _FILES_PER_CONNECTION if files != resource.RLIM_INFINITY else requests
+    possible = for_clients(files) // _FILES_PER_CONNECTION if files != resource.RLIM_INFINITY else requests
     limit = max(_CONNECTIONS, min(requests, possible))
     return {"RAY_SERVE_HAPROXY_MAXCONN": os.environ.get("RAY_SERVE_HAPROXY_MAXCONN", str(limit))}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable
+from urllib.parse import quote, unquote_to_bytes
 
 import aiohttp
 from multidict import CIMultiDict
@@ -18,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
+from lmi_handlers.core.request_path import read_path
 from lmi_handlers.ray.bodies import Body, has_body, read_head
 from lmi_handlers.ray.gate import as_utf8, taking
 from lmi_handlers.ray.server import HOST
@@ -30,46 +32,48 @@ _OF_ONE_CONNECTION = frozenset(
 _OF_RAYS_SERVER = frozenset((b"date", b"server"))
 """Ray's HTTP server adds these itself."""
 
+_UNRESERVED = "/:@!$&'()*+,;="
+"""Characters that stand for themselves in a path, beside letters, digits and `-._~` (RFC 3986, section 3.3)."""
+
 _REQUEST_ID = "x-request-id"
 _RETRY_AFTER = "5"
 _FAILS_AFTER_SECONDS = 1.0
 
-NO_PATH = "the target of a request must be a path"
 _NO_ANSWER = "the server of this replica does not answer"
 
 
 class Forwarded(Response):
     """The answer of the replica's server."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
+    def __init__(self, session: aiohttp.ClientSession, path: str) -> None:
         super().__init__()
         self._session = session
+        self._path = path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward the request of an ASGI call."""
-        if (path := path_of(scope)) is None:
-            await answer_error(400, NO_PATH, scope, receive, send)
-            return
         _, body = await read_head(taking(scope, receive), 0) if has_body(scope) else (b"", None)
         try:
-            answer = await ask(self._session, url_of(HOST, path, scope), scope, body)
+            answer = await ask(self._session, url_of(HOST, self._path, scope), scope, body)
         except aiohttp.ClientConnectionError:
             await answer_no_server(scope, receive, send)
             return
         await relay(answer, scope, send)
 
 
-def path_of(scope: Scope) -> str | None:
-    """Return the path below the application's, still encoded, or None if the target of the request is no path."""
-    raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
-    path = raw_path.decode("latin-1").removeprefix(scope.get("root_path", ""))
-    return path if path.startswith("/") else None
+def path_of(scope: Scope) -> str:
+    """Return the path below the application's as the server reads it, one character per byte. Raises `BadPath`."""
+    raw_path: bytes | None = scope.get("raw_path")
+    octets = scope["path"].encode() if raw_path is None else unquote_to_bytes(raw_path)
+    path = read_path(octets.decode("latin-1")).removeprefix(scope.get("root_path", ""))
+    return read_path(path)  # the application's own path is its root
 
 
 def url_of(host: str, path: str, scope: Scope, port: int | None = None) -> URL:
-    """Return where a request is sent to."""
+    """Return where a request is sent to, with the path that `path_of` has returned: nothing else was looked at."""
+    encoded = quote(path, _UNRESERVED, "latin-1")
     query = scope["query_string"].decode("latin-1")
-    return URL.build(scheme="http", host=host, port=port, path=path, query_string=query, encoded=True)
+    return URL.build(scheme="http", host=host, port=port, path=encoded, query_string=query, encoded=True)
 
 
 async def ask(session: aiohttp.ClientSession, url: URL, scope: Scope, body: Body) -> aiohttp.ClientResponse:

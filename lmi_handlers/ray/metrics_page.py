@@ -6,8 +6,7 @@ Source: https://prometheus.io/docs/instrumenting/exposition_formats/, version 0.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from lmi_handlers.metrics import catalogue
 from lmi_handlers.ray.autoscaling_policy import KV_CACHE_USAGE, RUNNING, WAITING
@@ -21,10 +20,9 @@ _LOAD: dict[str, tuple[str, Callable[[list[float]], float]]] = {
 }
 
 
-def asks_metrics(scope: Mapping[str, Any]) -> bool:
-    """Tell whether the request of an ASGI scope asks for the metrics."""
-    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-    return scope["method"] in ("GET", "HEAD") and path.rstrip("/") == "/metrics"
+def asks_metrics(method: str, path: str) -> bool:
+    """Tell whether a request asks for the metrics."""
+    return method in ("GET", "HEAD") and path == "/metrics"
 
 
 def labelled(page: str, replica: str, node: str) -> str:

@@ -9,21 +9,18 @@ from collections.abc import Mapping
 
 from ray import serve
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
+from lmi_handlers.ray.answering import answer_to
 from lmi_handlers.ray.cluster_metrics import ClusterMetrics
-from lmi_handlers.ray.forwarding import Forwarded
 from lmi_handlers.ray.identity import own_identity, server_environ
-from lmi_handlers.ray.metrics_page import asks_metrics, load_in
+from lmi_handlers.ray.metrics_page import load_in
 from lmi_handlers.ray.routing.membership import Membership
-from lmi_handlers.ray.routing.router import Routed, Router, Routing, is_behind_haproxy
+from lmi_handlers.ray.routing.router import Router, Routing, is_behind_haproxy
 from lmi_handlers.ray.routing.table import Table
 from lmi_handlers.ray.server import NotReady, ReplicaServer
 
 logger = logging.getLogger(__name__)
-
-_STAYS = "x-request-disconnect-disabled"
-"""Ray's header that keeps a request running after its client has left: it would keep its place in the batch."""
 
 REPLICA_VARIABLE = "LMI_REPLICA"
 """The server's variable for the replica's name. Its sessions' ids end with it."""
@@ -74,13 +71,7 @@ class Replica:
 
     async def __call__(self, request: Request) -> Response:
         """Answer a request."""
-        if asks_metrics(request.scope):
-            return await self._metrics.answer()
-        if _STAYS in request.headers:
-            return JSONResponse({"error": f"{_STAYS} is not supported", "code": 400}, 400)
-        if self._router is None:
-            return Forwarded(self._server.session)
-        return Routed(self._server.session, self._router)
+        return await answer_to(request, self._server.session, self._metrics.answer, self._router)
 
     async def metrics_page(self) -> bytes:
         """Return the metrics of this replica. Called by a replica that is asked for the metrics of all."""

@@ -95,7 +95,8 @@ def _gpus(configuration: Configuration, largest: int) -> int:
         backend = configuration.backend
         if backend.cpu_only or not backend.needs_model:
             return 0
-        if "tensor_parallel_degree" not in backend.reads:
+        asks = configuration.loaded.sets("option.tensor_parallel_degree")
+        if "tensor_parallel_degree" not in backend.reads or (backend.replicates and not asks):
             return 1
     degree = properties.tensor_parallel_degree
     if degree == "max":

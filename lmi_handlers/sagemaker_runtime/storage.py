@@ -10,12 +10,12 @@ import importlib.util
 import os
 import re
 import urllib.parse
-import uuid
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.files import write_whole
 from lmi_handlers.model_files.s3_url import S3Url, is_s3, parse_s3_url
 
 if TYPE_CHECKING:
@@ -78,12 +78,7 @@ class LocalFolder(Folder):
         path = self._directory / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{uuid.uuid4()}")
-            try:
-                temporary.write_bytes(data)
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            write_whole(path, data)
         except OSError as error:
             raise StorageError(f"{path} could not be written: {error.strerror}") from error
 

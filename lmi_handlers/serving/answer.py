@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 
@@ -37,7 +38,9 @@ class Answer:
         metrics: RequestMetrics,
         alias: Callable[[str], str],
         run_beside: RunBeside = at_once,
+        keep_alive: float = math.inf,
     ) -> None:
+        """A stream that has been silent for `keep_alive` seconds says that it goes on."""
         self.content_type = formatter.content_type
         self.streams = formatter.streams
         self.failure: LMIError | None = None
@@ -50,6 +53,7 @@ class Answer:
         self._metrics = metrics
         self._alias = alias
         self._run_beside = run_beside
+        self._keep_alive = keep_alive if formatter.streams else math.inf
         self._size = 0
         self._token_times: list[float | None] = [None] * len(texts)
         self._token_counts = [0] * len(texts)
@@ -67,14 +71,19 @@ class Answer:
     def _run(self) -> Generator[bytes, None, None]:
         begun = False
         with self._generation as generation:
+            generation.silent_at = time.monotonic() + self._keep_alive
             try:
                 for batch in generation:
                     if generation.truncated is not None:
                         self._formatter.truncated = self.usage.truncated = generation.truncated
                     chunk = b"".join([self._feed(item) for item in batch])
+                    if not chunk and time.monotonic() >= generation.silent_at:
+                        chunk = self._formatter.keep_alive()
                     if chunk:
                         yield chunk
                         begun = True
+                        if self._keep_alive < math.inf:
+                            generation.silent_at = time.monotonic() + self._keep_alive
                 last = self._runner_of_formatter(self._size)(self._formatter.finish)
             except GeneratorExit:
                 self.failure = self._generation.failure or ClientDisconnected("the client closed the connection")

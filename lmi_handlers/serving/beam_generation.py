@@ -6,6 +6,7 @@ It costs one prefill of these prompts: cheap if the engine caches prefixes, expe
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
@@ -66,6 +67,8 @@ class BeamGeneration:
         self._step_params = step_params(request.sampling_params, params, tokenizer)
         self.deadline = time.monotonic() + timeout
         self.truncated: str | None = None
+        self.silent_at = math.inf
+        """Not heeded: nothing is yielded before the end."""
         self._cutoff = cutoff
         self._connected = connected
         rules = TextRules(tokenizer, request.sampling_params)
@@ -115,7 +118,7 @@ class BeamGeneration:
     def _submit(self, sampling_params: SamplingParams) -> Generation:
         """Submit every live beam as a prompt."""
         beams = [
-            EncodedPrompt([*prompt.token_ids, *beam.token_ids], prompt.adapter)
+            msgspec.structs.replace(prompt, token_ids=[*prompt.token_ids, *beam.token_ids])
             for prompt, search in zip(self._prompts, self._searches, strict=True)
             for beam in search.running
         ]

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from formatters.base import Formatter
-from lmi_handlers.core.errors import InvalidRequest, LMIError, RequestFailed
+from lmi_handlers.core.errors import InvalidRequest, LMIError, TurnConflict
 from lmi_handlers.core.outputs import TextDelta
 from lmi_handlers.core.request import ChatPrompt, GenerationRequest, ImageSource, RenderedPrompt
 from lmi_handlers.serving.parsed import FormatterFactory, Parsed
@@ -77,11 +77,11 @@ class _Factory:
         return _RecordingFormatter(self._inner(request, prompts), self._record)
 
     def _record(self, text: str) -> None:
-        """Keep the turn. Raises `RequestFailed` if another turn of this session has ended in the meantime."""
+        """Keep the turn. Raises `TurnConflict` if another turn of this session has ended in the meantime."""
         messages = [*self._turn.messages, {"role": "assistant", "content": text}]
         data = _encode(msgspec.structs.replace(self._turn, messages=messages))
         if not self._session.replace(_FILE, self._kept, data):
-            raise RequestFailed("another turn of this session ended while this one was answered: send it again")
+            raise TurnConflict("another turn of this session ended while this one was answered: send it again")
 
 
 class _RecordingFormatter(Formatter):
@@ -108,6 +108,9 @@ class _RecordingFormatter(Formatter):
 
     def error(self, error: LMIError) -> bytes:
         return self._inner.error(error)
+
+    def keep_alive(self) -> bytes:
+        return self._inner.keep_alive()
 
     def close(self) -> None:
         self._inner.close()

@@ -143,6 +143,9 @@ class RecordFormatter(Formatter):
     def error(self, error: LMIError) -> bytes:
         return self._inner.error(error)
 
+    def keep_alive(self) -> bytes:
+        return self._inner.keep_alive()
+
     def close(self) -> None:
         if self._calls is not None:
             self._calls.close(forget=False)

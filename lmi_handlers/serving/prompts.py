@@ -167,7 +167,9 @@ def encode_prompts(
     for prompt, found in zip(request.prompts, tokenized, strict=True):
         sources = _images(prompt)
         image_prompt = ImagePrompt(found.text, loader.load(sources)) if sources else None
-        encoded.append(EncodedPrompt(found.token_ids, prompt.adapter, image_prompt, found.token_type_ids))
+        encoded.append(
+            EncodedPrompt(found.token_ids, prompt.adapter, image_prompt, found.token_type_ids, request.cache_salt)
+        )
     return encoded
 
 

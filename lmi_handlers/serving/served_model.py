@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +12,13 @@ import msgspec
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.beside import at_once
-from lmi_handlers.core.capabilities import Capabilities, check_adapter, check_sampling_params, check_task
+from lmi_handlers.core.capabilities import (
+    Capabilities,
+    check_adapter,
+    check_cache_salt,
+    check_sampling_params,
+    check_task,
+)
 from lmi_handlers.core.errors import DeadlineExceeded, EngineNotReady, aliased
 from lmi_handlers.core.request import EncodedPrompt, GenerationRequest, RenderedPrompt
 from lmi_handlers.core.usage import Usage
@@ -44,7 +51,8 @@ class ServedModel(Served):
         self.formatters = formatters
         self._client = Replicas(socket_paths, self._on_announcement, properties.stall_timeout)
         super().__init__(properties, socket_paths[0].parent, self._client.status)
-        self._model_id = properties.model_id or self.name
+        self._model_id = properties.public_name
+        self.root = properties.model_id or self.name
         self._has_sampling_defaults = properties.generation_config == "auto"
         self._images = image_loader(properties)
         self._budget = Budget.of(properties)
@@ -52,6 +60,7 @@ class ServedModel(Served):
             "response_deadline": properties.response_deadline,
             "stream_deadline": properties.stream_deadline,
         }
+        self._keep_alive = float(properties.sse_keep_alive) or math.inf
         self._loaded: LoadedText | None = None
         self._text: tuple[TextBundle, Tokenizer] | None = None
 
@@ -169,7 +178,9 @@ class ServedModel(Served):
             longest = max(prompt.num_tokens for prompt in rendered)
             usage.max_tokens = request.sampling_params.max_tokens or loaded.capabilities.max_model_len - longest
         usage.sequences = len(texts)
-        return Answer(generation, formatter, texts, usage, self.metrics, parsed.alias, self.run_beside)
+        return Answer(
+            generation, formatter, texts, usage, self.metrics, parsed.alias, self.run_beside, self._keep_alive
+        )
 
     def _generate(
         self,
@@ -254,5 +265,6 @@ def _check_limits(parsed: Parsed, capabilities: Capabilities) -> None:
     with aliased(parsed.alias):
         check_task(parsed.request.pooling_params, capabilities)
         check_sampling_params(parsed.request.sampling_params, capabilities)
+        check_cache_salt(parsed.request.cache_salt, capabilities)
         for prompt in parsed.request.prompts:
             check_adapter(prompt.adapter, capabilities)

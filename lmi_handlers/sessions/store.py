@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lmi_handlers.core.errors import InvalidRequest, QueueFull
+from lmi_handlers.core.files import write_whole
 
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(-[0-9a-z]{1,64})?", re.ASCII)
 _EXPIRES = ".expires"
@@ -49,14 +50,15 @@ class Session:
             return None
 
     def replace(self, name: str, old: bytes | None, new: bytes) -> bool:
-        """Write `new` if the content is still `old`, and tell whether it was. Raises `UnknownSession`."""
+        """Write `new` if the content is still `old`, and tell whether it was.
+
+        Raises `UnknownSession`, and `QueueFull` if there is no room.
+        """
         with self._locked():
             if self.read(name) != old:
                 return False
-            descriptor, path = tempfile.mkstemp(dir=self.path, prefix=".")
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(new)
-            Path(path).replace(self.path / name)
+            with _room():
+                write_whole(self.path / name, new)
             return True
 
     @contextlib.contextmanager
@@ -84,13 +86,20 @@ class SessionStore:
         self._swept = -_SWEEP_INTERVAL
 
     def create(self) -> Session:
-        """Begin a session. Raises `QueueFull` if there are too many."""
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._sweep()
-        expires = time.time() + self._expiration
-        unnamed = Path(tempfile.mkdtemp(dir=self._directory, prefix="."))  # nobody takes it for one that has expired
-        (unnamed / _EXPIRES).write_text(repr(expires))
-        return Session(unnamed.rename(self._directory / f"{uuid.uuid4()}{self._suffix}"), expires)
+        """Begin a session. Raises `QueueFull` if there are too many, or if there is no room."""
+        with _room():
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._sweep()
+            expires = time.time() + self._expiration
+            unnamed = Path(
+                tempfile.mkdtemp(dir=self._directory, prefix=".")
+            )  # nobody takes it for one that has expired
+            try:
+                (unnamed / _EXPIRES).write_text(repr(expires))
+                return Session(unnamed.rename(self._directory / f"{uuid.uuid4()}{self._suffix}"), expires)
+            except BaseException:
+                shutil.rmtree(unnamed, ignore_errors=True)
+                raise
 
     def open(self, session_id: str) -> Session:
         """Return a session that has begun. Raises `UnknownSession`."""
@@ -119,6 +128,15 @@ class SessionStore:
                     left -= 1
         if left >= self._limit:
             raise QueueFull(f"there are {left} sessions already (option.max_sessions={self._limit}): close some")
+
+
+@contextlib.contextmanager
+def _room() -> Iterator[None]:
+    """Raise `QueueFull` in place of the errors of a disk."""
+    try:
+        yield
+    except OSError as error:
+        raise QueueFull(f"the session cannot be kept: {error.strerror}") from error
 
 
 def _expires(path: Path) -> float:

@@ -26,9 +26,8 @@ _PACKAGES = ("favicon-32x32.png", "swagger-ui-bundle.js", "swagger-ui.css")
 _HEADERS = page_headers("default dompurify")
 
 
-def is_for_docs(environ: Mapping[str, Any]) -> bool:
+def is_for_docs(path: str, environ: Mapping[str, Any]) -> bool:
     """Tell whether a request is for the page or for what belongs to it."""
-    path: str = environ.get("PATH_INFO", "")
     return path.startswith(f"{PATH}/") or (path == PATH and wants_page(environ))
 
 

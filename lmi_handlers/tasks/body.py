@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from lmi_handlers.core.conversion import conversion_error
+from lmi_handlers.core.conversion import convert
 from lmi_handlers.core.errors import InvalidJson, InvalidRequest, PayloadTooLarge, UnsupportedMediaType
 from lmi_handlers.core.json_shape import json_shape
 from lmi_handlers.custom_code.encode_decode import decode_csv
@@ -88,7 +88,4 @@ def _parameters(given: object, kind: type[Parameters]) -> Parameters:
     if isinstance(given, dict) and (unknown := [name for name in given if name not in kind.__struct_fields__]):
         known = ", ".join(kind.__struct_fields__) or "none"
         raise InvalidRequest(f"is not a parameter of this task; known: {known}", field=f"parameters.{unknown[0][:100]}")
-    try:
-        return msgspec.convert(given, kind)
-    except msgspec.ValidationError as error:
-        raise conversion_error(error, prefix="parameters") from error
+    return convert(given, kind, prefix="parameters")

@@ -11,8 +11,10 @@ from pathlib import Path
 import msgspec
 
 from lmi_handlers.config.custom_code import CustomCode
+from lmi_handlers.core.child_environment import withhold_credentials
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.custom_code.encode_decode import encode
+from lmi_handlers.custom_code.failures import MustBeReplaced
 from lmi_handlers.custom_code.inputs import Input
 from lmi_handlers.custom_code.outputs import Output
 from lmi_handlers.model_files.cache_dir import default_cache_dir
@@ -61,63 +63,66 @@ class Handler:
 
     def __init__(self, code: CustomCode) -> None:
         self._code = code
-        self._task: Task
+        self._task: Task | None = None
 
     def __call__(self, inputs: Input) -> list[Answer] | None:
-        if inputs.is_empty():
+        if self._task is None:
             self._task = _load_task(self._code, int(inputs.get_property("device_id") or -1))
             return None
         requests = inputs.get_batches()
         answers: dict[int, Answer] = {}
         groups: dict[bytes, dict[int, Body]] = {}
         for place, request in enumerate(requests):
-            body = self._read(request)
+            body = _read(request, self._task)
             if isinstance(body, Body):
                 groups.setdefault(msgspec.json.encode(body.parameters), {})[place] = body
             else:
                 answers[place] = body
         for group in groups.values():
-            answers |= self._answer(requests, group)
+            answers |= _answer(self._task, requests, group)
         return [answers[place] for place in range(len(requests))]
 
-    def _read(self, request: Input) -> Body | Exception:
-        try:
-            return read_body(request, self._task)
-        except Exception as error:  # noqa: BLE001  the others in its batch must not notice
-            return error
 
-    def _answer(self, requests: list[Input], group: dict[int, Body]) -> dict[int, Answer]:
-        """Return the answers to requests with equal parameters. If they fail together, each is tried alone."""
-        items = [item for body in group.values() for item in body.items]
-        parameters = next(iter(group.values())).parameters
-        try:
-            results = iter(self._task.run(items, parameters))
-            return {
-                place: self._output(requests[place], body, [next(results) for _ in body.items])
-                for place, body in group.items()
-            }
-        except Exception as error:
-            if _POISONED in str(error):
-                raise SystemExit(f"this process must be replaced: {error}") from error
-            if len(group) == 1:
-                return dict.fromkeys(group, error)
-            logger.warning("a batch failed; its requests are tried one by one", extra={"cause": str(error)})
-        alone = (self._answer(requests, {place: body}) for place, body in group.items())
-        return {place: answer for answers in alone for place, answer in answers.items()}
+def _answer(task: Task, requests: list[Input], group: dict[int, Body]) -> dict[int, Answer]:
+    """Return the answers to requests with equal parameters. If they fail together, each is tried alone."""
+    items = [item for body in group.values() for item in body.items]
+    parameters = next(iter(group.values())).parameters
+    try:
+        results = iter(task.run(items, parameters))
+        return {
+            place: _output(task, requests[place], body, [next(results) for _ in body.items])
+            for place, body in group.items()
+        }
+    except Exception as error:
+        if _POISONED in str(error):
+            raise MustBeReplaced(f"this process must be replaced: {error}") from error
+        if len(group) == 1:
+            return dict.fromkeys(group, error)
+        logger.warning("a batch failed; its requests are tried one by one", extra={"cause": str(error)})
+    alone = (_answer(task, requests, {place: body}) for place, body in group.items())
+    return {place: answer for answers in alone for place, answer in answers.items()}
 
-    def _output(self, request: Input, body: Body, results: list[object]) -> Output:
-        is_csv = _CSV in (request.get_property("accept") or "")
-        output = Output()
-        answer = results[0] if body.single and self._task.unwraps else results
-        if self._task.compact and not is_csv:
-            return output.add(msgspec.json.encode(answer)).add_property("Content-Type", "application/json")
-        try:
-            encode(output, answer, _CSV if is_csv else None)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            if not is_csv:
-                raise
-            raise InvalidRequest(f"this answer cannot be written as {_CSV}", field="Accept") from error
-        return output
+
+def _read(request: Input, task: Task) -> Body | Exception:
+    try:
+        return read_body(request, task)
+    except Exception as error:  # noqa: BLE001  the others in its batch must not notice
+        return error
+
+
+def _output(task: Task, request: Input, body: Body, results: list[object]) -> Output:
+    is_csv = _CSV in (request.get_property("accept") or "")
+    output = Output()
+    answer = results[0] if body.single and task.unwraps else results
+    if task.compact and not is_csv:
+        return output.add(msgspec.json.encode(answer)).add_property("Content-Type", "application/json")
+    try:
+        encode(output, answer, _CSV if is_csv else None)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if not is_csv:
+            raise
+        raise InvalidRequest(f"this answer cannot be written as {_CSV}", field="Accept") from error
+    return output
 
 
 def _load_task(code: CustomCode, device: int) -> Task:
@@ -133,6 +138,8 @@ def _load_task(code: CustomCode, device: int) -> Task:
         allow_pickle=properties.allow_pickle,
     )
     check_weights(path, properties)
+    if properties.trust_remote_code:
+        withhold_credentials()
     module, _, attribute = _LOCATIONS[name].partition(":")
     kind: type[Task] = getattr(importlib.import_module(module), attribute)
     use_device(device)

@@ -12,11 +12,13 @@ from collections.abc import Mapping
 
 import msgspec
 
+from lmi_handlers.config.environment import integer, seconds, switch
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.redaction import redacted
 
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _PROTOCOL = "http/protobuf"
+_MOST = 10**9
 _LIBRARY = "opentelemetry.exporter.otlp.proto.http"
 _EXPORTERS = ("otlp", "none")
 _HTTP_URL = re.compile(r"https?://[^/\s]+(/\S*)?\Z", re.IGNORECASE)
@@ -49,12 +51,12 @@ class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
         defaults = cls()  # of a Struct, the class itself has no defaults
         span_queue = _whole(environ, "OTEL_BSP_MAX_QUEUE_SIZE", defaults.span_queue)
         settings = cls(
-            emf=_boolean(environ, "LMI_EMF"),
-            emf_period=_seconds(environ, "LMI_EMF_PERIOD", defaults.emf_period),
+            emf=switch(environ, "LMI_EMF"),
+            emf_period=seconds(environ, "LMI_EMF_PERIOD", defaults.emf_period),
             emf_namespace=environ.get("LMI_EMF_NAMESPACE") or defaults.emf_namespace,
             emf_dimensions={name: environ[key][:1024] for name, key in _DIMENSIONS.items() if environ.get(key)},
             otlp_metrics=_exports(environ, "METRICS"),
-            otlp_period=_seconds(environ, "OTEL_METRIC_EXPORT_INTERVAL", 1000 * defaults.otlp_period) / 1000,
+            otlp_period=seconds(environ, "OTEL_METRIC_EXPORT_INTERVAL", 1000 * defaults.otlp_period) / 1000,
             traces=_exports(environ, "TRACES"),
             span_queue=span_queue,
             span_batch=min(span_queue, _whole(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", defaults.span_batch)),
@@ -76,7 +78,7 @@ class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def _exports(environ: Mapping[str, str], signal: str) -> bool:
     """Tell whether a signal is exported: it was asked for by name, or there is an endpoint and nothing forbids it."""
-    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+    if switch(environ, "OTEL_SDK_DISABLED"):
         return False
     exporter = environ.get(f"OTEL_{signal}_EXPORTER", "").strip().lower()
     name = f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT"
@@ -102,24 +104,5 @@ def _is_installed() -> bool:
         return False
 
 
-def _boolean(environ: Mapping[str, str], name: str) -> bool:
-    text = environ.get(name, "").strip().lower()
-    if text not in ("", "true", "false"):
-        raise ConfigError(f"{name} must be true or false, got {text[:100]!r}")
-    return text == "true"
-
-
 def _whole(environ: Mapping[str, str], name: str, default: int) -> int:
-    text = environ.get(name, "").strip()
-    if text and not re.fullmatch(r"0{0,8}[1-9]\d{0,8}", text, re.ASCII):
-        raise ConfigError(f"{name} must be a whole number above 0, got {text[:100]!r}")
-    return int(text or default)
-
-
-def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
-    text = environ.get(name, "").strip()
-    if not text:
-        return default
-    if not re.fullmatch(r"\d{1,8}(\.\d{1,6})?", text, re.ASCII) or float(text) <= 0:
-        raise ConfigError(f"{name} must be a number above 0, got {text[:100]!r}")
-    return float(text)
+    return integer(name, environ.get(name, "").strip() or str(default), _MOST)

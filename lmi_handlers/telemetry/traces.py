@@ -22,6 +22,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from lmi_handlers.core.custom_attributes import parse_attributes
 from lmi_handlers.core.errors import InvalidRequest, LMIError
 from lmi_handlers.core.request import ChatPrompt, GenerationRequest
+from lmi_handlers.core.request_path import path_text
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.metrics.requests import failure_cause
 from lmi_handlers.telemetry.phases import phases
@@ -73,12 +74,13 @@ class Traces:
         `request` is None if nothing was to be generated.
         """
         ended, wall = time.monotonic(), time.time_ns()
+        path = path_text(environ)[:200]
 
         def at(monotonic: float) -> int:
             return wall - int((ended - monotonic) * 1e9)
 
         span = self._tracer.start_span(
-            f"{environ['REQUEST_METHOD']} {environ['PATH_INFO'][:200]}",
+            f"{environ['REQUEST_METHOD']} {path}",
             _parent(environ),
             SpanKind.SERVER,
             start_time=at(arrived),
@@ -86,7 +88,7 @@ class Traces:
         if span.is_recording():
             attributes = {
                 "http.request.method": environ["REQUEST_METHOD"],
-                "url.path": environ["PATH_INFO"][:200],
+                "url.path": path,
                 "http.response.status_code": status,
                 "gen_ai.response.id": request_id,
                 "gen_ai.request.id": request_id,

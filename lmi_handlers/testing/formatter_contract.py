@@ -75,6 +75,18 @@ class FormatterContract:
         assert b"the engine failed" in record, "error must return a record with the error's message"
         assert record.endswith(b"\n"), "a record must end with a newline, which is sent with it"
 
+    def test_keep_alive(self, formatter: Formatter) -> None:
+        """A stream may be silent before its first text and after it."""
+        if not formatter.streams:
+            pytest.skip("a formatter that does not stream has nothing to keep alive")
+        first = formatter.keep_alive()
+        chunks = [formatter.feed(delta) for delta in deltas()]
+        later = formatter.keep_alive()
+        texts = [self.text(chunk) for chunk in (*chunks, formatter.finish()) if chunk]
+        assert "".join(texts) == "".join(PIECES), "keep_alive must leave the text as it is"
+        for record in (first, later):
+            assert not record or record.endswith(b"\n"), "a record must end with a newline, which is sent with it"
+
 
 def new_formatter(formatter_class: type[Formatter]) -> Formatter:
     """Make a formatter for one request with one prompt."""

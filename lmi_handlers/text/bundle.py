@@ -21,13 +21,14 @@ from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.gguf import read_gguf_header
 from lmi_handlers.core.load_failure import load_failure
 from lmi_handlers.text.byte_level import byte_characters
+from lmi_handlers.text.checkpoint_tokenizer import TOKENIZER_FILE as TOKENIZER_FILE
+from lmi_handlers.text.checkpoint_tokenizer import load_tokenizer
 from lmi_handlers.text.gguf_tokenizer import build_tokenizer, special_tokens, split_warning
 
 ContentFormat = Literal["auto", "string", "openai"]
 
 logger = logging.getLogger(__name__)
 
-TOKENIZER_FILE = "tokenizer.json"
 BUNDLE_FILE = "bundle.json"
 
 
@@ -98,12 +99,7 @@ def build_text_bundle(
     Jinja source that replaces the model's own. Imports transformers, so only the engine process calls this. Raises
     `ConfigError` if the tokenizer cannot be loaded or the bundle cannot be written.
     """
-    tokenizer = _auto_tokenizer(model_dir, trust_remote_code=trust_remote_code, gguf_file=gguf_file)
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if not isinstance(backend, Tokenizer):
-        raise ConfigError(
-            f"the tokenizer in {model_dir} ({type(tokenizer).__name__}) cannot be converted to {TOKENIZER_FILE}"
-        )
+    tokenizer, backend = load_tokenizer(model_dir, trust_remote_code=trust_remote_code, gguf_file=gguf_file)
     processor = load_processor(model_dir, trust_remote_code=trust_remote_code)
     config = _read_json(model_dir / "config.json")
     generation_config = _read_json(model_dir / "generation_config.json")
@@ -138,7 +134,9 @@ def build_gguf_bundle(gguf_file: Path, directory: Path) -> TextBundle:
         backend = build_tokenizer(header.metadata)
         named = special_tokens(header.metadata)
     except Exception as error:  # tokenizers raises nothing more specific
-        reason = f"the metadata lacks {error}" if isinstance(error, KeyError) else str(error)
+        reason = (
+            f"the metadata lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:_MAX_REASON]
+        )
         raise ConfigError(f"option.model_id: the tokenizer in {gguf_file} cannot be read: {reason}") from error
     template = header.metadata.get("tokenizer.chat_template")
     bundle = TextBundle(
@@ -222,6 +220,9 @@ def load_processor(model_dir: Path, *, trust_remote_code: bool) -> Any | None:
     return processor if getattr(processor, "image_processor", None) is not None else None
 
 
+_MAX_REASON = 500
+"""Characters of an error of a library, which may have a token of any length."""
+
 _BYTE_CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
@@ -237,21 +238,6 @@ _MAX_LENGTH_NAMES = (
     "max_sequence_length",
 )
 _NO_MAX_LENGTH = 2**31  # transformers returns 1e30 if the tokenizer sets no limit
-
-
-def _auto_tokenizer(model_dir: Path, *, trust_remote_code: bool, gguf_file: str | None) -> Any:
-    try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise ConfigError(
-            f"loading a tokenizer needs more packages: pip install 'lmi-handlers[transformers]' ({error})"
-        ) from error
-    arguments = {} if gguf_file is None else {"gguf_file": gguf_file}
-    try:
-        return AutoTokenizer.from_pretrained(model_dir, trust_remote_code=trust_remote_code, **arguments)
-    except Exception as error:  # a model may bring its own code, which may raise anything
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise load_failure(ConfigError(f"no tokenizer can be loaded from {model_dir}: {reason}"), error) from error
 
 
 def _media_tokens(processor: Any | None, tokenizer: Any) -> dict[str, int]:
@@ -318,6 +304,12 @@ def _model_max_length(config: Mapping[str, Any], tokenizer_limit: int) -> int | 
     return int(tokenizer_limit) if tokenizer_limit < _NO_MAX_LENGTH else None
 
 
+def _write_changed(path: Path, data: bytes) -> None:
+    """Write a file, unless it is there already: an engine must be able to restart while the disk is full."""
+    if not (path.exists() and path.stat().st_size == len(data) and path.read_bytes() == data):
+        path.write_bytes(data)
+
+
 def _write(bundle: TextBundle, backend: Tokenizer, directory: Path) -> TextBundle:
     # A tokenizer.json may have padding and truncation settings from training. They must not pad or cut prompts.
     backend.no_padding()
@@ -326,8 +318,8 @@ def _write(bundle: TextBundle, backend: Tokenizer, directory: Path) -> TextBundl
     bundle = msgspec.structs.replace(bundle, tokenizer_hash=hashlib.sha256(tokenizer).hexdigest())
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / TOKENIZER_FILE).write_bytes(tokenizer)
-        (directory / BUNDLE_FILE).write_bytes(msgspec.json.encode(bundle))
+        _write_changed(directory / TOKENIZER_FILE, tokenizer)
+        _write_changed(directory / BUNDLE_FILE, msgspec.json.encode(bundle))
     except OSError as error:
         verdict = ConfigError(f"the text bundle cannot be written to {directory}: {error}")
         raise load_failure(verdict, error) from error

@@ -17,13 +17,14 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lmi_handlers.core.errors import InvalidRequest, UnsupportedFeature
 from lmi_handlers.core.request import ChatPrompt
 from lmi_handlers.text.bundle import TextBundle
+from lmi_handlers.text.template_budget import BudgetedEnvironment, check_width, spend, within_budget
 
 
+@within_budget
 def render_chat(bundle: TextBundle, chat: ChatPrompt) -> str:
     """Return the prompt for `chat`.
 
@@ -51,7 +52,7 @@ def render_chat(bundle: TextBundle, chat: ChatPrompt) -> str:
             add_generation_prompt=chat.add_generation_prompt,
             **{**bundle.special_tokens, **variables},
         )
-    except jinja2.TemplateSyntaxError as error:
+    except (jinja2.TemplateSyntaxError, SyntaxError) as error:  # the latter for too many blocks in each other
         raise UnsupportedFeature(f"this model's chat template does not compile: {error}", field="messages") from error
     except _TEMPLATE_ERRORS as error:
         raise InvalidRequest(str(error) or type(error).__name__, field="messages") from error
@@ -64,6 +65,7 @@ _TEMPLATE_ERRORS = (
     AttributeError,
     LookupError,
     RecursionError,
+    SyntaxError,
     TypeError,
     ValueError,
 )
@@ -114,10 +116,15 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Render JSON without HTML escapes, unlike jinja2's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if indent is not None or separators is not None:
+        for width in (indent, *(separators or ())):
+            check_width(len(width) if isinstance(width, str) else width)
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    spend(len(text))
+    return text
 
 
-_ENVIRONMENT = ImmutableSandboxedEnvironment(
+_ENVIRONMENT = BudgetedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
 )
 _ENVIRONMENT.filters["tojson"] = _to_json

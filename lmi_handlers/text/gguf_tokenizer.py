@@ -8,6 +8,8 @@ Both follow llama.cpp (https://github.com/ggml-org/llama.cpp/blob/master/src/lla
 
 * `tokenizer.ggml.add_bos_token` says whether a plain prompt begins with the BOS token. Without it, SentencePiece adds
   one, and byte-level BPE does for Llama 3 and Tekken. transformers ignores it and never adds one.
+* `tokenizer.ggml.add_space_prefix` says whether SentencePiece puts a space before a text, as it does by default. Then
+  the text of the answer begins without one. Byte-level BPE never does.
 * llama.cpp refuses to load a file whose `tokenizer.ggml.pre` it does not know, and transformers splits such text as for
   GPT-2 without a word. Here that is done with a warning, because nothing else could serve the file better.
 """
@@ -136,10 +138,10 @@ def _sentencepiece(metadata: Mapping[str, Any], added: Set[str]) -> Tokenizer:  
     listed = metadata.get("tokenizer.ggml.merges")
     merges = _scored_merges(vocab, metadata["tokenizer.ggml.scores"]) if listed is None else _listed_merges(listed)
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, fuse_unk=True, byte_fallback=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first" if has_prefix else "never", split=False)
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if has_prefix else steps)
     return tokenizer
 
 

@@ -80,7 +80,7 @@ class SequenceText:
                 text += piece
             else:
                 text += self._match(self._stop, token, piece, tokens)
-                if self._stop.matched:
+                if self._stop.matched is not None:
                     self.finish_reason = output.finish_reason if position == end else FinishReason.STOP_SEQUENCE
                     break
         else:
@@ -93,6 +93,7 @@ class SequenceText:
             tokens=tuple(tokens),
             text=text,
             finish_reason=self.finish_reason,
+            stop_string=None if self._stop is None else self._stop.matched,
             prompt_tokens=prompt_tokens,
         )
 
@@ -119,7 +120,7 @@ class SequenceText:
         """Hold `token`, move the tokens that are no longer held to `tokens`, and return their text."""
         self._held.append(token)
         if token.special and not piece and token.text in self._rules.stop_strings:
-            return self._release(stop.feed_stop(), tokens)
+            return self._release(stop.feed_stop(token.text), tokens)
         return self._release(stop.feed(piece), tokens)
 
     def _release(self, pieces: list[str], tokens: list[Token]) -> str:

@@ -32,12 +32,13 @@ class StopMatcher:
         self._held_length = 0  # characters
         self._include_stop = include_stop_str_in_output
         self._pieces_to_pass = min_tokens
-        self.matched = False
+        self.matched: str | None = None
+        """The stop string that was found."""
 
     def feed(self, piece: str) -> list[str]:
         """Return the pieces that later text can no longer change, oldest first.
 
-        If `matched` becomes true, all pieces are returned, and this must not be called again.
+        If `matched` is set, all pieces are returned, and this must not be called again.
         """
         automaton, node = self._automaton, self._node
         can_match = self._count_piece()
@@ -47,14 +48,14 @@ class StopMatcher:
             node = automaton.next(node, char)
             length = automaton.match_length[node]
             if length and can_match:
-                return self._cut(piece, self._held_length + index + 1 - (0 if self._include_stop else length))
+                return self._cut(piece, self._held_length + index + 1, length)
         self._node = node = automaton.open_node(node)
         return self._release(piece, keep=automaton.depth[node])
 
-    def feed_stop(self) -> list[str]:
-        """Take a stop token that has no text. It counts as an empty piece. Otherwise like `feed`."""
+    def feed_stop(self, stop: str) -> list[str]:
+        """Take a stop token that has no text, but is written as `stop`. It counts as an empty piece. Otherwise like `feed`."""
         if self._count_piece():
-            self.matched = True
+            self.matched = stop
             return [*self.flush(), ""]
         return self._release("", keep=self._automaton.depth[self._node])
 
@@ -82,11 +83,14 @@ class StopMatcher:
         self._held_length = length
         return released
 
-    def _cut(self, piece: str, end: int) -> list[str]:
-        """Return all pieces, cut to a total of `end` characters."""
-        self.matched = True
+    def _cut(self, piece: str, end: int, length: int) -> list[str]:
+        """Return all pieces, cut at a match of `length` characters that is complete after `end` characters."""
+        whole = [*self.flush(), piece]
+        self.matched = "".join(whole)[end - length : end]
+        if not self._include_stop:
+            end -= length
         pieces = []
-        for text in [*self.flush(), piece]:
+        for text in whole:
             pieces.append(text[:end])
             end = max(end - len(text), 0)
         return pieces

@@ -26,12 +26,14 @@ ANY_ORIGIN = "*"
 ADMITTED = "lmi.admitted"
 """Set in the WSGI environment of an internal request whose original client request was already admitted."""
 
+HAS_KEY = "lmi.has_key"
+"""Set in the WSGI environment of a request that may have carried the server's API key."""
+
 _VARY = "origin, access-control-request-method, access-control-request-headers"
 _READING = ("GET", "HEAD", "OPTIONS")
 _MANAGES = re.compile(r"(/models/[^/]+)?/adapters(/|$)|/models(/|$)|/console/data(/|$)")
 """Paths that show where files are, or who asked for what."""
 
-_LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
 _OPTION = "cors_allowed_origin (CORS_ALLOW_ORIGIN)"
 
 
@@ -43,8 +45,9 @@ class AccessControl:
     could have its own name resolve to 127.0.0.1 and so share the server's origin. `loopback_port` is the port of another
     address of the server to which that applies.
 
-    With `api_key` every POST needs `Authorization: Bearer <key>`, or an AWS signature whose access key id is the key,
-    because AWS clients can send nothing else. GETs need no key: they show only health, metrics and names.
+    With `api_key` every POST needs `Authorization: Bearer <key>`, `x-api-key: <key>` as Anthropic's clients send it, or
+    an AWS signature whose access key id is the key, because AWS clients can send nothing else. GETs need no key: they show
+    only health, metrics and names.
     """
 
     def __init__(
@@ -57,7 +60,9 @@ class AccessControl:
     ) -> None:
         self._listed = parse_origins(allowed_origins or "")
         self._loopback_pages = allowed_origins is None
-        self._names = {urlsplit(origin).hostname for origin in self._listed} | {socket.gethostname().lower()}
+        self._names = {urlsplit(origin).hostname for origin in self._listed} | {
+            socket.gethostname().lower().rstrip(".")
+        }
         self.checks_names = loopback_only and ANY_ORIGIN not in self._listed
         self._checked_port = None if ANY_ORIGIN in self._listed else loopback_port
         self._key = os.fsencode(api_key) if api_key else None
@@ -83,6 +88,8 @@ class AccessControl:
         """Return a response if the request must not reach its route, else None. Raises `Forbidden`."""
         if ADMITTED in request.environ:
             return None
+        if self._key is not None:
+            request.environ[HAS_KEY] = True
         if self._names_matter() and not self._is_local(_host_name(request.host)):
             raise Forbidden(
                 f"host name {request.host[:100]!r} is not allowed, because this server listens on the loopback interface; "
@@ -129,11 +136,16 @@ class AccessControl:
         return host == request.host.lower() or (self._loopback_pages and is_loopback(_host_name(host)))
 
     def _is_local(self, name: str) -> bool:
-        """Whether no outsider can serve a page under this name: an address, a reserved name or an allowed one."""
-        return "." not in name or name.endswith(_LOCAL_SUFFIXES) or ip_address(name) is not None or name in self._names
+        """Whether no other machine can serve a page under this name: an address, this machine's name, or an allowed one.
+
+        A name without dots, or under `.local` or `.internal`, may be another machine's in the same network.
+        """
+        return name in self._names or is_loopback(name) or ip_address(name) is not None
 
     @staticmethod
     def _has_key(key: bytes) -> bool:
+        if hmac.compare_digest(request.headers.get("x-api-key", "").encode("latin-1"), key):
+            return True
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         if scheme == "AWS4-HMAC-SHA256":
             # Credential=<access key id>/<date>/<region>/<service>/aws4_request, SignedHeaders=..

@@ -13,7 +13,7 @@ from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.serving.served_model import ServedModel
-from lmi_handlers.web.custom_code import invoke_of
+from lmi_handlers.web.custom_code import headers_for_code, invoke_of
 from lmi_handlers.web.exchange import Exchange
 
 
@@ -41,7 +41,7 @@ class BodyDialects:
         _ = self._model.loaded  # formatters may use its tokenizer; raises `EngineNotReady`
         new_calls = partial(self._formatting.calls, usage.started + self._timeout, exchange.connected)
         asked = Request(exchange.environ)  # Flask's is gone once the answer to JSON lines has begun
-        invoke = invoke_of(payload.request_id, asked.headers.items(), asked.args.items(multi=True), payload.data)
+        invoke = invoke_of(payload.request_id, headers_for_code(asked), asked.args.items(multi=True), payload.data)
         formatted = self._formatting.format_input(payload, invoke, new_calls)
         if formatted is not payload:
             self._budget.check_json(formatted.data)

@@ -19,10 +19,13 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
+import fcntl
 import math
 import socket
 import struct
+import termios
 import time
+from array import array
 from typing import Any
 
 import msgspec
@@ -125,6 +128,13 @@ class ClientSocket:
         self._held = b""
 
     # Reading
+
+    def has_input(self) -> bool:
+        """Tell whether the client has sent something that was not read yet. Does not wait."""
+        unread = array("i", [0])
+        with contextlib.suppress(OSError, ValueError):  # it is closed
+            fcntl.ioctl(self._sock.fileno(), termios.FIONREAD, unread)
+        return unread[0] > 0
 
     def recv(self, size: int, *flags: int) -> bytes:
         """Like a socket's `recv`, within the time limits of the current phase."""

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from flask import Response, request
+from werkzeug import Request
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.formparser import FormDataParser
 from werkzeug.http import parse_options_header
@@ -21,12 +22,16 @@ from lmi_handlers.core.errors import ClientDisconnected, LMIError, ModelNotFound
 from lmi_handlers.custom_code.client import Invocation
 from lmi_handlers.custom_code.messages import Head, Invoke
 from lmi_handlers.serving.custom_model import CustomModel
+from lmi_handlers.web.access_control import HAS_KEY
 from lmi_handlers.web.exchange import Exchange
 
 _FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 _EVENTS = "text/event-stream"
 _OURS = ("connection", "content-length", "content-type", "date", "server", "transfer-encoding")
 """Response headers that the server sets itself."""
+
+_KEY_HEADERS = ("authorization", "proxy-authorization", "x-api-key", "api-key", "x-amz-security-token")
+"""Request headers in which clients send a key, or the rest of an AWS signature that holds one."""
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
@@ -54,7 +59,7 @@ class CustomCodeView:
                 raise ModelNotFound(f"Model or workflow not found: {name[:200]}")
             data = exchange.any_body(self._max_request_size)
             query = request.args.items(multi=True)
-            invoke = invoke_of(exchange.request_id, request.headers.items(), query, data)
+            invoke = invoke_of(exchange.request_id, headers_for_code(request), query, data)
             invocation = self._model.invoke(invoke, exchange.usage, exchange.connected)
             try:
                 return _respond(exchange, invocation)
@@ -108,6 +113,12 @@ class _StreamedAnswer:
 Pairs = Iterable[tuple[str, str]]
 
 
+def headers_for_code(asked: Request) -> Pairs:
+    """Return the headers that the code may see. If the server has an API key, those that carry keys are not among them."""
+    hidden = _KEY_HEADERS if HAS_KEY in asked.environ else ()
+    return [(name, value) for name, value in asked.headers.items() if name.lower() not in hidden]
+
+
 def invoke_of(request_id: str, headers: Pairs, query: Pairs, data: bytes) -> Invoke:
     """Return a request as the code gets it. As in DJL, its content type has no parameters.
 
@@ -120,7 +131,7 @@ def invoke_of(request_id: str, headers: Pairs, query: Pairs, data: bytes) -> Inv
         properties["Content-Type"] = mimetype
     parts = [(name, value.encode()) for name, value in query]
     parts += _fields(data, mimetype, options) if mimetype in _FORMS else [("data", data)]
-    return Invoke(request_id, properties, parts)
+    return Invoke(request_id, properties, parts or [("data", data)])  # only the first call has no content
 
 
 def _fields(data: bytes, mimetype: str, options: dict[str, str]) -> list[tuple[str, bytes]]:

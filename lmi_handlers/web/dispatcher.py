@@ -17,11 +17,13 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from lmi_handlers.apis.server import DOCUMENT_PATHS
 from lmi_handlers.core.beside import RunBeside
 from lmi_handlers.core.errors import InvalidRequest, LMIError, PayloadTooLarge
+from lmi_handlers.core.request_path import path_text
 from lmi_handlers.models.on_shelf import OnShelf, uses_model
 from lmi_handlers.models.shelf import Shelf
 from lmi_handlers.web.access_control import AccessControl
 from lmi_handlers.web.connection import client_connected
 from lmi_handlers.web.exchange import ArrivingBodies
+from lmi_handlers.web.request_path import PathReader
 
 REFUSAL = "lmi.refusal"
 """In the WSGI environment: the `Refusal` that the front application answers with."""
@@ -66,13 +68,13 @@ class Dispatcher:
         shelf: Shelf,
         access: AccessControl,
         max_request_size: int,
-        is_for_front: Callable[[Mapping[str, Any]], bool] = lambda environ: False,  # noqa: ARG005
+        is_for_front: Callable[[str, Mapping[str, Any]], bool] = lambda path, environ: False,  # noqa: ARG005
     ) -> None:
-        """`is_for_front` tells of further requests that they are about the server itself."""
+        """`is_for_front` tells by path and environment of further requests that they are about the server itself."""
         self._front = front
         self._is_for_front = is_for_front
         self._answer = front.wsgi_app
-        front.wsgi_app = self  # type: ignore[method-assign]  # Flask's place for WSGI middleware
+        front.wsgi_app = PathReader(self._dispatch)  # type: ignore[method-assign]  # Flask's place for WSGI middleware
         self._shelf = shelf
         self._access = access
         self._max_request_size = max_request_size
@@ -80,8 +82,11 @@ class Dispatcher:
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         """Answer a request."""
-        path = environ.get("PATH_INFO", "")
-        if _OF_SERVER.fullmatch(path) or environ["REQUEST_METHOD"] == "OPTIONS" or self._is_for_front(environ):
+        return self._front.wsgi_app(environ, start_response)
+
+    def _dispatch(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        path = path_text(environ)
+        if _OF_SERVER.fullmatch(path) or environ["REQUEST_METHOD"] == "OPTIONS" or self._is_for_front(path, environ):
             return self._answer(environ, start_response)
         arrived, name = time.monotonic(), None
         try:

@@ -159,6 +159,7 @@ class Exchange:
     def _respond(self, body: bytes | StreamBody, content_type: str | None, status: int) -> Response:
         """Return the response, without a `Content-Type` if that is None or empty."""
         streams = isinstance(body, StreamBody)
+        self._add_ids()
         if self._model.server_timing and self._request is not None:
             duration = time.monotonic() - self.usage.started
             self.headers["Server-Timing"] = server_timing(self.usage, duration, complete=not streams)
@@ -166,6 +167,10 @@ class Exchange:
         if not content_type:
             del response.headers["Content-Type"]
         return response
+
+    def _add_ids(self) -> None:
+        """Add the request's id under the names that the dialect's clients look for."""
+        self.headers.update(dict.fromkeys(self.dialect.id_headers, self.request_id))
 
     def refuse(self, error: LMIError) -> Response:
         """Send an error in the dialect's format."""
@@ -177,6 +182,7 @@ class Exchange:
 
     def close(self, response: Response, error: LMIError) -> Response:
         """Add the headers to an error response, and log the request."""
+        self._add_ids()
         response.headers.extend(self.headers)
         self.log(response.status_code, error)
         return response

@@ -75,11 +75,6 @@ def _below(path: str, prefix: str) -> bool:
     return path == prefix or path.startswith(f"{prefix}/")
 
 
-def _anthropic(status: int, kind: str, message: str) -> object:  # noqa: ARG001  `Shape`'s
-    types = {403: "permission_error", 404: "not_found_error"}
-    return {"type": "error", "error": {"type": types.get(status, "invalid_request_error"), "message": message}}
-
-
 def _ollama(status: int, kind: str, message: str) -> object:  # noqa: ARG001  `Shape`'s
     return {"error": message}
 
@@ -93,7 +88,7 @@ def _djl(status: int, kind: str, message: str) -> object:
     return {"code": status, "type": kinds.get(status, kind), "message": message}
 
 
-_SHAPES: dict[str, Shape] = {"/v1/messages": _anthropic, "/api": _ollama, "/endpoints": _runtime}
+_SHAPES: dict[str, Shape] = {"/api": _ollama, "/endpoints": _runtime}
 """By path prefix."""
 
 
@@ -121,7 +116,6 @@ def _missing(path: str) -> str:
 
 
 _INSTEAD = {
-    "/v1/messages": "POST /v1/chat/completions",
     "/api": "POST /v1/chat/completions",
     "/v2": "POST /v1/chat/completions",
 }

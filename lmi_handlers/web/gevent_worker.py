@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import resource
 import time
 from typing import Any
 
@@ -18,14 +19,15 @@ from lmi_handlers.core.plugins import installed
 from lmi_handlers.web.client_socket import ClientSocket, HeadTimeout, Limits, Waiting
 
 _MARGIN = 512
-"""Extra connections above `worker_connections`, for those that were told to end but have not yet."""
+"""Most extra connections above `worker_connections`, for those that were told to end but have not yet."""
 
 
 class ClientLimitingWorker(GeventWorker):  # type: ignore[misc]  # gunicorn has no types
     """Applies the limits of `ClientSocket` to every connection, and always has room for a new one.
 
     At `worker_connections`, the connection that has waited longest for its client is closed: one that is idle, half-way
-    through sending its request, or not reading its answer. Requests that wait for the engine are not affected.
+    through sending its request, or not reading its answer. Requests that wait for the engine are not affected, nor are
+    those that have arrived but were not read yet. If there is nothing else, new connections wait until they are accepted.
     """
 
     client_timeout: float
@@ -35,7 +37,8 @@ class ClientLimitingWorker(GeventWorker):  # type: ignore[misc]  # gunicorn has 
         super().__init__(*args, **kwargs)
         self._waiting: Waiting = {}
         self._open = 0
-        self.worker_connections = self.cfg.worker_connections + _MARGIN
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.worker_connections += min(_MARGIN, files // 4)
 
     def patch(self) -> None:
         """Patch the standard library. gevent looks for plug-ins 25 times and would read all packages' metadata each time."""
@@ -87,7 +90,7 @@ class ClientLimitingWorker(GeventWorker):  # type: ignore[misc]  # gunicorn has 
                 sock.cut()
 
     def _make_room(self) -> None:
-        oldest = next(iter(self._waiting), None)
+        oldest = next((sock for sock in self._waiting if not sock.has_input()), None)
         if oldest is not None:
             del self._waiting[oldest]  # it may take a moment to notice
             oldest.hang_up()

@@ -82,13 +82,15 @@ class _Views:
         return self._model
 
     def _generation(self, endpoint: Generation) -> View:
-        dialect, model = endpoint.dialect, self._generating
+        model = self._generating
 
         def view() -> Response:
-            exchange = Exchange(dialect)
+            exchange = Exchange(endpoint.dialect)
             try:
                 refuse_session("sessions belong to /invocations and its other names")
-                return exchange.generate(model, self._payload(exchange))
+                payload = self._payload(exchange)
+                exchange.dialect = endpoint.of(payload)
+                return exchange.generate(model, payload)
             except LMIError as error:
                 return exchange.refuse(error)
 

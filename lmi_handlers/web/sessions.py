@@ -29,6 +29,7 @@ from lmi_handlers.web.exchange import Exchange
 SESSION_ID = "X-Amzn-SageMaker-Session-Id"
 """Header of requests, and of the answer that begins a session: there, `<id>; Expires=<time>`."""
 
+NEW_SESSION_ID = "X-Amzn-SageMaker-New-Session-Id"
 CLOSED_SESSION_ID = "X-Amzn-SageMaker-Closed-Session-Id"
 """Header of the answer that ends a session."""
 
@@ -95,7 +96,8 @@ class Sessions:
 
     def _begin(self, exchange: Exchange) -> Session:
         session = self._store.create()
-        exchange.headers[SESSION_ID] = session.announcement
+        for name in (SESSION_ID, NEW_SESSION_ID):  # SageMaker knows the first, clients of vLLM's containers both
+            exchange.headers[name] = session.announcement
         return session
 
     def _check_enabled(self) -> None:
@@ -114,6 +116,7 @@ class _InSession(Dialect):
 
     def __init__(self, dialect: Dialect, enter: Callable[[Parsed], Parsed]) -> None:
         self._dialect = dialect
+        self.id_headers = dialect.id_headers
         self._enter = enter
 
     def parse(self, payload: Payload) -> Parsed:

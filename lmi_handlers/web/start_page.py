@@ -29,13 +29,13 @@ body {{ max-width: 48rem; margin: 2rem auto; padding: 0 1rem; font: 1rem/1.5 sys
 pre {{ padding: .75rem; overflow-x: auto; background: #8882; border-radius: .25rem }}
 </style>
 <h1>{model}</h1>
-<p>This is lmi-handlers {version}, a server for a language model. It speaks the APIs of LMI, TGI, OpenAI and SageMaker.
+<p>This is lmi-handlers {version}, a server for a language model. It speaks the APIs of LMI, TGI, OpenAI, Anthropic and SageMaker.
 The model is <strong>{state}</strong>.</p>
 <h2>Try it</h2>
 <pre>curl {url}/invocations -H 'Content-Type: application/json' \\
   -d '{{"inputs": "What is Deep Learning?", "parameters": {{"max_new_tokens": 64}}}}'</pre>
 <pre>curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
-  -d '{{"messages": [{{"role": "user", "content": "What is Deep Learning?"}}]}}'</pre>
+  -d '{{"messages": [{{"role": "user", "content": "What is Deep Learning?"}}], "temperature": 0.2}}'</pre>
 <pre>curl -N {url}/generate_stream -H 'Content-Type: application/json' \\
   -d '{{"inputs": "What is Deep Learning?", "parameters": {{"max_new_tokens": 64}}}}'</pre>
 <p>If the server has an API key, add <code>-H "Authorization: Bearer $API_KEY"</code>.

@@ -92,6 +92,32 @@ def kill_engine(server: Server) -> None:
     server.wait_ready()
 
 
+def wait_for_line(server: Server, line: str, before: int) -> None:
+    wait_until(lambda: server.log.count(line) > before)
+
+
+def test_a_change_is_answered_once_every_web_worker_knows_of_it(server: Server) -> None:
+    """A web worker that is paused holds up the answer, and no request after it is refused."""
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        for method, path, options, change in (
+            ("POST", "/adapters", {"json": {"name": "late", "src": "legal"}}, "loaded"),
+            ("DELETE", "/adapters/late", {}, "unloaded"),
+        ):
+            line = f'"adapter {change}"'
+            before = server.log.count(line)
+            paused = server.web_worker()
+            paused.suspend()
+            try:
+                answered = thread.submit(manage, server, method, path, **options)
+                wait_for_line(server, line, before)
+                assert not concurrent.futures.wait([answered], timeout=1).done
+            finally:
+                paused.resume()
+            assert answered.result(60).status_code == 200
+            statuses = {server.invoke(BODY | {"adapters": "late"}).status_code for _ in range(20)}
+            assert statuses == {200 if change == "loaded" else 424}
+
+
 def test_adapters_come_and_go(server: Server, store: Path) -> None:
     base, first = answer(server), answer(server, "first")
     assert base != first
@@ -115,9 +141,7 @@ def test_adapters_come_and_go(server: Server, store: Path) -> None:
     assert answer(server, "a1") == first
     removed = manage(server, "DELETE", "/models/m/adapters/a1")
     assert (removed.status_code, removed.text) == (200, "Adapter a1 unregistered")
-    # The other web worker may hear of it a moment later. Until then, the engine refuses its requests.
-    cause = "adapters: adapter 'a1' is not loaded; loaded adapters: first"
-    wait_until(lambda: refusal(server, "a1") == cause)
+    assert refusal(server, "a1") == "adapters: adapter 'a1' is not loaded; loaded adapters: first"
     for method, path in (
         ("GET", "/adapters/a1"),
         ("DELETE", "/adapters/a1"),
@@ -289,6 +313,8 @@ def test_sources_outside_the_store_and_broken_ones(server: Server, store: Path, 
     high = shutil.copytree(store / "legal", store / "dora")
     config = json.loads((high / "adapter_config.json").read_text())
     (high / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
+    other_rank = shutil.copytree(store / "legal", store / "other-rank")
+    (other_rank / "adapter_config.json").write_text(json.dumps(config | {"r": 2}))
     formats = shutil.copytree(store / "legal", store / "formats")
     (formats / "model.py").write_text(
         "from djl_python.output_formatter import output_formatter\n\n@output_formatter\ndef f(output):\n    return ''\n"
@@ -307,8 +333,9 @@ def test_sources_outside_the_store_and_broken_ones(server: Server, store: Path, 
         ("s3://elsewhere/adapters/legal", "is outside of option.adapter_store"),
         ("x\0y", "must be a folder or an archive of this machine"),
         ("x" * 100_000, "must be a folder or an archive of this machine"),
-        ("cut", "adapter 'broken' cannot be read: "),
+        ("cut", "is cut off: it has 500 bytes, and its header says "),
         ("dora", "adapter 'broken' cannot be served: use_dora is not supported"),
+        ("other-rank", "'other-rank' cannot be served: lora_A and lora_B of "),
     ):
         refused = manage(server, "POST", "/adapters", json={"name": "broken", "src": source})
         assert refused.status_code == 400, (source[:50], refused.text)

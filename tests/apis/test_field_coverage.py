@@ -44,6 +44,9 @@ def test_dynamic_batch_and_mindie_name_ignored_fields_too(start_server: StartSer
     server = start_server("option.backend=echo\noption.rolling_batch=disable\noption.dialect=mindie\n")
     for path in ("/invocations", "/"):
         assert server.invoke({"inputs": "a", "top_a": 1}, path=path).headers[IGNORED] == "top_a"
+    ignored = server.invoke({"inputs": "a", "stream": True}).headers[IGNORED]
+    assert ignored == "stream", "a dynamic batch is not streamed"
+    assert IGNORED not in server.invoke({"inputs": "a", "stream": False}).headers
 
 
 @pytest.fixture(scope="module")

@@ -90,6 +90,14 @@ def test_seed_that_is_not_a_number_is_rejected(name: str, seed: str) -> None:
         parse({name: seed})
 
 
+def test_whole_numbers_may_have_a_point() -> None:
+    """As in LMI, whose pydantic models take both."""
+    params = parse({"max_new_tokens": 4.0, "top_k": 1e1, "logit_bias": {"5": 1}}).sampling_params
+    assert (params.max_tokens, params.top_k) == (4, 10)
+    with pytest.raises(InvalidRequest, match=r"parameters\.max_new_tokens: Expected `int \| null`, got `float`"):
+        parse({"max_new_tokens": 4.5})
+
+
 def test_lmi_names_for_tensorrt_llm() -> None:
     params = parse({"request_output_len": 3, "max_new_tokens": 9, "runtime_top_k": 4, "top_k": 5, "random_seed": "8"})
     assert (params.sampling_params.max_tokens, params.sampling_params.top_k, params.sampling_params.seed) == (3, 4, 8)

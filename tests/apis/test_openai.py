@@ -13,6 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 import requests
+from byte_model import write_byte_model
 from server_sent_events import json_chunks
 from serving import Server, StartServer
 
@@ -98,9 +99,22 @@ def test_models(echo_server: Server) -> None:
     assert answer["object"] == "list"
     assert [(model["id"], model["object"], model["parent"]) for model in answer["data"]] == [("m", "model", None)]
     assert answer["data"][0]["created"] > 1_700_000_000
+    assert (answer["data"][0]["root"], answer["data"][0]["max_model_len"]) == ("m", 4096)
     assert requests.get(echo_server.url + "/v1/models/m", timeout=60).json() == answer["data"][0]
     unknown = requests.get(echo_server.url + "/v1/models/some/other", timeout=60)
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_clients_see_the_models_name_and_not_its_path(start_server: StartServer, tmp_path: Path) -> None:
+    directory = tmp_path / "weights"
+    directory.mkdir()
+    write_byte_model(directory)
+    server = start_server(f"option.rolling_batch=echo\noption.model_id={directory}\noption.model_name=mine\n")
+    (model,) = requests.get(f"{server.url}/v1/models", timeout=60).json()["data"]
+    assert (model["id"], model["root"]) == ("mine", str(directory))
+    assert completion(server, prompt="a", max_tokens=1).json()["model"] == "mine"
+    assert completion(server, prompt="a", max_tokens=1, model="mine").json()["model"] == "mine"
+    assert requests.get(f"{server.url}/v1/models/mine", timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/predictions/m"])
@@ -137,24 +151,13 @@ def test_batch_with_several_dialects(echo_server: Server) -> None:
     assert fourth["choices"][0]["text"] == "d"
 
 
-def test_chat_as_json_lines(start_server: StartServer) -> None:
-    server = start_server("option.rolling_batch=echo\noption.output_formatter=jsonlines\n")
-    answer = chat(server, path="/invocations", stream=True, max_tokens=8)
-    assert answer.headers["Content-Type"] == "application/jsonlines"
-    parts = [json.loads(line) for line in answer.text.splitlines()]
-    assert message(parts)["content"] == "user: hi"
-    assert message(chunks(chat(server, stream=True, max_tokens=8)))["content"] == "user: hi", (
-        "/v1 routes always use server-sent events"
-    )
-
-
 def test_sagemakers_response_stream(echo_server: Server) -> None:
     headers = {"X-Amzn-SageMaker-Forwarded-Api": "InvokeEndpointWithResponseStream"}
     answer = echo_server.invoke({"messages": [USER], "max_tokens": 4}, headers=headers)
-    assert message(chunks(answer))["content"] == "user"
+    assert message([json.loads(line) for line in answer.text.splitlines()])["content"] == "user"
     api = f"{echo_server.url}/endpoints/m/invocations-response-stream"
     parts = requests.post(api, json={"messages": [USER], "max_tokens": 4}, timeout=60).content
-    assert parts.count(b":event-type") == parts.count(b"data: "), "each event must be a separate payload part"
+    assert parts.count(b":event-type") == parts.count(b'{"id":'), "each line must be a separate payload part"
 
 
 def test_errors_have_openais_shape(echo_server: Server) -> None:

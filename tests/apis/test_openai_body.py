@@ -82,6 +82,10 @@ def prompt_of(parsed: Parsed) -> ChatPrompt:
             {"structured_outputs": StructuredOutputs(json='{"type":"object"}')},
         ),
         (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strict": False}}},
+            {"structured_outputs": StructuredOutputs(json="{}", strict=False)},
+        ),
+        (
             {"response_format": {"type": "json_object", "value": {"properties": {}}}},
             {"structured_outputs": StructuredOutputs(json='{"properties":{}}')},
         ),
@@ -135,11 +139,8 @@ def test_fields_of_a_chat(given: dict[str, Any], expected: dict[str, Any]) -> No
         ({"tools": [{"type": "web_search", "function": {"name": "f"}}]}, "tools[0].type", "web_search"),
         ({"tools": [TOOL], "tool_choice": "g"}, "tool_choice", "not one of the tools"),
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
-        (
-            {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
-            "response_format",
-            "combined",
-        ),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "only be set with `stream`"),
+        ({"stream": False, "stream_options": {"include_usage": False}}, "stream_options", "only be set with"),
         ({"chat_template": "{{ x }}"}, "chat_template", "cannot be set"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", ">= 1"),
         (
@@ -294,6 +295,36 @@ def test_priority_out_of_range() -> None:
 def test_refusal_in_the_history_is_rendered_as_text() -> None:
     prompt = prompt_of(parse({"messages": [USER, {"role": "assistant", "content": None, "refusal": "No."}, USER]}))
     assert prompt.messages[1] == {"role": "assistant", "content": "No."}
+
+
+@pytest.mark.parametrize("choice", ["required", "f", {"type": "function", "function": {"name": "f"}}])
+def test_a_tool_that_must_be_called_goes_before_a_format(choice: object) -> None:
+    """instructor sends both."""
+    asked = {"messages": [USER], "tools": [TOOL], "tool_choice": choice}
+    both = parse(asked | {"response_format": {"type": "json_object"}})
+    assert both.request.sampling_params == parse(asked).request.sampling_params
+
+
+@pytest.mark.parametrize("given", [{"stream_options": {}}, {"stream_options": None}])
+def test_no_options_of_a_stream(given: dict[str, Any]) -> None:
+    assert not parse({"messages": [USER]} | given).request.stream
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "top_k", "seed", "stop_token_ids"])
+def test_whole_numbers_may_have_a_point(name: str) -> None:
+    """As for vLLM's and LMI's pydantic models. Others of the body keep their value."""
+    value: object = [4.0] if name == "stop_token_ids" else 4.0
+    body = {"messages": [USER], "temperature": 0.5, "metadata": {"a": "4.0"}, name: value}
+    assert getattr(parse(body).request.sampling_params, name) in (4, (4,))
+    wrong = [4.5] if name == "stop_token_ids" else 4.5
+    with pytest.raises(InvalidRequest, match="got `float`") as caught:
+        parse(body | {name: wrong})
+    assert (caught.value.field or "").startswith(name)
+
+
+def test_a_field_behind_a_whole_number_is_named() -> None:
+    with pytest.raises(InvalidRequest, match="temperature: Expected"):
+        parse({"messages": [USER], "max_tokens": 4.0, "temperature": "x"})
 
 
 def test_response_format_is_not_a_tool_call() -> None:

@@ -148,6 +148,7 @@ SAMPLES: dict[str, Any] = {
     "truncate": 5,
     "truncate_prompt_tokens": 5,
     "priority": 5,
+    "cache_salt": "x" * 256,
     "watermark": True,
     "logprobs": 5,
     "top_logprobs": 5,
@@ -207,6 +208,7 @@ OTHER_SAMPLES: dict[tuple[str, str], Any] = {
 """Values for dialects with a different type or default."""
 
 CONTEXTS: dict[str, dict[str, Any]] = {
+    "stream_options": {"stream": True},
     "min_tokens": {"max_tokens": 10**7},
     "min_new_tokens": {"max_new_tokens": 10**7},
     "min_length": {"max_new_tokens": 10**7},

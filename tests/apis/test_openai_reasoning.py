@@ -113,7 +113,7 @@ def test_the_stream_of_a_chat_with_reasoning() -> None:
                 ('{"reasoning_content":"Hm"}', "null"),
                 ('{"reasoning_content":"."}', "null"),
                 ('{"content":"Four"}', "null"),
-                ("{}", '"length"'),
+                ('{"content":""}', '"length"'),
             )
         )
         + "data: [DONE]\n\n"
@@ -158,6 +158,24 @@ def test_reasoning_is_not_expected_if_a_grammar_constrains_the_answer(body: dict
     assert message.get("reasoning_content") == ("Hm." if allowed else None)
     if allowed:  # [THINK] and similar marks are special tokens
         assert parsed.request.sampling_params.skip_special_tokens is False
+
+
+@pytest.mark.parametrize(("enabled", "separated"), [(None, True), (True, True), (False, False)])
+def test_harmony_is_on_by_default(enabled: bool | None, separated: bool) -> None:
+    """Without the special tokens there would be nothing to split at, so a request cannot hide them."""
+    template = "<|start|>assistant<|channel|>analysis<|message|> or <|channel|>commentary"
+    dialect = ChatDialect(lambda: facts(chat_template=template), budget=BUDGET, enable_reasoning=enabled)
+    body = {"messages": [USER], "tools": [TOOL], "skip_special_tokens": True}
+    parsed = dialect.parse(Payload(data=json.dumps(body).encode(), request_id="r"))
+    assert parsed.request.sampling_params.skip_special_tokens is False
+    formatter = parsed.formatter(parsed.request, rendered(1, "<|start|>assistant"))
+    call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}'
+    text = f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{call}"
+    formatter.feed(TextDelta(text=text, finish_reason=FinishReason.EOS_TOKEN))
+    message = json.loads(formatter.finish())["choices"][0]["message"]
+    assert [made["function"] for made in message["tool_calls"]] == [{"name": "f", "arguments": '{"a": 1}'}]
+    assert (message.get("reasoning_content") == "Hm.") is separated
+    assert (message["content"] is None) is separated
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])

@@ -388,6 +388,10 @@ def test_images() -> None:
             {"text": {"format": {"type": "json_schema", "name": "n", "strict": True, "schema": {"type": "object"}}}},
             {"structured_outputs": StructuredOutputs(json='{"type":"object"}')},
         ),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n", "strict": False, "schema": {}}}},
+            {"structured_outputs": StructuredOutputs(json="{}", strict=False)},
+        ),
         ({"tools": [TOOL]}, {"skip_special_tokens": False}),
         ({"tools": [TOOL], "tool_choice": "none"}, {}),
         ({"stop": "a", "seed": -1, "top_k": 5}, {"stop": ("a",), "seed": 2**64 - 1, "top_k": 5}),
@@ -395,6 +399,13 @@ def test_images() -> None:
 )
 def test_fields(given: dict[str, Any], expected: dict[str, Any]) -> None:
     assert parse(given).request.sampling_params == SamplingParams(**expected)
+
+
+def test_a_tool_that_must_be_called_goes_before_the_format() -> None:
+    """instructor sends both."""
+    asked = {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}, "max_output_tokens": 4.0}
+    both = parse(asked | {"text": {"format": {"type": "json_object"}}})
+    assert both.request.sampling_params == parse(asked).request.sampling_params
 
 
 def test_template_variables() -> None:
@@ -452,11 +463,6 @@ def test_adapter() -> None:
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice", "not one of the tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice.type", "web_search"),
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
-        (
-            {"tools": [TOOL], "tool_choice": "required", "text": {"format": {"type": "json_object"}}},
-            "text.format",
-            "must be called",
-        ),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "not stored"),
         ({"conversation": "conv_1"}, "conversation", "not stored"),
         ({"prompt": {"id": "x"}}, "prompt", "not stored"),

@@ -78,7 +78,7 @@ def test_chat_stream() -> None:
                 ('{"role":"assistant","content":""}', "null"),
                 ('{"content":"Hel"}', "null"),
                 ('{"content":"lo"}', "null"),
-                ("{}", '"stop"'),
+                ('{"content":""}', '"stop"'),
             )
         )
         + "data: [DONE]\n\n"
@@ -103,7 +103,7 @@ def test_chat_lines() -> None:
         {"role": "assistant", "content": ""},
         {"content": "Hel"},
         {"content": "lo"},
-        {},
+        {"content": ""},
     ]
     assert chat(ChatJsonLinesFormatter).error(QueueFull("full")) == error_document(QueueFull("full")) + b"\n"
 

@@ -112,6 +112,16 @@ def test_ignored_fields_are_named(server: Server) -> None:
 # vLLM's, Jina's and Cohere's
 
 
+def test_body_of_vllm_on_teis_route(server: Server) -> None:
+    """vLLM has `/rerank` too. The body decides about the answer and about errors."""
+    body = {"query": QUERY, "documents": TEXTS, "use_activation": False}
+    answer, own = (server.invoke(body, path=path).json() for path in ("/rerank", "/v1/rerank"))
+    assert answer["results"] == own["results"]
+    assert answer.keys() == own.keys()
+    refused = server.invoke({"query": QUERY, "documents": []}, path="/rerank")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "documents")
+
+
 def test_rerank_sorts_documents(server: Server) -> None:
     for path in ("/v1/rerank", "/v2/rerank", "/invocations"):
         body = {"query": QUERY, "documents": [TEXTS[0], {"text": TEXTS[1]}, TEXTS[2]], "use_activation": False}

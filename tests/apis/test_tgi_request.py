@@ -134,8 +134,10 @@ def test_sagemakers_streaming_api_streams_unless_the_body_says_no() -> None:
 def test_tgi_compat_selects_tgi_on_the_invoke_routes() -> None:
     for properties in (ServingProperties(tgi_compat=True), ServingProperties(tgi_compat=True, rolling_batch="disable")):
         assert isinstance(ServedApis(Context(properties=properties)).invocations.native, CompatDialect)
-    with pytest.raises(ConfigError, match=r"^option.output_formatter=sse conflicts with option.tgi_compat=true: "):
-        ServedApis(Context(properties=ServingProperties(tgi_compat=True, output_formatter="sse")))
+    with pytest.raises(
+        ConfigError, match=r"^option.output_formatter=jsonlines conflicts with option.tgi_compat=true, "
+    ):
+        ServedApis(Context(properties=ServingProperties(tgi_compat=True, output_formatter="jsonlines")))
 
 
 # Fields
@@ -236,6 +238,10 @@ SCHEMA_TEXT = '{"properties":{"b":{"type":"string"},"a":{}},"required":["b"]}'
         ({"type": "json_object"}, StructuredOutputs(json_object=True)),
         ({"type": "json_schema", "value": {"name": "x", "schema": SCHEMA}}, StructuredOutputs(json=SCHEMA_TEXT)),
         ({"type": "json_schema", "value": {"schema": SCHEMA, "strict": True}}, StructuredOutputs(json=SCHEMA_TEXT)),
+        (
+            {"type": "json_schema", "value": {"schema": SCHEMA, "strict": False}},
+            StructuredOutputs(json=SCHEMA_TEXT, strict=False),
+        ),
         (
             {"type": "json", "value": {"properties": {"a": {"const": 10**40}}}},
             StructuredOutputs(json=f'{{"properties":{{"a":{{"const":{10**40}}}}}}}'),

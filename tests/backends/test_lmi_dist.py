@@ -25,7 +25,7 @@ from backends.base import Backend, ModelFiles
 from backends.lmi_dist.backend import LmiDistBackend
 from backends.lmi_dist.engine_args import engine_arguments
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.core.capabilities import check_sampling_params
+from lmi_handlers.core.capabilities import check_cache_salt, check_sampling_params
 from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedFeature
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt, TokenRequest
@@ -336,6 +336,11 @@ def test_parameter_that_this_version_lacks(load: Load, field: str, value: Any) -
         check_sampling_params(SamplingParams(**{field: value}), load().capabilities)
 
 
+def test_salts_are_refused(load: Load) -> None:
+    with pytest.raises(UnsupportedFeature, match="cache_salt: is not supported by the lmi_dist backend"):
+        check_cache_salt("tenant", load().capabilities)
+
+
 def test_version_with_more_parameters(load: Load, lmi_dist: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     later = msgspec.defstruct("Later", [("typical_p", float, 1.0)], bases=(lmi_dist.RequestParams,), kw_only=True)
     monkeypatch.setattr(lmi_dist, "RequestParams", later)
@@ -438,7 +443,7 @@ def test_option_without_counterpart_is_logged(load: Load, caplog: pytest.LogCapt
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtype": "int8"}, r"option\.dtype: lmi_dist supports"),
+        ({"dtype": "int8"}, r"option\.dtype has value .int8.: backend lmi_dist supports"),
         ({"tensor_parallel_degree": 2}, r"option\.tensor_parallel_degree: must be 1"),
         ({"pipeline_parallel_degree": 2}, r"option\.pipeline_parallel_degree: must be 1"),
         ({"long_lora_scaling_factors": "many"}, r"option\.long_lora_scaling_factors"),

@@ -19,10 +19,11 @@ from serving_properties import serving_properties
 from tokenizers import Tokenizer
 
 from backends.base import ModelFiles
+from backends.openvino import DECLARATION
 from backends.openvino.backend import OpenVinoBackend
 from backends.openvino.checkpoint import convert_checkpoint
 from backends.openvino.model import EXACT, MODEL_NAME, compile_model
-from backends.openvino.quantize import GROUP_SIZE, check_method, quantize
+from backends.openvino.quantize import GROUP_SIZE, METHODS, quantize
 from backends.openvino.runner import OpenVinoRunner
 from backends.paged.sequence import Chunk, Sequence
 from lmi_handlers.core.errors import ConfigError
@@ -154,7 +155,8 @@ def test_gguf_file_with_fewer_bits_is_not_quantised_again(tmp_path: Path) -> Non
         load(file, "int8", tmp_path)
 
 
-def test_unknown_method() -> None:
-    check_method(None)
-    with pytest.raises(ConfigError, match=r"option\.quantize: the openvino backend supports int8 and int4, not awq"):
-        check_method("awq")
+def test_unknown_method(tmp_path: Path) -> None:
+    file = make_gguf(tmp_path / "full.gguf")
+    with pytest.raises(ConfigError, match=r"option\.quantize has value 'awq': backend openvino supports int8, int4"):
+        load(file, "awq", tmp_path)
+    assert DECLARATION.choices["quantize"] == tuple(METHODS)

@@ -171,6 +171,25 @@ def test_adapters_do_not_share_a_prefix() -> None:
         assert cached == (32 if name == "fourth" else 0)
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from([None, "a", "b"]), st.sampled_from([None, "a", "1", "0", "\0"])), max_size=12)
+)
+@settings(max_examples=50, deadline=None)
+def test_only_equal_salts_and_adapters_share_a_prefix(asked: list[tuple[str | None, str | None]]) -> None:
+    cache = AdapterCache(lambda name, folder: name)
+    backend = make_backend(StoredTokensRunner(100), adapters=cache)
+    for known in "ab":
+        cache.add(known, Path(), known)
+    for number, (adapter, salt) in enumerate(asked):
+        item = TokenRequest(
+            request_id=f"{number}",
+            prompt=EncodedPrompt(list(range(3, 36)), adapter, cache_salt=salt),
+            sampling_params=SamplingParams(max_tokens=1),
+        )
+        cached = run(backend, [item])[f"{number}"][0].num_cached_tokens
+        assert cached == (32 if (adapter, salt) in asked[:number] else 0)
+
+
 def test_adapter_that_cannot_be_read_again() -> None:
     """Its request is refused, whatever the reason is. The engine goes on."""
 

@@ -103,9 +103,33 @@ def test_auto_with_adapters() -> None:
         (False, Selection("mine", "mine is installed")),
         (True, Selection("transformers", "mine does not support adapters (option.enable_lora)")),
     ):
-        found = choose_backend([without], builds={"mine": "cpu"}, gpu=None, architectures=LLAMA, adapters=adapters)
+        asked = ServingProperties(enable_lora=adapters)
+        found = choose_backend([without], builds={"mine": "cpu"}, gpu=None, architectures=LLAMA, properties=asked)
         assert found == expected
     assert "adapters" in declaration("openvino").unsupported
+
+
+@pytest.mark.parametrize(
+    ("quantize", "expected"),
+    [
+        ("awq", Selection("vllm", "vllm is installed and there is an NVIDIA GPU")),
+        ("bitsandbytes4", Selection("mine", "mine is installed")),
+        (
+            "eetq",
+            Selection(
+                "transformers",
+                "vllm does not support option.quantize=eetq; mine does not support option.quantize=eetq",
+            ),
+        ),
+    ],
+)
+def test_auto_with_a_quantisation(quantize: str, expected: Selection) -> None:
+    """An engine that does not have the method is not chosen."""
+    mine = BackendDeclaration(name="mine", location="", choices={"quantize": ("bitsandbytes4",)})
+    builds: dict[str, Build | None] = {"vllm": "gpu", "mine": "gpu"}
+    asked = ServingProperties(quantize=quantize)
+    candidates = [declaration("vllm"), mine]
+    assert choose_backend(candidates, builds=builds, gpu="NVIDIA", architectures=LLAMA, properties=asked) == expected
 
 
 @pytest.mark.parametrize(

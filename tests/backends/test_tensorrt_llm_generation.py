@@ -24,9 +24,12 @@ from tensorrt_llm_adapter import (
     controls,
     engine,
     engine_sampling_params,
+    finished,
     loading,
     logprob,
+    request,
     run,
+    steps,
     submitted,
     token_ids,
     write_model,
@@ -35,6 +38,7 @@ from tensorrt_llm_adapter import (
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.engine_counters import EngineCounters
 from lmi_handlers.core.outputs import FinishReason
+from lmi_handlers.core.request import EncodedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 
 
@@ -177,6 +181,17 @@ def test_every_parameter_reaches_the_engine(load: Load) -> None:
     assert {name: getattr(params, name) for name in given_params} == given_params
 
 
+@pytest.mark.parametrize(
+    ("given", "ignores"),
+    [({"presence_penalty": 1.0}, True), ({"frequency_penalty": 1.0}, True), ({"repetition_penalty": 1.5}, False)],
+)
+def test_presence_and_frequency_count_generated_tokens_only(load: Load, given: dict[str, Any], ignores: bool) -> None:
+    """The engine ignores this many tokens at the start of the prompt for these two. It clamps the number."""
+    backend = load()
+    run(backend, PROMPT, max_tokens=1, **given)
+    assert ((submitted(backend).prompt_ignore_length or 0) >= len(PROMPT)) is ignores
+
+
 @pytest.mark.parametrize(("top_k", "expected"), [(-1, 0), (0, 0), (VOCAB_SIZE, 0), (2**40, 0), (5, 5)])
 def test_top_k(load: Load, top_k: int, expected: int) -> None:
     backend = load()
@@ -234,6 +249,15 @@ def test_prompt_logprobs_of_a_cached_prompt(load: Load) -> None:
     """The engine computes no logits for cached tokens, so the adapter must bypass the cache."""
     backend = load()
     assert [run(backend, PROMPT, prompt_logprobs=0)[0].prompt_logprobs for _ in range(2)][1] is not None
+
+
+def test_salts_separate_cached_prompts(load: Load) -> None:
+    backend, cached = load(), []
+    for salt in (None, "a", "b", "a", None):
+        prompt = EncodedPrompt(PROMPT, cache_salt=salt)
+        backend.add_request(msgspec.structs.replace(request(PROMPT), prompt=prompt))
+        cached.append(steps(backend, finished(1))[0].num_cached_tokens)
+    assert cached == [0, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("reuse", [None, True, False])

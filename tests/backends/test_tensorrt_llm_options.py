@@ -77,6 +77,7 @@ def test_engine_defaults(load: Load) -> None:
     args = engine(load()).args
     assert (args.max_num_tokens, args.max_seq_len, args.dtype) == (8192, MAX_MODEL_LEN, "auto")
     assert args.kv_cache_config.free_gpu_memory_fraction == 0.9
+    assert args.enable_chunked_prefill
 
 
 def test_tokenizer_only_for_grammars(load: Load) -> None:

@@ -155,7 +155,7 @@ def test_stop_id_removed_by_the_engine(load: Load, monkeypatch: pytest.MonkeyPat
 def test_generation_started_outside_the_loop(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """The result then has no queue for the event loop to wait on."""
 
-    def submit(self: LLMActor, sequence: DeltaReader, prompt: list[int], params: Any) -> None:
+    def submit(self: LLMActor, sequence: DeltaReader, prompt: list[int], params: Any, **_: Any) -> None:
         result = self._llm.generate_async(prompt, params, streaming=True)
 
         async def read() -> None:

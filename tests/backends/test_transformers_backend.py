@@ -23,9 +23,10 @@ from tokenizers import Tokenizer
 from backends.base import ModelFiles
 from backends.paged.sequence import Chunk, Sequence
 from backends.sampling.bad_words import BadWords
+from backends.transformers import DECLARATION
 from backends.transformers.backend import TransformersBackend
 from backends.transformers.fallback import SequentialRunner
-from backends.transformers.loading import _window_missing, load_model
+from backends.transformers.loading import DTYPES, QUANTIZATIONS, _window_missing, load_model
 from backends.transformers.lora_layers import LoraLayers
 from backends.transformers.packing import LinearInputs, pack, unpack
 from backends.transformers.rolling import RollingRunner
@@ -174,8 +175,36 @@ def test_greedy_in_a_batch_matches_generate(name: str) -> None:
         assert collected[request_id].finish_reason is ended
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral_sliding_window", "gemma2_softcap", "gpt_oss_sinks"])
-def test_rolling_logits_match_a_plain_forward(name: str) -> None:
+class AllLogits(transformers.LlamaForCausalLM):  # type: ignore[no-untyped-call]  # the library's own
+    """As older checkpoints' own code is: it takes `logits_to_keep` and returns the logits of all tokens."""
+
+    def forward(self, *args: Any, logits_to_keep: Any = 0, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+def test_a_model_that_ignores_which_logits_are_wanted(llama: Any) -> None:
+    model: Any = AllLogits(llama.config)  # type: ignore[no-untyped-call]
+    model.train(False)
+    model.load_state_dict(llama.state_dict())
+    backend = make_backend(model)
+    assert type(backend._runner) is SequentialRunner
+    prompt = random_prompt(random.Random(2), 12)
+    assert generate(backend, prompt, greedy(8)).token_ids == reference(llama, prompt, greedy(8))
+
+
+def test_a_model_that_no_runner_computes_right_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """Its state is in the model itself, so that it has room for one sequence only."""
+    with pytest.raises(
+        ConfigError, match="RecurrentGemmaForCausalLM cannot be served by the transformers backend: with"
+    ):
+        make_backend(make_model("recurrent_gemma"))
+    assert "no rolling batch for this model" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "mistral_sliding_window", "gemma2_softcap", "gpt_oss_sinks", "bloom", "falcon_h1"]
+)
+def test_logits_match_a_plain_forward(name: str) -> None:
     """Stricter than comparing tokens: prompt logprobs computed in chunks match those of one plain forward."""
     prompt = random_prompt(random.Random(1), 40)
     backend = make_backend(make_model(name), max_prefill_tokens=7)
@@ -510,8 +539,45 @@ def test_quantize_reaches_the_library(
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", from_pretrained)
     load_model(tmp_path, ServingProperties(dtype="fp32", quantize=name))
     assert getattr(seen["quantization_config"], field)
-    with pytest.raises(ConfigError, match=r"option\.quantize.*bitsandbytes4.*awq"):
+    with pytest.raises(ConfigError, match=r"option\.quantize has value 'awq': .* bitsandbytes8, bitsandbytes4"):
         load_model(tmp_path, ServingProperties(quantize="awq"))
+    assert (DECLARATION.choices["dtype"], DECLARATION.choices["quantize"]) == (tuple(DTYPES), tuple(QUANTIZATIONS))
+
+
+@pytest.mark.parametrize(
+    ("degree", "gpus", "asked", "expected"),
+    [
+        ("max", 0, None, None),
+        ("max", 1, None, "cuda"),
+        ("max", 4, None, "auto"),
+        (2, 2, None, "auto"),
+        (1, 4, None, "cuda"),
+        (2, 2, "cuda:1", "cuda:1"),
+    ],
+)
+def test_layers_are_divided_among_the_gpus_of_an_engine(
+    llama: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    degree: Any,
+    gpus: int,
+    asked: str | None,
+    expected: str | None,
+) -> None:
+    """Stands in for a machine with GPUs: what is asked of the library is what counts."""
+    llama.save_pretrained(tmp_path)
+    seen: dict[str, Any] = {}
+
+    def from_pretrained(_path: Path, **options: Any) -> Any:
+        seen.update(options)
+        return llama
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    options: dict[str, Any] = {} if asked is None else {"device_map": asked}
+    load_model(tmp_path, ServingProperties(dtype="fp32", tensor_parallel_degree=degree, engine_options=options))
+    assert seen["device_map"] == expected
 
 
 def test_packing_is_undone_exactly(llama: Any) -> None:

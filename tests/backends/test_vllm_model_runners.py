@@ -68,10 +68,44 @@ def test_vllm_accepts_the_arguments_on_a_gpu(tiny_llama: Path) -> None:
         assert config["second_runner"]
         assert config["logits_processors"] == ["backends.vllm.typical:TypicalV2"]
         assert (config["device"], config["dtype"]) == ("cuda", "torch.bfloat16")
+    assert plain["max_num_batched_tokens"] == 8192  # as `vllm serve` on an H100
     assert (plain["async_scheduling"], async_off["async_scheduling"]) == (True, False)
     assert sharded["tensor_parallel_size"] == 2
     assert drafted["logits_processors"] is None
     assert too_many["error"].startswith("option.tensor_parallel_degree: ")
+
+
+SPECULATION = '{"method": "ngram", "num_speculative_tokens": 2}'
+COMMANDS: list[tuple[list[str], dict[str, Any]]] = [
+    ([], {}),
+    (["--max-model-len", "64"], {"max_model_len": 64}),
+    (["--dtype", "float16"], {"dtype": "fp16"}),
+    (["--tensor-parallel-size", "2"], {"tensor_parallel_degree": 2}),
+    (["--pipeline-parallel-size", "2"], {"pipeline_parallel_degree": 2}),
+    (["--no-enable-chunked-prefill"], {"extra": {"enable_chunked_prefill": "false"}}),
+    (["--enforce-eager"], {"enforce_eager": True}),
+    (["--kv-cache-dtype", "fp8"], {"extra": {"kv_cache_dtype": "fp8"}}),
+    (["--enable-lora", "--max-loras", "2"], {"enable_lora": True, "max_loras": 2}),
+    (["--speculative-config", SPECULATION], {"extra": {"speculative_config": SPECULATION}}),
+]
+OTHERWISE = {
+    "instance_id",  # new for each
+    "load_config.use_tqdm_on_load",
+    "model_config.logits_processors",  # typical_p
+    "model_config.runner",  # option.task says which
+    "model_config.seed",  # at random
+    "observability_config.per_request_spec_decode_metrics",  # for the metrics
+    "scheduler_config.max_num_seqs",  # LMI's default
+    "structured_outputs_config.backend",  # the same library on all engines
+}
+"""What the server sets itself."""
+
+
+def test_settings_are_those_of_vllm_serve(tiny_llama: Path) -> None:
+    options = [{"tensor_parallel_degree": 1} | given | {"serve": flags} for flags, given in COMMANDS]
+    for (flags, _), found in zip(COMMANDS, ask("cuda_platform.py", tiny_llama, options), strict=True):
+        assert found.keys() <= OTHERWISE, (flags, found)
+        assert found["model_config.runner"] == ["'generate'", "'auto'"]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from waiting import wait_until
 
 from lmi_handlers.chat.apis import APIS
 from lmi_handlers.chat.conversation import parse_setting
-from lmi_handlers.chat.screen import visible
+from lmi_handlers.core.terminal import visible
 
 Pipe = Callable[..., Result]
 ENDPOINT_APIS = [name for name, api in APIS.items() if api.on_endpoints]

@@ -24,9 +24,7 @@ NOT_READ: dict[str, tuple[str, dict[str, str]]] = {
         "transformers",
         ENGINE
         | {
-            "option.load_in_8bit": "accepted, no effect here: deprecated in LMI; use option.quantize",
             "gpu.maxWorkers": WORKERS,
-            "option.tensor_parallel_degree": "no effect on backend transformers, read by vllm",
         },
     ),
     "adapters": (

@@ -18,6 +18,7 @@ from backends.options_page import options_page
 from lmi_handlers.config.no_effect import DEPRECATED_KEYS, NO_EFFECT
 from lmi_handlers.config.option import DeclaredOption, InvalidValue, Option, text_of
 from lmi_handlers.config.properties import ServingProperties, load_properties
+from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME
 
 OPTIONS = registry().options
 KEYS = registry().keys
@@ -120,7 +121,8 @@ def test_names_are_unique() -> None:
 
 def test_every_field_is_declared() -> None:
     fields = {field.name for field in msgspec.structs.fields(ServingProperties)}
-    assert fields - set(OPTIONS) == {"model_dir", "has_asynchronous_handler", "engine_options", "extra"}
+    derived = {"has_asynchronous_handler", "has_vllm_variables", "is_named"}
+    assert fields - set(OPTIONS) == {"model_dir", "engine_options", "extra", *derived}
 
 
 def test_option_declarations_are_immutable() -> None:
@@ -148,13 +150,14 @@ def test_example_file_has_known_names_with_their_defaults() -> None:
     assert len(shown) > 10
     for key, value in shown.items():
         assert key in KEYS
-        assert value == text_of(KEYS[key].default), key
+        assert value == (DEFAULT_MODEL_NAME if key == "option.model_id" else text_of(KEYS[key].default)), key
 
 
 def test_example_file_changes_no_default() -> None:
     loaded = load_properties(ROOT, {}, registry())
     assert loaded.warnings(TRANSFORMERS) == ()
-    assert loaded.properties == ServingProperties(model_dir=str(ROOT), model_name=loaded.properties.name)
+    name = loaded.properties.name
+    assert loaded.properties == ServingProperties(model_dir=str(ROOT), model_id=DEFAULT_MODEL_NAME, model_name=name)
 
 
 def test_options_page_is_up_to_date() -> None:

@@ -117,6 +117,24 @@ def test_model_name(model_dir: Path, text: str, environ: dict[str, str], name: s
     assert load(model_dir, text, **environ).properties.name == name
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("option.model_id=org/small", "org/small"),
+        ("option.model_id=org/small\noption.model_name=mine", "mine"),
+        ("option.model_id=s3://bucket/folder/", "{}"),
+        ("option.model_id=/opt/ml/model", "{}"),
+        ("option.model_id=weights", "{}"),
+        ("option.model_id=./weights", "{}"),
+        ("", "{}"),
+    ],
+)
+def test_name_that_clients_see_is_never_a_path(model_dir: Path, text: str, name: str) -> None:
+    (model_dir / "weights").mkdir()
+    properties = load(model_dir, text).properties
+    assert properties.public_name == name.format(properties.name)
+
+
 def test_model_name_without_directory() -> None:
     assert load_properties(None, {}, registry()).properties.name == "model"
     assert load_properties(None, {"OPTION_MODEL_ID": "a/b"}, registry()).properties.name == "a_b"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from backends import registry
+from backends.gpu_memory import smallest, smallest_gpu_memory
 from lmi_handlers.config.properties import load_properties
 from lmi_handlers.config.replicas import plan_replicas
+from lmi_handlers.configuration import read_configuration
 from lmi_handlers.core.errors import ConfigError
 
 
@@ -62,3 +65,83 @@ def test_each_replica_gets_its_own_of_four_gpus(
 def test_too_many_replicas_for_the_gpus_are_refused(tmp_path: Path, properties: str) -> None:
     with pytest.raises(ConfigError, match=r"minWorkers=\d needs \d GPUs, . for each engine, but there are 4"):
         plan(tmp_path, properties, 4)
+
+
+# The transformers backend: one engine for each GPU that holds the model
+
+SPARSE = 30 * 2**30
+"""Bytes of a file of weights without content, which takes no room on the disk."""
+
+
+class FourGpus:
+    """Stands in for NVIDIA's library NVML, on a machine with four GPUs of these sizes."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.sizes, self.is_open = sizes, False
+
+    def nvmlInit_v2(self) -> int:  # noqa: N802
+        self.is_open = True
+        return 0
+
+    def nvmlShutdown(self) -> int:  # noqa: N802
+        self.is_open = False
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802
+        count._obj.value = len(self.sizes)
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: int, handle: Any) -> int:  # noqa: N802
+        handle._obj.value = index + 1
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:  # noqa: N802
+        memory._obj.total = self.sizes[handle.value - 1]
+        return 0
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    directory = tmp_path / "m"
+    directory.mkdir()
+    (directory / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    with (directory / "model.safetensors").open("wb") as file:
+        file.truncate(SPARSE)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("properties", "memory", "degree", "replicas"),
+    [
+        pytest.param("", 80, 1, ("0", "1", "2", "3"), id="fits"),
+        pytest.param("", 24, "max", ("",), id="does not fit"),
+        pytest.param("", None, 1, ("0", "1", "2", "3"), id="the driver does not tell"),
+        pytest.param("option.tensor_parallel_degree=max\n", 80, "max", ("",), id="max"),
+        pytest.param("option.tensor_parallel_degree=2\n", 80, 2, ("0,1", "2,3"), id="two"),
+        pytest.param("option.tensor_parallel_degree=1\n", 24, 1, ("0", "1", "2", "3"), id="one"),
+        pytest.param("option.device_map=auto\n", 80, "max", ("",), id="device_map"),
+        pytest.param("minWorkers=2\n", 80, "max", ("0,1", "2,3"), id="two workers"),
+        pytest.param("maxWorkers=3\n", 80, 1, ("0", "1", "2"), id="at most three workers"),
+    ],
+)
+def test_transformers_on_four_gpus(
+    model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    properties: str,
+    memory: int | None,
+    degree: int | str,
+    replicas: tuple[str, ...],
+) -> None:
+    nvml = None if memory is None else FourGpus(*[(memory + more) * 2**30 for more in (1, 0, 2, 3)])
+    found = None if nvml is None else smallest(nvml)
+    assert found == (None if memory is None else memory * 2**30)
+    monkeypatch.setattr("lmi_handlers.configuration.smallest_gpu_memory", lambda: found)
+    monkeypatch.setattr("lmi_handlers.configuration.count_gpus", lambda environ, devices: 4)
+    (model_dir / "serving.properties").write_text(f"option.backend=transformers\n{properties}")
+    configuration = read_configuration({"LMI_MODEL_DIR": str(model_dir), "HOME": str(model_dir)})
+    assert configuration.properties.tensor_parallel_degree == degree
+    assert configuration.replicas == replicas
+
+
+def test_memory_of_gpus_is_unknown_without_the_drivers_library() -> None:
+    assert smallest_gpu_memory("no-such-library.so") is None

@@ -10,10 +10,15 @@ import pytest
 from serving_properties import load
 
 from backends import declaration, registry
+from backends.selection import check_installed
+from lmi_handlers.config.no_effect import NO_EFFECT
+from lmi_handlers.config.not_provided import OPTIONS_NOT_PROVIDED
+from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.config.properties import load_properties
 from lmi_handlers.config.report import render_settings
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.redaction import is_secret, redacted
+from lmi_handlers.model_files.secure_mode import ALLOWED
 
 OPTIONS = registry().options
 KEYS = registry().keys
@@ -106,6 +111,96 @@ def test_option_that_only_other_backends_read_is_passed_on(model_dir: Path) -> N
     assert re.search(r"option\.tokens_per_block .*passed on to vllm", table)
 
 
+# LMI's older names
+
+LMI_ONLY = (
+    "paged_attention",
+    "use_v2_block_manager",
+    "fail_fast",
+    "low_cpu_mem_usage",
+    "n_positions",
+    "unroll",
+    "context_length_estimate",
+    "load_split_model",
+    "compiled_graph_path",
+    "group_query_attention",
+    "enable_mixed_precision_accumulation",
+    "enable_saturate_infinity",
+    "draft_model_compiled_path",
+    "neuron_optimize_level",
+    "amp",
+    "rolling_batch_strategy",
+    "fuse_qkv",
+    "baichuan_model_version",
+    "calib_batch_size",
+    "load_by_shard",
+    "logits_dtype",
+    "trtllm_checkpoint_path",
+    "use_fp8_context_fmha",
+)
+
+
+@pytest.mark.parametrize("key", [*(f"option.{name}" for name in LMI_ONLY), "fail_fast", *sorted(ALLOWED)])
+def test_name_that_lmi_reads_is_known(key: str) -> None:
+    """Its secure mode has a list of most of them."""
+    without_effect = {f"option.{name}" for name in declaration("vllm").without_effect}
+    assert key in {*KEYS, *NO_EFFECT, *OPTIONS_NOT_PROVIDED, *without_effect, "option.disable_sliding_window"}, (
+        "the last one is an argument of vLLM's"
+    )
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_load_in_bits_is_bitsandbytes(model_dir: Path, bits: int) -> None:
+    loaded = load(model_dir, f"option.load_in_{bits}bit=True\n")
+    assert loaded.properties.quantize == f"bitsandbytes{bits}"
+    assert loaded.deprecated == (
+        f"option.load_in_{bits}bit is deprecated: use option.quantize=bitsandbytes{bits} (from serving.properties)",
+    )
+    assert load(model_dir, f"option.load_in_{bits}bit=false\n").properties.quantize is None
+    same = load(model_dir, f"option.load_in_{bits}bit=true\noption.quantize=bitsandbytes{bits}\n")
+    assert same.properties.quantize == f"bitsandbytes{bits}"
+    for other in ("option.quantize=awq", f"option.load_in_{12 - bits}bit=true"):
+        with pytest.raises(ConfigError, match=r"conflicts with option\.load_in_.bit=true: they name different methods"):
+            load(model_dir, f"option.load_in_{bits}bit=true\n{other}\n")
+
+
+def test_library_for_a_quantisation_is_missed_before_the_model_is_loaded() -> None:
+    backend = msgspec.structs.replace(TRANSFORMERS, requires_with={"quantize=bitsandbytes8": "no_such_library"})
+    check_installed(backend, ServingProperties())
+    with pytest.raises(
+        ConfigError, match=r"^option.quantize=bitsandbytes8 needs the module no_such_library on backend"
+    ):
+        check_installed(backend, ServingProperties(quantize="bitsandbytes8"))
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", "auto"), ("True", "auto"), ("false", "disable")])
+def test_rolling_batch_may_be_a_boolean(model_dir: Path, text: str, value: str) -> None:
+    assert load(model_dir, f"option.rolling_batch={text}").properties.rolling_batch == value
+
+
+# What depends on how requests are batched
+
+
+@pytest.mark.parametrize(
+    ("text", "ignored"),
+    [
+        ("option.rolling_batch=disable\noption.output_formatter=jsonlines\n", ["option.output_formatter"]),
+        ("option.rolling_batch=disable\noption.output_formatter=json\noption.tgi_compat=true\n", []),
+        ("option.rolling_batch=disable\nmax_batch_delay=5\n", []),
+        ("max_batch_delay=5\noption.output_formatter=sse\n", ["max_batch_delay"]),
+        ("batch_size=2\nmax_batch_delay=5\n", []),
+        ("option.enable_streaming=true\n", ["option.enable_streaming"]),
+        ("option.rolling_batch=disable\noption.enable_streaming=true\n", []),
+    ],
+)
+def test_what_the_batching_does_not_read(model_dir: Path, text: str, ignored: list[str]) -> None:
+    loaded = load(model_dir, text)
+    assert [warning.partition(" has no effect: ")[0] for warning in loaded.unread(TRANSFORMERS)] == ignored
+    table = render_settings(loaded, TRANSFORMERS, show_all=False)
+    for key in ignored:
+        assert re.search(rf"{re.escape(key)} .* no effect: ", table)
+
+
 # Secrets
 
 
@@ -175,7 +270,7 @@ def test_check_shows_set_options_and_optionally_defaults(model_dir: Path) -> Non
         "  option.enable_lora  true    serving.properties                 "
         "read by transformers, vllm, lmi_dist, tensorrt_llm",
         "  option.dtype        fp16    environment variable OPTION_DTYPE  "
-        "read by transformers, vllm, lmi_dist, tensorrt_llm",
+        "read by openvino, transformers, vllm, lmi_dist, tensorrt_llm",
     ]
     assert rest == f"{len(OPTIONS) - 2} options have their defaults; `lmi check --all` shows them.\n"
     again, defaults = render_settings(loaded, TRANSFORMERS, show_all=True).split("\n\n")

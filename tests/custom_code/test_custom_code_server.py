@@ -166,7 +166,7 @@ def test_an_asynchronous_answer(server: Server) -> None:
         ("type", "Invalid output type: <class 'str'>"),
         ("code", "handle returned the status 99: it must be from 200 to 599"),
         ("not json", "Out of range float values are not JSON compliant"),
-        ("sys.exit", "the process that runs handle ended with status 3 while it worked on this request"),
+        ("sys.exit", "handle raised SystemExit: 3"),
         ("os._exit", "the process that runs handle ended with status 5 while it worked on this request"),
         ("fork and die", "the process that runs handle ended with status 6 while it worked on this request"),
         ("rubbish", "the process that runs handle was replaced, because it wrote to the server's connection"),
@@ -255,7 +255,7 @@ def test_the_code_may_use_processes_of_its_own(server: Server, method: str) -> N
 
 def test_a_thread_that_is_left_keeps_no_process(server: Server) -> None:
     assert call(server, "leave a thread").content == b"left"
-    assert "ended with status 3" in call(server, "sys.exit").json()["error"]
+    assert "ended with status 5" in call(server, "os._exit").json()["error"]
     assert [call(server, "echo", b"1").json() for _ in range(4)] == [1] * 4
 
 

@@ -196,3 +196,32 @@ def test_a_pool_that_dies_is_restarted(tmp_path: Path, servers: list[Server]) ->
     messages = [json.loads(line)["message"] for line in server.log.splitlines() if line.startswith("{")]
     assert "pool process ended" in messages
     assert not [message for message in messages if "engine" in message]
+
+
+ASYNC_HANDLE = """
+async def handle(inputs):
+    return None if inputs.is_empty() else Output().add(b"mine")
+"""
+
+
+def test_asynchronous_handle_takes_the_place_of_lmis_asynchronous_handler(
+    tmp_path: Path, servers: list[Server]
+) -> None:
+    """As in LMI, whose documents set both. One that is not asynchronous is refused beside an engine."""
+    name = "djl_python.lmi_vllm.vllm_async_service"
+    properties = f"option.entryPoint={name}\noption.async_mode=true\noption.rolling_batch=disable\n"
+    directory = write(tmp_path / "m", {"model.py": "from djl_python import Output\n" + ASYNC_HANDLE})
+    server = Server(directory, properties)
+    servers.append(server)
+    assert server.wait_ready().invoke({}).content == b"mine"
+    (directory / "model.py").write_text(HANDLER)
+    assert "model.py defines or uses handle, which is not supported" in lmi_check(directory).stderr
+
+
+def test_functions_for_adapters_are_named_because_nobody_calls_them(tmp_path: Path) -> None:
+    script = HANDLER + "def register_adapter(inputs):\n    pass\n"
+    ended = lmi_check(write(tmp_path / "m", {"model.py": script}), "--no-code")
+    assert ended.returncode == 0
+    assert (
+        f"  {tmp_path}/m/model.py: register_adapter is not called: handle must load adapters itself\n" in ended.stdout
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmi_handlers.core.errors import ConfigError
@@ -235,6 +235,7 @@ def test_chunks_are_text_and_objects(function: Callable[..., Any], data: bytes, 
 VALUES = st.recursive(st.none() | st.text() | st.integers(-9, 9) | st.floats(-9, 9), st.lists, max_leaves=4)
 
 
+@example({"choices": [], "__dict__": None, "__class__": 1})
 @given(document=st.dictionaries(st.text(), VALUES))
 def test_identity_keeps_documents(document: dict[str, Any]) -> None:
     data = json.dumps(document, ensure_ascii=False).encode()

@@ -112,6 +112,15 @@ def test_a_formatter_that_raises_ends_its_request(tokens: Server) -> None:
     assert ask(tokens).status_code == 200
 
 
+@pytest.mark.parametrize("place", ["input", "output"])
+def test_a_formatter_that_exits_ends_only_its_request(tokens: Server, place: str) -> None:
+    before = tokens.supervised(PROCESS)
+    answer = ask(tokens, f"leave-{place}")
+    assert (answer.status_code, answer.json()["error"]) == (424, "the model's formatter failed: SystemExit: 3")
+    assert ask(tokens).status_code == 200
+    assert tokens.supervised(PROCESS) == before
+
+
 def test_what_a_formatter_must_not_return_is_told(tokens: Server) -> None:
     answer = ask(tokens, "type")
     assert answer.status_code == 424
@@ -155,7 +164,7 @@ def test_the_third_generation_changes_responses(responses: Server) -> None:
 
 def test_the_third_generation_changes_streams(responses: Server) -> None:
     plain = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-    stream = responses.invoke(plain | {"stream": True})
+    stream = responses.invoke(plain | {"stream": True}, headers={"Accept": "text/event-stream"})
     assert stream.headers["Content-Type"].startswith("text/event-stream")
     *events, done = stream.text.split("\n\n")[:-1]
     chunks = [json.loads(event.removeprefix("data: ")) for event in events]
@@ -163,6 +172,9 @@ def test_the_third_generation_changes_streams(responses: Server) -> None:
     assert all(chunk["processed_by"] == "me" for chunk in chunks)
     expected = responses.invoke(plain, path="/v1/chat/completions").json()["choices"][0]["message"]["content"]
     assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == expected.upper()
+    lines = responses.invoke(plain | {"stream": True})
+    assert lines.headers["Content-Type"] == "application/jsonlines"
+    assert [json.loads(line)["processed_by"] for line in lines.content.splitlines()] == ["me"] * len(chunks)
     lines = responses.invoke({"inputs": "abc", "stream": True, "parameters": {"max_new_tokens": 2}})
     assert lines.headers["Content-Type"] == "application/jsonlines"
     assert [json.loads(line)["choices"][0]["text"] for line in lines.content.splitlines()] == ["<a>", "<b>"]

@@ -12,8 +12,6 @@ from custom_handlers import GROWS
 from serving import Server
 from waiting import wait_until
 
-from lmi_handlers.custom_code.processes import _back_off
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -67,8 +65,3 @@ def test_fewer_at_most_than_at_least_is_a_mistake(tmp_path: Path) -> None:
     server = Server(tmp_path, "minWorkers=3\nmaxWorkers=2\n")
     assert server.process.wait(120) == 1
     assert "maxWorkers=2 must not be less than minWorkers=3" in server.log
-
-
-def test_back_off_has_a_limit() -> None:
-    """After any number of failures: powers of two become too large for a float."""
-    assert [_back_off(failures) for failures in (0, 1, 2, 3, 7, 8, 5000)] == [0.0, 0.5, 1.0, 2.0, 30.0, 30.0, 30.0]

@@ -73,8 +73,8 @@ def content(data: bytes) -> object:
 
 
 def deltas(data: bytes) -> str:
-    """The text of a chat completion in chunks."""
-    records = [json.loads(line[6:]) for line in data.splitlines() if line.startswith(b"data: {")]
+    """The text of a chat completion in chunks, one in a line."""
+    records = [json.loads(line) for line in data.splitlines() if line.startswith(b"{")]
     return "".join(record["choices"][0]["delta"].get("content") or "" for record in records if record["choices"])
 
 

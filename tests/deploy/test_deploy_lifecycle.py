@@ -127,6 +127,39 @@ def test_deploy_update_and_undeploy(server: AwsServer, tmp_path: Path) -> None:
     assert lmi("status", "--name", "mine").exit_code == 4
 
 
+def test_undeploy_deletes_only_what_an_upload_made(server: AwsServer, tmp_path: Path) -> None:
+    """Tags may be set by others: neither a foreign bucket nor a foreign object in our folder is deleted."""
+    s3, sagemaker = client(server, "s3"), client(server, "sagemaker")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "serving.properties").write_text("option.rolling_batch=echo\n")
+    for bucket in ("ours", "foreign"):
+        s3.create_bucket(Bucket=bucket)
+    for key in ("a", "b/c", "tagged/01234567/x"):
+        s3.put_object(Bucket="foreign", Key=key, Body=b"precious")
+    for url in (
+        *("s3://foreign/", "s3://foreign", "s3://foreign/b/", "s3://foreign/tagged/01234567/", "https://foreign/"),
+        *("s3://foreign/tagged/01234567/../../", "s3://foreign/tagged/", ""),
+    ):
+        deployed = deploy("tagged", "--model-dir", str(model), "--upload-to", "s3://ours/models/")
+        assert deployed.exit_code == 0, deployed.output
+        [name] = exists(server, "tagged")["models"]
+        arn = sagemaker.describe_model(ModelName=name)["ModelArn"]
+        sagemaker.add_tags(ResourceArn=arn, Tags=[{"Key": "lmi:uploaded-to", "Value": url}])
+        undone = lmi("undeploy", "--name", "tagged")
+        assert undone.exit_code == 0, undone.output
+        assert nothing(server, "tagged")
+        assert len(s3.list_objects_v2(Bucket="foreign")["Contents"]) == 3
+
+    deploy("mixed", "--model-dir", str(model), "--upload-to", "s3://ours/models/")
+    folder = next(item["Key"] for item in s3.list_objects_v2(Bucket="ours")["Contents"] if "/mixed/" in item["Key"])
+    added = folder.rpartition("/")[0] + "/notes.txt"
+    s3.put_object(Bucket="ours", Key=added, Body=b"precious")
+    undone = lmi("undeploy", "--name", "mixed")
+    assert "1 objects in s3://ours/models/mixed/" in undone.stdout
+    assert [item["Key"] for item in s3.list_objects_v2(Bucket="ours", Prefix="models/mixed/")["Contents"]] == [added]
+
+
 def test_components_and_adapters(server: AwsServer) -> None:
     base = ("--component", "llama", "--accelerators", "1")
     adapter = ("--adapter", "german=s3://bucket/german.tar.gz")

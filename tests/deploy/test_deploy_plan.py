@@ -90,7 +90,18 @@ def test_links_in_the_model_directory_are_followed(tmp_path: Path) -> None:
     (elsewhere / "part").mkdir(parents=True)
     (elsewhere / "part" / "weights").write_text("1")
     (model / "linked").symlink_to(elsewhere)
-    here = ("--model-dir", str(model), "--upload-to", "s3://bucket/models", "--instance-type", "ml.g5.2xlarge")
+    here: tuple[str, ...] = (
+        "--model-dir",
+        str(model),
+        "--upload-to",
+        "s3://bucket/models",
+        "--instance-type",
+        "ml.g5.2xlarge",
+    )
+    refused = lmi("deploy", *REQUIRED, *here, "--dry-run")
+    assert refused.exit_code == 1
+    assert f"{model}/linked is a link to {elsewhere}, which is not in {model}: add --follow-links" in refused.stderr
+    here = (*here, "--follow-links")
     files = [call["parameters"]["Key"] for call in dry_run(*here) if call["operation"] == "put_object"]
     assert [file.split("/", 3)[3] for file in files] == ["linked/part/weights"]
     cases = {"nothing": "neither a file nor a link to one", "..": "which it is in itself", "linked": "in itself"}

@@ -21,7 +21,7 @@ from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine import adapter_manager
 from lmi_handlers.engine.adapter_manager import AdapterManager
 from lmi_handlers.engine.adapter_registry import Adapters, Registered, changing, read_registry
-from lmi_handlers.engine.adapters import CONFIG_NAME, Stores, local_source
+from lmi_handlers.engine.adapters import Stores, local_source
 from lmi_handlers.engine.admission import RollingBatch
 from lmi_handlers.engine.loop import EngineLoop, Inbox
 from lmi_handlers.engine.messages import (
@@ -36,6 +36,7 @@ from lmi_handlers.engine.messages import (
 )
 from lmi_handlers.engine.replicas import Replicas
 from lmi_handlers.engine.worker_server import WorkerServer
+from lmi_handlers.model_files.adapter_weights import CONFIG_NAME
 
 
 class RecordingWorker:

@@ -9,14 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from empty_weights import NO_TENSORS
 from s3_server import S3Server
 
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError, InvalidRequest, LoadFailed
-from lmi_handlers.engine.adapters import CONFIG_NAME, AdapterSources, find_adapters, own_adapter
+from lmi_handlers.engine.adapters import AdapterSources, find_adapters, own_adapter
+from lmi_handlers.model_files.adapter_weights import CONFIG_NAME
 
 WEIGHTS = "adapter_model.safetensors"
-FILES = {CONFIG_NAME: b"{}", WEIGHTS: b"weights"}
+OTHERS = b"\x03\0\0\0\0\0\0\0{ }"
+FILES = {CONFIG_NAME: b"{}", WEIGHTS: NO_TENSORS.encode()}
 
 
 def archive(files: dict[str, bytes], link: str = "") -> bytes:
@@ -169,11 +172,11 @@ def test_archives_beside_the_model(cache: Path, tmp_path: Path) -> None:
     assert find_adapters(properties, None) == {"english": model / "adapters" / "english", "french": french}
     with own_adapter(french, properties) as first:
         assert {file.name: file.read_bytes() for file in first.iterdir()} == FILES
-        french.write_bytes(archive(FILES | {WEIGHTS: b"others"}))
+        french.write_bytes(archive(FILES | {WEIGHTS: OTHERS}))
         os.utime(french, ns=(0, 0))
         with own_adapter(french, properties) as second, AdapterSources(properties, None).open(str(french)) as third:
             assert second == third != first
-            assert (second / WEIGHTS).read_bytes() == b"others"
+            assert (second / WEIGHTS).read_bytes() == OTHERS
     french.write_bytes(archive({"config.json": b"{}"}))
     with (
         pytest.raises(ConfigError, match=r"french.tar.gz is not an adapter: it has no"),

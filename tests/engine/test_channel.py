@@ -33,6 +33,8 @@ from lmi_handlers.engine.messages import (
     Ready,
     SequenceOutput,
     Submit,
+    Sync,
+    Synced,
     UnloadAdapter,
     WorkerMessage,
 )
@@ -63,7 +65,7 @@ aborts = st.builds(Abort, ints, st.none() | ints)
 adapter_changes = st.builds(LoadAdapter, ints, texts, texts, ints, st.booleans(), st.booleans()) | st.builds(
     UnloadAdapter, ints, texts, st.none() | ints
 )
-worker_messages = submits | aborts | adapter_changes
+worker_messages = submits | aborts | adapter_changes | st.builds(Synced, ints)
 
 outputs = st.builds(
     TokenOutput,
@@ -93,6 +95,7 @@ engine_messages = (
     | st.builds(Outputs, st.lists(sequence_outputs, max_size=3))
     | st.builds(Failed, ints, texts, texts)
     | st.builds(AdapterChanged, ints)
+    | st.builds(Sync, ints)
 )
 
 
@@ -123,8 +126,8 @@ def test_messages_arrive_unchanged(to_engine: list[WorkerMessage], to_worker: li
 
 def test_strategies_cover_every_message_type() -> None:
     """A new message type must be added to the round trip above."""
-    assert {Submit, Abort, LoadAdapter, UnloadAdapter} == set(WorkerMessage.__args__)
-    assert {Loading, Ready, Outputs, Failed, AdapterChanged} == set(EngineMessage.__args__)
+    assert {Submit, Abort, LoadAdapter, UnloadAdapter, Synced} == set(WorkerMessage.__args__)
+    assert {Loading, Ready, Outputs, Failed, AdapterChanged, Sync} == set(EngineMessage.__args__)
 
 
 def test_frame_is_a_length_followed_by_msgpack() -> None:

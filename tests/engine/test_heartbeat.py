@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from lmi_handlers.core.errors import ConfigError, LoadFailed
 from lmi_handlers.core.load_failure import load_failure
 from lmi_handlers.engine import heartbeat
-from lmi_handlers.engine.heartbeat import CPU_PATIENCE, Activity, Heartbeat, HeartbeatReader
+from lmi_handlers.engine.heartbeat import CPU_PATIENCE, Activity, Heartbeat, HeartbeatReader, explain
 
 LIMIT = 60.0
 
@@ -456,3 +456,18 @@ def test_load_is_retried_after_torch_runs_out_of_memory() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60)
     assert isinstance(load_failure(ConfigError("x"), caught.value), LoadFailed)
+
+
+def test_an_engine_says_why_it_has_ended(tmp_path: Path) -> None:
+    path = tmp_path / "heartbeat"
+    explain(path, "there is no file, so nobody is told")
+    Heartbeat.create(path)
+    reader = HeartbeatReader(path)
+    assert reader.cause == ""
+    explain(path, "s3://key:pass@bucket?token=abc cannot be read")
+    assert reader.cause == "s3://******@bucket?token=****** cannot be read"
+    explain(path, "\u00e9" * 2000)
+    assert reader.cause == "\u00e9" * 500
+    assert not reader.serving
+    Heartbeat.create(path)
+    assert reader.cause == ""

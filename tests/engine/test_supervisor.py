@@ -20,6 +20,7 @@ from waiting import still_running, wait_until
 
 from backends import registry
 from lmi_handlers.config.properties import load_properties
+from lmi_handlers.core.back_off import back_off
 from lmi_handlers.engine import supervisor
 from lmi_handlers.engine.settings import EngineSettings
 from lmi_handlers.engine.supervisor import Restarts
@@ -49,6 +50,12 @@ def test_back_off_doubles_and_is_reset_after_a_quiet_window() -> None:
     assert [restarts.after_death(now) for now in (0, 1, 2)] == [0.5, 1, 2]
     assert restarts.after_death(3) is None
     assert restarts.after_death(200) == 0.5
+
+
+def test_back_off_has_a_limit() -> None:
+    assert [back_off(failures) for failures in (0, 1, 2, 3, 7, 8, 5000)] == [0.0, 0.5, 1.0, 2.0, 30.0, 30.0, 30.0]
+    restarts = Restarts(limit=2000, window=100)
+    assert [restarts.after_death(0) for _ in range(2000)][-1] == 30.0
 
 
 def test_restarts_can_be_disabled() -> None:

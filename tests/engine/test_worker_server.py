@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import itertools
 import queue
@@ -28,6 +29,8 @@ from lmi_handlers.engine.messages import (
     Loading,
     Outputs,
     Submit,
+    Sync,
+    Synced,
 )
 from lmi_handlers.engine.process import start_repeating
 from lmi_handlers.engine.worker_server import WorkerServer
@@ -67,6 +70,27 @@ def test_flush_waits_for_all_slow_workers_together(tmp_path: Path) -> None:
         started = time.monotonic()
         server.flush()
         assert time.monotonic() - started < 8, "the workers were waited for one after the other, for a second each"
+
+
+def test_what_was_announced_is_settled_once_all_workers_have_handled_it_or_are_gone(
+    engine: Engine, client: EngineClient
+) -> None:
+    engine.server.settle(60)  # the client answers
+    with worker_connection(engine.path) as (_, silent), worker_connection(engine.path) as (_, gone):
+        messages, last = silent.receive(), gone.receive()
+        assert next(messages) == next(last) == engine.ready
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            settled = thread.submit(engine.server.settle, 60)
+            asked = next(messages)
+            assert isinstance(asked, Sync)
+            assert isinstance(next(last), Sync)
+            gone.close()
+            assert not settled.done()
+            silent.send(Synced(asked.number))
+            settled.result(60)
+        engine.server.settle(0.1)  # does not wait for one that hangs
+        assert isinstance(next(messages), Sync)
+    assert_engine_is_free(client)
 
 
 def test_repeating_thread_survives_errors_and_logs_the_first(caplog: pytest.LogCaptureFixture) -> None:

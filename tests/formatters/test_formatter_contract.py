@@ -117,6 +117,11 @@ class SilentError(JsonLinesFormatter):
         return b""
 
 
+class HalfComment(JsonLinesFormatter):
+    def keep_alive(self) -> bytes:
+        return b": still here"
+
+
 @pytest.mark.parametrize(
     ("broken", "check", "message"),
     [
@@ -126,6 +131,7 @@ class SilentError(JsonLinesFormatter):
         (EarlyDocument, "test_records", "feed must return nothing if streams is false"),
         (AlwaysText, "test_empty_answer", "there is no text"),
         (SilentError, "test_error", "error must return a record with the error's message"),
+        (HalfComment, "test_keep_alive", "a record must end with a newline"),
     ],
 )
 def test_broken_formatter_fails_its_check(broken: type[Formatter], check: str, message: str) -> None:

@@ -27,7 +27,7 @@ LAUNCHER = """docker run --gpus all --shm-size 1g -e HF_TOKEN=hf_secret -p 8080:
 
 LAUNCHER_FILE = """\
 # Made by lmi check --from tgi. Save it as serving.properties, and start the server with
-#   HF_TOKEN='<the value of HF_TOKEN>' lmi serve --model-dir . --port 80
+#   HF_TOKEN='<the value of HF_TOKEN>' lmi serve --model-dir . --port 8080
 
 # /invocations speaks TGI's API; its own routes are always there
 option.tgi_compat=true
@@ -53,6 +53,7 @@ option.max_client_batch_size=8
 # Not in this file:
 #   --max-batch-total-tokens: the size of the KV cache limits a batch, option.kv_cache_memory_bytes; the engine decides by \
 the memory that is free and by option.max_rolling_batch_prefill_tokens
+#   --gpus all --shm-size 1g -v /cache/text-generation-inference:/data: options of the container, without a counterpart here
 """
 
 VLLM = """CUDA_VISIBLE_DEVICES=0,1 vllm serve Qwen/Qwen3-8B --max-model-len 32k -tp 2 --served-model-name chat qwen \\
@@ -71,14 +72,14 @@ option.rolling_batch=vllm
 # vllm's default
 option.generation_config=auto
 
+# --tensor-parallel-size 2
+option.tensor_parallel_degree=2
+
 # model Qwen/Qwen3-8B
 option.model_id=Qwen/Qwen3-8B
 
 # --max-model-len 32k
 option.max_model_len=32000
-
-# --tensor-parallel-size 2
-option.tensor_parallel_degree=2
 
 # --served-model-name chat
 option.model_name=chat
@@ -119,6 +120,11 @@ option.compilation_config={"cudagraph_mode": "FULL", "pass_config": {"fuse_norm_
 """
 
 
+def options(text: str) -> list[str]:
+    """The lines of the file that set something."""
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
 def loaded(text: str, directory: Path) -> LoadedProperties:
     (directory / "serving.properties").write_text(text)
     return load_properties(directory, {}, registry())
@@ -138,8 +144,7 @@ def test_a_launcher_in_a_container(tmp_path: Path) -> None:
 
 def test_variables_of_the_launcher() -> None:
     text = translate_tgi("MODEL_ID=gpt2 SHARDED=true HOME=/root text-generation-launcher --max-best-of 3", OPTIONS)
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    assert lines == [
+    assert options(text) == [
         "option.tgi_compat=true",
         "option.model_id=gpt2",
         "option.tensor_parallel_degree=max",
@@ -200,7 +205,7 @@ def test_flags_of_vllm_as_vllm_reads_them(flags: str, line: str) -> None:
     ],
 )
 def test_only_the_command_itself_is_read(text: str) -> None:
-    assert translate_vllm(text, OPTIONS) == translate_vllm("vllm serve m", OPTIONS)
+    assert options(translate_vllm(text, OPTIONS)) == options(translate_vllm("vllm serve m", OPTIONS))
 
 
 def test_a_second_model_is_refused() -> None:
@@ -264,9 +269,9 @@ for action in make_arg_parser(FlexibleArgumentParser())._actions:
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("", "the command does not begin with 'text-generation-launcher'"),
-        ("rm -rf /", "the command does not begin with 'text-generation-launcher': 'rm -rf /'"),
-        ("text-generation-launcher --model-id 'x", "the command is not valid in a shell: No closing quotation"),
+        ("", "there is no command 'text-generation-launcher' in ''"),
+        ("rm -rf /", "there is no command 'text-generation-launcher' in 'rm -rf /'"),
+        ("text-generation-launcher --model-id 'x", "the command is not valid in a shell: ' is not closed"),
         ("text-generation-launcher --model-id", "--model-id has no value"),
         ("text-generation-launcher --model_idd x", "text-generation-launcher has no flag --model-idd"),
         ("text-generation-launcher gpt2", "text-generation-launcher has no argument 'gpt2'"),
@@ -290,7 +295,12 @@ def test_a_value_is_read_back_as_it_was(value: str) -> None:
 
     text = translate_vllm(f"vllm serve --model='{value or 'm'}'", OPTIONS)
     assert loads(text)["option.model_id"] == (value.replace("\\\n", " ") or "m")
-    assert set(loads(text)) == {"option.rolling_batch", "option.model_id", "option.generation_config"}
+    assert set(loads(text)) == {
+        "option.rolling_batch",
+        "option.model_id",
+        "option.generation_config",
+        "option.tensor_parallel_degree",
+    }
 
 
 def test_the_commands_of_the_page(tmp_path: Path) -> None:

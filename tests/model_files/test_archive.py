@@ -53,6 +53,32 @@ def sparse(name: str) -> Callable[[tarfile.TarFile], None]:
     return member(name, b"x", pax_headers=headers)
 
 
+def extended(kind: bytes, data: bytes, count: int = 1) -> Callable[[tarfile.TarFile], None]:
+    """Headers of a kind that come before a member's own, each with this content."""
+
+    def add(archive: tarfile.TarFile) -> None:
+        assert archive.fileobj is not None
+        info = tarfile.TarInfo("header")
+        info.type, info.size = kind, len(data)
+        block = info.tobuf() + data + bytes(-len(data) % tarfile.BLOCKSIZE)
+        for _ in range(count):
+            archive.fileobj.write(block)
+        member("x")(archive)
+
+    return add
+
+
+def record(keyword: str, value: str) -> bytes:
+    """A record of a pax header, which begins with its own length."""
+    rest = f" {keyword}={value}\n".encode()
+    size = len(rest) + len(str(len(rest)))
+    size = len(rest) + len(str(size))
+    return f"{size}".encode() + rest
+
+
+MAP_WITHOUT_END = record("GNU.sparse.major", "1") + record("GNU.sparse.minor", "0") + record("GNU.sparse.name", "x")
+
+
 def endless(size: int) -> int:
     return ROOM
 
@@ -95,6 +121,15 @@ def test_files_and_folders(tmp_path: Path) -> None:
         (claim("huge", 1 << 50), "more than 1,073,741,824 bytes"),
         (claim("cut off", 50_000), "damaged: unexpected end of data"),
         (member("x", b"", pax_headers={"comment": "x" * (2 << 20)}), "damaged: a header is too long"),
+        (extended(tarfile.XGLTYPE, record("comment", "x")), "damaged: global headers and sparse files"),
+        (extended(tarfile.XGLTYPE, b"".join(record(f"k{n}", "v") for n in range(40_000))), "damaged: global headers"),
+        (extended(tarfile.XHDTYPE, b"".join(record(f"k{n}", "v") for n in range(40_000))), "a header is too long"),
+        (extended(tarfile.XHDTYPE, b"a" * (1 << 19)), "damaged: a header is too long"),
+        (extended(tarfile.XHDTYPE, b"1" * 8_000), "damaged: a header has a number that is too long"),
+        (extended(tarfile.GNUTYPE_LONGNAME, b"x" * 500_000), "damaged: a header is too long"),
+        (extended(tarfile.GNUTYPE_LONGNAME, b"x", 10_000), "damaged: a header is too long"),
+        (extended(tarfile.XHDTYPE, MAP_WITHOUT_END), "damaged: "),
+        (member("x", b"", type=tarfile.GNUTYPE_SPARSE), "damaged: global headers and sparse files"),
         (member("x", pax_headers={"mtime": "inf"}), "damaged: "),
         (member("x", pax_headers={"mtime": "nan"}), "damaged: "),
     ],
@@ -104,6 +139,20 @@ def test_hostile_member_is_refused(tmp_path: Path, add: Callable[[tarfile.TarFil
         unpacked(tmp_path, member("config.json"), add)
     assert str(caught.value).startswith("a.tar.gz ")
     assert {path.name for path in tmp_path.rglob("*")} <= {"a.tar.gz", "content", "config.json", "cut off", "x"}
+
+
+def test_many_extended_headers_are_bounded_together(tmp_path: Path) -> None:
+    """Each is short, but its records take `tarfile` a while, because they end before their keyword does."""
+    headers = [extended(tarfile.XHDTYPE, b"4 a\n" * 2_000 + b"=") for _ in range(200)]
+    with pytest.raises(ConfigError, match="damaged: a header is too long"):
+        unpacked(tmp_path, *headers)
+
+
+def test_usual_extended_headers_are_accepted(tmp_path: Path) -> None:
+    many = [
+        member(f"{n}/" + "n" * 150, pax_headers={"mtime": "1700000000.5", "comment": "x" * 500}) for n in range(500)
+    ]
+    assert len(unpacked(tmp_path, *many)) == 500
 
 
 def test_archive_that_grows_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from empty_weights import NO_TENSORS
 from safetensors.torch import load_file
 from serving import Server
 
@@ -68,6 +69,9 @@ def test_an_adapter(tmp_path: Path) -> None:
     write(adapter, "model.safetensors")  # which no engine takes for an adapter's
     with pytest.raises(ConfigError, match=r"adapter_model\.bin is a pickle file"):
         find_adapters(ServingProperties(enable_lora=True), tmp_path)
+    (adapter / "adapter_config.json").write_text("{}")
+    for name in ("adapter_model.bin", "model.safetensors"):
+        (adapter / name).write_text(NO_TENSORS)
     allowed = ServingProperties(enable_lora=True, allow_pickle=True)
     assert find_adapters(allowed, tmp_path) == {"mine": adapter}
 

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from empty_weights import NO_TENSORS
 from gguf_files import make_gguf
 
 from lmi_handlers.core.errors import ConfigError
@@ -30,7 +31,7 @@ def make_folder(folder: Path) -> Path:
     """Create a folder that looks like a model."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "model.safetensors").write_text(NO_TENSORS)
     (folder / "tokenizer.json").write_text("{}")
     return folder
 
@@ -248,7 +249,8 @@ def test_cache_directory(tmp_path: Path) -> None:
         default_cache_dir({"HOME": str(home), "XDG_CACHE_HOME": str(tmp_path / "x")}) == tmp_path / "x" / "lmi-handlers"
     )
     assert default_cache_dir({"LMI_CACHE_DIR": "/anywhere", "HOME": str(home)}) == Path("/anywhere")
-    assert default_cache_dir({"HOME": str(file)}) == Path(tempfile.gettempdir()) / "lmi-handlers"
+    unwritable = {"HOME": str(file)}
+    assert default_cache_dir(unwritable) == Path(tempfile.gettempdir()) / f"lmi-handlers-{os.getuid()}"
 
 
 @pytest.mark.model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from backends import registry
 from lmi_handlers.config.properties import load_properties
-from lmi_handlers.configuration import read_configuration
+from lmi_handlers.configuration import AnsweredBy, read_configuration
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.model_files.secure_mode import SecureMode
 from lmi_handlers.start_up import mistakes
@@ -98,6 +99,33 @@ def test_a_chat_template_in_gguf_metadata_is_forbidden(model_dir: Path) -> None:
     mode = SecureMode(frozenset(["DISALLOW_CHAT_TEMPLATE"]), (model_dir,))
     with pytest.raises(ConfigError, match=r"model\.gguf is forbidden in secure mode"):
         mode.check_model(model_dir)
+
+
+@pytest.fixture
+def task_dir(tmp_path: Path) -> Path:
+    """A model for classification, which is not served by an engine, with a class of its own."""
+    directory = tmp_path / "classifier"
+    directory.mkdir()
+    config = {
+        "model_type": "bert",
+        "architectures": ["MineForSequenceClassification"],
+        "auto_map": {"AutoModelForSequenceClassification": "mine.MineForSequenceClassification"},
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "model.safetensors").write_bytes(b"")
+    (directory / "tokenizer.json").write_text("{}")
+    return directory
+
+
+def test_secure_mode_holds_for_models_of_tasks(task_dir: Path) -> None:
+    variables = {"LMI_MODEL_DIR": str(task_dir)}
+    assert read_configuration(variables).answered_by is AnsweredBy.TASK
+    assert not any("secure mode" in error for error in errors(task_dir))
+    (task_dir / "serving.properties").write_text("option.trust_remote_code=true\n")
+    assert "option.trust_remote_code=true is forbidden in secure mode" in errors(task_dir)
+    (task_dir / "serving.properties").write_text("")
+    (task_dir / "pytorch_model.bin").write_bytes(b"")
+    assert f"{task_dir}/pytorch_model.bin is forbidden in secure mode (DISALLOW_PICKLE_FILES)" in errors(task_dir)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -53,3 +54,47 @@ def test_requests_that_wait_are_answered_when_the_server_ends(server: StoreServe
     assert [answer.status_code for answer in answers] == [503] * 3
     messages = sorted(answer.json()["message"] for answer in answers)
     assert messages == ["2 requests wait for models to wake up", *["the server is shutting down"] * 2]
+
+
+def test_models_wait_for_room_and_none_is_refused(tmp_path: Path) -> None:
+    """Eight models have two places. All are asked at the same time, over and over, and each waits for its turn."""
+    names = [f"m{number}" for number in range(8)]
+    server = StoreServer(
+        tmp_path, dict.fromkeys(names, ECHO), environ={"LMI_MAX_LOADED_MODELS": "2", "LMI_WORKERS": "2"}
+    )
+    try:
+        server.wait_ready()
+        assert sorted(server.states().values()) == ["Healthy"] * 2 + ["Sleeping"] * 6
+        with ThreadPoolExecutor(24) as clients:
+            answers = [*clients.map(server.generate, names * 3)]
+        assert [answer.status_code for answer in answers] == [200] * 24
+        assert len(server.engines()) <= 2
+    finally:
+        server.stop()
+
+
+def test_a_request_waits_for_room_as_long_as_it_may(tmp_path: Path) -> None:
+    environ = {"LMI_MAX_LOADED_MODELS": "1", "PREDICT_TIMEOUT": "6", "LMI_WORKERS": "1"}
+    server = StoreServer(tmp_path, {"a": ECHO, "b": ECHO}, environ=environ)
+    try:
+        server.wait_ready()
+        states = server.states()
+        awake, asleep = sorted(states, key=states.__getitem__)
+        over = threading.Event()
+
+        def keep_busy() -> None:
+            while not over.is_set():
+                server.generate(awake, "x HANG@2")
+
+        with ThreadPoolExecutor(1) as clients:
+            busy = clients.submit(keep_busy)
+            try:
+                wait_until(lambda: server.sequences() == (1, 0))
+                answer = server.generate(asleep)
+            finally:
+                over.set()
+            busy.result()
+        assert answer.status_code == 507
+        assert "1 models are loaded and in use" in answer.text
+    finally:
+        server.stop()

@@ -58,14 +58,24 @@ def test_every_body_and_answer_has_valid_examples(options: dict[str, Any]) -> No
 
 def test_alternatives_of_a_body_have_an_example_each() -> None:
     body = document()["paths"]["/invocations"]["post"]["requestBody"]["content"]["application/json"]
-    assert set(body["examples"]) == {"LmiRequest", "ChatRequest", "CompletionRequest"}
+    assert set(body["examples"]) == {"LmiRequest", "AnthropicInvocation", "ChatRequest", "CompletionRequest"}
 
 
 SERVERS = {"rolling batch": "", "embeddings": "option.task=text-embedding\n", "scores": "option.task=text-ranking\n"}
 NOT_THIS_SERVERS = {
     "rolling batch": ("embed", "similarity", "rank", "/predict", "/score"),
-    "embeddings": ("generate", "complet", "rank", "score", "responses", "/embed_sparse", "/chat", "/predict"),
-    "scores": ("generate", "complet", "embed", "similarity", "responses", "/chat"),
+    "embeddings": (
+        "generate",
+        "complet",
+        "rank",
+        "score",
+        "responses",
+        "messages",
+        "/embed_sparse",
+        "/chat",
+        "/predict",
+    ),
+    "scores": ("generate", "complet", "embed", "similarity", "responses", "messages", "/chat"),
 }
 """Parts of paths that the server answers only with another `option.task`."""
 
@@ -81,7 +91,7 @@ def test_server_takes_every_example(name: str, tmp_path_factory: pytest.TempPath
                 continue
             for content_type, content in methods.get("post", {}).get("requestBody", {}).get("content", {}).items():
                 for key, example in content["examples"].items():
-                    if name != "rolling batch" and key in ("ChatRequest", "CompletionRequest"):
+                    if name != "rolling batch" and key in ("AnthropicInvocation", "ChatRequest", "CompletionRequest"):
                         continue
                     value = example["value"]
                     data = value if content_type == "text/plain" else json.dumps(value)

@@ -72,6 +72,7 @@ SAID_ELSEWHERE = {
     "you must use sampling when": "between fields",
     "`seed` must not be set when": "between fields",
     "when streaming tokens": "between fields, and of /generate_stream's only",
+    "messages: must not be empty": "Anthropic's messages of hidden thoughts alone count for nothing",
     "session not found": "which sessions there are is the server's to say",
     "grammar is not valid": "which schemas there are is more than a schema says",
     "structured_outputs: json must not be empty": "the same",
@@ -109,6 +110,7 @@ TOLERATED = {
     "best_of: Value smaller": "TGI takes 0 for 1, though its document does not",
     "(logprobs|top_n_tokens): Value": "without `details` they have no effect in LMI",
     "len(gth)?_penalty: Value": "without beams they have no effect, as the response's header tells",
+    "system -> Array with invalid items: Missing required property: type": "blocks of Anthropic's system are texts",
     " (max_tokens|maximum_tokens): Value": "another name of it is stronger where it is given",
 }
 """Invalid bodies that may be accepted: part of the check's message, and the reason."""

@@ -43,7 +43,7 @@ def port() -> Iterator[int]:
 def answer(port: int, *fields: bytes) -> bytes:
     """All that is received until the server closes the connection."""
     sock = socket.create_connection(("127.0.0.1", port), timeout=60)
-    sock.sendall(b"\r\n".join((b"GET / HTTP/1.1", b"Host: x", *fields)) + b"\r\n\r\n")
+    sock.sendall(b"\r\n".join((b"GET / HTTP/1.1", b"Host: localhost", *fields)) + b"\r\n\r\n")
     return read_to_end(sock)
 
 

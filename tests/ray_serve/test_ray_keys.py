@@ -18,7 +18,12 @@ from lmi_handlers.ray.routing.table import Table
 FIELDS = st.sampled_from(["messages", "prompt", "inputs", "input", "text"])
 
 
-@given(st.binary(max_size=3000), st.sampled_from(["model", "prefix"]), st.text(max_size=30), st.text(max_size=30))
+@given(
+    st.binary(max_size=3000),
+    st.sampled_from(["model", "prefix"]),
+    st.text(st.characters(max_codepoint=255), max_size=30),
+    st.text(max_size=30),
+)
 def test_any_bytes_have_a_key_or_none(head: bytes, by: str, path: str, query: str) -> None:
     model = model_of(path, query, {b"x-amzn-sagemaker-target-model": head[:50]}, head)
     assert len(model) <= 256
@@ -35,6 +40,21 @@ def test_equal_beginnings_have_equal_keys_whatever_follows(field: str, text: str
     assert {key_of("model", b"m", head) for head in heads} == {b"m"}
 
 
+def test_other_salts_have_other_keys() -> None:
+    body = {"prompt": "x" * 2000}
+    salts: tuple[dict[str, str], ...] = ({}, {"cache_salt": "a"}, {"cache_salt": "b"})
+    keys = {
+        key_of("prefix", b"m", json.dumps(asked).encode()) for salt in salts for asked in (body | salt, salt | body)
+    }
+    assert len(keys) == 3
+    assert {key_of("model", b"m", json.dumps(body | salt).encode()) for salt in salts} == {b"m"}
+    text = json.dumps({"prompt": json.dumps({"cache_salt": "a"}) + "x" * 2000}).encode()
+    assert (
+        key_of("prefix", b"m", text)
+        == b"m\0\0" + json.dumps(json.dumps({"cache_salt": "a"}) + "x" * 2000).encode()[:1024]
+    )
+
+
 def test_short_prompts_have_no_key_of_their_own() -> None:
     head = json.dumps({"prompt": "x" * 1000}).encode()
     assert key_of("prefix", b"", head) is None
@@ -44,7 +64,7 @@ def test_short_prompts_have_no_key_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("path", "query", "headers", "head", "model"),
     [
-        ("/predictions/a%20b", "model_name=c", {}, b'{"model": "d"}', b"a b"),
+        ("/predictions/a b", "model_name=c", {}, b'{"model": "d"}', b"a b"),
         ("/models/a/invoke", "", {}, b"", b"a"),
         ("/models/a/1/invoke", "", {}, b"", b"a"),
         ("/invocations", "model_name=c&adapter=e", {b"x-amzn-sagemaker-target-model": b"f"}, b"", b"c"),
@@ -71,6 +91,7 @@ def test_the_model_of_a_request(path: str, query: str, headers: dict[bytes, byte
         ("POST", "/models/a/adapters/b/update", True),
         ("DELETE", "/adapters/b", True),
         ("POST", "/v1/unload_lora_adapter", True),
+        ("post", "/models", True),
         ("GET", "/models", False),
         ("GET", "/adapters/b", False),
         ("POST", "/models/a/invoke", False),

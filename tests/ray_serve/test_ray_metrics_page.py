@@ -12,6 +12,7 @@ from lmi_handlers.metrics import catalogue
 from lmi_handlers.metrics.engine import EngineMetrics
 from lmi_handlers.metrics.requests import RequestMetrics, page_of
 from lmi_handlers.ray.autoscaling_policy import KV_CACHE_USAGE, RUNNING, WAITING
+from lmi_handlers.ray.forwarding import path_of
 from lmi_handlers.ray.kept_page import Kept
 from lmi_handlers.ray.metrics_page import asks_metrics, labelled, load_in, merged
 
@@ -84,12 +85,14 @@ def test_the_load_of_a_page(tmp_path: Path) -> None:
         ("HEAD", "/metrics", "", True),
         ("GET", "/v2/metrics", "/v2", True),
         ("GET", "/v2/metrics", "", False),
+        ("GET", "//metrics", "", True),
+        ("GET", "/metrics/", "", False),
         ("POST", "/metrics", "", False),
         ("GET", "/ping", "", False),
     ],
 )
 def test_which_requests_ask_for_metrics(method: str, path: str, root_path: str, asks: bool) -> None:
-    assert asks_metrics({"method": method, "path": path, "root_path": root_path}) == asks
+    assert asks_metrics(method, path_of({"path": path, "root_path": root_path})) == asks
 
 
 def test_a_page_is_made_once_for_all_who_ask_even_if_one_leaves() -> None:

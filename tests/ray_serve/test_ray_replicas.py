@@ -185,9 +185,10 @@ def test_each_request_of_a_session_reaches_its_replica(on_ray: Server) -> None:
 
 
 def test_loading_on_one_replica_only_is_refused(on_ray: Server) -> None:
-    answer = requests.post(f"{on_ray.url}/adapters", json={"name": "french", "src": "/opt/ml/adapters/french"})
-    assert answer.status_code == 501
-    assert "deploy it again" in answer.json()["error"]
+    for path in ("/adapters", "//adapters", "/%61dapters", "/%2Fadapters"):
+        answer = requests.post(on_ray.url + path, json={"name": "french", "src": "/opt/ml/adapters/french"})
+        assert answer.status_code == 501
+        assert "deploy it again" in answer.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +207,7 @@ def test_nobody_names_the_replica_that_answers_but_another_replica(on_ray: Serve
 
 def test_a_websocket_is_refused(on_ray: Server) -> None:
     fields = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13")
-    lines = ("GET /invocations HTTP/1.1", "Host: x", *fields, "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
+    lines = ("GET /invocations HTTP/1.1", "Host: localhost", *fields, "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
     with connect(on_ray, "\r\n".join(lines).encode() + b"\r\n\r\n") as sock:
         assert sock.recv(100).startswith(b"HTTP/1.1 400 ")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from capabilities import capabilities
 
-from lmi_handlers.core.capabilities import check_adapter, check_prompt, check_sampling_params
+from lmi_handlers.core.capabilities import check_adapter, check_cache_salt, check_prompt, check_sampling_params
 from lmi_handlers.core.errors import InvalidRequest, UnsupportedFeature
 from lmi_handlers.core.sampling_params import SamplingParams
 
@@ -72,3 +72,11 @@ def test_adapter() -> None:
         check_adapter("x", KNOWN)
     with pytest.raises(UnsupportedFeature, match="adapters: is not supported by the echo backend"):
         check_adapter("x", capabilities(unsupported=("adapters",)))
+
+
+def test_cache_salt() -> None:
+    """A backend that does not say that it takes salts gets none, because nobody would notice that it ignores them."""
+    check_cache_salt(None, KNOWN)
+    check_cache_salt("x", capabilities(takes_cache_salt=True))
+    with pytest.raises(UnsupportedFeature, match="cache_salt: is not supported by the echo backend"):
+        check_cache_salt("x", KNOWN)

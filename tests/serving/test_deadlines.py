@@ -39,6 +39,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"messages": [{"role": "user", "content": CALL}], "tools": TOOLS, "max_tokens": 500},
     ),
     "openai-responses": ("/v1/responses", {"input": "word " * 60, "max_output_tokens": 500}),
+    "anthropic": ("/v1/messages", {"messages": MESSAGES, "max_tokens": 500}),
     "aleph-alpha": ("/complete", ALEPH_ALPHA),
     "mindie": ("/", TGI),
 }
@@ -84,8 +85,9 @@ def test_document_ends_with_its_text(
     document = answer.json()
     texts = [key for key in ("generated_text", "text", "content", "completion", "arguments") if found(document, key)]
     assert any(text for key in texts for text in found(document, key)), document
-    reasons = {str(reason) for key in ("finish_reason", "reason") for reason in found(document, key)}
-    assert reasons in ({"length"}, {"maximum_tokens"}, {"max_output_tokens"})
+    keys = ("finish_reason", "reason", "stop_reason")
+    reasons = {str(reason) for key in keys for reason in found(document, key)}
+    assert reasons in ({"length"}, {"maximum_tokens"}, {"max_output_tokens"}, {"max_tokens"})
     entry = server.log_entry(answer.headers["x-request-id"])
     assert entry["truncated"] == "response_deadline"
     assert set(entry["finish_reasons"]) == {"length"}

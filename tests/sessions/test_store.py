@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -96,3 +98,29 @@ def test_of_two_writers_at_once_one_wins(store: SessionStore) -> None:
     for writer in writers:
         writer.join()
     assert sorted(Session.read(session, "turns") or b"") == sorted(b"".join(won)), "nothing that was kept is lost"
+
+
+_WITHOUT_ROOM = """
+import resource, sys
+from pathlib import Path
+from lmi_handlers.core.errors import QueueFull
+from lmi_handlers.sessions.store import SessionStore
+
+store = SessionStore(Path(sys.argv[1]), expiration=60, limit=10)
+session = store.create()
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # as on a full disk, writing fails
+for write in (store.create, lambda: session.replace("turns", None, b"one")):
+    try:
+        write()
+    except QueueFull as error:
+        print(error)
+"""
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_ROOM, str(tmp_path)], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout == "the session cannot be kept: File too large\n" * 2
+    [session] = tmp_path.iterdir()
+    assert [file.name for file in session.iterdir()] == [".expires"]

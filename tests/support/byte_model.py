@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from empty_weights import NO_TENSORS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 
@@ -22,4 +23,4 @@ def write_byte_model(directory: Path) -> None:
         '{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}'
     )
     (directory / "config.json").write_text('{"model_type": "gpt2", "vocab_size": 258}')
-    (directory / "model.safetensors").touch()
+    (directory / "model.safetensors").write_text(NO_TENSORS)

@@ -1,10 +1,12 @@
 """Prints how vLLM configures itself on eight H100s, on a machine without one. A separate program, as vLLM caches results.
 
-Reads `[options, ...]` from standard input and writes one line per item: the resulting configuration.
+Reads `[options, ...]` from standard input and writes one line per item: the resulting configuration. An item with
+`"serve": [flags]` is compared with `vllm serve` and these flags instead: the line has the settings that differ.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import types
@@ -73,11 +75,43 @@ def configured(path: Path, options: dict[str, Any]) -> dict[str, Any]:
         "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
         "dtype": str(config.model_config.dtype),
         "logits_processors": config.model_config.logits_processors,
+        "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
     }
+
+
+def differences(path: Path, options: dict[str, Any], flags: list[str]) -> dict[str, list[str]]:
+    """What the server and `vllm serve` resolve differently: setting -> both values."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from backends.vllm.engine_args import engine_arguments
+    from backends.vllm.engine_config import engine_config
+
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+    served = AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", str(path), *flags]))
+    theirs = settings(served.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER))
+    ours = settings(engine_config(engine_arguments(path, serving_properties(**options))))
+    assert ours.keys() == theirs.keys()
+    return {name: [value, theirs[name]] for name, value in ours.items() if value != theirs[name]}
+
+
+def settings(config: Any) -> dict[str, str]:
+    """All settings of the parts of a configuration by name. What has no text of its own is left out."""
+    parts = {part.name: getattr(config, part.name) for part in dataclasses.fields(config)}
+    found = {name: repr(value) for name, value in parts.items() if not dataclasses.is_dataclass(value)}
+    for name, part in parts.items():
+        if dataclasses.is_dataclass(part):
+            found |= {
+                f"{name}.{field.name}": repr(getattr(part, field.name, None)) for field in dataclasses.fields(part)
+            }
+    return {name: text for name, text in found.items() if " object at 0x" not in text and "Config(" not in text}
 
 
 if __name__ == "__main__":
     become_eight_h100()
     model = Path(sys.argv[1])
     for wanted in json.load(sys.stdin):
-        print(json.dumps(configured(model, wanted)), flush=True)
+        flags = wanted.pop("serve", None)
+        found = configured(model, wanted) if flags is None else differences(model, wanted, flags)
+        print(json.dumps(found), flush=True)

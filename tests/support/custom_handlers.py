@@ -68,23 +68,24 @@ def handle(inputs):
     if case == "error":
         return Output().error("bad input", code=422)
     if case == "stream":
-        return Output().add_stream_content(lines(3)).add_property("Content-Type", "application/jsonlines")
+        return Output().add_stream_content(lines(3), None).add_property("Content-Type", "application/jsonlines")
     if case == "stream lists":
         return Output().add_stream_content(iter([["a"], ["\\u00e9"]]))
     if case == "stream formatted":
         return Output().add_stream_content(iter("ab"), output_formatter=lambda item: f"<{item}>")
     if case == "stream raises":
-        return Output().add_stream_content(lines(2, raises=True)).add_property("Content-Type", "application/jsonlines")
+        return Output().add_stream_content(lines(2, raises=True), None).add_property("Content-Type", "application/jsonlines")
     if case == "stream raises at once":
-        return Output().add_stream_content(lines(0, raises=True))
+        return Output().add_stream_content(lines(0, raises=True), None)
     if case == "stream for ever":
-        return Output().add_stream_content(slowly(inputs.get_as_string()))
+        return Output().add_stream_content(slowly(inputs.get_as_string()), None)
     if case == "stream dies":
-        return Output().add_stream_content(part if part != "die" else os._exit(4) for part in ("good\\n", "die"))
+        parts = (part if part != "die" else os._exit(4) for part in ("good\\n", "die"))
+        return Output().add_stream_content(parts, None)
     if case == "asynchronous":
         return answer_later(inputs)
     if case == "asynchronous stream":
-        return Output().add_stream_content(numbers())
+        return Output().add_stream_content(numbers(), None)
     if case == "generator":
         return (Output(code=201).add(part).add_property("X-Part", part) for part in ("one", "two"))
     if case == "finalize":
@@ -150,7 +151,7 @@ def handle(inputs):
     if case == "huge":
         return Output().add(bytes(2 << 30))
     if case == "huge stream":
-        return Output().add_stream_content(iter(["small", bytes(2 << 30)]))
+        return Output().add_stream_content(iter(["small", bytes(2 << 30)]), None)
     if case == "signals":
         for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_IGN)
@@ -174,7 +175,7 @@ def handle(inputs):
 """
 
 CRASHES = """
-import os
+import json, os
 from djl_python import Output
 
 calls = 0
@@ -194,7 +195,7 @@ def handle(inputs):
     calls += 1
     value = inputs.get_as_json()
     if inputs.get_property("X-Stream"):
-        return Output().add_stream_content(parts(value))
+        return Output().add_stream_content(parts(value), lambda item: json.dumps(item) + "\\n")
     if calls % 20 == 0:
         os.abort()
     return Output().add_as_json(value * 2)
@@ -216,7 +217,7 @@ def parts():
 
 
 def handle(inputs):
-    return None if inputs.is_empty() else Output().add_stream_content(parts())
+    return None if inputs.is_empty() else Output().add_stream_content(parts(), None)
 """
 
 BATCHES = """
@@ -294,15 +295,15 @@ async def handle(inputs):
     if case == "cancel":
         raise asyncio.CancelledError
     if case == "exit":
-        raise SystemExit(3)
+        os._exit(3)
     if case == "fork":
         return Output().add("child" if os.fork() == 0 else "parent")
     if case == "ticks":
         return Output().add(str(ticks))
     if case == "flood":
-        return Output().add_stream_content(flood(int(text)))
+        return Output().add_stream_content(flood(int(text)), None)
     if case == "generator":
-        return Output().add_stream_content(slowly(int(text)))
+        return Output().add_stream_content(slowly(int(text)), None)
     return Output().add(str(os.getpid()))
 """
 

@@ -94,18 +94,159 @@ def _tgi_events(data: bytes) -> tuple[str, bool]:
     return last["generated_text"], True
 
 
+def _chat_chunks(records: list[dict[str, Any]]) -> tuple[str, bool]:
+    failed = "error" in records[-1]
+    choices = [choice for record in (records[:-1] if failed else records) for choice in record["choices"]]
+    reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"] is not None]
+    if len(reasons) != (0 if failed else 1):
+        raise ValueError(f"finish reasons {reasons}")
+    return "".join(choice["delta"].get("content") or "" for choice in choices), not failed
+
+
+def _chat_events(data: bytes) -> tuple[str, bool]:
+    *chunks, done = _events(data)
+    if done != "[DONE]":
+        raise ValueError("the stream does not end with [DONE]")
+    return _chat_chunks([json.loads(chunk) for chunk in chunks])
+
+
+def _chat_lines(data: bytes) -> tuple[str, bool]:
+    if not data.endswith(b"\n"):
+        raise ValueError("the last record has no newline")
+    return _chat_chunks([json.loads(line) for line in data.splitlines()])
+
+
+def _named_events(data: bytes) -> list[dict[str, Any]]:
+    """Events whose name stands in their document, too."""
+    if not data.endswith(b"\n\n"):
+        raise ValueError("the last event is incomplete")
+    documents = []
+    for event in data.decode().split("\n\n")[:-1]:
+        name, _, document = event.partition("\n")
+        documents.append(json.loads(document.removeprefix("data:")))
+        if name.removeprefix("event:").strip() != documents[-1]["type"]:
+            raise ValueError(f"{name} has type {documents[-1]['type']}")
+    return documents
+
+
+def _responses_events(data: bytes) -> tuple[str, bool]:
+    documents = _named_events(data)
+    if [document["sequence_number"] for document in documents] != list(range(len(documents))):
+        raise ValueError("a sequence number is missing")
+    text = "".join(one["delta"] for one in documents if one["type"] == "response.output_text.delta")
+    last = documents[-1]["type"]
+    if last not in ("response.completed", "response.incomplete", "response.failed"):
+        raise ValueError(f"the stream ends with {last}")
+    return text, last != "response.failed"
+
+
+def _message_events(data: bytes) -> tuple[str, bool]:
+    documents = _named_events(data)
+    text = "".join(one["delta"]["text"] for one in documents if one["type"] == "content_block_delta")
+    last = documents[-1]["type"]
+    if last not in ("message_stop", "error"):
+        raise ValueError(f"the stream ends with {last}")
+    return text, last == "message_stop"
+
+
+def _messages(prompt: str, limit: str, max_tokens: int, **fields: object) -> dict[str, Any]:
+    return {
+        "model": "m0",
+        "messages": [{"role": "user", "content": prompt}],
+        limit: max_tokens,
+        "temperature": 0,
+        **fields,
+    }
+
+
 def _tgi_body(prompt: str, max_tokens: int) -> dict[str, Any]:
     return {"inputs": prompt, "parameters": {"max_new_tokens": max_tokens}}
 
 
+def _message(body: dict[str, Any]) -> object:
+    return body["error"]["message"]
+
+
+def _error(body: dict[str, Any]) -> object:
+    return body["error"]
+
+
+def _choice(data: bytes) -> dict[str, Any]:
+    (choice,) = json.loads(data)["choices"]
+    found: dict[str, Any] = choice
+    return found
+
+
 APIS = [
-    Api("/invocations", _tgi_body, lambda data: (json.loads(data)["generated_text"], True), lambda body: body["error"]),
-    Api("/invocations", lambda *given: {**_tgi_body(*given), "stream": True}, _lmi_lines, lambda body: body["error"]),
+    Api("/invocations", _tgi_body, lambda data: (json.loads(data)["generated_text"], True), _error),
+    Api("/invocations", lambda *given: {**_tgi_body(*given), "stream": True}, _lmi_lines, _error),
     Api(
         "/v1/completions",
         lambda prompt, max_tokens: {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True},
         _completion_events,
-        lambda body: body["error"]["message"],
+        _message,
     ),
-    Api("/generate_stream", _tgi_body, _tgi_events, lambda body: body["error"]),
+    Api("/generate_stream", _tgi_body, _tgi_events, _error),
 ]
+"""One for each framing: a document, JSON lines, OpenAI's events, TGI's."""
+
+ALL_APIS = [
+    *APIS,
+    Api(
+        "/v1/completions",
+        lambda prompt, max_tokens: {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0},
+        lambda data: (_choice(data)["text"], True),
+        _message,
+    ),
+    Api("/generate", _tgi_body, lambda data: (json.loads(data)["generated_text"], True), _error),
+    Api("/", lambda *given: {**_tgi_body(*given), "stream": True}, _tgi_events, _error),
+    Api(
+        "/invocations",
+        lambda prompt, max_tokens: _messages(prompt, "max_tokens", max_tokens, stream=True),
+        _chat_lines,
+        _message,
+    ),
+    Api(
+        "/v1/chat/completions",
+        lambda prompt, max_tokens: _messages(prompt, "max_tokens", max_tokens),
+        lambda data: (_choice(data)["message"]["content"], True),
+        _message,
+    ),
+    Api(
+        "/v1/chat/completions",
+        lambda prompt, max_tokens: _messages(prompt, "max_tokens", max_tokens, stream=True),
+        _chat_events,
+        _message,
+    ),
+    Api(
+        "/v1/responses",
+        lambda prompt, max_tokens: {"input": prompt, "max_output_tokens": max_tokens, "temperature": 0, "stream": True},
+        _responses_events,
+        _message,
+    ),
+    Api(
+        "/v1/messages",
+        lambda prompt, max_tokens: _messages(prompt, "max_tokens", max_tokens),
+        lambda data: ("".join(block["text"] for block in json.loads(data)["content"]), True),
+        _message,
+    ),
+    Api(
+        "/v1/messages",
+        lambda prompt, max_tokens: _messages(prompt, "max_tokens", max_tokens, stream=True),
+        _message_events,
+        _message,
+    ),
+    Api(
+        "/complete",
+        lambda prompt, max_tokens: {"model": "m0", "prompt": prompt, "maximum_tokens": max_tokens, "temperature": 0},
+        lambda data: (json.loads(data)["completions"][0]["completion"], True),
+        _error,
+    ),
+    Api(
+        "/chat/completions",
+        lambda prompt, max_tokens: _messages(prompt, "maximum_tokens", max_tokens, stream=True),
+        _chat_events,
+        _error,
+    ),
+]
+"""All APIs that generate text, with MindIE's at `/` if the server has `option.dialect=mindie` and TGI's otherwise."""

@@ -5,21 +5,23 @@ In each round, a few well-behaved clients request answers that are known in adva
 * each answer ends correctly within `predict_timeout`, and its text is a prefix of the undisturbed answer;
 * a misbehaving client does not affect other clients: their answers are complete;
 * `/ping` always answers. It returns 200 unless the engine has failed, and 503 if it has;
-* afterwards the server answers again, and nothing is left over: no sequence, no socket, no memory.
+* afterwards the server answers again, and nothing is left over: no sequence, no socket, no open file, no process, no
+  file in its TMPDIR, no memory.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import itertools
 import random
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from pathlib import Path
 
 import psutil
 import requests
@@ -43,6 +45,7 @@ class Fault:
     name: str
     run: Callable[[Rounds, random.Random], None]
     ends_engine: bool | None = False
+    replaces_workers: bool = False
 
 
 @dataclass
@@ -56,6 +59,24 @@ class Report:
     slowest_ping: float = 0.0
     longest_outage: float = 0.0
     faults: dict[str, int] = field(default_factory=dict)
+    apis: dict[str, int] = field(default_factory=dict)
+    most_grown: dict[str, float] = field(default_factory=dict)
+    """The most memory, in MiB, that a process of each kind has gained."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a process holds: TCP connections, open files (without connections), resident memory in bytes."""
+
+    sockets: int
+    files: int
+    memory: int
+
+    @classmethod
+    def of(cls, process: psutil.Process) -> Footprint:
+        connections = process.net_connections("tcp")
+        established = sum(one.status != psutil.CONN_LISTEN for one in connections)
+        return cls(established, process.num_fds() - len(connections), process.memory_info().rss)
 
 
 class Pinger:
@@ -87,7 +108,8 @@ class Pinger:
 class Rounds:
     """Runs rounds of faults against `server`, which has the given `predict_timeout` and `max_request_size`.
 
-    `answers` maps each prompt to its undisturbed answer of at most `max_tokens` tokens.
+    `answers` maps an API and a prompt to the undisturbed answer of at most `max_tokens` tokens. `disk` is the server's
+    TMPDIR, if it has one of its own.
     """
 
     def __init__(
@@ -100,8 +122,12 @@ class Rounds:
         predict_timeout: float,
         max_request_size: int,
         clients: int = 6,
+        apis: Sequence[Api] = APIS,
+        disk: Path | None = None,
     ) -> None:
         self.server = server
+        self.apis = apis
+        self.disk = disk
         self.max_request_size = max_request_size
         self.max_tokens = max_tokens
         self.prompts = prompts
@@ -110,35 +136,66 @@ class Rounds:
         self._clients = clients
         self.report = Report()
 
-    def run(self, plan: list[list[Fault]], seed: int) -> Report:
+    def run(self, plan: Iterable[list[Fault]], seed: int) -> Report:
         """Run one round per list of faults. The faults of a list happen at the same time."""
         rng = random.Random(seed)
         self._settle("before the first round")
-        workers = {process.pid: self._footprint(process) for process in self.server.web_workers()}
+        before = self._footprints()
+        processes, files = self._processes(), self._files()
         pinger = Pinger(self.server)
         try:
             for number, faults in enumerate(plan):
                 names = f"round {number} ({', '.join(fault.name for fault in faults)}; seed {seed})"
+                replaces = any(fault.replaces_workers for fault in faults)
+                if replaces:
+                    self._compare(before, self._footprints())
                 self._round(rng, faults, names, pinger)
+                if replaces:
+                    before = self._footprints()
         finally:
             pinger.stop()
         self.report.slowest_ping = pinger.slowest
         assert not pinger.problems, pinger.problems
         assert pinger.slowest < PING_TIMEOUT
-        for process in self.server.web_workers():
-            assert process.pid in workers, "a web worker was replaced"
-            sockets, memory = workers[process.pid]
-            # It notices a little later that a client has closed its connection.
-            wait_until(partial(self._has_sockets, process, sockets + 2))
-            grown = self._footprint(process)[1] - memory
-            assert grown < _MEMORY, f"a web worker has grown by {grown >> 20} MB"
+        self._compare(before, self._footprints())
+        # It notices a little later that a client has closed its connection, or that a process has ended.
+        wait_until(lambda: self._left_open(before) is None)
+        wait_until(lambda: self._processes() == processes)
+        assert self._files() == files
         return self.report
+
+    def _footprints(self) -> dict[psutil.Process, Footprint]:
+        """What the processes hold that faults do not end: gunicorn's arbiter, the engine's supervisor, the web workers."""
+        arbiter = psutil.Process(self.server.process.pid)
+        lasting = [arbiter, self.server.supervisor(), *self.server.web_workers()]
+        return {process: Footprint.of(process) for process in lasting}
+
+    def _compare(self, before: dict[psutil.Process, Footprint], after: dict[psutil.Process, Footprint]) -> None:
+        assert before.keys() == after.keys(), "a web worker or the supervisor was replaced"
+        kinds = ["arbiter", "supervisor", *["web worker"] * len(before)]
+        for kind, (process, footprint) in zip(kinds, before.items(), strict=False):
+            grown = after[process].memory - footprint.memory
+            assert grown < _MEMORY, f"the {kind} has grown by {grown >> 20} MB"
+            self.report.most_grown[kind] = max(round(grown / (1 << 20), 1), self.report.most_grown.get(kind, 0.0))
+
+    def _left_open(self, before: dict[psutil.Process, Footprint]) -> str | None:
+        for process, after in self._footprints().items():
+            if after.sockets > before[process].sockets + 2 or after.files > before[process].files + 2:
+                return f"{process}: {before[process]}, then {after}"
+        return None
+
+    def _processes(self) -> int:
+        return len(psutil.Process(self.server.process.pid).children(recursive=True))
+
+    def _files(self) -> set[str]:
+        """The names in the server's TMPDIR."""
+        return set() if self.disk is None else {str(path.relative_to(self.disk)) for path in self.disk.rglob("*")}
 
     def _round(self, rng: random.Random, faults: list[Fault], names: str, pinger: Pinger) -> None:
         seen = len(pinger.statuses)
         spared = all(fault.ends_engine is False for fault in faults)
         with concurrent.futures.ThreadPoolExecutor(self._clients + len(faults)) as pool:
-            asked = [(rng.choice(APIS), rng.choice(self.prompts)) for _ in range(self._clients)]
+            asked = [(rng.choice(self.apis), rng.choice(self.prompts)) for _ in range(self._clients)]
             answers = [pool.submit(self._ask, *one) for one in asked]
             time.sleep(rng.uniform(0.05, 0.5))
             started = time.monotonic()
@@ -173,13 +230,15 @@ class Rounds:
         assert isinstance(ending, Ending), f"{names}: {ending}"
         expected = self._answers(api, prompt)
         self.report.requests += 1
+        self.report.apis[api.path] = self.report.apis.get(api.path, 0) + 1
         if ending.complete:
             assert ending.text == expected, f"{names}: {api.path}"
             self.report.complete += 1
             return
         assert may_fail, f"{names}: {api.path} failed with {ending.status} through no fault of its own"
         assert expected.startswith(ending.text), f"{names}: {api.path}: {ending.text!r} is no prefix of {expected!r}"
-        assert ending.status in (200, 424, 500, 503, 504), f"{names}: {api.path}: {ending.status}"
+        # 408 is what Aleph Alpha's API says of an answer that takes too long, and 529 is what Anthropic's says of a busy server.
+        assert ending.status in (200, 408, 424, 500, 503, 504, 529), f"{names}: {api.path}: {ending.status}"
         self.report.failed += 1
 
     def _settle(self, names: str) -> None:
@@ -204,14 +263,6 @@ class Rounds:
         load = [line for line in metrics if line.startswith(("vllm:num_requests_running", "vllm:num_requests_waiting"))]
         assert len(load) == 2
         return next((line for line in load if float(line.rpartition(" ")[2])), None)
-
-    def _has_sockets(self, process: psutil.Process, most: int) -> bool:
-        return self._footprint(process)[0] <= most
-
-    @staticmethod
-    def _footprint(process: psutil.Process) -> tuple[int, int]:
-        established = [one for one in process.net_connections("tcp") if one.status != psutil.CONN_LISTEN]
-        return len(established), process.memory_info().rss
 
 
 # The engine
@@ -259,10 +310,11 @@ def _deadly_prompt(word: str) -> Callable[[Rounds, random.Random], None]:
 
 def _prompt(word: str) -> Callable[[Rounds, random.Random], None]:
     def run(rounds: Rounds, rng: random.Random) -> None:
-        api, prompt = rng.choice(APIS), f"please {word}@{rng.randint(1, 12)} now"
+        api, prompt = rng.choice(rounds.apis), f"please {word}@{rng.randint(1, 12)} now"
         ending = api.ask(rounds.server.url, prompt, 100, 60)
         assert not ending.complete
-        assert prompt.startswith(ending.text)
+        # A chat's prompt begins with the role.
+        assert any(whole.startswith(ending.text) for whole in (prompt, f"user: {prompt}")), ending
 
     return run
 
@@ -347,11 +399,19 @@ CLIENT_FAULTS = [
     Fault("pause", _pause),
     Fault("leave", _leave),
     Fault("never read", _never_read),
-    Fault("half a head", _half(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")),
+    Fault("half a head", _half(b"POST /invocations HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n")),
     Fault("half a body", _half(request({"inputs": "x" * 1000}))),
     Fault("overlong body", _overlong),
     Fault("bad chunk", _bad_chunk),
 ]
+
+
+def endless_plan(faults: list[Fault], seed: int, seconds: float) -> Iterator[list[Fault]]:
+    """Plan rounds until this time has passed."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        yield from itertools.takewhile(lambda _: time.monotonic() < deadline, plan(faults, seed))
+        seed += 1
 
 
 def plan(faults: list[Fault], seed: int, rounds: int | None = None) -> list[list[Fault]]:

@@ -57,6 +57,8 @@ def fault(kind, where):
             re.match("(a+)+b", "a" * 60)
         case ["sleep", place] if place == where:
             time.sleep(60)
+        case ["leave", place] if place == where:
+            raise SystemExit(3)
         case ["exit", place] if place == where:
             os._exit(3)
 """

@@ -26,6 +26,7 @@ def make_gguf(
     scores: Sequence[float] | None = None,
     bos: int | None = 1,
     add_bos: bool | None = None,
+    add_space: bool | None = None,
     matrices: type[np.float32 | np.float16] = np.float32,
 ) -> Path:
     """Write a complete tiny Llama or Qwen to `file`, with the given tokenizer. Files with `scores` have no `merges`.
@@ -60,6 +61,8 @@ def make_gguf(
         writer.add_bos_token_id(bos)
     if add_bos is not None:
         writer.add_add_bos_token(add_bos)
+    if add_space is not None:
+        writer.add_add_space_prefix(add_space)
     writer.add_eos_token_id(2)
     writer.add_chat_template("{{ messages[0].content }}")
     random = np.random.default_rng(0)

@@ -23,7 +23,7 @@ def connect(server: Server, data: bytes = b"", *, receive_buffer: int | None = N
 
 def head(path: str, *fields: str, version: str = "1.1") -> bytes:
     """The head of a POST request."""
-    lines = (f"POST {path} HTTP/{version}", "Host: x", "Content-Type: application/json", *fields)
+    lines = (f"POST {path} HTTP/{version}", "Host: localhost", "Content-Type: application/json", *fields)
     return "\r\n".join(lines).encode() + b"\r\n\r\n"
 
 

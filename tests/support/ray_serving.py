@@ -34,8 +34,12 @@ def started(start: Callable[[], Server], ending: signal.Signals = signal.SIGTERM
             if server.process.poll() is None:
                 ray += _children(server)
                 server.process.send_signal(ending)
-            server.process.wait(90)
+            server.process.wait(180)
         finally:
+            if server.process.poll() is None:  # HAProxy may have been replaced meanwhile
+                ray += _children(server)
+                server.process.kill()
+                server.process.wait(30)
             _end(ray)
 
 

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import requests
@@ -32,7 +32,8 @@ API_KEY = "s3cret-key"
 class Server:
     """A running `lmi serve`, or another `command` that serves on `port`, started in the model's directory.
 
-    `log` is its output so far (standard output and standard error), in whole lines.
+    `log` is its output so far (standard output and standard error), in whole lines. With `log_reader`, it goes through
+    a pipe to a process of that name, which a test can suspend.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Server:
         environ: dict[str, str] | None = None,
         command: list[str] | None = None,
         port: int | None = None,
+        log_reader: bool = False,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "serving.properties").write_text(properties)
@@ -55,8 +57,16 @@ class Server:
         if command is None:
             command = [sys.executable, "-m", "lmi_handlers.cli", "serve", "--model-dir", str(directory)]
             command += ["--host", "127.0.0.1", "--port", str(self.port), *arguments]
-        with self._log_path.open("wb") as log:
-            self.process = subprocess.Popen(command, cwd=directory, stderr=log, stdout=log, env=clean | (environ or {}))
+        self.log_reader: subprocess.Popen[bytes] | None = None
+        with contextlib.ExitStack() as files:
+            output: IO[bytes] = files.enter_context(self._log_path.open("wb"))
+            if log_reader:
+                self.log_reader = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=output)
+                assert self.log_reader.stdin is not None
+                output = files.enter_context(self.log_reader.stdin)
+            self.process = subprocess.Popen(
+                command, cwd=directory, stderr=output, stdout=output, env=clean | (environ or {})
+            )
 
     @property
     def log(self) -> str:
@@ -189,6 +199,8 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGQUIT)
         self.process.wait(120)
+        if self.log_reader is not None:
+            self.log_reader.wait(120)
 
 
 def lmi_check(

@@ -60,9 +60,19 @@ SLOW_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 """Models that the rolling batch does not support."""
 
 
+HYBRID_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "falcon_h1": (
+        "FalconH1Config",
+        {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 16},
+    ),
+    "recurrent_gemma": ("RecurrentGemmaConfig", {"lru_width": 32, "attention_window_size": 8}),
+}
+"""Models with attention and another kind of state."""
+
+
 def make_model(name: str) -> Any:
     """Build a model. Its weights are the same on every call."""
-    config_class, options = (CONFIGS | SLOW_CONFIGS)[name]
+    config_class, options = (CONFIGS | SLOW_CONFIGS | HYBRID_CONFIGS)[name]
     config = getattr(transformers, config_class)(**(TINY | options))
     torch.manual_seed(5)
     attention = {"attn_implementation": "eager"} if name.startswith("gemma2") else {}

@@ -87,8 +87,9 @@ def test_check_shows_the_value_the_source_and_the_reader_of_each_option(tmp_path
     result = lmi("check", "--all", "--model-dir", str(tmp_path), cwd=tmp_path, OPTION_MAX_ROLLING_BATCH_SIZE="5")
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
-    head, explicit, defaults = result.stdout.split("\n\n")
+    head, streams, explicit, defaults = result.stdout.split("\n\n")
     assert head == f"Model {as_name(tmp_path.name)} on backend echo: serving.properties asks for it"
+    assert "JSON lines" in streams
     assert line_with(explicit, "job_queue_size").split()[:3] == ["job_queue_size", "7", "serving.properties"]
     line = line_with(explicit, "option.max_rolling_batch_size")
     assert line.split()[1] == "5"
@@ -100,9 +101,10 @@ def test_check_shows_the_value_the_source_and_the_reader_of_each_option(tmp_path
 def test_check_shows_warnings_first_and_then_why_the_backend_was_chosen(tmp_path: Path) -> None:
     write(tmp_path, "retry_limit=1\n")
     result = lmi("check", "--model-dir", str(tmp_path), cwd=tmp_path)
-    warnings, head, explicit, rest = result.stdout.split("\n\n")
+    warnings, head, streams, explicit, rest = result.stdout.split("\n\n")
     selection = select_backend(ServingProperties(), find_gguf(None, None))
     assert head == f"Model {DEFAULT_MODEL_NAME} on backend {selection.name}: {selection.reason}"
+    assert "JSON lines" in streams
     default, unknown = warnings.splitlines()[1:]
     assert default.startswith("  option.model_id is not set")
     assert unknown == "  unknown option retry_limit (from serving.properties)"
@@ -131,6 +133,11 @@ def test_check_fails_on_an_unknown_option_and_suggests_a_similar_one(tmp_path: P
         ("option.rolling_batch=nonsense\n", ["unknown backend 'nonsense'", "echo"]),
         ("option.rolling_batch=echo\nbatch_size=4\n", ["option.rolling_batch=echo", "batch_size=4"]),
         ("option.rolling_batch=echo\noption.output_formatter=morse\n", ["option.output_formatter", "'morse'"]),
+        ("option.rolling_batch=openvino\noption.quantize=awq\n", ["option.quantize has value 'awq'", "int8, int4"]),
+        (
+            "option.rolling_batch=scheduler\noption.dtype=int8\n",
+            ["option.dtype has value 'int8'", "backend transformers"],
+        ),
     ],
 )
 def test_check_and_serve_reject_the_same_errors(tmp_path: Path, properties: str, words: list[str]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from build_site import documents
+from commands_page import commands_page
 from paths import ROOT
 
 from backends import BACKENDS, declaration, registry
@@ -69,6 +70,11 @@ def test_the_lock_file_and_the_constraints_have_the_same_versions() -> None:
 def test_backends_md_is_up_to_date() -> None:
     page = (ROOT / "docs" / "backends.md").read_text()
     assert page == features_page(), "run: python -m backends.features > docs/backends.md"
+
+
+def test_commands_md_is_up_to_date() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text()
+    assert page == commands_page(), "run: python docs/site/commands_page.py > docs/commands.md"
 
 
 @pytest.mark.parametrize("name", sorted(BACKENDS))

@@ -70,7 +70,7 @@ def test_packages_come_from_the_environment(environment: Environment) -> None:
 def test_check_knows_its_options(environment: Environment) -> None:
     result = environment.run("lmi", "check", "--model-dir", str(environment.example), cwd=environment.example)
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith("Model example on backend shout: serving.properties asks for it\n\nSet\n")
+    assert result.stdout.startswith("Model example on backend shout: serving.properties asks for it\n\nChats ")
     assert "  option.shout_marks    3      serving.properties  read by shout\n" in result.stdout
 
 

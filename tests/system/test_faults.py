@@ -1,13 +1,18 @@
-"""Random faults on a real server, checked by invariants (see `fault_rounds`). `make bench BENCH=faults` runs many rounds."""
+"""Random faults on a real server, checked by invariants (see `fault_rounds`). `make bench` runs many rounds, and the soak for
+half an hour (parts `faults` and `soak`)."""
 
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
+import psutil
 import pytest
-from fault_clients import APIS, Api
-from fault_rounds import CLIENT_FAULTS, ECHO_FAULTS, ENGINE_FAULTS, Fault, Rounds, plan
-from serving import StartServer
+from fault_attacks import ATTACKS, MACHINE_FAULTS
+from fault_clients import ALL_APIS, APIS, Api
+from fault_rounds import CLIENT_FAULTS, ECHO_FAULTS, ENGINE_FAULTS, Fault, Rounds, endless_plan, plan
+from full_disk import small_disk
+from serving import Server, StartServer
 
 MAX_REQUEST_SIZE = 1 << 20
 
@@ -65,6 +70,54 @@ def test_faults_with_the_real_model(start_server: StartServer, pytestconfig: pyt
     print(f"\nmodel: {report}")
     assert report.complete > 0
     assert report.longest_outage > 0
+
+
+SOAK = f"""
+option.rolling_batch=echo
+option.echo_faults=true
+option.echo_tokens_per_second=100
+option.session_history=true
+option.max_sessions=50
+option.dialect=mindie
+option.web_workers=2
+{limits(10, 12)}
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_soak_over_all_apis(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """All APIs at once, with everything that clients, the engine and the machine do wrong."""
+    seconds, seed = 60 * pytestconfig.getoption("--soak-minutes"), pytestconfig.getoption("--fault-seed")
+    with small_disk() as disk:
+        server = Server(tmp_path / "m0", SOAK, environ={"TMPDIR": str(disk)}, log_reader=True)
+        psutil.Process(server.process.pid).rlimit(psutil.RLIMIT_NOFILE, (1024, 1024))  # as many containers have it
+        try:
+            server.wait_ready()
+            prompts = ["the quick brown fox " * count for count in (1, 4, 7)]
+            undisturbed = {
+                (api, prompt): api.ask(server.url, prompt, 200, 60) for api in ALL_APIS for prompt in prompts
+            }
+            assert all(ending.complete and ending.text for ending in undisturbed.values()), undisturbed
+            rounds = Rounds(
+                server,
+                lambda api, prompt: undisturbed[api, prompt].text,
+                prompts,
+                max_tokens=200,
+                predict_timeout=10,
+                max_request_size=MAX_REQUEST_SIZE,
+                clients=12,
+                apis=ALL_APIS,
+                disk=disk,
+            )
+            faults = ENGINE_FAULTS + ECHO_FAULTS + CLIENT_FAULTS + ATTACKS + MACHINE_FAULTS
+            report = rounds.run(endless_plan(faults, seed, seconds), seed)
+        finally:
+            server.stop()
+        assert not [*disk.iterdir()], "the server left files"
+    print(f"\nsoak: {report}")
+    assert report.complete > report.failed > 0
+    assert "Traceback" not in server.log
 
 
 def test_a_plan_contains_each_fault() -> None:

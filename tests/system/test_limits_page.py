@@ -17,6 +17,7 @@ from lmi_handlers.model_files import archive, s3
 from lmi_handlers.models import slots
 from lmi_handlers.serving import conversation, served
 from lmi_handlers.tasks import lengths, task
+from lmi_handlers.text import template_budget
 from lmi_handlers.web.exchange import ArrivingBodies
 
 PAGE = (ROOT / "docs" / "limits.md").read_text()
@@ -37,6 +38,10 @@ FIXED: dict[str, float] = {
     "length of a sound": constant("lmi_handlers/tasks/media.py", "MAX_SECONDS"),
     "idle connection": constant("lmi_handlers/gunicorn_conf.py", "keepalive"),
     "wait for an engine that is not ready; then 503": served.PATIENCE,
+    "characters of a chat template": template_budget.MAX_TEMPLATE,
+    "passes through a chat template's loops per request; a macro's call is 8": template_budget.MAX_STEPS,
+    "characters that a chat template makes per request": template_budget.MAX_SIZE,
+    "time for rendering a chat template": template_budget.MAX_SECONDS,
     "fetching all images of a request": images.FETCH_TIMEOUT,
     "processor time for trying a new grammar": grammar_compiler.TIME_LIMIT,
     "an engine without a sign of life, before requests are refused": heartbeat.SUSPECT_SECONDS,

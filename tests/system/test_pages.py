@@ -55,6 +55,7 @@ class Setting:
 
 MODEL = {"my-model/serving.properties": ECHO, "model/serving.properties": ECHO}
 PAGES = {
+    "docs/anthropic.md": Setting("echo_server"),
     "README.md": Setting("model_server_once", MODEL, replaced={"/path/to/model": "model"}),
     "docs/batch-transform.md": Setting(
         "echo_server",

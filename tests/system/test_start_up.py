@@ -17,9 +17,11 @@ import pytest
 import requests
 from capabilities import facts
 from click.testing import CliRunner
+from empty_weights import NO_TENSORS, NO_TENSORS_GGUF
 from gunicorn.util import parse_address
 from prompts import rendered
 from serving import Server, free_port
+from tokenizers import Tokenizer, models
 from waiting import wait_until
 
 from backends import registry
@@ -38,7 +40,11 @@ from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME
 CONFIGURATION = ("LMI_", "OPTION_", "SERVING_", "SAGEMAKER_", "HF_", "MODEL_", "DJL_", "CUDA_")
 ECHO = {"serving.properties": "option.rolling_batch=echo\n"}
 CONFIG = {"config.json": '{"architectures": ["LlamaForCausalLM"]}'}
-CHECKPOINT = CONFIG | {"model.safetensors": "", "tokenizer.json": "{}"}
+CHECKPOINT = CONFIG | {
+    "model.safetensors": NO_TENSORS,
+    "tokenizer.json": Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).to_str(),
+    "tokenizer_config.json": '{"tokenizer_class": "PreTrainedTokenizerFast"}',
+}
 
 Files = dict[str, str]
 
@@ -126,18 +132,18 @@ def both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     ("files", "words"),
     [
         (CONFIG, "model directory {m} has config.json but no weights (*.safetensors, "),
-        ({"model.safetensors": ""}, "model directory {m} has weights (model.safetensors) but no config.json"),
+        ({"model.safetensors": NO_TENSORS}, "model directory {m} has weights (model.safetensors) but no config.json"),
         ({"tokenizer.json": "{}"}, "model directory {m} has tokenizer.json but no config.json and no weights ("),
         ({"pytorch_model.pt": ""}, "model directory {m} has pytorch_model.pt but no config.json and no weights ("),
         ({"model.tar.gz": ""}, "model directory {m} has model.tar.gz but no config.json and no weights ("),
         ({"adapter_config.json": "{}"}, "model directory {m} is a LoRA adapter; option.model_id must name the model"),
         (
-            CONFIG | {"model.safetensors": ""},
+            CONFIG | {"model.safetensors": NO_TENSORS},
             "model directory {m} has no tokenizer (tokenizer.json, tokenizer_config.json or tokenizer.model)",
         ),
         (
             CONFIG
-            | {"x-1.safetensors": "", "tokenizer.json": "{}"}
+            | {"x-1.safetensors": NO_TENSORS, "tokenizer.json": "{}"}
             | {"model.safetensors.index.json": '{"weight_map": {"a": "x-1.safetensors", "b": "x-2.safetensors"}}'},
             "model directory {m} lacks weight files that model.safetensors.index.json lists: x-2.safetensors",
         ),
@@ -239,7 +245,30 @@ def test_a_model_id_that_does_not_exist_is_an_error(tmp_path: Path, both: Both, 
         assert error.endswith(os.strerror(36))
 
 
-@pytest.mark.parametrize("files", [CHECKPOINT, {"model.gguf": ""}])
+@pytest.mark.parametrize(
+    ("files", "cause"),
+    [
+        ({"tokenizer.json": "{}"}, ""),
+        (
+            {
+                "tokenization_a.py": "",
+                "tokenizer_config.json": '{"auto_map": {"AutoTokenizer": ["tokenization_a.A", null]}}',
+            },
+            "tokenization_a.py runs only with option.trust_remote_code=true",
+        ),
+    ],
+)
+def test_lmi_check_finds_a_tokenizer_that_cannot_be_loaded(tmp_path: Path, files: Files, cause: str) -> None:
+    """`lmi serve` leaves that to the engine."""
+    directory = write(tmp_path / "m", CONFIG | {"model.safetensors": NO_TENSORS} | files)
+    ended = check(directory)
+    assert ended.status == 1
+    assert [error.startswith(f"no tokenizer can be loaded from {directory}: {cause}") for error in ended.errors] == [
+        True
+    ]
+
+
+@pytest.mark.parametrize("files", [CHECKPOINT, {"model.gguf": NO_TENSORS_GGUF}])
 def test_a_complete_model_is_accepted(tmp_path: Path, both: Both, files: Files) -> None:
     ended = both(write(tmp_path / "m", files))
     assert (ended.status, ended.errors, ended.warnings) == (0, [], [])
@@ -295,6 +324,13 @@ def test_the_default_model_has_its_own_name_and_logs_a_warning(tmp_path: Path, b
     assert warning == (
         f"option.model_id is not set and {directory} holds no model: serving the default model, {DEFAULT_MODEL_NAME}"
     )
+    assert f"Model {DEFAULT_MODEL_NAME} on backend" in ended.text
+
+
+def test_the_default_model_by_its_name_is_no_surprise(tmp_path: Path, both: Both) -> None:
+    """As in the serving.properties of `make serve`: what is asked for needs no warning."""
+    ended = both(write(tmp_path / "m", {"serving.properties": f"option.model_id={DEFAULT_MODEL_NAME}\n"}))
+    assert (ended.status, ended.warnings, ended.errors) == (0, [], [])
     assert f"Model {DEFAULT_MODEL_NAME} on backend" in ended.text
 
 
@@ -394,7 +430,7 @@ def test_environment_variables_that_disable_a_feature_are_accepted(
     [
         ("model.py", "@init_handler\ndef mine(model_dir): return ''\n", "init_handler"),
         ("model.py", "import x\n@x.init_handler(a=1)\ndef mine(item): return item\n", "init_handler"),
-        ("model.py", "from djl_python.huggingface import handle\n", "handle"),
+        ("model.py", "from djl_python.lmi_vllm.vllm_async_service import handle\n", "handle"),
         ("adapters/loud/model.py", "def handle(inputs): return ''\n", "handle"),
     ],
 )

@@ -87,7 +87,8 @@ def test_a_batch_has_the_librarys_results(load: TaskLoader, model: str, task: st
 def test_a_batch_is_one_forward_pass(load: TaskLoader) -> None:
     handler, _ = load("BertForSequenceClassification", "text-classification")
     rows: list[int] = []
-    model = handler._task.model  # type: ignore[attr-defined]  # of this task
+    model: Any = handler._task
+    model = model.model  # of this task
     hook = model.register_forward_hook(lambda _module, _inputs, output: rows.append(len(output.logits)))
     ask(handler, *({"inputs": text} for text in TEXTS), {"inputs": TEXTS})
     ask(handler, {"inputs": TEXTS * 9})

@@ -12,6 +12,7 @@ import boto3
 import pytest
 import requests
 from botocore.config import Config
+from huggingface_hub import InferenceClient
 from serving import ENVIRON, Server
 from tiny_tasks import save_task_model
 
@@ -60,6 +61,15 @@ def test_boto3(server: Server) -> None:
     )
     answer = client.invoke_endpoint(EndpointName="e", ContentType="application/json", Body=b'{"inputs": "a cat"}')
     assert answer["Body"].read() == post(server, {"inputs": "a cat"}).content
+
+
+def test_clients_of_the_hub_post_to_the_root(server: Server) -> None:
+    body = {"inputs": "a cat"}
+    answer = requests.post(f"{server.url}/", json=body, timeout=60)
+    assert (answer.status_code, answer.content) == (200, post(server, body).content)
+    client = InferenceClient(server.url, provider="hf-inference")
+    best, _ = client.text_classification("a cat", top_k=2)
+    assert best.label == answer.json()[0]["label"]
 
 
 def test_metrics_count_requests(server: Server) -> None:

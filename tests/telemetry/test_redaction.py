@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from serving import StartServer, lmi_check
 
 from lmi_handlers.core import redaction
@@ -27,6 +29,29 @@ def test_names(patterns: None) -> None:
     assert [name for name in hidden if not is_hidden(name)] == []
     assert [name for name in ("tenants", "mail", "", "option.tenant_name") if is_hidden(name)] == []
     assert redacted("email=a@b.c tenant=7&n=1") == "email=****** tenant=******&n=1"
+
+
+def test_a_name_within_a_value_counts(patterns: None) -> None:
+    assert redacted("x=TOKEN=abc, y=email=a@b.c z=1") == "x=TOKEN=******, y=email=****** z=1"
+
+
+def _rule(text: str) -> str:
+    """The rule, written down as one expression, which takes quadratic time."""
+    secret = r"([\w.-]*(?:TOKEN(?!IZER)|SECRET|KEY|PASSW|CREDENTIAL|SIGNATURE)[\w.-]*=)[^&\s,;]+"
+    return re.sub(secret, r"\1******", re.sub(r"(?<=://)[^/\s]*@", "******@", text), flags=re.IGNORECASE)
+
+
+@given(
+    st.lists(st.sampled_from(["token", "TOKENIZER", "Key", "a", "=", "==", "&", " ", ",", ".", "-", "://", "@", "é"]))
+)
+def test_pairs_of_any_text(parts: list[str]) -> None:
+    assert redacted("".join(parts)) == _rule("".join(parts))
+
+
+@pytest.mark.parametrize("part", ["a", "key", "key=", "a.", "=", "://", "://a@", "a=b&"])
+def test_long_texts_take_no_quadratic_time(part: str) -> None:
+    """With a name that may begin at any letter, each of these would take hours."""
+    redacted(part * 500_000)
 
 
 def test_log_lines(patterns: None) -> None:

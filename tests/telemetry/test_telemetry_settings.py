@@ -47,8 +47,14 @@ def test_signals(environ: dict[str, str], metrics: bool, traces: bool) -> None:
             "OTEL_EXPORTER_OTLP_PROTOCOL must be http/protobuf, got 'grpc'",
         ),
         (ENDPOINT | {"OTEL_METRIC_EXPORT_INTERVAL": "-1"}, "OTEL_METRIC_EXPORT_INTERVAL must be a number above 0"),
-        ({"OTEL_BSP_MAX_QUEUE_SIZE": "0"}, "OTEL_BSP_MAX_QUEUE_SIZE must be a whole number above 0, got '0'"),
-        ({"OTEL_BSP_SCHEDULE_DELAY": "1.5"}, "OTEL_BSP_SCHEDULE_DELAY must be a whole number above 0, got '1.5'"),
+        (
+            {"OTEL_BSP_MAX_QUEUE_SIZE": "0"},
+            "OTEL_BSP_MAX_QUEUE_SIZE has value '0': must be an integer from 1 to 1000000000",
+        ),
+        (
+            {"OTEL_BSP_SCHEDULE_DELAY": "1.5"},
+            "OTEL_BSP_SCHEDULE_DELAY has value '1.5': must be an integer from 1 to 1000000000",
+        ),
         (
             {"OTEL_EXPORTER_OTLP_ENDPOINT": "localhost:4317"},
             "must be a URL such as http://127.0.0.1:4318, got 'localhost:",

@@ -13,6 +13,7 @@ import pytest
 import tokenizers
 from gguf_files import BYTE, CONTROL, NORMAL, TOKENS, UNKNOWN, USER_DEFINED, make_gguf
 from paths import ROOT
+from serving import lmi_check
 from tokenizers import pre_tokenizers
 
 from lmi_handlers.core.errors import ConfigError
@@ -184,6 +185,39 @@ def test_bos_token_begins_a_plain_prompt_as_in_llama_cpp(
     assert tokenizer.encode("ab", add_special_tokens=False) == expected[-1:]
 
 
+@pytest.mark.parametrize(
+    ("kind", "add_space", "begins_with"),
+    [("llama", None, " "), ("llama", True, " "), ("llama", False, ""), ("gpt2", None, ""), ("gpt2", True, "")],
+)
+def test_a_space_begins_a_text_as_in_llama_cpp(
+    kind: str, add_space: bool | None, begins_with: str, tmp_path: Path
+) -> None:
+    """`tokenize` of llama.cpp's llama-vocab.cpp: a space is put before a text for SPM with `add_space_prefix` only.
+
+    `detokenize` drops the first space if it is set, and no other. With a space, only texts that do not begin with one
+    are compared: transformers, which we follow there, adds none to those.
+    """
+    space = METASPACE if kind == "llama" else "\u0120"
+    tokens = ("<unk>", "<s>", "</s>", *"abc", "ba", space, *(f"<0x{byte:02X}>" for byte in range(256)))
+    types = [UNKNOWN, CONTROL, CONTROL, *[NORMAL] * 5, *[BYTE] * 256]
+    file = make_gguf(
+        tmp_path / "tiny.gguf",
+        kind=kind,
+        pre="gpt-2",
+        tokens=tokens,
+        types=types,
+        merges=("b a",),
+        add_bos=False,
+        add_space=add_space,
+    )
+    build_gguf_bundle(file, tmp_path)
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / TOKENIZER_FILE))
+    for text in ("abc", "a  bc ", *(() if begins_with else (" abc", "  c"))):
+        encoding = tokenizer.encode(text)
+        assert encoding.tokens == list((begins_with + text).replace(" ", space))
+        assert tokenizer.decode(encoding.ids) == text
+
+
 def test_header(tmp_path: Path) -> None:
     file = make_gguf(tmp_path / "tiny.gguf", "qwen3")
     header = read_gguf_header(file)
@@ -221,3 +255,110 @@ def test_damaged_file(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
 def test_tokenizer_of_an_unknown_kind(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tokenizers of the kind 'bert' are not supported, only gpt2 and llama"):
         build_gguf_bundle(make_gguf(tmp_path / "tiny.gguf", kind="bert"), tmp_path)
+
+
+def encoded(kind: int, value: object) -> bytes:
+    """A value of GGUF's type `kind`. Arrays are `(kind of the items, items)`."""
+    if kind == 8:
+        data = str(value).encode()
+        return struct.pack("<Q", len(data)) + data
+    if kind == 9:
+        assert isinstance(value, tuple)
+        inner, items = value
+        return struct.pack("<IQ", inner, len(items)) + b"".join(encoded(inner, item) for item in items)
+    return struct.pack("<" + "BbHhIif?__Qqd"[kind], value)
+
+
+def write_metadata(file: Path, values: dict[str, tuple[int, object]]) -> Path:
+    """A GGUF file without tensors."""
+    pairs = (encoded(8, key) + struct.pack("<I", kind) + encoded(kind, value) for key, (kind, value) in values.items())
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(values)) + b"".join(pairs))
+    return file
+
+
+COMPLETE: dict[str, tuple[int, object]] = {
+    "general.architecture": (8, "llama"),
+    "general.alignment": (4, 32),
+    **{
+        f"llama.{name}": (4, 64)
+        for name in (
+            "context_length",
+            "block_count",
+            "embedding_length",
+            "feed_forward_length",
+            "attention.head_count",
+            "attention.head_count_kv",
+            "attention.key_length",
+        )
+    },
+    "tokenizer.ggml.model": (8, "gpt2"),
+    "tokenizer.ggml.pre": (8, "llama-bpe"),
+    "tokenizer.ggml.tokens": (9, (8, TOKENS)),
+    "tokenizer.ggml.token_type": (9, (5, [CONTROL] * 3 + [NORMAL] * 9)),
+    "tokenizer.ggml.merges": (9, (8, ["a b"])),
+    "tokenizer.ggml.scores": (9, (6, [0.0] * 12)),
+    **{f"tokenizer.ggml.{name}_token_id": (4, 1) for name in ("bos", "eos", "unknown", "padding")},
+    "tokenizer.ggml.add_bos_token": (7, True),
+    "tokenizer.ggml.add_space_prefix": (7, True),
+    "tokenizer.chat_template": (8, "{{ messages[0].content }}"),
+    "tokenizer.chat_template.tool_use": (8, "x"),
+}
+VALUES: list[tuple[int, object]] = [
+    *((kind, 1) for kind in (0, 1, 2, 3, 4, 5, 10, 11)),
+    *((kind, -1) for kind in (1, 3, 5, 11)),
+    *((kind, 0) for kind in (0, 4, 10)),
+    (10, 2**64 - 1),
+    (6, 0.5),
+    (6, float("nan")),
+    (12, float("inf")),
+    (7, True),
+    (8, ""),
+    (8, "gpt2"),
+    (8, "two\nlines"),
+    (8, "x" * 300_000),
+    *((9, (kind, items)) for kind in (0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12) for items in ([], [1], [1] * 12)),
+    (9, (8, [])),
+    (9, (8, ["a", "b\n"])),
+    (9, (8, ["x" * 300_000, *TOKENS])),
+    (9, (9, [])),
+    (9, (9, [(8, ["a"]), (4, [1])])),
+]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("key", COMPLETE)
+def test_metadata_of_any_type_is_read_or_refused_in_one_line(key: str, kind: str, tmp_path: Path) -> None:
+    complete = COMPLETE | {"tokenizer.ggml.model": (8, kind)}
+    if kind == "llama":
+        del complete["tokenizer.ggml.merges"]
+    build_gguf_bundle(write_metadata(tmp_path / "whole.gguf", complete), tmp_path / "whole")
+    errors = []
+    for value in VALUES:
+        file = write_metadata(tmp_path / "tiny.gguf", complete | {key: value})
+        try:
+            build_gguf_bundle(file, tmp_path / "bundle")
+        except ConfigError as error:
+            errors.append(str(error))
+        else:
+            load_text_bundle(tmp_path / "bundle")
+    assert len(errors) > len(VALUES) / 3
+    assert not [error for error in errors if not error.startswith("option.model_id: ") or "\n" in error or error[1000:]]
+
+
+def test_lmi_check_names_metadata_of_a_wrong_type(tmp_path: Path) -> None:
+    for number, (key, value) in enumerate(
+        {
+            "tokenizer.chat_template": (4, 7),
+            "tokenizer.ggml.tokens": (9, (8, ["x" * 300_000])),
+            "tokenizer.ggml.eos_token_id": (4, 12),
+        }.items()
+    ):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        write_metadata(directory / "model.gguf", COMPLETE | {key: value})
+        for backend in ("echo", "transformers", "auto"):
+            (directory / "serving.properties").write_text(f"option.model_id=.\noption.rolling_batch={backend}\n")
+            checked = lmi_check(directory)
+            assert checked.returncode == 1
+            assert "Traceback" not in checked.stdout + checked.stderr
+            assert "model.gguf cannot be read as a GGUF file: " in checked.stdout + checked.stderr

@@ -41,11 +41,11 @@ def test_text_is_cut_at_the_first_match(
     matcher = StopMatcher(StopAutomaton(stop), include_stop_str_in_output=include, min_tokens=min_tokens)
     released = feed_all(matcher, pieces)
     match = first_match(pieces, stop, min_tokens)
-    assert matcher.matched == (match is not None)
     if match is None:
-        assert released == pieces
+        assert (matcher.matched, released) == (None, pieces)
     else:
         start, end = match
+        assert matcher.matched == "".join(pieces)[start:end]
         assert "".join(released) == "".join(pieces)[: end if include else start]
 
 

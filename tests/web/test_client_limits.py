@@ -355,7 +355,7 @@ def test_ping_is_answered_despite_many_incomplete_requests(start_server: StartSe
         b"",
         b"GET /pi",
         head("/invocations", "Content-Length: 1000") + b"{",
-        b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ]
     with contextlib.ExitStack() as stack:
         body = {"inputs": text, "stream": True, "parameters": {"max_new_tokens": len(text)}}
@@ -367,6 +367,36 @@ def test_ping_is_answered_despite_many_incomplete_requests(start_server: StartSe
                 assert server.ping().status_code == 200
         assert f'"generated_text": "{text}"'.encode() in read_to_end(stream), "a running request was disconnected"
     assert "Traceback" not in server.log
+
+
+def test_complete_requests_are_answered_with_few_open_files(start_server: StartServer) -> None:
+    """As many containers have it: a hard limit of 1,024. Each request is complete when its connection is accepted."""
+    server = start_server(
+        ECHO + "option.web_workers=1\noption.echo_tokens_per_second=4\noption.max_rolling_batch_size=400\n", ready=False
+    )
+    psutil.Process(server.process.pid).rlimit(psutil.RLIMIT_NOFILE, (1024, 1024))
+    server.wait_ready()
+    assert {worker.rlimit(psutil.RLIMIT_NOFILE)[1] for worker in server.web_workers()} == {1024}
+    with contextlib.ExitStack() as stack:
+        data = request({"inputs": "abcdefgh"})
+        clients = [stack.enter_context(connect(server, data)) for _ in range(400)]
+        answers = [status_and_body(read_to_end_of_answer(client)) for client in clients]
+    assert {status for status, _ in answers} == {200}
+
+
+def read_to_end_of_answer(client: socket.socket) -> bytes:
+    """An answer with a Content-Length."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        part = client.recv(65536)
+        assert part, "closed without an answer"
+        data += part
+    length = int(re.search(rb"content-length: (\d+)", data, re.IGNORECASE)[1])  # type: ignore[index]
+    while len(data.partition(b"\r\n\r\n")[2]) < length:
+        part = client.recv(65536)
+        assert part, "closed within an answer"
+        data += part
+    return data
 
 
 # A web worker that hangs

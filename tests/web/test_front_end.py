@@ -149,11 +149,11 @@ BELOW_V1 = "POST /v1/completions, POST /v1/embeddings, POST /v1/responses, GET /
 @pytest.mark.parametrize(
     ("path", "shape", "words"),
     [
-        ("/v1/moderations", openai, "below /v1 there are POST /v1/chat/completions, " + BELOW_V1),
+        ("/v1/moderations", openai, "POST /v1/chat/completions, " + BELOW_V1),
         ("/v1/audio/speech", openai, "POST /v1/chat/completions"),
         ("/v1/responses/resp_1", openai, "responses are not stored"),
         ("/v1/responses/resp_1/input_items", openai, "responses are not stored"),
-        ("/v1/messages", anthropic, "does not support this API; use POST /v1/chat/completions"),
+        ("/v1/messages/batches", anthropic, "below /v1 there are POST /v1/messages, POST /v1/messages/count_tokens, "),
         ("/v1/v1/chat/completions", openai, "did you mean POST /v1/chat/completions?"),
         ("/v1/chat/completion", openai, "did you mean POST /v1/chat/completions?"),
         ("/completions", djl, "did you mean POST /v1/completions?"),

@@ -204,6 +204,67 @@ def test_two_servers_can_share_a_port(gunicorn: Start) -> None:
     wait_until(lambda: "engine ready" in second.log)
 
 
+HOW = "LMI_ENGINE_SOCKET is not set: run gunicorn with -c python:lmi_handlers.gunicorn_conf and without --preload"
+CONFIGURED = ("-c", "python:lmi_handlers.gunicorn_conf")
+
+
+@pytest.mark.parametrize("arguments", [(), ("--workers", "4"), (*CONFIGURED, "--preload")])
+def test_what_cannot_start_an_engine_is_one_sentence(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    server = by_hand(tmp_path, *arguments, "--bind", f"127.0.0.1:{free_port()}")
+    try:
+        assert server.process.wait(120) in (1, 3)  # gunicorn's, depending on how many workers have ended by then
+    finally:
+        server.stop()
+    assert f"lmi: error: {HOW}" in server.log.splitlines()
+    assert "ConfigError" not in server.log  # as in a traceback of ours
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_each_number_of_workers(tmp_path: Path, workers: int) -> None:
+    port = free_port()
+    server = by_hand(tmp_path, *CONFIGURED, "--workers", str(workers), "--bind", f"127.0.0.1:{port}", port=port)
+    try:
+        server.wait_ready()
+        wait_until(lambda: len(server.web_workers()) == workers)
+        assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
+        assert "only this machine can connect" in server.log
+        assert_stops_gracefully(server)
+    finally:
+        server.stop()
+
+
+def test_several_addresses(tmp_path: Path) -> None:
+    first, second, path = free_port(), free_port(), tmp_path / "http.sock"
+    binds = ("--bind", f"127.0.0.1:{first}", "--bind", f"localhost:{second}", "--bind", f"unix:{path}")
+    server = by_hand(tmp_path, *CONFIGURED, *binds, port=first)
+    try:
+        server.wait_ready()
+        for port in (first, second):
+            answer = requests.post(f"http://127.0.0.1:{port}/invocations", json={"inputs": "hello"}, timeout=60)
+            assert answer.json() == {"generated_text": "hello"}
+        assert unix_request(path, "POST", "/invocations", {"inputs": "hello"})[0] == 200
+        assert "only this machine and whoever may open the Unix socket can connect" in server.log
+        assert "no console, because others than this machine can connect" in server.log
+    finally:
+        server.stop()
+
+
+def test_the_sync_worker_answers_one_request_at_a_time(tmp_path: Path) -> None:
+    port = free_port()
+    server = by_hand(tmp_path, *CONFIGURED, "-k", "sync", "--bind", f"127.0.0.1:{port}", port=port)
+    try:
+        server.wait_ready()
+        assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
+        assert streamed(server, {"inputs": "hello"}) == "hello"
+    finally:
+        server.stop()
+
+
+def by_hand(tmp_path: Path, *arguments: str, port: int | None = None) -> Server:
+    command = [str(Path(sys.executable).with_name("gunicorn")), *arguments, "lmi_handlers.wsgi"]
+    return Server(tmp_path / "m", ECHO + "option.echo_tokens_per_second=200\n", command=command, port=port)
+
+
 def test_application_without_the_gunicorn_configuration_is_rejected(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("gunicorn")), "--bind", f"127.0.0.1:{free_port()}"]
     server = Server(tmp_path / "m", ECHO, command=[*command, "lmi_handlers.app:create_app()"])
@@ -211,4 +272,4 @@ def test_application_without_the_gunicorn_configuration_is_rejected(tmp_path: Pa
         assert server.process.wait(120) != 0
     finally:
         server.stop()
-    assert "LMI_ENGINE_SOCKET is not set: run gunicorn with -c python:lmi_handlers.gunicorn_conf" in server.log
+    assert HOW in server.log

@@ -26,10 +26,15 @@ JSON_LINES = "application/jsonlines"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
 ALEPH_ALPHA = "/chat/completions"
 ALEPH_ALPHA_TEXT = "/complete"
 TGI = ("/generate", "/generate_stream", "/")
 CHATS = (CHAT, ALEPH_ALPHA, "/invocations")
+
+
+TEXT = {"type": "text", "text": "a"}
+RESULT = {"type": "tool_result", "tool_use_id": "c", "content": "a"}
 
 
 def inputs(**parameters: Any) -> bytes:
@@ -275,6 +280,28 @@ CASES: dict[str, Case] = {
     "stops of responses": ((RESPONSES,), JSON, lambda: response(stop=STOPS), "max_strings"),
     "metadata": ((RESPONSES,), JSON, lambda: response(metadata={"a": LONG}), "metadata"),
     "a response's model": ((RESPONSES,), JSON, lambda: response(model=LONG), "1024"),
+    # Anthropic's messages
+    "results of tools": (
+        (MESSAGES,),
+        JSON,
+        lambda: chat(messages=[{"role": "user", "content": [RESULT] * 9_000}]),
+        "max_messages",
+    ),
+    "parts of a result": (
+        (MESSAGES,),
+        JSON,
+        lambda: chat(messages=[{"role": "user", "content": [RESULT | {"content": [TEXT] * 20_000}]}]),
+        "max_content_parts",
+    ),
+    "a system prompt": ((MESSAGES,), JSON, lambda: chat(system=[TEXT] * 20_000), "max_content_parts"),
+    "tools of Anthropic's": (
+        (MESSAGES,),
+        JSON,
+        lambda: chat(tools=[{"name": f"f{number}", "input_schema": {}} for number in range(15_000)]),
+        "max_tools",
+    ),
+    "stop sequences": ((MESSAGES,), JSON, lambda: chat(stop_sequences=STOPS), "max_strings"),
+    "a user's name": ((MESSAGES,), JSON, lambda: chat(metadata={"user_id": LONG}), "metadata.user_id"),
     "a model's name": ((CHAT, ALEPH_ALPHA), JSON, lambda: chat(model=LONG), "1024"),
 }
 

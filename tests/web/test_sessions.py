@@ -32,6 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def begin(server: Server) -> str:
     answer = server.invoke(NEW)
     assert answer.status_code == 200, answer.text
+    assert answer.headers["X-Amzn-SageMaker-New-Session-Id"] == answer.headers[SESSION_ID]
     session_id, expires = answer.headers[SESSION_ID].split("; ")
     assert re.fullmatch(r"Expires=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", expires)
     assert answer.json() == {"result": f"Session {session_id} created"}
@@ -73,7 +74,7 @@ def test_a_client_sends_only_the_new_turn(server: Server) -> None:
 
 def test_a_stream_continues_the_conversation_too(server: Server) -> None:
     session_id = begin(server)
-    assert "[DONE]" in turn(server, session_id, "one", stream=True).text
+    assert '"finish_reason":"stop"' in turn(server, session_id, "one", stream=True).text
     assert content(turn(server, session_id, "two")) == prompt("one", "two")
 
 
@@ -102,6 +103,7 @@ def test_two_turns_at_once_do_not_lose_one_silently(server: Server) -> None:
     kept = [text for text, answer in zip("abcd", answers, strict=True) if answer.status_code == 200]
     assert kept
     refused = [answer for answer in answers if answer.status_code != 200]
+    assert {answer.status_code for answer in refused} <= {409}
     assert all("another turn of this session" in answer.text for answer in refused)
     last = content(turn(server, session_id, "e"))
     assert {text for text in "abcd" if text * 30 in last} == set(kept)

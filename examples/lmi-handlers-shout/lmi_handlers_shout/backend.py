@@ -37,6 +37,7 @@ class ShoutBackend(Backend):
             vocab_size=model.vocab_size,
             max_logprobs=0,
             unsupported=tuple(DECLARATION.unsupported),
+            takes_cache_salt=True,  # nothing is kept from one request to the next
         )
         return cls(capabilities, end_id=model.eos_token_ids[0], marks=options.shout_marks)
 

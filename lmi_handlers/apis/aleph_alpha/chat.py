@@ -78,7 +78,7 @@ class AlephAlphaDialect(ChatDialect):
         super().__init__(
             facts,
             budget=budget,
-            stream_formatter=AlephAlphaSseFormatter,
+            stream_formatters=[AlephAlphaSseFormatter],
             document_formatter=AlephAlphaJsonFormatter,
         )
 

@@ -52,6 +52,7 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     priority: int | None = None
+    cache_salt: str | None = None
     max_new_tokens: int | None = None
     max_tokens: int | None = None
     request_output_len: int | None = None

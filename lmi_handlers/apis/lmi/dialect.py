@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from formatters import FORMATTERS, available_formatters, load_formatter_class
 from formatters.base import Formatter, encode
 from formatters.lmi.responses import LmiError
-from lmi_handlers.apis.base import Dialect, Payload, Reply
+from lmi_handlers.apis.base import Dialect, Payload, Reply, first_named
 from lmi_handlers.apis.lmi.body import LmiBody, parse_body
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
@@ -29,6 +29,7 @@ from lmi_handlers.core.errors import (
     PayloadTooLarge,
     QueueFull,
     RequestTimeout,
+    TurnConflict,
     entry_of,
 )
 from lmi_handlers.core.request import GenerationRequest
@@ -39,6 +40,7 @@ STATUS: dict[type[LMIError], int] = {
     RequestTimeout: 408,
     PayloadTooLarge: 413,
     ModelNotFound: 404,
+    TurnConflict: 409,
     QueueFull: 503,
     DeadlineExceeded: 504,
     ClientDisconnected: 499,  # only the log shows it
@@ -56,6 +58,9 @@ FIXED_HEADERS = {
 
 REQUEST_FORMATTERS = ("json", "jsonlines", "sse")
 """Allowed values of `parameters.output_formatter` in a request."""
+
+_STREAMS = {"application/jsonlines": "jsonlines", "text/event-stream": "sse"}
+"""Content type that `Accept` may ask for in a stream -> formatter."""
 
 logger = logging.getLogger(__name__)
 
@@ -113,10 +118,9 @@ class LmiDialect(Dialect):
             name = self._formatter
         elif not stream:
             name = "json"
-        elif "text/event-stream" in accept:
-            name = "sse"
         else:
-            name = "jsonlines"
+            content_type = first_named(accept, _STREAMS)
+            name = "jsonlines" if content_type is None else _STREAMS[content_type]
         return self._formatters[name], () if requested is None else ("output_formatter",)
 
     def _request(
@@ -133,6 +137,7 @@ class LmiDialect(Dialect):
                 stream=formatter.streams, needs_logprobs=needs_logprobs, sampled_defaults=self._sampled_defaults
             ),
             priority=parameters.priority or 0,
+            cache_salt=parameters.cache_salt,
             beam_search=beam_search,
             truncate=parameters.truncate_to,
             stream=formatter.streams,

@@ -42,7 +42,9 @@ class LmiDynamicDialect(Dialect):
         """
         body = parse_body(payload, self._budget)
         formatter = DynamicJsonLinesFormatter if self._streaming or payload.stream else DynamicJsonFormatter
-        without_effect = tuple(name for name in _ROLLING_BATCH_ONLY if getattr(body.parameters, name) is not None)
+        without_effect = [name for name in _ROLLING_BATCH_ONLY if getattr(body.parameters, name) is not None]
+        if body.stream not in (None, formatter.streams):
+            without_effect.append("stream")
         full_text = body.parameters.return_full_text
         request = GenerationRequest(
             request_id=payload.request_id,
@@ -51,11 +53,12 @@ class LmiDynamicDialect(Dialect):
                 stream=True, needs_logprobs=False, sampled_defaults=self._sampled_defaults
             ),
             priority=body.parameters.priority or 0,
+            cache_salt=body.parameters.cache_salt,
             beam_search=body.parameters.beam_search_params(),
             truncate=body.parameters.truncate_to,
             stream=formatter.streams,
             return_full_text=full_text is None or full_text,
-            ignored_parameters=body.ignored + without_effect,
+            ignored_parameters=(*body.ignored, *without_effect),
         )
         return Parsed(request, formatter, body.parameters.alias)
 

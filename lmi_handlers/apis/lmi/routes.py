@@ -14,9 +14,9 @@ from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.documentation import (
     GUIDED_BOUNDS,
     NON_EMPTY_TEXT,
-    PRIORITY_BOUNDS,
     PROMPT_EXAMPLE,
     QUESTION,
+    REQUEST_BOUNDS,
     Bounds,
     Documentation,
     sampling_bounds,
@@ -59,7 +59,7 @@ def _parameter_bounds() -> Bounds:
         "len_penalty": {"minimum": -10, "maximum": 10},
         "prompt_logprobs": {"minimum": 0},  # only the prompt tokens' own are shown
         **GUIDED_BOUNDS,
-        **PRIORITY_BOUNDS,
+        **REQUEST_BOUNDS,
     }
 
 

@@ -10,6 +10,7 @@ import msgspec
 from formatters.openai.responses import ModelInfo, ModelList
 from lmi_handlers.apis.base import Reply, front_end_json
 from lmi_handlers.apis.management import ManagementDialect
+from lmi_handlers.apis.openai.routes import OWNER, model_infos
 from lmi_handlers.apis.openai.routes import TAG as OPENAI
 from lmi_handlers.apis.routes import JSON, TEXT, Action, Parameter, Route, Status
 from lmi_handlers.apis.server import HEALTHY, METRICS, SAGEMAKER, TGI, Health
@@ -92,8 +93,8 @@ def _infos(shelf: Shelf) -> Iterator[ModelInfo]:
     """Yield all models, each followed by its adapters."""
     held = {held.entry.name: held.app.model for held in shelf.held}
     for name, entry in (shelf.models or {}).items():
-        yield ModelInfo(name, "model", int(entry.since), "lmi-handlers", None)
         model = held.get(name)
         if isinstance(model, ServedModel) and model.state is EngineState.READY:
-            for adapter in model.facts.capabilities.adapters:
-                yield ModelInfo(adapter, "model", int(entry.since), "lmi-handlers", name)
+            yield from model_infos(model, name, int(entry.since))
+        else:
+            yield ModelInfo(name, "model", int(entry.since), OWNER, None)

@@ -49,7 +49,8 @@ class JsonSchemaFormat(msgspec.Struct, frozen=True, tag_field="type", tag="json_
         named = self.json_schema or self.value
         if named is None:
             raise InvalidRequest("needs `json_schema`", field="response_format")
-        return StructuredOutputs(json=msgspec.json.encode(named.schema).decode())
+        schema = msgspec.json.encode(named.schema).decode()
+        return StructuredOutputs(json=schema, strict=named.strict is not False)
 
 
 class JsonObjectFormat(JsonObjectGrammar, frozen=True, tag_field="type", tag="json_object"):
@@ -131,6 +132,7 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     guided_grammar: str | None = None
     truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     priority: int | None = None
+    cache_salt: str | None = None
 
     aliases: ClassVar[Mapping[str, tuple[str, ...]]]
     """The client's names for fields of `SamplingParams` that have other names here."""

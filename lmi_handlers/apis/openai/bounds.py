@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lmi_handlers.apis.documentation import GUIDED_BOUNDS, PRIORITY_BOUNDS, Bounds, sampling_bounds
+from lmi_handlers.apis.documentation import GUIDED_BOUNDS, REQUEST_BOUNDS, Bounds, sampling_bounds
 from lmi_handlers.apis.openai.body import MAX_LOGPROBS
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.core.sampling_params import RANGES
@@ -46,5 +46,5 @@ def _common_bounds() -> dict[str, Mapping[str, Any]]:
         "best_of": known["n"],
         "truncate_prompt_tokens": {"minimum": 1},
         **GUIDED_BOUNDS,
-        **PRIORITY_BOUNDS,
+        **REQUEST_BOUNDS,
     }

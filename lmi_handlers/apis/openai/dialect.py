@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
+from formatters.base import Formatter
 from formatters.openai.chat import ChatJsonFormatter, ChatOptions, ChatSseFormatter
 from formatters.openai.completions import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
 from formatters.openai.errors import error_document
 from formatters.openai.responses import OpenAIError
-from lmi_handlers.apis.base import Dialect, Payload, Reply
+from lmi_handlers.apis.base import Dialect, Payload, Reply, first_named
 from lmi_handlers.apis.decoding import decode_typed, unknown_names
 from lmi_handlers.apis.openai.body import (
     DEFAULT_COMPLETION_TOKENS,
     ChatCompletionBody,
     CompletionBody,
     OpenAIBody,
+    StreamOptions,
     num_prompts,
     split_prompts,
 )
@@ -43,6 +45,7 @@ from lmi_handlers.core.errors import (
     PayloadTooLarge,
     QueueFull,
     RequestTimeout,
+    TurnConflict,
     UnsupportedFeature,
     UnsupportedMediaType,
     aliased,
@@ -63,6 +66,7 @@ STATUS: dict[type[LMIError], int] = {
     UnsupportedMediaType: 415,
     InvalidRequest: 400,
     ModelNotFound: 404,
+    TurnConflict: 409,
     QueueFull: 429,
     ClientDisconnected: 499,  # only the log shows it
     EngineNotReady: 503,
@@ -77,6 +81,7 @@ TOOL_PROMPT = 'To use a function, answer with nothing but its call as JSON: {"na
 """For models whose chat template does not support tools. A request's `tool_prompt` takes precedence."""
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+Kind = TypeVar("Kind", bound=Formatter)
 
 
 def status_of(error: LMIError) -> int:
@@ -125,6 +130,7 @@ class OpenAIDialect(Dialect):
             prompts=tuple(Prompt(content, adapter) for content in contents),
             sampling_params=sampling_params,
             priority=body.priority or 0,
+            cache_salt=body.cache_salt,
             truncate=body.truncate_prompt_tokens,
             stream=_streams(payload, body),
             ignored_parameters=ignored,
@@ -146,19 +152,20 @@ class ChatDialect(OpenAIDialect):
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
         enable_reasoning: bool | None = None,
-        stream_formatter: type[ChatSseFormatter] = ChatSseFormatter,
+        stream_formatters: Sequence[type[ChatSseFormatter]] = (ChatSseFormatter,),
         document_formatter: type[ChatJsonFormatter] = ChatJsonFormatter,
     ) -> None:
         """`tool_call_parser` names a model family; None detects it from the chat template.
 
         `reasoning_parser` and `enable_reasoning` are the values of these options, passed on to `choose_reasoning_format`.
-        `stream_formatter` formats streams, `document_formatter` other answers.
+        `stream_formatters` format streams: the first one, unless `Accept` names another one's content type.
+        `document_formatter` formats other answers.
         """
         super().__init__(facts, budget=budget)
         self._tool_call_parser = tool_call_parser
         self._reasoning_parser = reasoning_parser
         self._enable_reasoning = enable_reasoning
-        self._stream_formatter = stream_formatter
+        self._stream_formatters = {kind.content_type: kind for kind in stream_formatters}
         self._document_formatter = document_formatter
 
     def parse(self, payload: Payload) -> Parsed:
@@ -168,7 +175,7 @@ class ChatDialect(OpenAIDialect):
         """Check and translate. Raises `InvalidRequest`."""
         places = [f"messages[{place}]" for place in range(len(body.messages))]
         request, options = self.translated(payload, body, ignored, places)
-        kind = self._stream_formatter if request.stream else self._document_formatter
+        kind = chosen(self._stream_formatters, payload.accept) if request.stream else self._document_formatter
         formatter = partial(kind, options=options)
         return Parsed(request, formatter, body.alias, partial(check_length, "messages"), "messages")
 
@@ -208,7 +215,10 @@ class ChatDialect(OpenAIDialect):
     def _tool_calls(
         self, body: ChatCompletionBody, choice: str
     ) -> tuple[StructuredOutputs | None, Callable[[], MessageParser]]:
-        """Return the constraint on the generated text, and the parser for it."""
+        """Return the constraint on the generated text, and the parser for it.
+
+        A tool that must be called goes before a format for the text, which the answer then does not have.
+        """
         tools = body.tools or []
         asked = body.constraint()
         if choice == "none" or (choice == "auto" and asked is not None):  # constrained text is not a tool call
@@ -217,8 +227,6 @@ class ChatDialect(OpenAIDialect):
             schemas = {tool.function.name: tool.function.schema for tool in tools}
             form = choose_tool_format(self._facts().chat_template, self._tool_call_parser)
             return asked, partial(TaggedCallParser, form, schemas)
-        if asked is not None:
-            raise InvalidRequest("cannot be combined with a tool that must be called", field="response_format")
         if choice == "required":
             parallel = body.parallel_tool_calls is not False
             return calls_of(tools, parallel=parallel), CallListParser
@@ -264,15 +272,15 @@ class CompletionsDialect(OpenAIDialect):
         *,
         budget: Budget,
         default_max_tokens: int | None = DEFAULT_COMPLETION_TOKENS,
-        stream_formatter: type[CompletionSseFormatter] = CompletionSseFormatter,
+        stream_formatters: Sequence[type[CompletionSseFormatter]] = (CompletionSseFormatter,),
     ) -> None:
         """`default_max_tokens` applies if a request does not set `max_tokens`.
 
-        None, TGI's default, means as many as fit.
+        None, TGI's default, means as many as fit. `stream_formatters` are as for chats.
         """
         super().__init__(facts, budget=budget)
         self._default_max_tokens = default_max_tokens
-        self._stream_formatter = stream_formatter
+        self._stream_formatters = {kind.content_type: kind for kind in stream_formatters}
 
     def parse(self, payload: Payload) -> Parsed:
         body, ignored = decode_body(payload, CompletionBody)
@@ -311,8 +319,15 @@ class CompletionsDialect(OpenAIDialect):
             include_usage=body.include_usage,
             continuous_usage=body.continuous_usage,
         )
-        formatter = partial(self._stream_formatter if stream else CompletionJsonFormatter, options=options)
+        kind = chosen(self._stream_formatters, payload.accept) if stream else CompletionJsonFormatter
+        formatter = partial(kind, options=options)
         return Parsed(request, formatter, body.alias, partial(check_length, "prompt"), "prompt")
+
+
+def chosen(formatters: Mapping[str, type[Kind]], accept: str) -> type[Kind]:
+    """Return the formatter whose content type `accept` names first, or the first formatter if it names none."""
+    content_type = first_named(accept, formatters)
+    return next(iter(formatters.values())) if content_type is None else formatters[content_type]
 
 
 def decode_body(payload: Payload, kind: type[Body]) -> tuple[Body, tuple[str, ...]]:
@@ -351,5 +366,11 @@ def _template_kwargs(body: ChatCompletionBody) -> dict[str, Any]:
 
 
 def _streams(payload: Payload, body: OpenAIBody) -> bool:
-    """Return the body's `stream`, or if absent, whether SageMaker's streaming API was called."""
-    return payload.stream if body.stream is None else body.stream
+    """Return the body's `stream`, or if absent, whether SageMaker's streaming API was called.
+
+    Raises `InvalidRequest` for options of a stream if there is none, as OpenAI and vLLM do.
+    """
+    streams = payload.stream if body.stream is None else body.stream
+    if not streams and body.stream_options not in (None, StreamOptions()):
+        raise InvalidRequest("may only be set with `stream`", field="stream_options")
+    return streams

@@ -36,6 +36,7 @@ class EmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True):
     truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     normalize: bool | None = None
     priority: int | None = None
+    cache_salt: str | None = None
 
 
 class EmbeddingsDialect(OpenAIDialect):
@@ -58,6 +59,7 @@ class EmbeddingsDialect(OpenAIDialect):
                 normalize=self._normalize if body.normalize is None else body.normalize, dimensions=body.dimensions
             ),
             priority=body.priority or 0,
+            cache_salt=body.cache_salt,
             truncate=facts.capabilities.max_input_tokens if truncate == -1 else truncate,
             truncation_side="right",
             ignored_parameters=ignored,

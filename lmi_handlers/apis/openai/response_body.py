@@ -87,7 +87,7 @@ class JsonObject(msgspec.Struct, frozen=True, tag_field="type", tag="json_object
 
 
 class JsonSchema(msgspec.Struct, frozen=True, tag_field="type", tag="json_schema"):
-    """A JSON schema. Schemas are always enforced in full, whatever `strict` says."""
+    """A JSON schema. It is always enforced; if `strict` is false, objects may have undeclared properties."""
 
     name: Name
     schema: dict[str, Any]
@@ -96,7 +96,7 @@ class JsonSchema(msgspec.Struct, frozen=True, tag_field="type", tag="json_schema
 
     def chat(self) -> ResponseFormat:
         """Return the format as in a chat."""
-        return JsonSchemaFormat(json_schema=NamedSchema(self.schema))
+        return JsonSchemaFormat(json_schema=NamedSchema(self.schema, self.strict))
 
 
 class ResponseText(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -168,6 +168,7 @@ class ResponseBody(msgspec.Struct, frozen=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     logit_bias: dict[int, float] | None = None
     priority: int | None = None
+    cache_salt: str | None = None
     structured_outputs: StructuredOutputsBody | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool | None = None

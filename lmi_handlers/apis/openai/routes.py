@@ -14,7 +14,7 @@ from formatters.openai.chat import ChatJsonLinesFormatter, ChatSseFormatter
 from formatters.openai.completions import CompletionJsonLinesFormatter, CompletionSseFormatter
 from formatters.openai.examples import ANSWERS
 from lmi_handlers.apis.api import Api, Context
-from lmi_handlers.apis.documentation import CHAT_EXAMPLE, PRIORITY_BOUNDS, QUESTION, Documentation
+from lmi_handlers.apis.documentation import CHAT_EXAMPLE, QUESTION, REQUEST_BOUNDS, Documentation
 from lmi_handlers.apis.openai import messages, response_body, response_items, tools
 from lmi_handlers.apis.openai.body import (
     DEFAULT_COMPLETION_TOKENS,
@@ -23,7 +23,7 @@ from lmi_handlers.apis.openai.body import (
     ResponseFormat,
 )
 from lmi_handlers.apis.openai.bounds import chat_bounds, completion_bounds, response_bounds
-from lmi_handlers.apis.openai.dialect import ChatDialect, CompletionsDialect
+from lmi_handlers.apis.openai.dialect import ChatDialect, CompletionsDialect, Kind
 from lmi_handlers.apis.openai.embeddings import EmbeddingsBody, EmbeddingsDialect
 from lmi_handlers.apis.openai.response_dialect import ResponseDialect
 from lmi_handlers.apis.routes import (
@@ -35,11 +35,13 @@ from lmi_handlers.apis.routes import (
     Generation,
     Parameter,
     Route,
+    Types,
     generation,
 )
 from lmi_handlers.core.errors import EngineNotReady, ModelNotFound
 from lmi_handlers.serving.served_model import ServedModel
 
+OWNER = "lmi-handlers"
 TAG = "Text Generation Inference"  # as in TGI's document, which has these routes
 
 
@@ -55,16 +57,17 @@ class OpenAIApi(Api):
     def __init__(self, context: Context) -> None:
         self._context = context
         self._created = int(time.time())
-        asynchronous = context.properties.has_asynchronous_handler
-        lines = asynchronous or context.properties.output_formatter == "jsonlines"
-        self._chat = self._chats(ChatSseFormatter)
-        self._completion = self._completions(CompletionSseFormatter)
+        as_lines = context.properties.streams_lines
+        self._chat = self._chats([ChatSseFormatter])
+        self._completion = self._completions([CompletionSseFormatter])
         embeddings = EmbeddingsDialect(context.facts, budget=context.budget, normalize=context.properties.normalize)
         self._embeddings = generation(embeddings, EmbeddingsBody, {JSON: (responses.EmbeddingList,)})
         self._response = self._responses()
         self.claims = {
-            "messages": self._chats(ChatJsonLinesFormatter if lines else ChatSseFormatter),
-            "prompt": self._completions(CompletionJsonLinesFormatter if asynchronous else CompletionSseFormatter),
+            "messages": self._chats(_ordered(ChatSseFormatter, ChatJsonLinesFormatter, as_lines=as_lines)),
+            "prompt": self._completions(
+                _ordered(CompletionSseFormatter, CompletionJsonLinesFormatter, as_lines=as_lines)
+            ),
             **({"input": self._embeddings} if context.properties.embeds else {}),
         }
         self.documentation = Documentation(
@@ -108,7 +111,7 @@ class OpenAIApi(Api):
             bounds={
                 "ChatRequest": chat_bounds(),
                 "CompletionRequest": completion_bounds(),
-                "EmbeddingsRequest": {"dimensions": {"minimum": 1}, **PRIORITY_BOUNDS},
+                "EmbeddingsRequest": {"dimensions": {"minimum": 1}, **REQUEST_BOUNDS},
                 "InputMessage": {"content": {"maxItems": context.budget.max_content_parts}},
                 "InputCallOutput": {"output": {"maxItems": context.budget.max_content_parts}},
                 "ResponsesRequest": response_bounds(context.budget),
@@ -158,12 +161,13 @@ class OpenAIApi(Api):
         kind = "server_error" if status >= 500 else "invalid_request_error"
         return responses.OpenAIError(responses.OpenAIErrorDetails(message, kind, None, None))
 
-    def _chats(self, stream_formatter: type[ChatSseFormatter]) -> Generation:
+    def _chats(self, stream_formatters: Sequence[type[ChatSseFormatter]]) -> Generation:
         dialect = ChatDialect(
-            self._context.facts, **self._parsers(), budget=self._context.budget, stream_formatter=stream_formatter
+            self._context.facts, **self._parsers(), budget=self._context.budget, stream_formatters=stream_formatters
         )
-        chunk = (responses.ChatCompletionChunk,)
-        answers = {JSON: (responses.ChatCompletion,), stream_formatter.content_type: chunk}
+        chunk: Types = (responses.ChatCompletionChunk,)
+        answers: dict[str, Types] = {JSON: (responses.ChatCompletion,)}
+        answers.update((kind.content_type, chunk) for kind in stream_formatters)
         return generation(dialect, ChatCompletionBody, answers)
 
     def _responses(self) -> Generation:
@@ -176,16 +180,17 @@ class OpenAIApi(Api):
         names = ("tool_call_parser", "reasoning_parser", "enable_reasoning")
         return {name: getattr(self._context.properties, name) for name in names}
 
-    def _completions(self, stream_formatter: type[CompletionSseFormatter]) -> Generation:
+    def _completions(self, stream_formatters: Sequence[type[CompletionSseFormatter]]) -> Generation:
         # TGI, unlike OpenAI, generates as many tokens as fit by default.
         default_max_tokens = None if self._context.properties.tgi_compat else DEFAULT_COMPLETION_TOKENS
         dialect = CompletionsDialect(
             self._context.facts,
             budget=self._context.budget,
             default_max_tokens=default_max_tokens,
-            stream_formatter=stream_formatter,
+            stream_formatters=stream_formatters,
         )
-        answers = {JSON: (responses.CompletionFinal,), stream_formatter.content_type: (responses.Chunk,)}
+        answers: dict[str, Types] = {JSON: (responses.CompletionFinal,)}
+        answers.update((kind.content_type, (responses.Chunk,)) for kind in stream_formatters)
         return generation(dialect, CompletionBody, answers)
 
     def _models(self, model: ServedModel, _: object) -> responses.ModelList:
@@ -198,9 +203,23 @@ class OpenAIApi(Api):
         raise ModelNotFound(f"The model {path['model'][:200]!r} does not exist")
 
     def _infos(self, model: ServedModel) -> list[responses.ModelInfo]:
-        facts = model.facts
-        parents = {facts.model_id: None, **dict.fromkeys(facts.capabilities.adapters, facts.model_id)}
-        return [
-            responses.ModelInfo(name, "model", self._created, "lmi-handlers", parent)
-            for name, parent in parents.items()
-        ]
+        return model_infos(model, model.facts.model_id, self._created)
+
+
+def model_infos(model: ServedModel, name: str, created: int) -> list[responses.ModelInfo]:
+    """Return a loaded model, called `name`, and its adapters."""
+    capabilities = model.facts.capabilities
+    own = responses.ModelInfo(name, "model", created, OWNER, None, model.root, capabilities.max_model_len)
+    roots = {adapter: known.source for adapter, known in model.adapters.items()} if capabilities.adapters else {}
+    return [
+        own,
+        *(
+            responses.ModelInfo(adapter, "model", created, OWNER, name, roots.get(adapter))
+            for adapter in capabilities.adapters
+        ),
+    ]
+
+
+def _ordered(events: type[Kind], lines: type[Kind], *, as_lines: bool) -> Sequence[type[Kind]]:
+    """Return the formatters of streams on the invoke routes. The first is for requests whose `Accept` names neither."""
+    return (lines, events) if as_lines else (events, lines)

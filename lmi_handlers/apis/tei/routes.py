@@ -22,6 +22,7 @@ from formatters.tei.responses import (
     Rank,
     SparseValue,
 )
+from formatters.vllm.responses import RerankResponse
 from lmi_handlers import __version__
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.base import Reply
@@ -44,6 +45,7 @@ from lmi_handlers.apis.tei.tokenize import (
     read_texts,
     tokenize_texts,
 )
+from lmi_handlers.apis.vllm.scores import RerankDocumentsBody, RerankDocumentsDialect
 from lmi_handlers.core.errors import EngineNotReady
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.text.spans import MarkedSpan
@@ -106,6 +108,14 @@ class TeiApi(Api):
         self._embed_sparse = generation(embed_sparse, EmbedAllBody, {JSON: (list[list[SparseValue]],)})
         self._similarity = generation(similarity, SimilarityBody, {JSON: (list[float],)})
         self._rerank = generation(rerank, RerankBody, {JSON: (list[Rank],)})
+        documents = RerankDocumentsDialect(facts, budget=budget)
+        self._any_rerank = msgspec.structs.replace(
+            self._rerank,
+            dialects=(rerank, documents),
+            claims={"documents": documents},
+            bodies={JSON: (RerankBody, RerankDocumentsBody)},
+            answers={JSON: (list[Rank], RerankResponse)},
+        )
         self._predict = generation(predict, PredictBody, {JSON: (list[Prediction], list[list[Prediction]])})
         if properties.pools:  # otherwise, these paths are TGI's
             self.prefixes = (*self.prefixes, *_MODEL_PATHS)
@@ -122,7 +132,7 @@ class TeiApi(Api):
             Route("POST", "/embed_all", "embed_all", TAG, embed_all, self._embed_all),
             Route("POST", "/embed_sparse", "embed_sparse", TAG, embed_sparse, self._embed_sparse),
             Route("POST", "/similarity", "similarity", TAG, "Compare texts with another.", self._similarity),
-            Route("POST", "/rerank", "rerank", TAG, "Sort texts by how well they match a query.", self._rerank),
+            Route("POST", "/rerank", "rerank", TAG, "Sort texts by how well they match a query.", self._any_rerank),
             Route("POST", "/predict", "predict", TAG, "Classify texts.", self._predict),
             *(self._model_routes() if self._properties.pools else ()),
         )

@@ -68,6 +68,7 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True):
     top_n_tokens: Unsigned32 | None = None
     grammar: Grammar | None = None
     adapter_id: str | None = None
+    cache_salt: str | None = None
 
     @property
     def sampling(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lmi_handlers.apis.documentation import NON_EMPTY_TEXT
+from lmi_handlers.apis.documentation import NON_EMPTY_TEXT, REQUEST_BOUNDS
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.sampling_params import RANGES
 
@@ -29,5 +29,6 @@ def parameter_bounds(properties: ServingProperties) -> dict[str, Mapping[str, An
         "stop_sequences": stop,
         "truncate": {"minimum": 1},
         "seed": {"maximum": MAX_SEED},
+        "cache_salt": REQUEST_BOUNDS["cache_salt"],
         "top_n_tokens": {"maximum": properties.max_top_n_tokens},
     }

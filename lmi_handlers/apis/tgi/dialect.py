@@ -37,6 +37,7 @@ from lmi_handlers.core.errors import (
     PayloadTooLarge,
     QueueFull,
     RequestTimeout,
+    TurnConflict,
     UnsupportedMediaType,
     entry_of,
 )
@@ -52,6 +53,7 @@ STATUS: dict[type[LMIError], int] = {
     UnsupportedMediaType: 415,
     InvalidRequest: 422,
     ModelNotFound: 404,
+    TurnConflict: 409,
     QueueFull: 429,
     ClientDisconnected: 499,  # only the log shows it
     EngineNotReady: 503,
@@ -123,6 +125,7 @@ class TgiDialect(Dialect):
             prompts=(Prompt(body.inputs, adapter),),
             sampling_params=parameters.sampling_params(stream=stream),
             truncate=parameters.truncate,
+            cache_salt=parameters.cache_salt,
             stream=stream,
             details=parameters.details or parameters.decoder_input_details,
             decoder_input_details=parameters.decoder_input_details,
@@ -148,6 +151,10 @@ class GenerateDialect(TgiDialect):
         return self._parsed(payload, body, ignored, self._formatter, full_text=False)
 
 
+COMPAT_FORMATTERS: Mapping[str, type[Formatter]] = {"json": TgiArrayFormatter, "sse": TgiSseFormatter}
+"""Formatter by its name in `option.output_formatter`."""
+
+
 class CompatDialect(TgiDialect):
     """Dialect of `/`, and of `/invocations` with `option.tgi_compat`.
 
@@ -155,11 +162,16 @@ class CompatDialect(TgiDialect):
     prompt, unless the model has a known task other than `text-generation`.
     """
 
+    def __init__(self, properties: ServingProperties, formatter: str | None = None) -> None:
+        """With `formatter`, a name in `COMPAT_FORMATTERS`, bodies have no choice, as in LMI."""
+        super().__init__(properties)
+        self._formatter = COMPAT_FORMATTERS.get(formatter or "")
+
     def parse(self, payload: Payload) -> Parsed:
         """Validate a body. If it does not set `stream`, a call through SageMaker's streaming API does."""
         body, ignored = decode_body(payload, TgiCompatBody)
         stream = body.stream if isinstance(body.stream, bool) else payload.stream
-        formatter = TgiSseFormatter if stream else TgiArrayFormatter
+        formatter = self._formatter or (TgiSseFormatter if stream else TgiArrayFormatter)
         full_text = self._properties.task in (None, "text-generation")
         return self._parsed(payload, body, ignored, formatter, full_text=full_text)
 

@@ -29,7 +29,7 @@ from lmi_handlers.apis.structured_outputs import Grammar, StructuredOutputsBody
 from lmi_handlers.apis.tgi.body import TgiBody, TgiCompatBody, TgiParameters, TokenizeBody, decode_body
 from lmi_handlers.apis.tgi.bounds import parameter_bounds
 from lmi_handlers.apis.tgi.chat import ChatBody, decode_chat
-from lmi_handlers.apis.tgi.dialect import CompatDialect, GenerateDialect
+from lmi_handlers.apis.tgi.dialect import COMPAT_FORMATTERS, CompatDialect, GenerateDialect
 from lmi_handlers.apis.tgi.tokenize import chat_tokenize, tokenize
 from lmi_handlers.core.errors import EngineNotReady, InvalidChat
 from lmi_handlers.engine.status import EngineState
@@ -54,6 +54,8 @@ class TgiApi(Api):
         "/vertex",
     )
 
+    formatters = tuple(COMPAT_FORMATTERS)
+
     def __init__(self, context: Context) -> None:
         self._properties = properties = context.properties
         self._budget = context.budget
@@ -61,9 +63,10 @@ class TgiApi(Api):
         if properties.pools:  # then these paths are TEI's
             self.prefixes = tuple(prefix for prefix in self.prefixes if prefix not in ("/tokenize", "/info"))
         self._compat = CompatDialect(properties)
+        invoked = CompatDialect(properties, properties.output_formatter)
         answers = {JSON: (list[responses.GenerateResponse],), EVENTS: (responses.StreamResponse,)}
         self.root = generation(self._compat, TgiCompatBody, answers)
-        self.native = self.root if properties.tgi_compat else None
+        self.native = generation(invoked, TgiCompatBody, answers) if properties.tgi_compat else None
         prompt: Bounds = {"inputs": {"minLength": 1}}
         self.documentation = Documentation(
             # TGI's own names. Clients generated from TGI's document expect them.

@@ -8,7 +8,7 @@ from formatters.openai import responses as openai_responses
 from formatters.vllm import responses
 from formatters.vllm.examples import ANSWERS
 from lmi_handlers.apis.api import Api, Context
-from lmi_handlers.apis.documentation import PRIORITY_BOUNDS, QUESTION, Documentation
+from lmi_handlers.apis.documentation import QUESTION, REQUEST_BOUNDS, Documentation
 from lmi_handlers.apis.routes import JSON, Route, generation
 from lmi_handlers.apis.vllm.scores import RerankDocumentsBody, RerankDocumentsDialect, ScoreBody, ScoreDialect
 
@@ -26,8 +26,8 @@ class VllmApi(Api):
             ScoreBody: {"text_1": QUESTION, "text_2": "Deep Learning is a kind of machine learning."},
         },
         bounds={
-            "RerankDocumentsBody": {"documents": {"minItems": 1}, **PRIORITY_BOUNDS},
-            "ScoreBody": PRIORITY_BOUNDS,
+            "RerankDocumentsBody": {"documents": {"minItems": 1}, **REQUEST_BOUNDS},
+            "ScoreBody": REQUEST_BOUNDS,
         },
     )
 

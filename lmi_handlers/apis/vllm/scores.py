@@ -40,6 +40,7 @@ class _Fields(msgspec.Struct, frozen=True, kw_only=True):
     truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     use_activation: bool | None = None
     priority: int | None = None
+    cache_salt: str | None = None
 
 
 class RerankDocumentsBody(_Fields, frozen=True, kw_only=True):
@@ -86,6 +87,7 @@ class _ScoresDialect(OpenAIDialect):
                 task="classify", activation="none" if body.use_activation is False else "model"
             ),
             priority=body.priority or 0,
+            cache_salt=body.cache_salt,
             truncate=facts.capabilities.max_input_tokens if truncate == -1 else truncate,
             truncation_side="right",
             ignored_parameters=ignored,

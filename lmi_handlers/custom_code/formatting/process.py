@@ -16,7 +16,8 @@ from pathlib import Path
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.custom_code.failures import author_traceback, described, load_error, plain
+from lmi_handlers.core.standard_streams import print_to_the_log, read_nothing
+from lmi_handlers.custom_code.failures import author_traceback, load_error, named
 from lmi_handlers.custom_code.formatting.hang_watch import HangWatch
 from lmi_handlers.custom_code.formatting.messages import (
     Begin,
@@ -136,12 +137,10 @@ class Process:
         self._watch.begin()
         try:
             reply = self._reply(worker, message)
-        except Exception as error:  # noqa: BLE001  the request fails, whatever the code has raised
+        except BaseException as error:  # noqa: BLE001  the request fails, whatever the code has raised
             worker.answers.pop(message.number, None)
             logger.error("a formatter failed", extra={"exception": author_traceback(error)})
-            cause = plain(described(error))[:_MAX_CAUSE]
-            kind = type(error).__name__
-            reply = Failed(message.number, cause if cause == kind else f"{kind}: {cause}")
+            reply = Failed(message.number, named(error)[:_MAX_CAUSE])
         finally:
             self._watch.end()
         if os.getpid() != self._pid:  # the code has forked, and this is not the process that is connected
@@ -175,6 +174,7 @@ class Process:
                 sock, _ = listener.accept()
             except OSError:  # no file descriptor is left
                 logger.critical("no web worker can connect any more", exc_info=True)
+                logging.shutdown()
                 os._exit(1)
             Worker(sock, self._inbox).start(Serving(self._formatters.scripts))
 
@@ -191,10 +191,8 @@ def main() -> int:
     code = settings.formatters
     assert code is not None  # noqa: S101  otherwise there is no such process
     end_with_parent()
-    with open(os.devnull, "rb") as nothing:  # noqa: PTH123
-        os.dup2(nothing.fileno(), sys.stdin.fileno())  # what the parent holds open is not input
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a TextIOWrapper
+    read_nothing()
+    print_to_the_log()
     begun, only_loads = time.monotonic(), sys.argv[1:] == ["check"]  # the files see arguments of their own
     try:
         formatters = Formatters(code, LazyTokenizer(*(engine.bundle_dir for engine in settings.each)))
@@ -228,4 +226,5 @@ if __name__ == "__main__":
         logger.critical("the process that runs the model's formatters died", exc_info=True)
     sys.stdout.flush()
     sys.stderr.flush()
+    logging.shutdown()
     os._exit(status)  # threads of the code do not keep the process

@@ -18,8 +18,7 @@ class ResponseObject:
     """A JSON object. Its fields are attributes. Those in the class are optional: None unless the response has them."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
-        for name, value in fields.items():
-            setattr(self, name, _wrapped(name, value))
+        vars(self).update({name: _wrapped(name, value) for name, value in fields.items()})  # also one named __dict__
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.model_dump()!r})"

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import lmi_handlers.custom_code.compat
 from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.config.decorators import INPUT_FORMATTER, OUTPUT_FORMATTER
 from lmi_handlers.config.formatter_code import FormatterCode, FormatterScript
@@ -23,6 +22,7 @@ from lmi_handlers.custom_code.formatting.signatures import OutputKind, output_ki
 from lmi_handlers.custom_code.formatting.token_answers import Call, TokenAnswer, call_legacy, call_output
 from lmi_handlers.custom_code.formatting.tokenizer import LazyTokenizer
 from lmi_handlers.custom_code.inputs import Input
+from lmi_handlers.custom_code.lmi_modules import provide
 from lmi_handlers.custom_code.requirements import with_packages
 from lmi_handlers.custom_code.script import import_script
 from lmi_handlers.model_files.cache_dir import default_cache_dir
@@ -41,7 +41,7 @@ class Formatters:
         self._tokens: dict[str, Call] = {}
         self._responses: dict[str, ResponseCall] = {}
         self.scripts: dict[str, Script] = {}
-        sys.path.append(lmi_handlers.custom_code.compat.__path__[0])
+        provide()
         for script in code.scripts:
             of_script = CustomCode(
                 path=script.path,

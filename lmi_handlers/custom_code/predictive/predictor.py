@@ -10,7 +10,7 @@ from typing import Any
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.custom_code.content import ANY, JSON, ContentError, accepted
 from lmi_handlers.custom_code.inputs import Input
-from lmi_handlers.custom_code.outputs import Output
+from lmi_handlers.custom_code.outputs import Output, text_or_line
 from lmi_handlers.custom_code.predictive.context import Context
 
 JSON_LINES = "application/jsonlines"
@@ -105,7 +105,7 @@ def _output(result: Any, content_type: str) -> Output:
         raise TypeError("nothing was returned for the answer")
     output = Output()
     if is_stream(content):
-        output.add_stream_content(content)
+        output.add_stream_content(content, text_or_line)
     else:
         output.add(content)
     return output.add_property("Content-Type", kind or content_type)

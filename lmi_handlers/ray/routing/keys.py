@@ -1,4 +1,4 @@
-"""What requests have in common that one replica should answer: the model or adapter, and how the prompt begins.
+"""What requests have in common that one replica should answer: the model or adapter, the salt, and the prompt's beginning.
 
 A key is only a hint, so bodies are not parsed: their first bytes are searched. A wrong key costs a cache, not an answer.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Literal
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs
 
 By = Literal["least", "model", "prefix"]
 """What requests are routed by: nothing, the model or adapter, or that and the beginning of the prompt."""
@@ -24,6 +24,7 @@ _IN_PATH = re.compile(r"/(?:predictions/([^/]+)|models/([^/]+)(?:/[^/]+)?/invoke
 _IN_QUERY = ("model_name", "adapter")
 _IN_HEADERS = (b"x-amzn-sagemaker-adapter-identifier", b"x-amzn-sagemaker-target-model")
 _IN_BODY = re.compile(rb'"(?:model|adapters)"\s*:\s*\[?\s*"([^"\\]{1,256})"')
+_SALT = re.compile(rb'"cache_salt"\s*:\s*"([^"\\]{1,256})"')
 _PROMPT = re.compile(rb'"(?:messages|prompt|inputs|input|text)"\s*:\s*')
 
 
@@ -32,14 +33,18 @@ def key_of(by: By, model: bytes, head: bytes) -> bytes | None:
     if by == "prefix" and (found := _PROMPT.search(head)):
         prompt = head[found.end() : found.end() + _PREFIX]
         if len(prompt) == _PREFIX:
-            return model + b"\0" + prompt
+            salt = _SALT.search(head)  # prompts with different salts share no cache anyway
+            return b"\0".join((model, salt[1] if salt else b"", prompt))
     return model or None
 
 
 def model_of(path: str, query: str, headers: Mapping[bytes, bytes], head: bytes) -> bytes:
-    """Return the model or adapter that a request names, b"" if it names none. Header names are in lower case."""
+    """Return the model or adapter that a request names, b"" if it names none.
+
+    `path` is what `path_of` returns. Header names are in lower case.
+    """
     if found := _IN_PATH.fullmatch(path):
-        return unquote(found[1] or found[2]).encode()[:_MAX_NAME]
+        return str(found[1] or found[2]).encode("latin-1")[:_MAX_NAME]
     if "model_name=" in query or "adapter=" in query:
         fields = parse_qs(query[:4096])
         for name in _IN_QUERY:

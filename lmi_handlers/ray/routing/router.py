@@ -6,7 +6,6 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 import aiohttp
 import msgspec
@@ -14,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from lmi_handlers.ray.bodies import Body, has_body, read_head
-from lmi_handlers.ray.forwarding import NO_PATH, answer_error, answer_no_server, ask, path_of, relay, url_of
+from lmi_handlers.ray.forwarding import answer_error, answer_no_server, ask, relay, url_of
 from lmi_handlers.ray.gate import taking
 from lmi_handlers.ray.routing.keys import HEAD, By, key_of, model_of
 from lmi_handlers.ray.routing.members import Member
@@ -64,7 +63,7 @@ def is_behind_haproxy(environ: Mapping[str, str]) -> bool:
 
 def is_change(method: str, path: str) -> bool:
     """Tell whether a request would load or unload a model or an adapter."""
-    return re.fullmatch(_CHANGES.get(method, "(?!)"), path) is not None
+    return re.fullmatch(_CHANGES.get(method.upper(), "(?!)"), path) is not None  # aiohttp sends methods in upper case
 
 
 class NotKnown(Exception):
@@ -127,19 +126,17 @@ class Other(msgspec.Struct, frozen=True):
 class Routed(Response):
     """The answer of this replica's server, or of another replica's."""
 
-    def __init__(self, session: aiohttp.ClientSession, router: Router) -> None:
+    def __init__(self, session: aiohttp.ClientSession, router: Router, path: str) -> None:
         super().__init__()
         self._session = session
+        self._path = path
         self._router = router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer an ASGI call."""
         if scope.get("server"):
             await self._router.membership.listens_on(scope["server"][1])
-        if (path := path_of(scope)) is None:
-            await answer_error(400, NO_PATH, scope, receive, send)
-            return
-        if is_change(scope["method"], unquote(path)):
+        if is_change(scope["method"], self._path):
             await answer_error(501, _NO_CHANGES, scope, receive, send)
             return
         passed_on = next((value for name, value in scope["headers"] if name == _PASSED_ON), None)
@@ -150,7 +147,7 @@ class Routed(Response):
         if has_body(scope):
             head, body = await read_head(taking(scope, receive), self._router.head)
         try:
-            other = None if passed_on is not None else await self._router.other(path, scope, head)
+            other = None if passed_on is not None else await self._router.other(self._path, scope, head)
         except NotKnown:
             await answer_error(503, _NOT_KNOWN, scope, receive, send)
             return
@@ -158,7 +155,7 @@ class Routed(Response):
             return
         with self._counted(self._router.table.name):
             try:
-                answer = await ask(self._session, url_of(HOST, path, scope), scope, body)
+                answer = await ask(self._session, url_of(HOST, self._path, scope), scope, body)
             except aiohttp.ClientConnectionError:
                 await answer_no_server(scope, receive, send)
                 return
@@ -167,7 +164,7 @@ class Routed(Response):
     async def _pass_on(self, other: Other, scope: Scope, body: Body, receive: Receive, send: Send) -> bool:
         """Pass a request on, and return whether it has been answered: if not, this replica can do that."""
         member = other.member
-        url = url_of(member.host, scope["raw_path"].decode("latin-1"), scope, member.port)
+        url = url_of(member.host, scope.get("root_path", "") + self._path, scope, member.port)
         passed_on = {**scope, "headers": [*scope["headers"], (_PASSED_ON, member.name.encode())]}
         with self._counted(member.name):
             try:

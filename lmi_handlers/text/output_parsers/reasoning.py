@@ -11,7 +11,8 @@ import msgspec
 
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.text.output_parsers.cursor import SPACE, Cursor, Reading
-from lmi_handlers.text.output_parsers.message import MessageDelta, MessageParser
+from lmi_handlers.text.output_parsers.harmony import HarmonyParser
+from lmi_handlers.text.output_parsers.message import MessageDelta, MessageParser, PlainParser
 
 
 class ReasoningFormat(msgspec.Struct, frozen=True):
@@ -27,6 +28,7 @@ class ReasoningFormat(msgspec.Struct, frozen=True):
     answer_ends: tuple[str, ...] = ()
 
 
+_HARMONY = "openai_gptoss"
 _THINK = (("<think>",), ("</think>",))
 
 REASONING_FORMATS = {
@@ -52,12 +54,7 @@ REASONING_FORMATS = {
             ("<|START_RESPONSE|>", "<|START_TEXT|>"),
             ("<|END_RESPONSE|>", "<|END_TEXT|>"),
         ),
-        ReasoningFormat(
-            "openai_gptoss",
-            ("<|channel|>analysis<|message|>",),
-            ("<|end|>",),
-            ("<|start|>assistant<|channel|>final<|message|>", "<|channel|>final<|message|>"),
-        ),
+        ReasoningFormat(_HARMONY, (), ()),  # has a parser of its own
     )
 }
 """The formats by their name in vLLM."""
@@ -100,7 +97,7 @@ _MARKERS = (
     ("<|channel>thought", "gemma4"),
     ("Here is my thought process:", "granite"),
     ("<|START_THINKING|>", "cohere_command3"),
-    ("<|channel|>analysis", "openai_gptoss"),
+    ("<|channel|>analysis", _HARMONY),
     ("<think>", "deepseek_r1"),
     ("</think>", "deepseek_r1"),
 )
@@ -118,10 +115,13 @@ def choose_reasoning_format(chat_template: str, parser: str | None, *, enabled: 
     """Return the format that the options select, or None if reasoning stays in the answer.
 
     `parser` is the name of the format. If it is None and `enabled` is true, the format is detected from
-    `chat_template`. Raises `ConfigError` if the name is unknown or the template has no known marks.
+    `chat_template`. Harmony is detected unless `enabled` is false, as in vLLM: without its marks, its text is of no use.
+    Raises `ConfigError` if the name is unknown or the template has no known marks.
     """
-    if enabled is False or (parser is None and not enabled):
+    if enabled is False:
         return None
+    if parser is None and enabled is None:
+        return REASONING_FORMATS[_HARMONY] if "<|channel|>analysis" in chat_template else None
     if parser is not None:
         return reasoning_format(parser)
     for marker, name in _MARKERS:
@@ -131,6 +131,13 @@ def choose_reasoning_format(chat_template: str, parser: str | None, *, enabled: 
         "option.enable_reasoning=true: the chat template does not show how the model marks its reasoning; "
         f"set option.reasoning_parser ({', '.join(reasoning_parser_names())})"
     )
+
+
+def with_reasoning(format: ReasoningFormat, prompt: str, parser: MessageParser) -> MessageParser:  # noqa: A002
+    """Return a parser that separates the reasoning and leaves the answer to `parser`. Harmony's reads its calls itself."""
+    if format.name == _HARMONY:
+        return HarmonyParser(prompt, calls=not isinstance(parser, PlainParser))
+    return ReasoningParser(format, prompt, parser)
 
 
 class ReasoningParser(MessageParser):

@@ -11,7 +11,7 @@ import backends.echo
 from backends.echo.backend import EchoBackend, _Sequence
 from lmi_handlers.core.engine_counters import EngineCounters
 from lmi_handlers.core.outputs import TokenOutput
-from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.request import EncodedPrompt, TokenRequest
 
 DECLARATION = msgspec.structs.replace(
     backends.echo.DECLARATION, name="caching", location="caching_backend:CachingBackend", rolling_batch=()
@@ -24,7 +24,7 @@ class CachingBackend(EchoBackend):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._capabilities = msgspec.structs.replace(self._capabilities, backend="caching")
-        self._prompts: list[list[int]] = []
+        self._prompts: list[EncodedPrompt] = []
         self._cached: dict[str, int] = {}
         self._counters = EngineCounters()
 
@@ -36,11 +36,12 @@ class CachingBackend(EchoBackend):
         super().add_request(request)
         prompt = request.prompt.token_ids
         shared = (
-            len([*takewhile(lambda pair: pair[0] == pair[1], zip(prompt, earlier, strict=False))])
+            len([*takewhile(lambda pair: pair[0] == pair[1], zip(prompt, earlier.token_ids, strict=False))])
             for earlier in self._prompts
+            if earlier.cache_salt == request.prompt.cache_salt
         )
         cached = min(max(shared, default=0), len(prompt) - 1)
-        self._prompts.append(prompt)
+        self._prompts.append(request.prompt)
         self._cached[request.request_id] = cached
         self._counters += EngineCounters(prefix_cache_queries=len(prompt), prefix_cache_hits=cached)
 

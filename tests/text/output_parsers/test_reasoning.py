@@ -23,9 +23,6 @@ from lmi_handlers.text.output_parsers.tool_formats import TOOL_FORMATS
 PROMPT = "<|user|>What is <think>?<|assistant|>\n"
 """The model starts its reasoning itself. A mark that the user writes does not start it."""
 
-HARMONY = "<|channel|>analysis<|message|>"
-FINAL = "<|start|>assistant<|channel|>final<|message|>"
-COMMENTARY = "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}"
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
@@ -91,11 +88,6 @@ GOLDEN = [
         "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Four.<|END_RESPONSE|>",
         ("Hm.", "Four."),
     ),
-    ("openai_gptoss", "<|start|>assistant", f"{HARMONY}Hm.<|end|>{FINAL}Four.", ("Hm.", "Four.")),
-    ("openai_gptoss", "<|start|>assistant", "<|channel|>final<|message|>Four.", ("", "Four.")),
-    # A call instead of an answer is left to the parser of tool calls
-    ("openai_gptoss", "<|start|>assistant", f"{HARMONY}Hm.<|end|>{COMMENTARY}", ("Hm.", COMMENTARY)),
-    ("openai_gptoss", "<|start|>assistant", f"{HARMONY}Hm.", ("Hm.", "")),
 ]  # fmt: skip
 
 
@@ -136,6 +128,9 @@ def test_tool_calls_are_recognised_only_after_the_reasoning() -> None:
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+MARKED = [name for name in REASONING_FORMATS if name != "openai_gptoss"]
+"""All but harmony, which has a parser of its own (test_harmony.py)."""
+
 MARKS = sorted(
     {
         mark
@@ -149,7 +144,7 @@ SOUP = st.lists(
 ).map("".join)
 
 
-@pytest.mark.parametrize("name", REASONING_FORMATS)
+@pytest.mark.parametrize("name", MARKED)
 @given(SOUP | st.text(), st.booleans(), st.data())
 def test_the_result_does_not_depend_on_how_the_text_is_split(
     name: str, text: str, begun: bool, data: st.DataObject
@@ -164,7 +159,7 @@ def test_the_result_does_not_depend_on_how_the_text_is_split(
         assert whole == ("", text)
 
 
-@pytest.mark.parametrize("name", REASONING_FORMATS)
+@pytest.mark.parametrize("name", MARKED)
 @given(WORDS, WORDS, st.booleans(), st.data())
 def test_random_reasoning_and_answers_are_returned(
     name: str, reasoning: str, answer: str, begun: bool, data: st.DataObject
@@ -220,7 +215,7 @@ def test_the_format_is_detected_from_the_chat_template(template: str, name: str)
     chosen = choose_reasoning_format(template, None, enabled=True)
     assert chosen is not None
     assert chosen.name == name
-    assert choose_reasoning_format(template, None, enabled=None) is None
+    assert choose_reasoning_format(template, None, enabled=None) == (chosen if name == "openai_gptoss" else None)
     assert choose_reasoning_format(template, None, enabled=False) is None
 
 

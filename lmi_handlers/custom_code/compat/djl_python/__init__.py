@@ -1,6 +1,5 @@
-"""LMI's names for what this server gives to `model.py`. Each module here only renames what `custom_code` has."""
+"""What `import` finds on `sys.path`, also in processes that a handler spawns. `lmi_modules` says what is in it."""
 
-from lmi_handlers.custom_code.inputs import Input
-from lmi_handlers.custom_code.outputs import Output
+from lmi_handlers.custom_code.lmi_modules import provide
 
-__all__ = ["Input", "Output"]
+provide(__name__)

@@ -1,5 +1,5 @@
-"""The modules of sagemaker-inference-toolkit that scripts import: content types, their codecs, and errors."""
+"""What `import` finds on `sys.path`, also in processes that a handler spawns. `lmi_modules` says what is in it."""
 
-from . import content_types, decoder, encoder, errors
+from lmi_handlers.custom_code.lmi_modules import provide
 
-__all__ = ["content_types", "decoder", "encoder", "errors"]
+provide(__name__)

@@ -27,9 +27,8 @@ class Service:
     async def inference(self, inputs):
         data = inputs.get_as_json()
         if data.get("stream"):
-            return Output().add_stream_content(self.lines(data["inputs"])).add_property(
-                "Content-Type", "application/jsonlines"
-            )
+            lines = self.lines(data["inputs"])
+            return Output().add_stream_content(lines, None).add_property("Content-Type", "application/jsonlines")
         words = [word async for word in self.engine.generate(data["inputs"])]
         return Output().add_as_json({"generated_text": " ".join(words)}).add_property("Content-Type", "application/json")
 

@@ -1,0 +1,1 @@
+"""What Anthropic's API writes."""

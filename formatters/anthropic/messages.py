@@ -1,0 +1,241 @@
+r"""Anthropic's messages.
+
+    document   {"id":"msg_1","type":"message","role":"assistant",...,"content":[{"type":"text","text":".."}],...}
+    stream     event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{...}}\n\n
+    lines      the data of these events, one per line, as Bedrock streams them
+
+Thoughts, text and each call are blocks, in the order in which the model writes them. A block ends where the next one
+begins.
+
+Source: Anthropic's API reference, "Messages" and "Streaming messages".
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from formatters.anthropic import responses
+from formatters.anthropic.errors import error_document
+from formatters.base import encode, line
+from formatters.openai.chat import ChatFormatter, ChatOptions
+from lmi_handlers.core.errors import LMIError
+from lmi_handlers.core.outputs import FinishReason, TextDelta
+from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
+from lmi_handlers.text.output_parsers.message import ToolCallDelta
+
+_ENDED: dict[FinishReason | None, responses.StopReason] = {
+    FinishReason.LENGTH: "max_tokens",
+    FinishReason.ABORT: "refusal",  # the closest of Anthropic's reasons
+}
+"""Stop reasons of messages that the model did not end by itself."""
+
+
+class MessageFormatter(ChatFormatter):
+    """Shared by the document and the stream."""
+
+    def __init__(
+        self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...], *, options: ChatOptions
+    ) -> None:
+        super().__init__(request, prompts, options=options)
+        self._choice = self.choices[0]  # a message has no alternatives
+        self._blocks = 0
+        self._open: responses.OutputBlock | None = None
+        self._call: int | None = None  # the number of the open call
+        self._pieces: list[str] = []  # the text of the open block
+        self._stop_string: str | None = None
+
+    def emit(self, event: responses.MessageEvent) -> None:
+        """Take an event. A document has none."""
+
+    def ended(self, block: responses.OutputBlock) -> None:
+        """Take a complete block. A stream keeps none."""
+
+    def advance(self, delta: TextDelta) -> None:
+        """Take the new text."""
+        message = self._choice.feed(delta)
+        self._choice.new_tokens = []  # there are no log probabilities
+        self._stop_string = delta.stop_string
+        if message.reasoning and self.options.include_reasoning:
+            self._add(responses.ThinkingBlock("", ""), message.reasoning)
+        # New text follows the call that is still open, and precedes the calls that begin.
+        number = self._call
+        self._add_calls(call for call in message.tool_calls if call.index == number)
+        if message.content:
+            self._add(responses.TextBlock(""), message.content)
+        self._add_calls(call for call in message.tool_calls if call.index != number)
+
+    def close_block(self) -> None:
+        """End the open block, if there is one."""
+        block, text = self._open, "".join(self._pieces)
+        match block:
+            case None:
+                return
+            case responses.TextBlock():
+                block.text = text
+            case responses.ThinkingBlock():
+                block.thinking, block.signature = text, _signature(text)
+                self._emit_delta(responses.NewSignature(block.signature))
+            case responses.ToolUseBlock():
+                block.input = _arguments(text)
+        self.emit(responses.ContentBlockStop(self._blocks))
+        self.ended(block)
+        self._blocks += 1
+        self._open, self._call, self._pieces = None, None, []
+
+    def message(
+        self, content: list[responses.OutputBlock], end: responses.MessageEnd | None
+    ) -> responses.MessageAnswer:
+        """Return the message so far."""
+        return responses.MessageAnswer(
+            id=f"msg_{self.request.request_id}",
+            type="message",
+            role="assistant",
+            model=self.options.model,
+            content=content,
+            stop_reason=None if end is None else end.stop_reason,
+            stop_sequence=None if end is None else end.stop_sequence,
+            usage=self.message_usage(),
+        )
+
+    def end(self) -> responses.MessageEnd:
+        """Return how the message ended."""
+        choice, stop = self._choice, self._stop_string
+        if choice.finish_reason in _ENDED:
+            return responses.MessageEnd(_ENDED[choice.finish_reason], None, self.cut_by)
+        if stop is not None:
+            return responses.MessageEnd("stop_sequence", stop)
+        return responses.MessageEnd("tool_use" if choice.calls else "end_turn", None)
+
+    def message_usage(self) -> responses.MessageUsage:
+        """Return the tokens used so far."""
+        cached = self.cached_tokens or 0
+        return responses.MessageUsage(sum(self.prompt_tokens) - cached, 0, cached, self._choice.num_tokens)
+
+    def _add_calls(self, calls: Iterable[ToolCallDelta]) -> None:
+        for call in calls:
+            if self._call != call.index:
+                self.close_block()
+                self._begin(responses.ToolUseBlock(self._choice.call_id(call.index), call.name or "", {}))
+                self._call = call.index
+            if call.arguments:
+                self._pieces.append(call.arguments)
+                self._emit_delta(responses.NewInput(call.arguments))
+
+    def _add(self, empty: responses.TextBlock | responses.ThinkingBlock, text: str) -> None:
+        """Add text to the open block, if that is of the kind of `empty`, or else to a new one."""
+        if type(self._open) is not type(empty):
+            self.close_block()
+            self._begin(empty)
+        self._pieces.append(text)
+        thinks = isinstance(empty, responses.ThinkingBlock)
+        self._emit_delta(responses.NewThinking(text) if thinks else responses.NewText(text))
+
+    def _begin(self, block: responses.OutputBlock) -> None:
+        self._open = block
+        self.emit(responses.ContentBlockStart(self._blocks, block))
+
+    def _emit_delta(self, delta: Any) -> None:
+        self.emit(responses.ContentBlockDelta(self._blocks, delta))
+
+
+class MessageJsonFormatter(MessageFormatter):
+    """One document at the end."""
+
+    content_type = "application/json"
+    streams = False
+
+    def __init__(
+        self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...], *, options: ChatOptions
+    ) -> None:
+        super().__init__(request, prompts, options=options)
+        self._content: list[responses.OutputBlock] = []
+
+    def ended(self, block: responses.OutputBlock) -> None:
+        self._content.append(block)
+
+    def feed(self, delta: TextDelta) -> bytes:
+        self.advance(delta)
+        return b""
+
+    def finish(self) -> bytes:
+        self.close_block()
+        return encode(self.message(self._content, self.end()))
+
+
+class MessageSseFormatter(MessageFormatter):
+    """Events with names."""
+
+    content_type = "text/event-stream"
+    streams = True
+
+    def __init__(
+        self, request: GenerationRequest, prompts: tuple[RenderedPrompt, ...], *, options: ChatOptions
+    ) -> None:
+        super().__init__(request, prompts, options=options)
+        self._begun = False
+        self._records: list[bytes] = []
+
+    def frame(self, name: str, document: bytes) -> bytes:
+        """Return the record of an event."""
+        return f"event: {name}\ndata: ".encode() + document + b"\n\n"
+
+    def emit(self, event: responses.MessageEvent) -> None:
+        self._records.append(self.frame(str(event.__struct_config__.tag), encode(event)))
+
+    def begin(self) -> None:
+        """Write how each message begins, once."""
+        if not self._begun:
+            self._begun = True
+            self.emit(responses.MessageStart(self.message([], None)))
+            self.emit(responses.Ping())
+
+    def feed(self, delta: TextDelta) -> bytes:
+        self.begin()
+        self.advance(delta)
+        return self._taken()
+
+    def keep_alive(self) -> bytes:
+        """Return a `ping`, or how the message begins."""
+        self.begin()
+        return self._taken() or self.frame("ping", encode(responses.Ping()))
+
+    def finish(self) -> bytes:
+        self.close_block()
+        self.emit(responses.MessageDelta(self.end(), self.message_usage()))
+        self.emit(responses.MessageStop())
+        return self._taken()
+
+    def error(self, error: LMIError) -> bytes:
+        return self.frame("error", error_document(error))
+
+    def _taken(self) -> bytes:
+        records, self._records = b"".join(self._records), []
+        return records
+
+
+class MessageJsonLinesFormatter(MessageSseFormatter):
+    """The data of the events, one per line."""
+
+    content_type = "application/jsonlines"
+
+    def frame(self, name: str, document: bytes) -> bytes:  # noqa: ARG002  the document has it, too
+        return line(document)
+
+
+def _signature(thoughts: str) -> str:
+    """Return a text that depends on the thoughts. Clients require one, but nothing here checks it."""
+    return base64.b64encode(hashlib.sha256(thoughts.encode(errors="replace")).digest()).decode()
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """Return the input of a call. It is empty if the model has not written all of it, or no object."""
+    try:
+        arguments = msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return arguments

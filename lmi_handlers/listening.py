@@ -1,0 +1,45 @@
+"""What the log says once the server listens: who can connect, and where the console is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lmi_handlers.config.server_settings import ALL_INTERFACES, LOOPBACK, is_loopback, netloc
+
+Address = tuple[str, int] | None
+"""Host and port. None is a Unix socket."""
+
+
+def host_of(addresses: Sequence[Address]) -> str:
+    """Return the host that stands for all addresses: of loopback only if nobody else can reach any of them."""
+    if addresses and all(address is not None and is_loopback(address[0]) for address in addresses):
+        return addresses[0][0]  # type: ignore[index]  # none of them is None
+    return ALL_INTERFACES
+
+
+def who_can_connect(addresses: Sequence[Address], *, has_key: bool, has_console: bool, console: bool | None) -> str:
+    """Return one line. `console` is `option.console`, `has_console` what follows from it."""
+    own = [address for address in addresses if address is not None]
+    if not own:
+        reach = "whoever may open the Unix socket can connect"
+    elif is_loopback(host_of(addresses)):
+        reach = "only this machine can connect (for others: --host 0.0.0.0)"
+    elif is_loopback(host_of(own)):
+        reach = "only this machine and whoever may open the Unix socket can connect"
+    else:
+        reach = "other machines can connect"
+    key = "with the API_KEY" if has_key else "without a key (API_KEY is not set)"
+    return f"{reach}, {key}; {_where(own, has_console=has_console, console=console, has_key=has_key)}"
+
+
+def _where(addresses: Sequence[tuple[str, int]], *, has_console: bool, console: bool | None, has_key: bool) -> str:
+    if has_console and addresses:
+        host, port = addresses[0]
+        name = {ALL_INTERFACES: LOOPBACK, "::": "::1"}.get(host, host)
+        return f"console: http://{netloc(name, port)}/"
+    if has_console:
+        return "console: / of the socket"
+    if console is False:
+        return "no console, because of option.console=false"
+    cause = "an API_KEY is set" if has_key else "others than this machine can connect"
+    return f"no console, because {cause} (option.console=true)"

@@ -1,0 +1,39 @@
+"""Chooses what answers a request that Ray passes to a replica. Its path is read here, before every rule."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from lmi_handlers.core.request_path import BadPath
+from lmi_handlers.ray.forwarding import Forwarded, path_of
+from lmi_handlers.ray.metrics_page import asks_metrics
+from lmi_handlers.ray.routing.router import Routed, Router
+
+_STAYS = "x-request-disconnect-disabled"
+"""Ray's header that keeps a request running after its client has left: it would keep its place in the batch."""
+
+
+async def answer_to(
+    request: Request,
+    session: aiohttp.ClientSession,
+    answer_metrics: Callable[[], Awaitable[Response]],
+    router: Router | None,
+) -> Response:
+    """Return the answer. `session` has the connections to the replica's server, `router` knows other replicas."""
+    try:
+        path = path_of(request.scope)
+    except BadPath as error:
+        return _refusal(404, str(error))
+    if asks_metrics(request.method, path):
+        return await answer_metrics()
+    if _STAYS in request.headers:
+        return _refusal(400, f"{_STAYS} is not supported")
+    return Forwarded(session, path) if router is None else Routed(session, router, path)
+
+
+def _refusal(status: int, cause: str) -> Response:
+    return JSONResponse({"error": cause, "code": status}, status)

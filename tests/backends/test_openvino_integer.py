@@ -1,0 +1,142 @@
+"""`option.dtype=int8` on openvino: products with integers lose little, whatever the type of the weights."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import openvino
+import pytest
+from gguf_files import make_gguf
+from mixed_gguf import Q, write_mixed_gguf
+from paths import DATA
+from serving_properties import serving_properties
+from tokenizers import Tokenizer
+
+from backends.base import ModelFiles
+from backends.openvino import DECLARATION, integer
+from backends.openvino.backend import OpenVinoBackend
+from backends.openvino.gguf import convert_gguf
+from backends.openvino.integer import asks_for_integers, use_integers
+from backends.openvino.model import EXACT, INTEGER, MODEL_NAME, compile_model
+from backends.openvino.runner import OpenVinoRunner
+from backends.paged.sequence import Chunk, Sequence
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.model_files.cache_dir import default_cache_dir
+from lmi_handlers.model_files.locate import locate_model
+from lmi_handlers.model_files.resolve import prepare_gguf, resolve_model
+
+PROMPT = list(range(100, 140))
+
+
+@pytest.fixture(scope="module")
+def default_model() -> Path:
+    path = locate_model(None, model_dir=None, revision=None, cache_dir=Path())
+    assert path is not None
+    return path
+
+
+def computed(ir_file: Path, properties: dict[str, str], tokens: list[int]) -> npt.NDArray[np.float32]:
+    """The logits of all tokens."""
+    again = functools.partial(compile_model, ir_file, properties)
+    runner = OpenVinoRunner(again(), 64, again)
+    sequence = Sequence("a", tokens, len(tokens))
+    sequence.blocks = list(range(-(-len(tokens) // runner.block_size)))
+    logits: npt.NDArray[np.float32] = runner.forward([Chunk(sequence, 0, tokens, len(tokens))]).copy()
+    return logits
+
+
+def distance(logits: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]) -> float:
+    return float(np.linalg.norm(logits - expected) / np.linalg.norm(expected))
+
+
+def converted(default_model: Path, folder: Path, kind: Any) -> Path:
+    """A model whose matrices are of this type; where a row does not fit into the blocks of K types, Q4_1."""
+
+    def type_of(name: str) -> Any:
+        return Q.Q8_0 if "token_embd" in name else kind if "K" not in kind.name or "ffn_down" in name else Q.Q4_1
+
+    write_mixed_gguf(default_model, folder / "model.gguf", 2, type_of)
+    (target := folder / "exact").mkdir()
+    convert_gguf(folder / "model.gguf", target, lambda phase: None)
+    return target
+
+
+def zero_points(ir_file: Path) -> list[str]:
+    """The types of the integer zero points of all products' weights."""
+    found = []
+    for node in openvino.Core().read_model(ir_file).get_ops():
+        if node.get_type_name() == "MatMul":
+            for step in integer._path(node.input_value(1).get_node()):
+                if step.get_type_name() == "Subtract" and step.input_value(1).get_node().get_type_name() == "Convert":
+                    zeros = step.input_value(1).get_node().input_value(0)
+                    found.append(zeros.get_element_type().get_type_name())
+    return found
+
+
+@pytest.mark.model
+@pytest.mark.long
+@pytest.mark.parametrize("small", [2**20, 0], ids=["8 bits", "with a correction"])
+@pytest.mark.parametrize("kind", [Q.Q4_0, Q.Q4_1, Q.Q8_0, Q.Q4_K, Q.Q6_K], ids=lambda kind: kind.name)
+def test_every_type(
+    default_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, small: int
+) -> None:
+    monkeypatch.setattr(integer, "_SMALL", small)
+    exact = converted(default_model, tmp_path, kind)
+    expected = computed(exact / MODEL_NAME, EXACT, PROMPT)
+    (prepared := tmp_path / "integer").mkdir()
+    for file in exact.iterdir():
+        shutil.copy(file, prepared)
+    use_integers(prepared / MODEL_NAME)
+    assert sorted(file.name for file in prepared.iterdir()) == ["openvino_model.bin", MODEL_NAME]
+    types = zero_points(prepared / MODEL_NAME)
+    assert len(types) == 15, "all matrices of two layers and the vocabulary's"
+    assert {*types} <= {"u4", "u8"}
+    # The form itself loses little, and rounding the inputs not much more. Random weights of K types amplify both.
+    assert distance(computed(prepared / MODEL_NAME, EXACT, PROMPT), expected) < 0.02
+    assert distance(computed(prepared / MODEL_NAME, INTEGER, PROMPT), expected) < 0.1
+
+
+@pytest.mark.model
+@pytest.mark.long
+def test_loss_of_the_default_model(default_model: Path, tmp_path: Path) -> None:
+    """The loss is as documented, at most 0.01 nats per token."""
+    cache_dir = default_cache_dir(os.environ)
+    checkpoint = resolve_model(None, model_dir=None, revision=None, cache_dir=cache_dir, report=lambda phase: None)
+    tokens = Tokenizer.from_file(str(checkpoint / "tokenizer.json")).encode((DATA / "alice.txt").read_text()).ids
+    convert_gguf(default_model, tmp_path, lambda phase: None)
+
+    def loss(properties: dict[str, str]) -> float:
+        logits = computed(tmp_path / MODEL_NAME, properties, tokens)[:-1].astype(np.float64)
+        logits -= logits.max(axis=-1, keepdims=True)
+        return float(np.mean(np.log(np.exp(logits).sum(axis=-1)) - logits[range(len(logits)), tokens[1:]]))
+
+    expected = loss(EXACT)
+    use_integers(tmp_path / MODEL_NAME)
+    assert abs(loss(INTEGER) - expected) < 0.01
+
+
+def test_only_quantised_weights() -> None:
+    assert not asks_for_integers("auto", quantised=True)
+    assert not asks_for_integers("bf16", quantised=False)
+    assert asks_for_integers("int8", quantised=True)
+    with pytest.raises(ConfigError, match=r"option\.dtype: int8 .*set option\.quantize=int8"):
+        asks_for_integers("int8", quantised=False)
+
+
+def test_a_backend_with_integers(tmp_path: Path) -> None:
+    file = make_gguf(tmp_path / "half.gguf", matrices=np.float16)
+    folder = prepare_gguf(file, tmp_path, lambda phase: None)
+    files = ModelFiles(path=folder, gguf_file=file, cache=folder, eos_token_ids=(2,), vocab_size=12)
+    properties = serving_properties(quantize="int8", dtype="int8", max_rolling_batch_size=2)
+    backend = OpenVinoBackend.load(files, properties, lambda phase: None)
+    backend.close()
+    assert backend.capabilities.dtype == "int8"
+    assert {*backend.capabilities.unsupported} == {*DECLARATION.unsupported}, "as docs/backends.md says"
+    [ir] = folder.glob("openvino-*-int8-integer/")
+    assert "u8" in zero_points(ir / MODEL_NAME)

@@ -1,0 +1,71 @@
+"""A full TMPDIR: an engine that dies comes back nevertheless, and what does need disk says so. Needs a file system of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from full_disk import fill, small_disk
+from model_store import StoreServer
+from serving import StartServer
+from waiting import wait_until
+
+ECHO = "option.rolling_batch=echo\noption.restart_limit=6\n"
+
+
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    with small_disk() as folder:
+        yield folder
+
+
+@pytest.mark.parametrize("code", [None, "def handle(inputs):\n    return None\n"], ids=["engine", "pool"])
+def test_an_engine_comes_back_on_a_full_disk(
+    code: str | None, start_server: StartServer, disk: Path, tmp_path: Path
+) -> None:
+    if code is not None:
+        (tmp_path / "m0").mkdir()
+        (tmp_path / "m0" / "model.py").write_text(code)
+    server = start_server(ECHO if code is None else "", environ={"TMPDIR": str(disk), "OMP_NUM_THREADS": "1"})
+    fill(disk)
+    module = "lmi_handlers.engine.process" if code is None else "lmi_handlers.custom_code.pool"
+    ready = '"engine ready"' if code is None else '"model code ready"'
+    server.supervised(module).kill()
+    wait_until(lambda: server.log.count(ready) == 2)
+    server.wait_ready()
+
+
+def test_what_is_missing_on_a_full_disk_is_said(start_server: StartServer, disk: Path) -> None:
+    server = start_server(ECHO, environ={"TMPDIR": str(disk), "LMI_WORKERS": "1"})
+    (folder,) = disk.glob("lmi-*")
+    filler = fill(disk)
+    (folder / "adapters.json").unlink()
+    fill(disk, "rest")
+    server.engine().kill()
+    wait_until(lambda: "No space left on device" in server.ping().text)
+    assert server.log.count("No space left on device") > 0
+    filler.unlink()
+    server.wait_ready()
+    assert server.log.count('"engine ready"') == 2
+
+
+def test_a_server_gives_up_on_a_full_disk(start_server: StartServer, disk: Path) -> None:
+    server = start_server(ECHO.replace("=6", "=0"), environ={"TMPDIR": str(disk)})
+    fill(disk)
+    server.engine().kill()
+    assert server.process.wait(60) == 1
+    assert "(last: SIGKILL" in server.log
+
+
+def test_a_model_falls_asleep_and_wakes_up_after_the_disk_was_full(tmp_path: Path, disk: Path) -> None:
+    server = StoreServer(tmp_path, {"a": ECHO}, environ={"TMPDIR": str(disk)})
+    try:
+        server.wait_ready()
+        filler = fill(disk)
+        server.ask("PUT", "/models/a?min_worker=0")
+        filler.unlink()
+        wait_until(lambda: server.states() == {"a": "Sleeping"})
+        wait_until(lambda: server.generate("a").status_code == 200)
+    finally:
+        server.stop()

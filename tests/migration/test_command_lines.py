@@ -1,0 +1,160 @@
+"""Commands as people have them in scripts, terminals and manifests: what becomes of all that they say.
+
+`lmi check` of what was written agrees with `lmi serve`.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from serving import ENVIRON, free_port, lmi_check
+from waiting import wait_until
+
+from backends import registry
+from lmi_handlers.migration.tgi import translate_tgi
+from lmi_handlers.migration.vllm import translate_vllm
+
+OPTIONS = registry().options
+ENVIRONMENT = {"PWD": "/home/me/work", "HOME": "/home/me", "HF_TOKEN": "hf_secret"}
+"""What the shell knows in which these commands are typed."""
+
+ALWAYS = {
+    "vllm": {"option.rolling_batch=vllm", "option.generation_config=auto", "option.tensor_parallel_degree=1"},
+    "tgi": {"option.tgi_compat=true"},
+}
+QWEN, M, GPT2 = "option.model_id=Qwen/Qwen3-8B", "option.model_id=m", "option.model_id=gpt2"
+OURS, TWO = "option.model_id=/home/me/work/models/a", "option.tensor_parallel_degree=2"
+
+# Command, the lines that it becomes besides `ALWAYS`, and what the comments must say.
+Case = tuple[str, tuple[str, ...], tuple[str, ...]]
+
+VLLM: list[Case] = [
+    # How they begin
+    ("vllm serve Qwen/Qwen3-8B", (QWEN,), ("lmi serve --model-dir . --port 8000",)),
+    ("python -m vllm.entrypoints.openai.api_server --model Qwen/Qwen3-8B", (QWEN,), ("--port 8000",)),
+    ("python3 -u -m vllm.entrypoints.openai.api_server --model=Qwen/Qwen3-8B --port 80", (QWEN,), ("--port 80",)),
+    ("/opt/venv/bin/python3.12 -m vllm.entrypoints.cli.main serve Qwen/Qwen3-8B", (QWEN,), ()),
+    ("/usr/local/bin/vllm serve Qwen/Qwen3-8B --dtype half", (QWEN, "option.dtype=fp16"), ()),
+    ("uv run vllm serve Qwen/Qwen3-8B", (QWEN,), ("uv run: put what still applies before lmi serve",)),
+    ("uv run --with vllm==0.11 -- python -m vllm.entrypoints.openai.api_server --model m", (M,), ("uv run",)),
+    ("nohup vllm serve Qwen/Qwen3-8B > vllm.log 2>&1 &", (QWEN,), ("nohup: put",)),
+    ("timeout 60 vllm serve Qwen/Qwen3-8B", (QWEN,), ("timeout 60: put",)),
+    ("setsid -f vllm serve Qwen/Qwen3-8B </dev/null &>log", (QWEN,), ("setsid -f: put",)),
+    ("sudo -E vllm serve Qwen/Qwen3-8B", (QWEN,), ("sudo -E: put",)),
+    ("exec vllm serve Qwen/Qwen3-8B", (QWEN,), ()),
+    ("env CUDA_VISIBLE_DEVICES=1 vllm serve Qwen/Qwen3-8B", (QWEN,), ("CUDA_VISIBLE_DEVICES=1 lmi serve",)),
+    ("VLLM_USE_V1=1 numactl -N 0 vllm serve Qwen/Qwen3-8B", (QWEN,), ("VLLM_USE_V1=1 lmi serve", "numactl -N 0: put")),
+    ("--model Qwen/Qwen3-8B -tp 4 --port 8001", (QWEN, "option.tensor_parallel_degree=4"), ("--port 8001",)),
+    ("CUDA_VISIBLE_DEVICES=2 bash -c 'vllm serve Qwen/Qwen3-8B'", (QWEN,), ("CUDA_VISIBLE_DEVICES=2 lmi serve",)),
+    ('tmux new-session -d "vllm serve Qwen/Qwen3-8B --port 9"', (QWEN,), ("--port 9",)),
+    # Scripts
+    ("cd /srv && . venv/bin/activate && vllm serve Qwen/Qwen3-8B", (QWEN,), ("cd /srv; . venv/bin/activate: not part",)),
+    ("#!/bin/sh\nset -e\nexport A=1\nvllm serve Qwen/Qwen3-8B # chat\necho done\n", (QWEN,), ("A=1 lmi serve", "set -e")),
+    ("MODEL=Qwen/Qwen3-8B\nvllm serve $MODEL \\\n  --port ${PORT:-7000}\n", (QWEN,), ("--port 7000",)),
+    ('ARGS="-tp 2 --dtype auto"; vllm serve "Qwen/Qwen3-8B" $ARGS', (QWEN, TWO, "option.dtype=auto"), ()),
+    ("vllm serve $model", ("option.model_id=$model",), ("$model: the value is not known here",)),
+    ("vllm serve $(cat name) --host `hostname`", ("option.model_id=$(cat name)",), ("$(cat name), `hostname`: the value",)),
+    ("vllm serve $(pwd)/models/a", (OURS,), ()),
+    ("vllm serve '$PWD/a b'", ("option.model_id=$PWD/a b",), ()),
+    # Flags
+    ("vllm serve Qwen/Qwen3-8B --tensor-parallel-size=2", (QWEN, TWO), ()),
+    ("vllm serve Qwen/Qwen3-8B -dp 2", (QWEN, "minWorkers=2"), ()),
+    ("vllm serve m -pp 2 -tp 8", (M, "option.pipeline_parallel_degree=2", "option.tensor_parallel_degree=8"), ()),
+    ("vllm serve --config serve.yaml", (), ("--config: pass the entries of this file as flags",)),
+    ("vllm serve Qwen/Qwen3-8B --host 0.0.0.0 --port 8080", (QWEN,), ("--host 0.0.0.0 --port 8080",)),
+    ("vllm serve Qwen/Qwen3-8B --quantization fp8", (QWEN, "option.quantize=fp8"), ()),
+    ("vllm serve Qwen/Qwen3-8B --api-key $HF_TOKEN", (QWEN,), ("API_KEY='<the value of --api-key>'",)),
+    ("vllm serve m --max_model_len 8K --enforce-eager", (M, "option.max_model_len=8192", "option.enforce_eager=true"), ()),
+    ("vllm serve Qwen/Qwen3-8B --reasoning-parser qwen3", (QWEN, "option.reasoning_parser=qwen3"), ()),
+    ("vllm serve Qwen/Qwen3-8B --ssl-keyfile k.pem", (QWEN,), ("--ssl-keyfile: put a proxy",)),
+    ("vllm serve BAAI/bge-m3 --task embed", ("option.model_id=BAAI/bge-m3", "option.task=text-embedding"), ()),
+    # Containers
+    ("docker run --gpus all -p 8000:8000 vllm/vllm-openai --model m", (M,), ("--port 8000", "--gpus all: options")),
+    ("docker run --gpus '\"device=0,2\"' vllm/vllm-openai --model Qwen/Qwen3-8B", (QWEN,), ("CUDA_VISIBLE_DEVICES=0,2 lmi",)),
+    ("docker run --gpus 2 vllm/vllm-openai --model Qwen/Qwen3-8B -tp 2", (QWEN, TWO), ("CUDA_VISIBLE_DEVICES=0,1",)),
+    ("podman run -p 127.0.0.1:9000:80 vllm/vllm-openai --model m --port 80", (M,), ("--port 9000 --host 127.0.0.1",)),
+    ("docker run -v $(pwd)/models:/models vllm/vllm-openai --model /models/a", (OURS,), ()),
+    ("docker run --mount type=bind,src=/srv,dst=/m vllm/vllm-openai:v0.9 --model=/m/a", ("option.model_id=/srv/a",), ()),
+    ("docker run -itd --rm --ipc=host -e HF_TOKEN vllm/vllm-openai --model m", (M,), ("HF_TOKEN: set for", "--ipc=host: opt")),
+    ("sudo docker run --network host -eLEVEL=DEBUG vllm/vllm-openai m", (M,), ("LEVEL=DEBUG", "--port 8000")),
+    ("docker run --runtime nvidia -e NVIDIA_VISIBLE_DEVICES=3 vllm/vllm-openai m", (M,), ("CUDA_VISIBLE_DEVICES=3",)),
+    ("docker run --entrypoint python3 vllm/vllm-openai -m vllm.entrypoints.openai.api_server --model m", (M,), ()),
+    ("docker run --entrypoint bash vllm/vllm-openai -c 'vllm serve m --seed 1'", (M, "option.seed=1"), ()),
+]  # fmt: skip
+
+TGI: list[Case] = [
+    ("text-generation-launcher --model-id gpt2", (GPT2,), ("--port 3000",)),
+    ("text-generation-launcher --model-id gpt2 -p 8080 --hostname 0.0.0.0", (GPT2,), ("--port 8080",)),
+    ("nohup text-generation-launcher --model-id gpt2 &", (GPT2,), ("nohup: put",)),
+    ("CUDA_VISIBLE_DEVICES=0 text-generation-launcher --model-id gpt2", (GPT2,), ("CUDA_VISIBLE_DEVICES=0 lmi",)),
+    ("model=gpt2\nvolume=$PWD/data\ndocker run --gpus all --shm-size 1g -p 8080:80 -v $volume:/data \\\n"
+     "  ghcr.io/huggingface/text-generation-inference:3.3.4 --model-id $model",
+     (GPT2,), ("--port 8080", "-v /home/me/work/data:/data: options of the container")),
+    ("docker run -v /srv/models:/data text-generation-inference --model-id /data/a", ("option.model_id=/srv/models/a",), ()),
+    ("docker run -e MODEL_ID=/data/a -v /srv:/data/ text-generation-inference", ("option.model_id=/srv/a",), ()),
+    ("text-generation-launcher --quantize bitsandbytes", ("option.quantize=bitsandbytes8",), ()),
+    ("text-generation-launcher --quantize bitsandbytes-nf4", ("option.quantize=bitsandbytes4",), ()),
+    ("text-generation-launcher --quantize eetq", (), ("--quantize eetq: no engine has it",)),
+    ("HF_MODEL_QUANTIZE=exl2 text-generation-launcher", (), ("HF_MODEL_QUANTIZE exl2: no engine reads such files",)),
+    ("text-generation-launcher --quantize marlin", (), ("--quantize marlin: vllm chooses these kernels itself",)),
+    ("--quantize fp8 --kv-cache-dtype fp8_e4m3fn", ("option.quantize=fp8", "option.kv_cache_dtype=fp8_e4m3"), ()),
+    ("--model-id gpt2 --num-shard 2", (GPT2, TWO), ()),
+]  # fmt: skip
+CASES = [*(("vllm", *case) for case in VLLM), *(("tgi", *case) for case in TGI)]
+NAMES = [f"{source}-{number}" for source, cases in (("vllm", VLLM), ("tgi", TGI)) for number in range(len(cases))]
+
+
+def translated(source: str, command: str) -> str:
+    translate = translate_vllm if source == "vllm" else translate_tgi
+    return translate(command, OPTIONS, ENVIRONMENT)
+
+
+@pytest.mark.parametrize(("source", "command", "lines", "comments"), CASES, ids=NAMES)
+def test_nothing_is_lost_without_a_word(
+    source: str, command: str, lines: tuple[str, ...], comments: tuple[str, ...]
+) -> None:
+    text = translated(source, command)
+    keys = {line.partition("=")[0] for line in lines}
+    expected = {line for line in ALWAYS[source] if line.partition("=")[0] not in keys} | {*lines}
+    assert {line for line in text.splitlines() if line and not line.startswith("#")} == expected
+    for comment in comments:
+        assert re.search(rf"^# .*{re.escape(comment)}", text, re.MULTILINE), text
+    assert "hf_secret" not in text
+
+
+@pytest.mark.parametrize("quantize", ["awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "bitsandbytes-nf4"])
+def test_an_engine_takes_each_quantisation_that_is_written(quantize: str) -> None:
+    text = translated("tgi", f"text-generation-launcher --quantize {quantize}")
+    written = re.findall("^option.quantize=(.*)$", text, re.MULTILINE)
+    taken = {method for backend in registry().backends.values() for method in backend.choices.get("quantize", ())}
+    assert set(written) <= taken
+    assert len(written) == 1
+
+
+def on_echo(text: str) -> str:
+    """The file for echo, which needs neither vLLM nor a model of the hub."""
+    return re.sub("^option.(rolling_batch|model_id)=.*\n", "", text, flags=re.MULTILINE) + "option.rolling_batch=echo\n"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("source", "command"), [case[:2] for case in CASES], ids=NAMES)
+def test_check_agrees_with_serve(source: str, command: str, tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text(on_echo(translated(source, command)))
+    port = str(free_port())
+    arguments = [sys.executable, "-m", "lmi_handlers.cli", "serve", "--model-dir", str(tmp_path), "--port", port]
+    checked = lmi_check(tmp_path, "--port", port)
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(arguments, stdout=output, stderr=output, env=ENVIRON, cwd=tmp_path)
+    try:
+        wait_until(lambda: server.poll() is not None or "engine ready" in log.read_text())
+        # An argument of vLLM's is unknown on echo: serve only warns then.
+        only_unknown = "unknown option" in checked.stdout and "lmi: error" not in checked.stderr
+        assert (checked.returncode == 0 or only_unknown) == (server.poll() is None), checked.stderr + log.read_text()
+    finally:
+        server.terminate()
+        server.wait(120)

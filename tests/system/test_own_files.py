@@ -1,0 +1,86 @@
+"""Files and folders that others can neither prepare nor see half written."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+from serving import lmi_check
+
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.files import own_temporary_folder, temporary_directory, write_whole
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This user's folder in a directory for temporary files. It does not exist."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / f"x-{os.getuid()}"
+
+
+def test_a_folder_that_only_its_user_can_enter(folder: Path) -> None:
+    assert own_temporary_folder("x") == folder
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    (folder / "kept").touch()
+    assert own_temporary_folder("x") == folder
+    assert (folder / "kept").exists()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_others_could_write_to_it(folder: Path, mode: int) -> None:
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(ConfigError, match=f"x-{os.getuid()} is not used, because its mode {mode:o} lets others write"):
+        own_temporary_folder("x")
+
+
+def test_a_link_is_not_followed(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="because it is not a folder: delete it, or set another TMPDIR"):
+        own_temporary_folder("x")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to somebody else")
+def test_somebody_elses_folder(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 12345, 12345)
+    with pytest.raises(ConfigError, match="because it belongs to user 12345"):
+        own_temporary_folder("x")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to somebody else")
+def test_planted_files_of_the_cache_are_refused(tmp_path: Path) -> None:
+    """Without a writable home directory, the cache is in the directory for temporary files."""
+    (temporary := tmp_path / "tmp").mkdir()
+    planted = temporary / f"lmi-handlers-{os.getuid()}"
+    planted.mkdir()
+    os.chown(planted, 12345, 12345)
+    (model := tmp_path / "model").mkdir()
+    (home := tmp_path / "file").touch()
+    environ = {"TMPDIR": str(temporary), "HOME": str(home), "LMI_CACHE_DIR": "", "XDG_CACHE_HOME": ""}
+    result = lmi_check(model, environ=environ)
+    assert result.returncode == 1
+    assert f"lmi: error: {planted} is not used, because it belongs to user 12345" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_no_directory_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/nowhere"])
+    with pytest.raises(ConfigError, match="no directory for temporary files can be written: set TMPDIR to one"):
+        temporary_directory()
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_whole(path, b"one")
+    write_whole(path, b"two")
+    assert path.read_bytes() == b"two"
+    (tmp_path / "folder" / "in it").mkdir(parents=True)
+    with pytest.raises(OSError, match="folder"):  # a folder with something in it cannot be replaced
+        write_whole(tmp_path / "folder", b"three")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "folder"]
