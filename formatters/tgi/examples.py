@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from formatters.tgi import responses
+from lmi_handlers import __version__
 from lmi_handlers.text.spans import TokenSpan
 
 _SPANS = [TokenSpan(1841, "What", 0, 4), TokenSpan(338, " is", 4, 7)]
@@ -30,7 +31,7 @@ ANSWERS: Mapping[Any, object] = {
         validation_workers=1,
         max_client_batch_size=4,
         router="text-generation-router",
-        version="0.1.0",
+        version=__version__,
         sha=None,
         docker_label=None,
         model_dtype="bfloat16",
