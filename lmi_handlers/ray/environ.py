@@ -15,7 +15,11 @@ _FILES_PER_CONNECTION = 2
 _MORE_SECONDS = 10
 """How much longer HAProxy waits than the server, which ends a request at its deadline itself."""
 
-_NICENESS = "RAY_worker_niceness"
+_NODE = {
+    "RAY_worker_niceness": "0",
+    "RAY_gcs_server_port_wait_time_s": "120",
+    "RAY_worker_register_timeout_seconds": "300",
+}
 
 
 def ray_environ(predict_timeout: int) -> dict[str, str]:
@@ -41,16 +45,18 @@ def ray_environ(predict_timeout: int) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",  # a slow machine needs more than Ray's 5 s to start HAProxy
+        "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": "120",
     }
     return {name: os.environ.get(name, text) for name, text in ours.items()}
 
 
 def node_environ() -> dict[str, str]:
-    """Return what Ray is started with on each machine, besides: replicas do not give way to everything else there.
+    """Return what Ray is started with on each machine, besides.
 
-    Ray's own niceness of 15 is one for batch jobs. Beside two busy processes, a replica would wait for most of the time.
+    Ray's own niceness of 15 is one for batch jobs: beside two busy processes, a replica would wait for most of the time.
+    A busy machine takes longer than Ray's 30 and 60 s to start Ray's own processes and its workers.
     """
-    return {_NICENESS: os.environ.get(_NICENESS, "0")}
+    return {name: os.environ.get(name, text) for name, text in _NODE.items()}
 
 
 def replica_environ() -> dict[str, str]:

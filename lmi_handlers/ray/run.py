@@ -23,7 +23,8 @@ from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.log import configure_logging
 from lmi_handlers.ray.application import build
 from lmi_handlers.ray.arguments import Arguments
-from lmi_handlers.ray.environ import connections_environ, node_environ, ray_environ
+from lmi_handlers.ray.environ import connections_environ, ray_environ
+from lmi_handlers.ray.local import start_local
 from lmi_handlers.ray.resources import max_ongoing_requests
 from lmi_handlers.start_up import check_port, mistakes
 
@@ -33,7 +34,6 @@ APPLICATION = "lmi"
 """Its name on the cluster."""
 
 _POLL_SECONDS = 1.0
-_OBJECT_STORE_BYTES = 100_000_000  # no request passes through Ray's object store
 _FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.NOT_STARTED)
 
 
@@ -110,16 +110,12 @@ def _interrupt(number: int, _frame: Any) -> None:
 
 
 def _connect(address: str | None) -> BaseContext:
-    if address is not None:
-        try:
-            return ray.init(address=address)
-        except (ConnectionError, ValueError) as error:
-            raise ConfigError(f"--address {address}: {error}") from error
-    os.environ.update(node_environ())
+    if address is None:
+        return start_local()
     try:
-        return ray.init(address="local", include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES)
-    except Exception as error:  # Ray raises just that if its processes take over 30 s
-        raise ConfigError(f"Ray does not start on this machine: {error}") from error
+        return ray.init(address=address)
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError(f"--address {address}: {error}") from error
 
 
 def _check_listens(options: Options) -> None:

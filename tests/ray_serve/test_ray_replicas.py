@@ -243,6 +243,15 @@ def test_replicas_do_not_give_way_to_other_programs(on_ray: Server) -> None:
     assert max(server.nice() for server in servers_of(on_ray)) <= psutil.Process().nice()
 
 
+def test_no_agent_of_ray_chooses_its_port(on_ray: Server) -> None:
+    """Ray gives up after 15 s if it waits for a port that an agent chooses."""
+    children = psutil.Process(on_ray.process.pid).children(recursive=True)
+    (raylet,) = [command for child in children if "raylet" in (command := child.cmdline())[0]]
+    ports = dict(re.findall(r"--([a-z-_]+port)=(\d+)", " ".join(raylet)))
+    agents = ("metrics-agent-port", "metrics_export_port", "runtime-env-agent-port", "listen-port")
+    assert all(int(ports[name]) for name in agents), ports
+
+
 def test_a_server_that_dies_cuts_its_streams_only_and_is_replaced(on_ray: Server) -> None:
     wait_for_replicas(on_ray, 2)
     wait_until(lambda: len(replicas_on_page(on_ray)) == 2, on_ray)
