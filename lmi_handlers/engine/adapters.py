@@ -16,7 +16,6 @@ from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError, InvalidRequest
 from lmi_handlers.model_files.adapter_weights import CONFIG_NAME, check_adapter
 from lmi_handlers.model_files.cache_dir import model_cache
-from lmi_handlers.model_files.complete import check_complete
 from lmi_handlers.model_files.fetch import fetched
 from lmi_handlers.model_files.pickled import check_adapter_weights
 from lmi_handlers.model_files.s3_url import ARCHIVES, S3Url, check_s3_url, is_s3, parse_s3_url
@@ -204,7 +203,6 @@ def _check_folder(folder: Path, properties: ServingProperties, *, name: object =
     if not (folder / CONFIG_NAME).is_file():
         raise ConfigError(f"{name or folder} is not an adapter: it has no {CONFIG_NAME}")
     check_adapter_weights(folder, properties)
-    check_complete(folder)
     check_adapter(folder, name=f"{name or folder}")
 
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.model_files.complete import SafetensorsEntry, read_safetensors_header
+from lmi_handlers.model_files.complete import SafetensorsEntry, check_adapter_complete, read_safetensors_header
 
 CONFIG_NAME = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
-_MAX_CONFIG_BYTES = 1 << 20
+_MAX_NESTED = 32
+"""Names before a layer's own that may belong to a target, as in `model.layers.0.self_attn.q_proj`."""
 
 _MATRIX = re.compile(r"(?:base_model\.model\.)?(?P<layer>.+)\.lora_(?P<matrix>[AB])(?:\.[^.]+)?\.weight")
 _CHUNK = 1 << 22
@@ -43,10 +44,11 @@ class _Config(msgspec.Struct, frozen=True):
 
 
 def check_adapter(folder: Path, *, name: str) -> None:
-    """Raise `ConfigError` if the weights in `folder` contradict its configuration. Pickled weights are not read.
+    """Raise `ConfigError` if the files in `folder` are not whole, or the weights contradict the configuration.
 
-    `name` begins the message.
+    Pickled weights are not read. `name` begins the message.
     """
+    check_adapter_complete(folder)
     file = folder / _WEIGHTS
     if not file.is_file():
         return
@@ -59,12 +61,8 @@ def check_adapter(folder: Path, *, name: str) -> None:
 
 
 def _read_config(file: Path, name: str) -> _Config:
-    with file.open("rb") as opened:
-        text = opened.read(_MAX_CONFIG_BYTES + 1)
-    if len(text) > _MAX_CONFIG_BYTES:
-        raise ConfigError(f"{name} cannot be served: its {CONFIG_NAME} has more than {_MAX_CONFIG_BYTES} bytes")
     try:
-        return msgspec.json.decode(text, type=_Config)
+        return msgspec.json.decode(file.read_bytes(), type=_Config)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{name} cannot be served: its {CONFIG_NAME} is not valid: {error}") from error
 
@@ -75,19 +73,25 @@ def _contradiction(config: _Config, header: Mapping[str, SafetensorsEntry]) -> s
     for key, entry in header.items():
         if (match := _MATRIX.fullmatch(key)) is not None:
             shapes.setdefault(match["layer"], {})[match["matrix"]] = entry.shape
+    targets = _targets(config)
     for layer, matrices in shapes.items():
-        if not _is_target(layer, config):
+        if targets is not None and not _is_target(layer, targets):
             return f"it has weights for {layer:.120}, which is not among the target_modules of its {CONFIG_NAME}"
         if len(matrices) == 2 and (cause := _wrong_rank(config, matrices["A"], matrices["B"])):
             return f"lora_A and lora_B of {layer:.120} {cause}"
     return None
 
 
-def _is_target(layer: str, config: _Config) -> bool:
+def _targets(config: _Config) -> Container[str] | None:
+    """Return the names of the layers that have weights, or None for a pattern, which may take any time, or all layers."""
     targets = config.target_modules
-    if not isinstance(targets, list) or not targets or config.target_parameters:
-        return True  # a pattern, which may take any time to match, or all layers
-    return layer in targets or any(layer.endswith(f".{target}") for target in targets)
+    return set(targets) if isinstance(targets, list) and targets and not config.target_parameters else None
+
+
+def _is_target(layer: str, targets: Container[str]) -> bool:
+    """Tell whether a target is the name of a layer or its end. Both the layers and the targets may be many."""
+    parts = layer.rsplit(".", _MAX_NESTED)
+    return any(".".join(parts[start:]) in targets for start in range(len(parts)))
 
 
 def _wrong_rank(config: _Config, down: tuple[int, ...], up: tuple[int, ...]) -> str:

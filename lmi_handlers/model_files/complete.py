@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import struct
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -20,6 +21,12 @@ from lmi_handlers.core.gguf import GgufTensor, read_gguf_header
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _MAX_HEADER = 100_000_000
 """The safetensors library reads no longer headers."""
+
+MAX_JSON = 1 << 27
+"""Bytes of a JSON file. The largest known tokenizer.json has a quarter of that; Python's objects may take 25 times as many."""
+
+MAX_ADAPTER_CONFIG = 1 << 20
+"""The same for adapter_config.json. An engine reads it while it serves."""
 
 _BLOCKS = {
     "F32": (1, 4),
@@ -44,14 +51,25 @@ def check_complete(model: Path) -> None:
 
     `model` is a GGUF file, or a folder with safetensors or pickled weights, and JSON files that every engine reads.
     """
-    files = [(model, _gguf)] if model.is_file() else [*_files(model)]
+    _check([(model, _gguf)] if model.is_file() else _files(model, _OF_MODELS))
+
+
+def check_adapter_complete(folder: Path) -> None:
+    """Raise `ConfigError` for a file of the adapter in `folder` that is cut off or only stands for another one.
+
+    Nothing else in the folder is read: the engine serves requests meanwhile, and somebody else may have filled the folder.
+    """
+    _check(_files(folder, _OF_ADAPTERS))
+
+
+def _check(files: Iterable[tuple[Path, Callable[[Path], str]]]) -> None:
     for file, check in files:
         if cause := _pointer(file) or check(file):
             raise ConfigError(f"{file} {cause}: copy or download it again")
 
 
-def _files(folder: Path) -> Iterator[tuple[Path, Callable[[Path], str]]]:
-    for pattern, check in _CHECKS.items():
+def _files(folder: Path, checks: Mapping[str, Callable[[Path], str]]) -> Iterator[tuple[Path, Callable[[Path], str]]]:
+    for pattern, check in checks.items():
         yield from ((file, check) for file in sorted(folder.glob(pattern)) if file.is_file())
 
 
@@ -126,7 +144,9 @@ def _archive(file: Path) -> str:
     return "is cut off: the end of the archive is missing" if is_archive and not zipfile.is_zipfile(file) else ""
 
 
-def _json(file: Path) -> str:
+def _json(file: Path, most: int = MAX_JSON) -> str:
+    if (size := file.stat().st_size) > most:
+        raise ConfigError(f"{file} has {size} bytes, and may have {most}")
     try:
         json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -138,12 +158,18 @@ def _cut_off(size: int, needed: int) -> str:
     return f"is cut off: it has {size} bytes, and its header says {needed}" if size < needed else ""
 
 
-_CHECKS: dict[str, Callable[[Path], str]] = {
+_OF_MODELS: Mapping[str, Callable[[Path], str]] = {
     "*config.json": _json,
     "*.index.json": _json,
     "tokenizer.json": _json,
     "*.safetensors": _safetensors,
     "pytorch_model*.bin": _archive,
+}
+"""Files of a model's folder -> their check."""
+
+_OF_ADAPTERS: Mapping[str, Callable[[Path], str]] = {
+    "adapter_config.json": partial(_json, most=MAX_ADAPTER_CONFIG),
+    "adapter_model.safetensors": _safetensors,
     "adapter_model.bin": _archive,
 }
-"""Files of a folder -> their check."""
+"""The same for an adapter."""

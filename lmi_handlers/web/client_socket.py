@@ -77,6 +77,7 @@ class ClientSocket:
         self._limits = limits
         self._waiting = waiting
         self._closing = False
+        self._is_writing = False
         self._begin(_Phase.IDLE, limits.client_timeout)
         self._begin_answer()
         if sock.family != socket.AF_UNIX:
@@ -130,7 +131,9 @@ class ClientSocket:
     # Reading
 
     def has_input(self) -> bool:
-        """Tell whether the client has sent something that was not read yet. Does not wait."""
+        """Tell whether the client has sent what is waited for, and it was not read yet. Does not wait."""
+        if self._is_writing:  # what a client sends early does not help it if it does not read its answer
+            return False
         unread = array("i", [0])
         with contextlib.suppress(OSError, ValueError):  # it is closed
             fcntl.ioctl(self._sock.fileno(), termios.FIONREAD, unread)
@@ -210,6 +213,7 @@ class ClientSocket:
     def _write_slowly(self, rest: memoryview, *flags: int) -> None:
         """Write to a client that still has to read what was sent before."""
         deadline = time.monotonic() + self._limits.client_timeout
+        self._is_writing = True
         try:
             while rest:
                 now = time.monotonic()
@@ -220,6 +224,7 @@ class ClientSocket:
                 deadline = self._extended(deadline, sent)
                 rest = rest[sent:]
         finally:
+            self._is_writing = False
             self._waiting.pop(self, None)
 
     def limit_writes(self, deadline: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shutil
@@ -18,7 +19,7 @@ from safetensors.torch import save_file
 from serving import Server, lmi_check
 
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.model_files.complete import _BLOCKS, check_complete
+from lmi_handlers.model_files.complete import _BLOCKS, check_adapter_complete, check_complete
 
 CUT_OFF = re.compile(r".* (is cut off: .*|is empty|is not JSON \(.*\)|cannot be read as a GGUF file: .*)", re.DOTALL)
 
@@ -55,7 +56,7 @@ FILES = (
 
 def refusal(path: Path) -> str:
     with pytest.raises(ConfigError) as refused:
-        check_complete(path)
+        check_adapter_complete(path) if path.name == "adapter" else check_complete(path)
     return str(refused.value)
 
 
@@ -63,6 +64,7 @@ def refusal(path: Path) -> str:
 def test_a_file_that_is_cut_off_at_any_length(tmp_path: Path, name: str) -> None:
     file = checkpoint(tmp_path / "m") / name
     check_complete(file.parent)
+    check_adapter_complete(file.parent)
     data = file.read_bytes()
     lengths = {0, 1, 7, 8, 9, len(data) - 1, *random.Random(name).sample(range(len(data)), 20)}
     for length in lengths if "pytorch" not in name else lengths - {1}:
@@ -126,6 +128,20 @@ def test_other_files_of_the_folder_may_be_anything(tmp_path: Path) -> None:
     for name in ("README.md", "training_args.bin", "optimizer.pt", "trainer_state.json", "notes.gguf"):
         (folder / name).write_bytes(b"")
     check_complete(folder)
+
+
+def test_an_engine_that_serves_reads_no_more_of_an_adapter_than_its_own_files(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m") / "adapter"
+    (folder / "x_config.json").write_text("[" * 1000)
+    (folder / "tokenizer.json").write_text("[" * 1000)
+    check_adapter_complete(folder)
+
+
+@pytest.mark.parametrize(("name", "most"), [("adapter/adapter_config.json", 2**20), ("tokenizer.json", 2**27)])
+def test_a_json_file_that_is_too_long_is_not_read(tmp_path: Path, name: str, most: int) -> None:
+    file = checkpoint(tmp_path / "m") / name
+    os.truncate(file, most + 1)
+    assert refusal(file.parent) == f"{file} has {most + 1} bytes, and may have {most}"
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.gguf"])

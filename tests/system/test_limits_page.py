@@ -13,7 +13,7 @@ from lmi_handlers.config.option import DeclaredOption
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.engine import adapter_registry, channel, heartbeat, job_queue, sender
 from lmi_handlers.media import images
-from lmi_handlers.model_files import archive, s3
+from lmi_handlers.model_files import archive, complete, s3
 from lmi_handlers.models import slots
 from lmi_handlers.serving import conversation, served
 from lmi_handlers.tasks import lengths, task
@@ -58,6 +58,8 @@ FIXED: dict[str, float] = {
     "a conversation that the server keeps": conversation.MAX_CONVERSATION_BYTES,
     "files of a model in S3": s3.MAX_OBJECTS,
     "members of an archive": archive.MAX_MEMBERS,
+    "a JSON file of a model": complete.MAX_JSON,
+    "an adapter's `adapter_config.json`": complete.MAX_ADAPTER_CONFIG,
 }
 """Limits that no option changes, by their names on the page."""
 

@@ -64,6 +64,24 @@ def test_client_that_reads_is_not_the_longest_idle_one() -> None:
         listening.join()
 
 
+def test_input_does_not_help_a_client_that_does_not_read() -> None:
+    """A worker without room closes connections without input first. One more byte must not keep a stalled one open."""
+    waiting: Waiting = {}
+    limits = Limits(client_timeout=60, keepalive=60)
+    with connection() as (server, stalled), connection() as (other, asking):
+        sock, arrived = ClientSocket(server, limits, waiting), ClientSocket(other, limits, waiting)
+        sending = threading.Thread(target=send_all, args=(sock, bytes(8 * MIB)))
+        sending.start()
+        wait_until(lambda: sock in waiting)
+        for client in (stalled, asking):
+            client.sendall(b"G")
+        wait_until(arrived.has_input)
+        assert is_readable(server, seconds=60)
+        assert not sock.has_input()
+        sock.cut()
+        sending.join()
+
+
 def test_burst_does_not_extend_the_limit_by_hours() -> None:
     with connection() as (server, client):
         sock = ClientSocket(server, Limits(client_timeout=1, keepalive=1), {})
