@@ -369,8 +369,8 @@ def test_ping_is_answered_despite_many_incomplete_requests(start_server: StartSe
     assert "Traceback" not in server.log
 
 
-def test_complete_requests_are_answered_with_few_open_files(start_server: StartServer) -> None:
-    """As many containers have it: a hard limit of 1,024. Each request is complete when its connection is accepted."""
+def test_requests_are_answered_with_few_open_files(start_server: StartServer) -> None:
+    """As many containers have it: a hard limit of 1,024. All connections come before the first request."""
     server = start_server(
         ECHO + "option.web_workers=1\noption.echo_tokens_per_second=4\noption.max_rolling_batch_size=400\n", ready=False
     )
@@ -379,8 +379,11 @@ def test_complete_requests_are_answered_with_few_open_files(start_server: StartS
     assert {worker.rlimit(psutil.RLIMIT_NOFILE)[1] for worker in server.web_workers()} == {1024}
     with contextlib.ExitStack() as stack:
         data = request({"inputs": "abcdefgh"})
-        clients = [stack.enter_context(connect(server, data)) for _ in range(400)]
-        answers = [status_and_body(read_to_end_of_answer(client)) for client in clients]
+        sockets = [stack.enter_context(connect(server)) for _ in range(150)]
+        assert server.ping().status_code == 200  # by now, all connections have been accepted
+        for each in sockets:
+            each.sendall(data)
+        answers = [status_and_body(read_to_end_of_answer(each)) for each in sockets]
     assert {status for status, _ in answers} == {200}
 
 
