@@ -13,6 +13,7 @@ from lmi_handlers.apis.base import Reply
 from lmi_handlers.apis.decoding import decode_typed
 from lmi_handlers.apis.management import ManagementDialect
 from lmi_handlers.apis.routes import Action, Route, Status
+from lmi_handlers.apis.server import DOCUMENT_PATHS
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import EngineNotReady, LMIError, PayloadTooLarge, QueueFull, UnsupportedMediaType
@@ -67,7 +68,7 @@ def _note(refusal: Refusal, response: Response, shelf: Shelf) -> None:
         usage=usage,
         error=refusal.error,
     )
-    if shelf.recent is not None:
+    if shelf.recent is not None and request.path not in DOCUMENT_PATHS:  # the console itself asks for them
         shelf.recent.add(fields, usage)
 
 

@@ -402,6 +402,64 @@ def test_keyboard_is_enough(server: Server, page: Page) -> None:
     expect(page.locator("#settings tbody tr").first).to_contain_text("4096")
 
 
+COMPOSED = """(box, [key, options]) => {
+  const event = new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true, ...options });
+  box.dispatchEvent(event);
+  return event.defaultPrevented;
+}"""
+
+
+def test_enter_sends_and_shift_enter_begins_a_line(server: Server, page: Page) -> None:
+    """An Enter that ends what an input method composes does neither."""
+    opened(page, server.url)
+    page.click("#prompt")
+    page.keyboard.type("one")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("two")
+    expect(page.locator("#prompt")).to_have_value("one\ntwo")
+    for options in ({"isComposing": True}, {"keyCode": 229}):
+        assert page.locator("#prompt").evaluate(COMPOSED, ["Enter", options]) is False
+    expect(page.locator("#answer")).to_be_empty()
+    page.keyboard.press("Enter")
+    expect(page.locator("#answer")).to_contain_text("two")
+
+
+RECEIVED = """async () => {
+  const { Wire } = await import("/console/wire.js");
+  const { DIALECTS: [api] } = await import("/console/dialects/all.js");
+  const record = { sent: {}, status: 200, statusText: "OK", headers: [], pieces: [], size: 0, started: 0, first: 1 };
+  const wire = new Wire(() => ({ mode: "prompt", prompt: "", parameters: {} }));
+  wire.keep(api, record);
+  document.querySelector("#wire-tabs-received").click();
+  const text = "é 漢 🙂 ".repeat(40_000);
+  const data = new TextEncoder().encode(text);
+  let [written, nodes] = [0, 0];
+  new MutationObserver((changes) => {
+    for (const { addedNodes } of changes) nodes += addedNodes.length;
+  }).observe(document.querySelector("[data-wire=received]"), { childList: true });
+  for (let at = 0; at < data.length; at += 4999) { // also in the middle of a character
+    record.pieces.push(data.subarray(at, at + 4999));
+    record.size += 4999;
+    wire.refresh();
+    written += 1;
+  }
+  const body = document.querySelector("[data-wire=received]");
+  await new Promise((resolve) => setTimeout(resolve));
+  const shown = body.textContent;
+  return [text.startsWith(shown), shown.length, nodes, written];
+}"""
+
+
+def test_what_arrives_is_appended(server: Server, page: Page) -> None:
+    """What is shown already is neither decoded nor laid out again, and there is a limit."""
+    opened(page, server.url)
+    begins, length, nodes, written = page.evaluate(RECEIVED)
+    assert begins
+    assert 100_000 < length < 200_000
+    assert nodes == 1
+    assert written > 90
+
+
 def test_a_view_has_an_address(server: Server, page: Page) -> None:
     opened(page, server.url, "configuration")
     expect(page.locator("#settings")).to_contain_text("rolling_batch")

@@ -115,6 +115,11 @@ def test_many_models_each_show_their_own_load(page: Page, tmp_path: Path) -> Non
         expect(tokens.locator(".key-0 b")).to_have_text("0.0")
         line = tokens.locator("path.line-0").get_attribute("d") or ""
         assert set(re.findall(r" ([\d.]+)", line)) == {"83.0"}  # what was generated before is no peak
+        for path in ("/info", "/openapi.json"):  # a page asks for the document again while a model is not there
+            assert page.request.get(f"{server.url}{path}?model_name=missing").status == 404
+        page.evaluate(POLL)
+        expect(page.locator("#requests tbody")).to_contain_text("/info")
+        expect(page.locator("#requests tbody")).not_to_contain_text("/openapi.json")
     finally:
         server.stop()
 
@@ -150,6 +155,45 @@ def test_hours_of_polling_and_a_clock_that_is_set_back(server: Server, page: Pag
     assert points < 80
     assert (rows, after) == (100, 2)
     assert elements < 4000
+
+
+def test_a_client_that_has_left_is_no_failure(server: Server, page: Page) -> None:
+    state: Any = page.request.get(f"{server.url}/console/data/state").json()
+    left = "ClientDisconnected: the client closed the connection"
+    outcomes = {
+        "whole": (499, left),
+        "stream": (200, left),
+        "refused": (400, "InvalidRequest: no"),
+        "fine": (200, None),
+    }
+    state["requests"] = [
+        {
+            "time": 1.0,
+            "worker": 1,
+            "model": "m",
+            "request_id": name,
+            "path": "/",
+            "status": status,
+            "prompt_tokens": 1,
+            "cached_tokens": 0,
+            "generated_tokens": 0,
+            "finish_reasons": [],
+            "first_token_ms": None,
+            "total_ms": 1.0,
+            "phases": {},
+            "error": error,
+            "prompt": None,
+        }
+        for name, (status, error) in outcomes.items()
+    ]
+    page.route(STATE, lambda route: route.fulfill(json=state))
+    opened(page, server.url, "watch")
+    pills = {
+        name: page.locator("#requests tr").filter(has_text=name).locator(".pill").get_attribute("class")
+        for name in outcomes
+    }
+    assert pills == {"whole": "pill idle", "stream": "pill idle", "refused": "pill bad", "fine": "pill good"}
+    expect(page.locator("#requests tr.failed")).to_have_count(1)
 
 
 def test_a_row_of_a_request_stays(server: Server, page: Page) -> None:

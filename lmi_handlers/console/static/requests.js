@@ -39,11 +39,15 @@ function begin(server) {
   );
 }
 
+// A client that leaves is no failure of the server. One that leaves a stream finds 200 in its head.
+const hasLeft = ({ status, error }) => status === 499 || Boolean(error?.startsWith("ClientDisconnected"));
+
 function requestRow(request, server) {
-  const failed = request.error !== null || request.status >= 400;
-  return el("tr", { class: failed ? "failed" : "" },
+  const failed = !hasLeft(request) && (request.error !== null || request.status >= 400);
+  const pill = failed ? "bad" : hasLeft(request) ? "idle" : "good";
+  return el("tr", { class: failed ? "failed" : hasLeft(request) ? "left" : "" },
     el("td", {}, new Date(request.time * 1000).toLocaleTimeString("en-GB")),
-    el("td", {}, el("span", { class: `pill ${failed ? "bad" : "good"}` }, request.status)),
+    el("td", {}, el("span", { class: `pill ${pill}` }, request.status)),
     el("td", { class: "mono" }, shown(request.path, 60)),
     el("td", {}, el("bdi", {}, shown(request.model, 40))),
     el("td", { class: "number" }, `${request.prompt_tokens}${request.cached_tokens ? ` (${request.cached_tokens} cached)` : ""} → ${request.generated_tokens}`),

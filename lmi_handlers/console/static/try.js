@@ -126,6 +126,13 @@ function busy(is) {
 
 const stop = () => running?.abort();
 
+// Enter sends what is in the message, and Ctrl+Enter any field. Shift+Enter begins a line, as Enter does on a phone. An Enter
+// that confirms what an input method has composed does neither (some browsers tell it by the key code only).
+function isSending({ key, keyCode, isComposing, shiftKey, ctrlKey, metaKey, target }) {
+  if (key !== "Enter" || isComposing || keyCode === 229) return false;
+  return ctrlKey || metaKey || (target === $("prompt") && !shiftKey && !matchMedia("(pointer: coarse)").matches);
+}
+
 // Takes over the model that is chosen.
 export function useModel(model, server) {
   if (!composeFor(model, server)) return;
@@ -153,7 +160,7 @@ export function startTry(onEnd) {
     if (["mode", "stream"].includes(event.target.name || event.target.id)) refresh();
   });
   $("compose").addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+    if (!isSending(event)) return;
     event.preventDefault();
     run();
   });

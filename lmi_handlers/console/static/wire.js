@@ -80,7 +80,7 @@ export class Wire {
     const [api, record] = [this.#api, this.#records.get(this.#api.id)];
     if (this.#chosen === "code") this.#views.code.show(api, this.#requestFor);
     else if (this.#chosen === "all") this.#views.all.show(this.#records);
-    else if (this.#chosen === "received") this.#views.received.show(record?.status ? times(record) : "Nothing has been received yet.", record?.status ? responseHead(record) : null, record ? joined(record.pieces) : null);
+    else if (this.#chosen === "received") this.#views.received.show(record?.status ? times(record) : "Nothing has been received yet.", record?.status ? responseHead(record) : null, record?.pieces ?? []);
     else this.#showSent(api, record);
   }
 
@@ -89,7 +89,7 @@ export class Wire {
     const request = isSent ? null : this.#requestFor(api);
     const sent = isSent ? record.sent : toSend(api.path(request), api.body(request));
     const data = new TextEncoder().encode(sent.body);
-    this.#views.sent.show(`${bytes(data.length)} body${isSent ? "" : ", not sent yet"}`, requestHead(sent), data);
+    this.#views.sent.show(`${bytes(data.length)} body${isSent ? "" : ", not sent yet"}`, requestHead(sent), [data]);
   }
 }
 
@@ -100,6 +100,10 @@ class BodyView {
   #note = el("p", { class: "note" });
   #hex;
   #last = [];
+  #pieces = null; // of the body that is shown as text
+  #decoder;
+  #count; // pieces that are shown
+  #left; // bytes that may still be shown
 
   constructor(kind) {
     this.#head = el("pre", { class: "head", tabindex: "0", "aria-label": kind === "sent" ? "Request head" : "Response head" });
@@ -109,14 +113,36 @@ class BodyView {
     this.element = el("div", {}, el("div", { class: "row" }, this.#figures, el("span", { class: "grow" }), choice), this.#head, this.#body, this.#note);
   }
 
-  show(figures, head, data) {
-    this.#last = [figures, head, data];
+  // `pieces` is the same list as before, with more in it, while an answer arrives.
+  show(figures, head, pieces) {
+    this.#last = [figures, head, pieces];
     say(this.#figures, figures);
     say(this.#head, head ?? "");
     const limit = this.#hex.checked ? MOST_HEX : MOST_TEXT;
-    say(this.#body, head === null ? "" : this.#hex.checked ? hex(data.subarray(0, limit)) : new TextDecoder().decode(data.subarray(0, limit)));
-    say(this.#note, data?.length > limit ? `The first ${bytes(limit)} of ${bytes(data.length)}.` : "");
+    if (this.#hex.checked || head === null) {
+      this.#pieces = null;
+      say(this.#body, head === null ? "" : hex(first(pieces, limit)));
+    } else {
+      this.#showText(pieces);
+    }
+    const size = pieces.reduce((sum, piece) => sum + piece.length, 0);
+    say(this.#note, size > limit ? `The first ${bytes(limit)} of ${bytes(size)}.` : "");
     for (const each of [this.#head, this.#body]) toggle(each, head !== null);
+  }
+
+  // Appends what is new. Decoding and laying out all of it again would make each piece slower than the one before.
+  #showText(pieces) {
+    const grows = pieces === this.#pieces;
+    if (!grows) [this.#pieces, this.#decoder, this.#count, this.#left] = [pieces, new TextDecoder(), 0, MOST_TEXT];
+    let text = "";
+    for (; this.#count < pieces.length && this.#left > 0; this.#count++) {
+      const piece = pieces[this.#count].subarray(0, this.#left);
+      text += this.#decoder.decode(piece, { stream: true });
+      this.#left -= piece.length;
+    }
+    if (!grows) say(this.#body, text);
+    else if (this.#body.lastChild) this.#body.lastChild.appendData(text);
+    else this.#body.append(text);
   }
 }
 
@@ -149,9 +175,10 @@ class Article {
     if (key === this.#shown) return;
     this.#shown = key;
     if (!record) return;
-    const text = (data) => new TextDecoder().decode(data.subarray(0, MOST_EACH)) + (data.length > MOST_EACH ? ` … (${bytes(data.length)})` : "");
-    const { sent, status, pieces } = record;
-    const texts = [requestHead(sent), text(new TextEncoder().encode(sent.body)), ...(status ? [responseHead(record), text(joined(pieces))] : ["", ""])];
+    const text = (pieces, size) => new TextDecoder().decode(first(pieces, MOST_EACH)) + (size > MOST_EACH ? ` … (${bytes(size)})` : "");
+    const { sent, status, pieces, size } = record;
+    const body = new TextEncoder().encode(sent.body);
+    const texts = [requestHead(sent), text([body], body.length), ...(status ? [responseHead(record), text(pieces, size)] : ["", ""])];
     texts.forEach((each, index) => say(this.#parts[index], each));
     for (const part of this.#parts.slice(2)) toggle(part, status > 0);
     toggle(this.#none, status === 0);
@@ -188,14 +215,17 @@ class CodeView {
   }
 }
 
-function joined(pieces) {
-  const all = new Uint8Array(pieces.reduce((sum, piece) => sum + piece.length, 0));
+// The first bytes of a body, at most `limit`.
+function first(pieces, limit) {
+  const found = new Uint8Array(Math.min(limit, pieces.reduce((sum, piece) => sum + piece.length, 0)));
   let at = 0;
   for (const piece of pieces) {
-    all.set(piece, at);
-    at += piece.length;
+    if (at === found.length) break;
+    const part = piece.subarray(0, found.length - at);
+    found.set(part, at);
+    at += part.length;
   }
-  return all;
+  return found;
 }
 
 function hex(data) {
