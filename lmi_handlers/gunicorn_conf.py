@@ -352,12 +352,7 @@ def _drain(worker: Any) -> None:
 def worker_exit(server: Any, worker: Any) -> None:  # noqa: ARG001  gunicorn's hook signature
     """The worker's loop has ended. `_drain`'s signal may still come: Python would show a traceback of its own exit."""
     if worker.pid == os.getpid():  # the arbiter calls this too, for a worker that it finds missing
-        signal.signal(signal.SIGQUIT, _exit)
-
-
-def _exit(*_signal: object) -> None:
-    logging.shutdown()
-    os._exit(0)
+        signal.signal(signal.SIGQUIT, lambda *_: os._exit(0))
 
 
 _SUPERVISOR_ENDS = 2.0

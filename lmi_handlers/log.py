@@ -50,6 +50,10 @@ _DIM, _BOLD, _RESET = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 _COLOURS = {logging.DEBUG: _DIM, logging.INFO: "\x1b[32m", logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m"}
 
 
+_UNSEEN = re.compile("[\x80-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""What JSON may have as it is, and terminals act on, such as those of `kubectl logs`: control characters, directions."""
+
+
 class JsonLines(logging.Formatter):
     """Renders a record as `{"time": .., "level": .., "logger": .., "message": .., <extra>}`."""
 
@@ -65,7 +69,8 @@ class JsonLines(logging.Formatter):
         line.update(_extra_fields(record))
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode()
+        text = msgspec.json.encode(line, enc_hook=str).decode()
+        return text if text.isascii() else _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 class TextLines(logging.Formatter):

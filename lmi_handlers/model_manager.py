@@ -5,7 +5,6 @@ A child of gunicorn's arbiter, which ends with it. It reads its settings on stan
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -64,7 +63,6 @@ def _end_with_parent(manager: Manager) -> None:
     while os.read(sys.stdin.fileno(), 1024):
         pass
     manager.kill()
-    logging.shutdown()
     os._exit(0)
 
 

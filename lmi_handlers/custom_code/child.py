@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import logging
 import os
 import signal
 import socket
@@ -100,5 +99,4 @@ if __name__ == "__main__":
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    logging.shutdown()
     os._exit(status)  # threads of the code do not keep the process

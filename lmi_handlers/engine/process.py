@@ -283,7 +283,6 @@ def _watch(loop: EngineLoop, backend: Backend, server: WorkerServer, stall_timeo
         logger.critical("engine is dead; the process ends", extra={"cause": str(error)})
         loop.fail_all(error)
         server.flush()
-        logging.shutdown()
         os._exit(EXIT_STUCK)
 
 

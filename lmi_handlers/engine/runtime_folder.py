@@ -8,6 +8,7 @@ and whoever runs it starts another.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import signal
@@ -29,9 +30,14 @@ logger = logging.getLogger(__name__)
 
 
 def make_runtime_folder() -> Path:
-    """Make the folder of a new server. Raises `OSError`."""
+    """Make the folder of a new server. Raises `OSError`.
+
+    It stays locked as long as this process or a fork of it lives: systemd-tmpfiles then deletes nothing in it, however old
+    (https://systemd.io/TEMPORARY_DIRECTORIES).
+    """
     folder = Path(tempfile.mkdtemp(prefix="lmi-"))
     (folder / _SOUND).touch(mode=0o600)
+    fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX)
     return folder
 
 

@@ -34,7 +34,6 @@ def run_supervised(serve: Callable[[EngineSettings], object]) -> NoReturn:
     end_with_parent()
     status = _run(serve, settings)
     sys.stderr.flush()
-    logging.shutdown()
     # Daemon threads may be in native code. Exiting without interpreter shutdown cannot hang on them.
     os._exit(status)
 

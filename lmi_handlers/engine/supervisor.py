@@ -288,7 +288,6 @@ def _end_with_parent(supervisors: Iterable[Supervisor], publishers: Iterable[Pub
     for supervisor in supervisors:
         supervisor.end_engine()
     close_publishers(publishers)
-    logging.shutdown()
     os._exit(0)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +13,8 @@ import pytest
 from model_store import StoreServer
 from serving import StartServer
 from waiting import wait_until
+
+from lmi_handlers.engine.runtime_folder import make_runtime_folder
 
 ECHO = "option.rolling_batch=echo\n"
 CODE = "def handle(inputs):\n    return None\n"
@@ -67,6 +71,15 @@ def test_a_server_that_has_lost_what_it_needs_ends(
     assert server.process.wait(60) == 1
     assert f"lmi: error: {path} was deleted" in server.log
     assert server.log.count("; the server ends") == 1
+
+
+def test_a_cleaner_of_old_files_finds_the_folder_locked(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """systemd-tmpfiles goes on to the next folder if it cannot lock one in this way."""
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    descriptor = os.open(make_runtime_folder(), os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(descriptor)
 
 
 def test_a_folder_that_was_replaced_is_not_the_servers(start_server: StartServer, temporary: Path) -> None:

@@ -161,6 +161,14 @@ def test_control_characters_in_a_traceback_are_escaped() -> None:
     assert TextLines(coloured=False).format(made).endswith("\nValueError: \\x1b[2J\nnext")
 
 
+def test_a_json_line_moves_no_cursor_and_reverses_no_text() -> None:
+    """Tools such as `kubectl logs` print lines as they are. U+009B begins an escape sequence on some terminals."""
+    text = "\x1b[31m \x9b31m \u202e \u2028 ü 漢 \N{PARTY POPPER}"
+    line = JsonLines().format(logging.makeLogRecord({"msg": text}))
+    assert json.loads(line)["message"] == text
+    assert [character for character in line if not character.isprintable()] == []
+
+
 def test_records_are_rendered_as_json_with_the_same_fields() -> None:
     line = json.loads(JsonLines().format(record("a\x1b", path="/\n", error=None)))
     assert {key: line[key] for key in ("level", "message", "path", "error")} == {

@@ -174,7 +174,6 @@ class Process:
                 sock, _ = listener.accept()
             except OSError:  # no file descriptor is left
                 logger.critical("no web worker can connect any more", exc_info=True)
-                logging.shutdown()
                 os._exit(1)
             Worker(sock, self._inbox).start(Serving(self._formatters.scripts))
 
@@ -226,5 +225,4 @@ if __name__ == "__main__":
         logger.critical("the process that runs the model's formatters died", exc_info=True)
     sys.stdout.flush()
     sys.stderr.flush()
-    logging.shutdown()
     os._exit(status)  # threads of the code do not keep the process
