@@ -23,8 +23,10 @@ def decode(data: bytes | msgspec.Raw, kind: type[T], *, prefix: str = "") -> T:
     except msgspec.ValidationError as error:
         if not _met_a_float(error):
             raise conversion_error(error, prefix=prefix) from error
+        refusal = str(error)  # not the error, whose traceback would hold the body
     try:
-        return msgspec.json.decode(msgspec.json.encode(_WITH_INTEGERS.decode(data)), type=kind)
+        with_integers = msgspec.json.Decoder(object, float_hook=_Numbers(refusal)).decode(data)
+        return msgspec.json.decode(msgspec.json.encode(with_integers), type=kind)
     except msgspec.ValidationError as error:
         raise conversion_error(error, prefix=prefix) from error
 
@@ -50,12 +52,23 @@ def _met_a_float(error: msgspec.ValidationError) -> bool:
     return ", got `float`" in str(error)
 
 
-def _number(text: str) -> float | int:
-    value = float(text)
-    if not math.isfinite(value):
-        raise msgspec.ValidationError("Number out of range")
-    return int(value) if value.is_integer() and abs(value) < _LARGEST else value
+class _Numbers:
+    """Converts the numbers with a point or an exponent in a JSON text. If there are too many, `refusal` says why not."""
+
+    def __init__(self, refusal: str) -> None:
+        self._refusal = refusal
+        self._left = _MOST_NUMBERS
+
+    def __call__(self, text: str) -> float | int:
+        self._left -= 1
+        if self._left < 0:
+            raise msgspec.ValidationError(self._refusal)
+        value = float(text)
+        if not math.isfinite(value):
+            raise msgspec.ValidationError("Number out of range")
+        return int(value) if value.is_integer() and abs(value) < _LARGEST else value
 
 
 _LARGEST = 2**64
-_WITH_INTEGERS = msgspec.json.Decoder(object, float_hook=_number)
+_MOST_NUMBERS = 10_000
+"""Converting more would block the event loop of a web worker for many milliseconds, and no client sends so many."""
