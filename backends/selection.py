@@ -18,6 +18,7 @@ from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.gguf import GgufHeader, read_gguf_header
+from lmi_handlers.core.install import install_command
 
 _GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Endings of the architecture names that LMI serves with its faster engines."""
@@ -135,7 +136,7 @@ def check_installed(backend: BackendDeclaration, properties: ServingProperties) 
     for library in backend.requires:
         alternatives = library.split("|")
         if not any(map(importlib.util.find_spec, alternatives)):
-            hint = f"; pip install '{backend.install}'" if backend.install else ""
+            hint = f"; {install_command(backend.install)}" if backend.install else ""
             raise ConfigError(f"backend {backend.name} is not installed: no module {' or '.join(alternatives)}{hint}")
     for setting, library in backend.requires_with.items():
         name, _, value = setting.partition("=")

@@ -17,6 +17,7 @@ import msgspec
 
 from lmi_handlers.core.child_environment import child_environment
 from lmi_handlers.core.errors import ConfigError, ConversionRefused, LMIError, LoadFailed, UnsupportedModel
+from lmi_handlers.core.install import install_command
 from lmi_handlers.core.program import command
 
 _NEEDED = ("torch", "transformers")
@@ -58,7 +59,7 @@ def convert_checkpoint(path: Path, folder: Path, report: Callable[[str], None], 
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise ConfigError(
             f"option.model_id: converting {path} for openvino needs {' and '.join(missing)}, once; "
-            "pip install 'lmi-handlers[transformers]'"
+            f"{install_command('lmi-handlers[transformers]')}"
         )
     report(f"converting {path.name}")
     job = msgspec.json.encode(Job(str(path), str(folder), trust_remote_code)).decode()

@@ -18,6 +18,7 @@ from lmi_handlers.bench.apis import APIS
 from lmi_handlers.bench.report import as_json, as_text, make_report
 from lmi_handlers.bench.workload import Lengths, arrival_gaps, items_of_file, random_items
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.install import install_command
 from lmi_handlers.core.redaction import redacted
 from lmi_handlers.core.terminal import show
 
@@ -55,7 +56,7 @@ def run(options: Options, json_file: Path | None, page_file: Path | None) -> Non
     try:
         from lmi_handlers.bench.load import Load, send
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is not installed: pip install 'lmi-handlers[bench]'") from error
+        raise ConfigError(f"{error.name} is not installed: {install_command('lmi-handlers[bench]')}") from error
     _check(options)
     items = _items(options, random.Random(options.seed))  # noqa: S311  reproducible, not secret
     gaps = random.Random(options.seed + 1)  # noqa: S311

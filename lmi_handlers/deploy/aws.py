@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.install import install_command
 from lmi_handlers.deploy.answer_text import failure_cause
 from lmi_handlers.deploy.calls import Call
 
@@ -37,7 +38,7 @@ _MISSING = ("ResourceNotFound", "ResourceNotFoundException", "ObjectNotFoundExce
 def check_boto3() -> None:
     """Raise `ConfigError` if boto3 is missing."""
     if importlib.util.find_spec("boto3") is None:
-        raise ConfigError("this command needs boto3: pip install 'lmi-handlers[aws]'")
+        raise ConfigError(f"this command needs boto3: {install_command('lmi-handlers[aws]')}")
 
 
 class Aws:

@@ -30,7 +30,7 @@ def explained(function: F) -> F:
     return command  # type: ignore[return-value]
 
 
-class Pairs(click.ParamType[tuple[str, str]]):
+class Pairs(click.ParamType):  # type: ignore[type-arg]  # before click 8.4, it takes none
     """NAME=VALUE."""
 
     name = "NAME=VALUE"

@@ -129,7 +129,7 @@ def count_pixels(data: bytes) -> tuple[int, int]:
         from PIL import Image
     except ImportError as error:
         raise UnsupportedFeature(
-            f"images need more packages on the server: pip install 'lmi-handlers[images]' ({error})"
+            f"images need Pillow on the server, which the extra `images` installs ({error})"
         ) from error
     Image.MAX_IMAGE_PIXELS = None  # Pillow's own limit only warns, and the caller enforces ours
     try:

@@ -14,6 +14,7 @@ from typing import Any
 
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.install import install_command
 from lmi_handlers.core.redaction import redacted
 from lmi_handlers.model_files.cache_dir import converted_dir
 from lmi_handlers.model_files.complete import check_complete
@@ -281,4 +282,5 @@ def check_conversion(gguf_file: Path, cache_dir: Path) -> None:
 
 def no_conversion(reason: str) -> str:
     """Return the error message for a GGUF file that cannot be converted here."""
-    return f"option.model_id: a GGUF file needs more packages: pip install 'lmi-handlers[transformers]' ({reason})"
+    command = install_command("lmi-handlers[transformers]")
+    return f"option.model_id: a GGUF file needs more packages: {command} ({reason})"

@@ -7,6 +7,7 @@ import re
 from typing import NamedTuple
 
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.install import install_command
 from lmi_handlers.core.redaction import redacted
 
 _SCHEME = "s3://"
@@ -47,4 +48,4 @@ def check_s3_url(text: str) -> None:
     """Raise `ConfigError` if the URL is malformed or the library that downloads from S3 is missing."""
     url = parse_s3_url(text)
     if importlib.util.find_spec("boto3") is None:
-        raise ConfigError(f"{url}: downloads from S3 need boto3: pip install 'lmi-handlers[aws]'")
+        raise ConfigError(f"{url}: downloads from S3 need boto3: {install_command('lmi-handlers[aws]')}")

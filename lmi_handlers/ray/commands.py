@@ -72,10 +72,11 @@ def serve(
     """
     from lmi_handlers.config.server_settings import ALL_INTERFACES, default_host
     from lmi_handlers.core.errors import ConfigError
+    from lmi_handlers.core.install import install_command
     from lmi_handlers.log import fail
 
     if find_spec("ray") is None:
-        fail("Ray is not installed: pip install 'lmi-handlers[ray]'")
+        fail(f"Ray is not installed: {install_command('lmi-handlers[ray]')}")
     if detach and address is None:
         fail("--detach needs --address: without a cluster, Ray ends with this command")
     from pydantic import ValidationError

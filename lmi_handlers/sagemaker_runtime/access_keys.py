@@ -12,12 +12,13 @@ import importlib.util
 from pathlib import Path
 
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.install import install_command
 
 
 def read_access_keys(path: Path) -> dict[str, str]:
     """Return the secret keys by access key id. Raises `ConfigError`, which quotes nothing of the file."""
     if importlib.util.find_spec("botocore") is None:
-        raise ConfigError("--local-runtime-keys needs botocore: pip install 'lmi-handlers[aws]'")
+        raise ConfigError(f"--local-runtime-keys needs botocore: {install_command('lmi-handlers[aws]')}")
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read_string(path.read_text())

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.files import write_whole
+from lmi_handlers.core.install import install_command
 from lmi_handlers.model_files.s3_url import S3Url, is_s3, parse_s3_url
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def parse_folder(option: str, text: str) -> Folder:
     """Return the folder that `text`, the value of `option`, names. Raises `ConfigError`."""
     if is_s3(text):
         if importlib.util.find_spec("boto3") is None:
-            raise ConfigError(f"{option}={text} needs boto3: pip install 'lmi-handlers[aws]'")
+            raise ConfigError(f"{option}={text} needs boto3: {install_command('lmi-handlers[aws]')}")
         return S3Folder(parse_s3_url(text))
     path = Path(urllib.parse.unquote(text.removeprefix(_FILE)))
     if not text.startswith(_FILE) or not path.is_absolute():

@@ -14,6 +14,7 @@ import msgspec
 
 from lmi_handlers.config.environment import integer, seconds, switch
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.install import install_command
 from lmi_handlers.core.redaction import redacted
 
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -71,7 +72,7 @@ class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
         if (settings.otlp_metrics or settings.traces) and not _is_installed():
             raise ConfigError(
                 f"{_ENDPOINT} or OTEL_TRACES_EXPORTER is set, but OpenTelemetry is not installed: "
-                "pip install 'lmi-handlers[otel]', or set OTEL_SDK_DISABLED=true"
+                f"{install_command('lmi-handlers[otel]')}, or set OTEL_SDK_DISABLED=true"
             )
         return settings
 

@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.install import install_command
 from lmi_handlers.core.load_failure import load_failure
 from lmi_handlers.text.byte_level import byte_characters
 
@@ -39,7 +40,7 @@ def load_tokenizer(
         import transformers  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f"loading a tokenizer needs more packages: pip install 'lmi-handlers[transformers]' ({error})"
+            f"loading a tokenizer needs more packages: {install_command('lmi-handlers[transformers]')} ({error})"
         ) from error
     try:
         tokenizer = _load(model_dir, trust_remote_code, {} if gguf_file is None else {"gguf_file": gguf_file})

@@ -77,5 +77,5 @@ def test_without_the_package_the_page_says_what_to_install(monkeypatch: pytest.M
     routes.add_docs(app)
     answer = app.test_client().get("/docs", headers={"Accept": BROWSER})
     assert answer.status_code == 404
-    assert "pip install 'lmi-handlers[swagger-ui]'" in answer.text
+    assert "pip install flask-swagger-ui" in answer.text
     assert app.test_client().get("/docs/swagger-ui.css").status_code == 404

@@ -4,56 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
-import site
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
+from environments import Environment, copy_sources
 from paths import ROOT
 from serving import Server, free_port
 
 EXAMPLE = ROOT / "examples" / "lmi-handlers-shout"
 PROPERTIES = (EXAMPLE / "serving.properties").read_text()
-PACKAGES = ("lmi_handlers", "backends", "formatters", "pyproject.toml", "README.md", "LICENSE")
-
-
-class Environment:
-    """A virtual environment with our package and the example. Their dependencies are those of this interpreter."""
-
-    def __init__(self, directory: Path) -> None:
-        self.bin = directory / "venv" / "bin"
-        self.environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory / "venv"], check=True)
-        (folder,) = (directory / "venv").glob("lib/python*/site-packages")
-        (folder / "dependencies.pth").write_text("\n".join(site.getsitepackages()))
-        sources = directory / "sources"  # setuptools builds in the source folder
-        sources.mkdir()
-        for name in PACKAGES:
-            (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, sources / name)
-        shutil.copytree(EXAMPLE, directory / "example", ignore=shutil.ignore_patterns("*.egg-info", "build"))
-        pip = [sys.executable, "-m", "pip", "--python", self.bin / "python", "--disable-pip-version-check", "install"]
-        options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--no-compile"]
-        self._run([*pip, *options, sources, directory / "example"], directory)
-        self.example = directory / "example"
-
-    def run(self, command: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        return self._run([self.bin / command, *arguments], cwd, check=False)
-
-    def _run(self, command: list[Any], cwd: Path, *, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command, cwd=cwd, env=self.environ, capture_output=True, text=True, timeout=240, check=check
-        )
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    return Environment(tmp_path_factory.mktemp("example"))
+    directory = tmp_path_factory.mktemp("example")
+    shutil.copytree(EXAMPLE, directory / "example", ignore=shutil.ignore_patterns("*.egg-info", "build"))
+    return Environment(directory, copy_sources(directory / "sources"), directory / "example")
+
+
+@pytest.fixture(scope="module")
+def example(environment: Environment) -> Path:
+    """The example's folder."""
+    return environment.bin.parent.parent / "example"
 
 
 def check(environment: Environment, directory: Path, properties: str) -> subprocess.CompletedProcess[str]:
@@ -67,8 +44,8 @@ def test_packages_come_from_the_environment(environment: Environment) -> None:
     assert all(Path(file).is_relative_to(environment.bin.parent) for file in found)
 
 
-def test_check_knows_its_options(environment: Environment) -> None:
-    result = environment.run("lmi", "check", "--model-dir", str(environment.example), cwd=environment.example)
+def test_check_knows_its_options(environment: Environment, example: Path) -> None:
+    result = environment.run("lmi", "check", "--model-dir", str(example), cwd=example)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("Model example on backend shout: serving.properties asks for it\n\nChats ")
     assert "  option.shout_marks    3      serving.properties  read by shout\n" in result.stdout
@@ -97,10 +74,8 @@ def test_check_warns_of_its_option_on_another_backend(environment: Environment, 
     assert "option.shout_marks has no effect on backend echo; it is only read by shout" in result.stdout
 
 
-def test_its_own_tests_pass(environment: Environment) -> None:
-    result = environment.run(
-        "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=environment.example / "tests"
-    )
+def test_its_own_tests_pass(environment: Environment, example: Path) -> None:
+    result = environment.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=example / "tests")
     assert result.returncode == 0, result.stdout
     assert " passed" in result.stdout
 

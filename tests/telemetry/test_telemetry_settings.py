@@ -88,7 +88,7 @@ def test_a_batch_of_spans_fits_into_the_queue() -> None:
 def test_without_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "_LIBRARY", "opentelemetry.exporter.nowhere.at_all")
     assert not TelemetrySettings.from_environ({}).traces
-    with pytest.raises(ConfigError, match=r"not installed: pip install 'lmi-handlers\[otel\]', or set OTEL_SDK_DIS"):
+    with pytest.raises(ConfigError, match=r"not installed: .*pip install -e '.*\[otel\]', or set OTEL_SDK_DIS"):
         TelemetrySettings.from_environ(ENDPOINT)
 
 

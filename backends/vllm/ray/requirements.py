@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.install import install_command
 
 OPTION = "option.distributed_executor_backend=ray"
 ADDRESS_VARIABLE = "RAY_ADDRESS"
@@ -38,4 +39,4 @@ def check_requirements(properties: ServingProperties, environ: Mapping[str, str]
             "auto for the one that runs here"
         )
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError(f"{OPTION}: Ray is not installed; pip install 'lmi-handlers[ray]'")
+        raise ConfigError(f"{OPTION}: Ray is not installed; {install_command('lmi-handlers[ray]')}")
