@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Callable, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +21,50 @@ from lmi_handlers.core.gguf_metadata import check_metadata
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Type of a value -> its `struct` format."""
 _STRING, _ARRAY = 8, 9
-_TENSOR_TYPES = {
-    0: "F32",
-    1: "F16",
-    2: "Q4_0",
-    3: "Q4_1",
-    6: "Q5_0",
-    7: "Q5_1",
-    8: "Q8_0",
-    10: "Q2_K",
-    11: "Q3_K",
-    12: "Q4_K",
-    13: "Q5_K",
-    14: "Q6_K",
-    30: "BF16",
+TENSOR_TYPES = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    9: ("Q8_1", 32, 40),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
 }
-"""`ggml_type` -> its name. Others are known by their numbers only."""
+"""`ggml_type` -> its name, weights per block, and bytes per block. Others are known by their numbers only.
+
+Source: ggml's table `type_traits`, https://github.com/ggml-org/ggml/blob/master/src/ggml.c
+"""
+_MAX_DIMENSIONS = 4
+"""ggml has no more."""
+_MAX_HEADER = 100_000_000
+"""Bytes. The largest vocabularies take a tenth of it."""
 _DEFAULT_ALIGNMENT = 32
 
 
@@ -43,13 +72,14 @@ class GgufTensor(msgspec.Struct, frozen=True):
     """A tensor in the file.
 
     `shape` has rows first. `type` is the name of a `ggml_type`, such as "Q4_0". `offset` is the position of its
-    first byte in the file.
+    first byte in the file, and `size` how many bytes it has, 0 if nothing is known of its type.
     """
 
     name: str
     shape: tuple[int, ...]
     type: str
     offset: int
+    size: int = 0
 
 
 class GgufHeader(msgspec.Struct, frozen=True):
@@ -65,6 +95,11 @@ class GgufHeader(msgspec.Struct, frozen=True):
     def weight_types(self) -> frozenset[str]:
         """The types of all matrices."""
         return frozenset(tensor.type for tensor in self.tensors if len(tensor.shape) > 1)
+
+    @property
+    def quantised_types(self) -> frozenset[str]:
+        """The types of the matrices whose weights are not floating-point numbers."""
+        return self.weight_types - {"F64", "F32", "F16", "BF16"}
 
     @property
     def architecture(self) -> str:
@@ -110,8 +145,11 @@ class _Reader:
         """Return the next tensor, with its offset from the first one."""
         name = self._string()
         (num_dimensions,) = self._unpack("I")
+        if num_dimensions > _MAX_DIMENSIONS:
+            raise ValueError(f"a tensor has {num_dimensions} dimensions, and may have {_MAX_DIMENSIONS}")
         *shape, tensor_type, offset = self._unpack(f"{num_dimensions}QIQ")
-        return GgufTensor(name, tuple(reversed(shape)), _TENSOR_TYPES.get(tensor_type, str(tensor_type)), offset)
+        kind, per_block, block = TENSOR_TYPES.get(tensor_type, (str(tensor_type), 1, 0))
+        return GgufTensor(name, tuple(reversed(shape)), kind, offset, -(-prod(shape) // per_block) * block)
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -125,13 +163,18 @@ class _Reader:
         return self._unpack(_SCALARS[kind])[0]
 
     def _string(self) -> str:
-        (length,) = self._unpack("Q")
-        start = self._position
-        self._position += length
+        start = self._skip(self._unpack("Q")[0])
         return self._data[start : self._position].decode()
 
     def _unpack(self, layout: str) -> tuple[Any, ...]:
         layout = f"<{layout}"
-        values = struct.unpack_from(layout, self._data, self._position)
-        self._position += struct.calcsize(layout)
-        return values
+        return struct.unpack_from(layout, self._data, self._skip(struct.calcsize(layout)))
+
+    def _skip(self, size: int) -> int:
+        """Go on by `size` bytes. Returns the position before that. Raises `ValueError` if the header ends earlier."""
+        start, self._position = self._position, self._position + size
+        if self._position > len(self._data):
+            raise ValueError(f"it is cut off: its {len(self._data)} bytes end within its header")
+        if self._position > _MAX_HEADER:
+            raise ValueError(f"its header has more than {_MAX_HEADER} bytes")
+        return start

@@ -1,22 +1,23 @@
 """Whether the files of a model are whole: an interrupted copy would crash the native code that maps it into memory.
 
-What is compared is what a file's own header says with its size. Nothing but headers is read.
+What is compared is what a file's own header says with its size. Of weights, nothing but headers is read.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import struct
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from math import prod
 from pathlib import Path
 
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.core.gguf import GgufTensor, read_gguf_header
+from lmi_handlers.core.gguf import read_gguf_header
+from lmi_handlers.model_files.torch_file import check_torch_file
+from lmi_handlers.model_files.vocabulary import check_vocabulary
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _MAX_HEADER = 100_000_000
@@ -28,28 +29,19 @@ MAX_JSON = 1 << 27
 MAX_ADAPTER_CONFIG = 1 << 20
 """The same for adapter_config.json. An engine reads it while it serves."""
 
-_BLOCKS = {
-    "F32": (1, 4),
-    "F16": (1, 2),
-    "BF16": (1, 2),
-    "Q4_0": (32, 18),
-    "Q4_1": (32, 20),
-    "Q5_0": (32, 22),
-    "Q5_1": (32, 24),
-    "Q8_0": (32, 34),
-    "Q2_K": (256, 84),
-    "Q3_K": (256, 110),
-    "Q4_K": (256, 144),
-    "Q5_K": (256, 176),
-    "Q6_K": (256, 210),
-}
-"""GGUF's types -> weights per block, and bytes per block. Source: ggml's block structures."""
+_MAX_TEMPLATE = 1 << 20
+"""Characters that are read. The parser takes fewer."""
+
+_CHARACTER = 4
+"""Maximum bytes of a character in UTF-8."""
+
+_SPLIT_NAME = re.compile(r".*-\d{5}-of-(\d{5})\.gguf", re.DOTALL)
 
 
 def check_complete(model: Path) -> None:
     """Raise `ConfigError` for a file of the model that is cut off or only stands for another one.
 
-    `model` is a GGUF file, or a folder with safetensors or pickled weights, and JSON files that every engine reads.
+    `model` is a GGUF file, or a folder with safetensors or pickled weights, and the files beside them that engines read.
     """
     _check([(model, _gguf)] if model.is_file() else _files(model, _OF_MODELS))
 
@@ -64,7 +56,11 @@ def check_adapter_complete(folder: Path) -> None:
 
 def _check(files: Iterable[tuple[Path, Callable[[Path], str]]]) -> None:
     for file, check in files:
-        if cause := _pointer(file) or check(file):
+        try:
+            cause = _pointer(file) or check(file)
+        except OSError as error:
+            raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
+        if cause:
             raise ConfigError(f"{file} {cause}: copy or download it again")
 
 
@@ -79,20 +75,30 @@ def _pointer(file: Path) -> str:
     if size == 0:
         return "is empty"
     with file.open("rb") as opened:
-        is_pointer = opened.read(len(_LFS_POINTER)) == _LFS_POINTER
-    return "is a pointer of Git LFS in place of the file (git lfs pull fetches it)" if is_pointer else ""
+        start = opened.read(len(_LFS_POINTER))
+    if start == _LFS_POINTER[: len(start)]:
+        return "is a pointer of Git LFS in place of the file (git lfs pull fetches it)"
+    return ""
+
+
+# Weights
+
+
+def is_part(gguf_file: Path) -> bool:
+    """Tell by its name whether this is one of the files that a model was split into."""
+    return (match := _SPLIT_NAME.fullmatch(gguf_file.name)) is not None and int(match[1]) > 1
 
 
 def _gguf(file: Path) -> str:
-    size = file.stat().st_size
-    needed = max((_end(tensor) for tensor in read_gguf_header(file).tensors), default=0)
-    return _cut_off(size, needed)
-
-
-def _end(tensor: GgufTensor) -> int:
-    """Return the position behind a tensor, or of its first byte if nothing is known of its type."""
-    per_block, size = _BLOCKS.get(tensor.type, (1, 0))
-    return tensor.offset + -(-prod(tensor.shape) // per_block) * size
+    header = read_gguf_header(file)
+    needed = max((tensor.offset + tensor.size for tensor in header.tensors), default=0)
+    if cause := _cut_off(file.stat().st_size, needed):
+        return cause
+    if is_part(file) or header.metadata.get("split.count", 1) not in (0, 1):
+        raise ConfigError(
+            f"option.model_id: {file} is one part of a split model: join the parts with `llama-gguf-split --merge`"
+        )
+    return ""
 
 
 class SafetensorsEntry(msgspec.Struct):
@@ -137,11 +143,7 @@ def _safetensors(file: Path) -> str:
     return "is not a safetensors file: its tensors overlap" if overlap else ""
 
 
-def _archive(file: Path) -> str:
-    """Torch's files are zip archives, whose list of contents is at the end. Older ones are not checked."""
-    with file.open("rb") as opened:
-        is_archive = opened.read(2) == b"PK"
-    return "is cut off: the end of the archive is missing" if is_archive and not zipfile.is_zipfile(file) else ""
+# What stands beside the weights
 
 
 def _json(file: Path, most: int = MAX_JSON) -> str:
@@ -154,22 +156,59 @@ def _json(file: Path, most: int = MAX_JSON) -> str:
     return ""
 
 
+def _text(file: Path) -> str:
+    """Check that the last character is whole. A text may end with any."""
+    with file.open("rb") as opened:
+        opened.seek(max(file.stat().st_size - _CHARACTER, 0))
+        end = opened.read(_CHARACTER)
+    is_whole = any(end[start:].decode("utf-8", "ignore").encode() == end[start:] for start in range(len(end)))
+    return "" if is_whole else "is cut off within a character"
+
+
+def _template(file: Path) -> str:
+    from lmi_handlers.text.chat_template import syntax_error  # only few models need it here
+
+    if cause := _text(file):
+        return cause
+    with file.open(encoding="utf-8", errors="replace") as opened:
+        error = syntax_error(opened.read(_MAX_TEMPLATE))
+    return f"is cut off, or not a Jinja template: {error}" if error else ""
+
+
 def _cut_off(size: int, needed: int) -> str:
     return f"is cut off: it has {size} bytes, and its header says {needed}" if size < needed else ""
 
 
 _OF_MODELS: Mapping[str, Callable[[Path], str]] = {
     "*config.json": _json,
+    "*_Pooling/config.json": _json,
+    "*_Dense/config.json": _json,
     "*.index.json": _json,
     "tokenizer.json": _json,
+    "tekken.json": _json,
+    "vocab.json": _json,
+    "added_tokens.json": _json,
+    "special_tokens_map.json": _json,
+    "modules.json": _json,
+    "params.json": _json,
+    "chat_template.json": _json,
+    "config_sentence_transformers.json": _json,
     "*.safetensors": _safetensors,
-    "pytorch_model*.bin": _archive,
+    "*_Dense/*.safetensors": _safetensors,
+    "pytorch_model*.bin": check_torch_file,
+    "*_Dense/pytorch_model.bin": check_torch_file,
+    "*.model": check_vocabulary,
+    "*.model.v*": check_vocabulary,
+    "*.tiktoken": check_vocabulary,
+    "vocab.txt": _text,
+    "merges.txt": _text,
+    "chat_template.jinja": _template,
 }
 """Files of a model's folder -> their check."""
 
 _OF_ADAPTERS: Mapping[str, Callable[[Path], str]] = {
     "adapter_config.json": partial(_json, most=MAX_ADAPTER_CONFIG),
     "adapter_model.safetensors": _safetensors,
-    "adapter_model.bin": _archive,
+    "adapter_model.bin": check_torch_file,
 }
 """The same for an adapter."""

@@ -17,7 +17,7 @@ from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.install import install_command
 from lmi_handlers.core.redaction import redacted
 from lmi_handlers.model_files.cache_dir import converted_dir
-from lmi_handlers.model_files.complete import check_complete
+from lmi_handlers.model_files.complete import check_complete, is_part
 from lmi_handlers.model_files.hub import cached_config, check_hub_id
 from lmi_handlers.model_files.s3_url import check_s3_url, is_s3
 
@@ -152,7 +152,7 @@ def find_model(path: Path, name: str) -> Path:
         _check_checkpoint(path, name)
         return path
     gguf_files = _matches(path, ("*.gguf",))
-    if len(gguf_files) > 1:
+    if len(gguf_files) > 1 and not all(map(is_part, gguf_files)):
         raise ConfigError(f"{name} holds several GGUF files ({_names(gguf_files)}); name one with option.model_id")
     if gguf_files:
         return gguf_files[0]

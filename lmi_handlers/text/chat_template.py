@@ -131,6 +131,17 @@ _ENVIRONMENT.filters["tojson"] = _to_json
 _ENVIRONMENT.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
 
 
+def syntax_error(template: str) -> str:
+    """Return what is wrong with the template's syntax, in one line, or ""."""
+    try:
+        _ENVIRONMENT.parse(template)
+    except jinja2.TemplateSyntaxError as error:
+        return f"line {error.lineno}: {error.message}"
+    except (RecursionError, ValueError) as error:  # too many parentheses, or characters
+        return str(error)
+    return ""
+
+
 @functools.lru_cache(maxsize=8)
 def _variables(template: str) -> set[str]:
     """Return the variables that the template reads. Raises jinja2's `TemplateSyntaxError`."""
