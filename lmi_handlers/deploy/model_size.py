@@ -19,7 +19,7 @@ _USUAL_LENGTH = 4096
 _USUAL_BATCH = 8
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
 _QUANTISED_BITS = {"int4": 4, "awq": 4, "gptq": 4, "marlin": 4, "bitsandbytes": 4, "mxfp4": 4, "nvfp4": 4, "int8": 8}
-_QUANTISED_BITS |= {"fp8": 8, "bitsandbytes8": 8, "smoothquant": 8, "compressed-tensors": 8}
+_QUANTISED_BITS |= {"fp8": 8, "bitsandbytes4": 4, "bitsandbytes8": 8, "smoothquant": 8, "compressed-tensors": 8}
 _GGUF_NAMES = {
     "block_count": "num_hidden_layers",
     "attention.head_count": "num_attention_heads",
@@ -135,7 +135,8 @@ def _bits(config: Mapping[str, Any], properties: ServingProperties, dtype: str) 
     """Return the bits per weight in memory."""
     stored = config.get("quantization_config")
     if isinstance(stored, dict):
-        bits = stored.get("bits") or (4 if stored.get("load_in_4bit") else None)
+        loaded = next((bits for bits in (4, 8) if stored.get(f"load_in_{bits}bit")), None)
+        bits = stored.get("bits") or loaded
         return int(bits or _QUANTISED_BITS.get(str(_method(config, properties)), 8))
     if properties.quantize is not None:
         return _QUANTISED_BITS.get(properties.quantize, 8)

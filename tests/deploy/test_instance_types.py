@@ -77,6 +77,10 @@ def test_only_the_experts_of_gpt_oss_have_4_bits(tmp_path: Path) -> None:
         ({}, {"quantization_config": {"quant_method": "awq", "bits": 4}}, 0.25),
         ({"quantize": "awq"}, {"quantization_config": {"quant_method": "gptq"}}, 0.25),
         ({}, {"quantization_config": {"quant_method": "fp8"}}, 0.5),
+        ({"quantize": "bitsandbytes4"}, {}, 0.25),
+        ({"quantize": "bitsandbytes8"}, {}, 0.5),
+        ({}, {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, 0.25),
+        ({}, {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, 0.5),
     ],
 )
 def test_weights_in_the_type_that_they_are_loaded_in(
