@@ -17,10 +17,13 @@ class _Memory(ctypes.Structure):
 
 
 @functools.cache
-def smallest_gpu_memory(library: str = _LIBRARY) -> int | None:
-    """Return the bytes of memory of the machine's smallest GPU, or None if the driver does not tell."""
+def smallest_gpu_memory(visible: str | None, library: str = _LIBRARY) -> int | None:
+    """Return the bytes of memory of the smallest GPU that may be used, or None if the driver does not tell.
+
+    `visible` is the value of `CUDA_VISIBLE_DEVICES`, or None if that is not set.
+    """
     with contextlib.suppress(OSError, AttributeError, _Refused):
-        return smallest(ctypes.CDLL(library))
+        return smallest(ctypes.CDLL(library), visible)
     return None
 
 
@@ -28,8 +31,11 @@ class _Refused(Exception):
     """A function of the library returned an error."""
 
 
-def smallest(nvml: Any) -> int | None:
-    """Return the bytes of memory of the smallest GPU that `nvml`, the loaded library, knows, or None if there is none."""
+def smallest(nvml: Any, visible: str | None = None) -> int | None:
+    """Return the bytes of memory of the smallest GPU in `visible`, or None if there is none.
+
+    `nvml` is the loaded library. Where GPUs differ, it counts them as CUDA does with `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+    """
 
     def call(name: str, *arguments: Any) -> None:
         if getattr(nvml, name)(*arguments) != 0:
@@ -39,11 +45,21 @@ def smallest(nvml: Any) -> int | None:
     try:
         count, sizes = ctypes.c_uint(), []
         call("nvmlDeviceGetCount_v2", ctypes.byref(count))
-        for index in range(count.value):
+        for name in visible_gpus(visible, count.value):
             handle, memory = ctypes.c_void_p(), _Memory()
-            call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle))
+            if name.isdecimal():
+                call("nvmlDeviceGetHandleByIndex_v2", int(name), ctypes.byref(handle))
+            else:
+                call("nvmlDeviceGetHandleByUUID", name.encode(), ctypes.byref(handle))
             call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
             sizes.append(memory.total)
         return min(sizes, default=None)
     finally:
         nvml.nvmlShutdown()
+
+
+def visible_gpus(visible: str | None, present: int) -> list[str]:
+    """Return the numbers or UUIDs of the GPUs that may be used. `visible` is None if `CUDA_VISIBLE_DEVICES` is not set."""
+    if visible is None:
+        return [str(number) for number in range(present)]
+    return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]

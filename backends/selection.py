@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from backends import declaration, registry
+from backends.gpu_memory import visible_gpus
 from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import ConfigError
@@ -168,10 +169,7 @@ def count_gpus(environ: Mapping[str, str], devices: Path) -> int | None:
     if (devices / "dxg").exists() or (devices / "kfd").exists():  # one device file stands for all GPUs
         return None
     present = len(list(devices.glob("nvidia[0-9]*")))
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None or not present:
-        return present
-    return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    return len(visible_gpus(environ.get("CUDA_VISIBLE_DEVICES"), present)) if present else 0
 
 
 def find_gpu(environ: Mapping[str, str], devices: Path) -> str | None:

@@ -187,7 +187,7 @@ def read_configuration(environ: Mapping[str, str], overrides: Mapping[str, str] 
     elsewhere = backend.cpu_only or backend.is_remote(loaded.properties)
     gpus = None if elsewhere else count_gpus(environ, Path("/dev"))
     if backend.replicates and gpus is not None and gpus > 1:
-        loaded = _one_gpu(loaded, gguf_file or config_file)
+        loaded = _one_gpu(loaded, gguf_file or config_file, environ)
     return Configuration(
         settings=settings,
         loaded=loaded,
@@ -202,14 +202,14 @@ _PLACEMENT = ("option.tensor_parallel_degree", "option.pipeline_parallel_degree"
 """Options that say how many GPUs an engine takes."""
 
 
-def _one_gpu(loaded: LoadedProperties, file: Path | None) -> LoadedProperties:
+def _one_gpu(loaded: LoadedProperties, file: Path | None, environ: Mapping[str, str]) -> LoadedProperties:
     """Let an engine take one GPU, unless an option says otherwise or a GPU is known to be too small for the weights.
 
     `file` is the model's GGUF file or its config.json, or None if it is not here yet.
     """
     if loaded.sets(*_PLACEMENT):
         return loaded
-    memory = None if file is None else smallest_gpu_memory()
+    memory = None if file is None else smallest_gpu_memory(environ.get("CUDA_VISIBLE_DEVICES"))
     if file is not None and memory is not None:
         model = file.parent if file.suffix == ".json" else file
         if weight_bytes(model) > _MOST_WEIGHTS * memory:

@@ -76,6 +76,8 @@ SPARSE = 30 * 2**30
 class FourGpus:
     """Stands in for NVIDIA's library NVML, on a machine with four GPUs of these sizes."""
 
+    names = (b"GPU-a", b"GPU-b", b"GPU-c", b"GPU-d")
+
     def __init__(self, *sizes: int) -> None:
         self.sizes, self.is_open = sizes, False
 
@@ -94,6 +96,10 @@ class FourGpus:
     def nvmlDeviceGetHandleByIndex_v2(self, index: int, handle: Any) -> int:  # noqa: N802
         handle._obj.value = index + 1
         return 0
+
+    def nvmlDeviceGetHandleByUUID(self, name: bytes, handle: Any) -> int:  # noqa: N802
+        handle._obj.value = self.names.index(name) + 1 if name in self.names else 0
+        return 0 if name in self.names else 6  # NVML_ERROR_NOT_FOUND
 
     def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:  # noqa: N802
         memory._obj.total = self.sizes[handle.value - 1]
@@ -135,7 +141,7 @@ def test_transformers_on_four_gpus(
     nvml = None if memory is None else FourGpus(*[(memory + more) * 2**30 for more in (1, 0, 2, 3)])
     found = None if nvml is None else smallest(nvml)
     assert found == (None if memory is None else memory * 2**30)
-    monkeypatch.setattr("lmi_handlers.configuration.smallest_gpu_memory", lambda: found)
+    monkeypatch.setattr("lmi_handlers.configuration.smallest_gpu_memory", lambda visible: found)
     monkeypatch.setattr("lmi_handlers.configuration.count_gpus", lambda environ, devices: 4)
     (model_dir / "serving.properties").write_text(f"option.backend=transformers\n{properties}")
     configuration = read_configuration({"LMI_MODEL_DIR": str(model_dir), "HOME": str(model_dir)})
@@ -143,5 +149,23 @@ def test_transformers_on_four_gpus(
     assert configuration.replicas == replicas
 
 
+@pytest.mark.parametrize(
+    ("visible", "memory"),
+    [
+        (None, 8),
+        ("0", 40),
+        ("0, 2,3", 24),
+        ("GPU-c,GPU-d", 24),
+        ("1,GPU-a", 8),
+        ("", None),
+        ("-1", None),
+    ],
+)
+def test_memory_of_hidden_gpus_does_not_count(visible: str | None, memory: int | None) -> None:
+    nvml = FourGpus(40, 8, 80, 24)
+    assert smallest(nvml, visible) == memory
+    assert not nvml.is_open
+
+
 def test_memory_of_gpus_is_unknown_without_the_drivers_library() -> None:
-    assert smallest_gpu_memory("no-such-library.so") is None
+    assert smallest_gpu_memory(None, "no-such-library.so") is None
