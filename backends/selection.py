@@ -109,13 +109,21 @@ def choose_backend(
     return Selection(FALLBACK, "; ".join(reasons))
 
 
-def check_format(backend: BackendDeclaration, gguf_file: Path | None) -> None:
-    """Raise `ConfigError` if the backend only reads certain GGUF files and the model is not one of them."""
+def check_format(
+    backend: BackendDeclaration, gguf_file: Path | None, properties: ServingProperties = _DEFAULTS
+) -> None:
+    """Raise `ConfigError` if the backend only reads certain GGUF files and the model is not one of them.
+
+    Nor are weights quantised (`option.quantize`) that are so already.
+    """
     if backend.reads_gguf is None or (gguf_file is None and backend.architectures):
         return
     header = None if gguf_file is None else read_gguf_header(gguf_file)
     if reason := backend.reads_gguf.why_not(header):
         raise ConfigError(f"option.model_id: {gguf_file or 'the model'} cannot be served: {backend.name} {reason}")
+    if header is not None and header.quantised_types and properties.quantize:
+        types = ", ".join(sorted(header.quantised_types))
+        raise ConfigError(f"option.quantize={properties.quantize}: {gguf_file} is quantised already ({types})")
 
 
 def _what_it_reads(candidate: BackendDeclaration, gguf: GgufHeader | None) -> str:

@@ -300,7 +300,7 @@ def _check_model(configuration: Configuration, environ: Mapping[str, str]) -> No
         path = _located(configuration, environ)
         gguf_file = path if path is not None and path.is_file() else None
         if not is_s3(properties.model_id):  # which may hold either format
-            check_format(configuration.backend, gguf_file)
+            check_format(configuration.backend, gguf_file, properties)
         if gguf_file is not None and configuration.backend.reads_gguf is None:
             check_conversion(gguf_file, default_cache_dir(environ))
         if path is not None and path.is_dir():

@@ -39,15 +39,14 @@ class OpenVinoBackend(PagedBackend):
             raise ConfigError("option.model_id: the openvino backend needs a model")
         path, gguf_file, options = model.path, model.gguf_file, properties.options_of(OpenVinoOptions)
         max_num_seqs = properties.max_rolling_batch_size or DEFAULT_BATCH_SIZE
-        limit = context_length(path) if gguf_file is None else read_gguf_header(gguf_file).context_length
+        header = None if gguf_file is None else read_gguf_header(gguf_file)
+        limit = context_length(path) if header is None else header.context_length
         max_model_len = choose_max_model_len(limit, properties.max_model_len)
 
         DECLARATION.check_choices(properties)
         method = properties.quantize
-        types = set() if gguf_file is None else read_gguf_header(gguf_file).weight_types - {"F16"}
-        if method and types:
-            raise ConfigError(f"option.quantize: {gguf_file} is quantised already ({', '.join(sorted(types))})")
-        integers = asks_for_integers(properties.dtype, quantised=bool(method or types - {"F32", "BF16"}))
+        stored = frozenset() if header is None else header.quantised_types
+        integers = asks_for_integers(properties.dtype, quantised=bool(method or stored))
 
         def convert(partial: Path) -> None:
             if gguf_file is None:

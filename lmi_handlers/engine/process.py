@@ -151,7 +151,7 @@ def _load(
     model_path: Path | None = None
     if backend.reads_gguf is None:
         gguf_file = None
-    check_format(backend, gguf_file)
+    check_format(backend, gguf_file, properties)
     if gguf_file is not None:
         report(LoadPhase.MODEL)
         model_path = prepare_gguf(gguf_file, cache_dir, report)

@@ -24,7 +24,7 @@ from lmi_handlers.config.declaration import BackendDeclaration, GgufFormats
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.gguf import GgufHeader, GgufTensor
-from lmi_handlers.model_files.locate import find_config
+from lmi_handlers.model_files.locate import find_config, find_gguf
 
 LLAMA = ("LlamaForCausalLM",)
 
@@ -246,6 +246,15 @@ def test_a_backend_that_reads_gguf_gets_nothing_else(tmp_path: Path) -> None:
         check_format(READS_GGUF, file)
     check_format(declaration("transformers"), file)
     check_format(declaration("transformers"), None)
+
+
+def test_weights_are_not_quantised_twice() -> None:
+    """The default model has 4 bits per weight."""
+    properties, openvino, file = ServingProperties(quantize="int8"), declaration("openvino"), find_gguf(None, None)
+    check_format(openvino, file)
+    check_format(openvino, None, properties)
+    with pytest.raises(ConfigError, match=r"option\.quantize=int8: .*\.gguf is quantised already \(Q4_1, Q8_0\)$"):
+        check_format(openvino, file, properties)
 
 
 @pytest.mark.parametrize(
