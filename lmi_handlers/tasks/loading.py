@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, pipeline
+from transformers import pipeline
 
 from backends.max_model_len import choose_max_model_len
 from backends.transformers.loading import load_model, position_limit
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.text.checkpoint_tokenizer import load_library_tokenizer
 
 
 def use_device(device: int) -> None:
@@ -26,13 +27,7 @@ def load_text_model(path: Path, properties: ServingProperties, auto_class: Calla
 
     Raises `ConfigError`, or `LoadFailed` if a retry may help.
     """
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=properties.trust_remote_code)
-    except (ImportError, KeyError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(
-            f"option.model_id: the tokenizer in {path} cannot be loaded by transformers: {reason}"
-        ) from error
+    tokenizer = load_library_tokenizer(path, trust_remote_code=properties.trust_remote_code)
     model = load_model(path, properties, auto_class)
     tokenizer.model_max_length = choose_max_model_len(
         position_limit(model), properties.max_model_len, tokenizer.model_max_length

@@ -33,6 +33,16 @@ def load_tokenizer(
 ) -> tuple[Any, Tokenizer]:
     """Return transformers' tokenizer of the model in `model_dir`, and one of the `tokenizers` library for it.
 
+    Raises what `load_library_tokenizer` raises, and `ConfigError` if the tokenizer cannot be converted.
+    """
+    tokenizer = load_library_tokenizer(model_dir, trust_remote_code=trust_remote_code, gguf_file=gguf_file)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return tokenizer, backend if isinstance(backend, Tokenizer) else _from_python(tokenizer, model_dir)
+
+
+def load_library_tokenizer(model_dir: Path, *, trust_remote_code: bool = False, gguf_file: str | None = None) -> Any:
+    """Return transformers' tokenizer of the model in `model_dir`, which may be Python code.
+
     `gguf_file` names the file in `model_dir` to read the tokenizer from if there is no other. Raises `ConfigError` if
     there is none that can be read, or `LoadFailed` if a retry may help.
     """
@@ -43,14 +53,12 @@ def load_tokenizer(
             f"loading a tokenizer needs more packages: {install_command('lmi-handlers[transformers]')} ({error})"
         ) from error
     try:
-        tokenizer = _load(model_dir, trust_remote_code, {} if gguf_file is None else {"gguf_file": gguf_file})
+        return _load(model_dir, trust_remote_code, {} if gguf_file is None else {"gguf_file": gguf_file})
     except Exception as error:  # a model may bring its own code, which may raise anything
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         if not trust_remote_code and (code := sorted(model_dir.glob("tokenization_*.py"))):
             reason = f"{code[0].name} runs only with option.trust_remote_code=true ({reason})"
         raise load_failure(ConfigError(f"no tokenizer can be loaded from {model_dir}: {reason}"), error) from error
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    return tokenizer, backend if isinstance(backend, Tokenizer) else _from_python(tokenizer, model_dir)
 
 
 def _load(model_dir: Path, trust_remote_code: bool, arguments: dict[str, Any]) -> Any:
