@@ -360,7 +360,7 @@ def test_tei_tokenizes_and_decodes(server: Server) -> None:
         ("/tokenize", {}, 422, "inputs"),
         ("/decode", {"ids": []}, 413, "ids: must not be empty"),
         ("/decode", {"ids": [[1], []]}, 422, "ids[1]"),
-        ("/decode", {"ids": [1, [2]]}, 413, "ids: must be token ids, or lists of token ids"),
+        ("/decode", {"ids": [1, [2]]}, 422, "ids: must be token ids, or lists of token ids"),
         ("/decode", {"ids": [[1]] * 9}, 413, "at most 8 are allowed (option.max_sequences)"),
         ("/decode", {"ids": [97] * 65_537}, 413, "ids: must have at most 65536 token ids, got 65537"),
         ("/decode", {"ids": [-1]}, 422, "ids[0]"),

@@ -16,7 +16,7 @@ from lmi_handlers.apis.decoding import decode_typed, unknown_names
 from lmi_handlers.apis.embedding_prompts import model_prompt
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.core.beside import at_once
-from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.core.errors import InvalidBody, InvalidRequest
 from lmi_handlers.serving.prompts import LONG, LoadedText
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.text.spans import MarkedSpan, marked_spans
@@ -38,7 +38,17 @@ class TokenizeTextsBody(msgspec.Struct, frozen=True, kw_only=True):
 class DecodeBody(msgspec.Struct, frozen=True, kw_only=True):
     """The body of `/decode`: token ids, or lists of them."""
 
-    ids: list[TokenId | Annotated[list[TokenId], Meta(min_length=1)]]
+    ids: Annotated[
+        list[TokenId | Annotated[list[TokenId], Meta(min_length=1)]],
+        Meta(
+            extra_json_schema={
+                "anyOf": [
+                    {"type": "array", "items": {"type": "integer"}},
+                    {"type": "array", "items": {"type": "array"}},
+                ]
+            }
+        ),
+    ]
     skip_special_tokens: bool | None = None
 
 
@@ -54,7 +64,7 @@ def read_ids(payload: Payload, budget: Budget) -> tuple[DecodeBody, tuple[str, .
     body = decode_typed(payload.data, DecodeBody)
     lists = [ids for ids in body.ids if isinstance(ids, list)]
     if lists and len(lists) < len(body.ids):
-        raise InvalidRequest("must be token ids, or lists of token ids", field="ids")
+        raise InvalidBody("must be token ids, or lists of token ids", field="ids")
     _check_number("ids", lists or body.ids[:1], budget)
     return body, unknown_names(payload.fields, DecodeBody, nulls=False)
 
