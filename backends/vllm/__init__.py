@@ -61,6 +61,7 @@ DECLARATION = BackendDeclaration(
     },
     # vLLM uses its second model runner on GPUs and the first on CPUs.
     conditional={
+        "temperature": "at most 2",
         "typical_p": "not supported with speculative decoding, nor with `option.async_scheduling` on the first model runner",
         "prompt_logprobs": "not supported with `option.enable_lora` on a CPU",
         "seed": "not supported on a CPU with `option.enable_chunked_prefill=true`",
