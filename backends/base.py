@@ -15,6 +15,7 @@ from lmi_handlers.core.engine_counters import EngineCounters
 from lmi_handlers.core.errors import UnsupportedFeature
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.thinking import ThinkingMarks
 
 
 class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +27,9 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     (`lmi_handlers.core.convert_once`).
 
     `adapters` maps the name of each LoRA adapter to its directory. It is empty if `option.enable_lora` is off.
+
+    `thinking` are the marks around the model's thoughts. If they are not known, no request has a
+    `thinking_token_budget`.
     """
 
     path: Path | None
@@ -34,6 +38,7 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     adapters: dict[str, Path] = {}
+    thinking: ThinkingMarks | None = None
 
 
 class Backend(ABC):

@@ -22,7 +22,7 @@ Generated from `backends/` by `python -m backends.features > docs/backends.md`.
 Fields have vLLM's names; [lmi.md](lmi.md) lists LMI's names for them. A request for something that
 the backend does not support gets a 4xx that names the field and the backend. Nothing is silently
 ignored. `echo` has no model: it accepts every field marked "yes", but only the token limits, stop
-ids and log probabilities affect its answers.
+ids, log probabilities and `thinking_token_budget` affect its answers.
 
 | field |"""
 

@@ -27,6 +27,7 @@ from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.config.scripts import find_requirements
 from lmi_handlers.config.server_settings import netloc, parse_origins
 from lmi_handlers.configuration import AnsweredBy, Configuration, local_model, unreadable
+from lmi_handlers.core.capabilities import NO_MARKS, check_default_budget
 from lmi_handlers.core.child_environment import VARIABLE, withheld_from_code, withhold_credentials
 from lmi_handlers.core.errors import ConfigError, LoadFailed
 from lmi_handlers.core.files import temporary_directory
@@ -232,6 +233,11 @@ def _check_text_options(configuration: Configuration, environ: Mapping[str, str]
     choose_tool_format("", properties.tool_call_parser)
     if properties.reasoning_parser is not None:
         reasoning_format(properties.reasoning_parser)
+    check_default_budget(
+        properties.thinking_token_budget, configuration.backend.name, configuration.backend.unsupported
+    )
+    if properties.thinking_token_budget is not None and properties.enable_reasoning is False:
+        raise ConfigError(f"option.thinking_token_budget {NO_MARKS}")
 
 
 def _check_images(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001

@@ -1,6 +1,7 @@
 """`echo`: a deterministic engine without a model, for tests, benchmarks and developing clients.
 
-It repeats the prompt until `max_tokens`. Without `ignore_eos` it ends the sequence after one repetition.
+It repeats the prompt until `max_tokens`. Without `ignore_eos` it ends the sequence after one repetition. At the cap of a
+`thinking_token_budget` it inserts the end of the thought.
 `option.echo_tokens_per_second` limits the speed of each sequence.
 
 With `option.echo_faults=true` these words in a prompt cause a fault at the given token:
@@ -37,6 +38,7 @@ from backends.base import Backend, ModelFiles
 from backends.echo import DECLARATION
 from backends.echo.options import DEFAULT_BATCH_SIZE, EchoOptions
 from backends.echo.pooled import EMBEDDING_SIZE, EMBEDDING_TASKS, RANKING_TASKS, pooled
+from backends.sampling.thinking import ThinkingCap
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import ConfigError, InvalidRequest, LoadFailed
@@ -60,10 +62,14 @@ def _compute(seconds: float) -> None:
 class _Sequence:
     """A prompt that is being repeated."""
 
-    def __init__(self, request: TokenRequest, max_tokens: int, fault: tuple[str, int] | None) -> None:
+    def __init__(
+        self, request: TokenRequest, max_tokens: int, fault: tuple[str, int] | None, thinking: ThinkingCap | None
+    ) -> None:
         self.request = request
         self.max_tokens = max_tokens
         self.fault = fault
+        self.thinking = thinking
+        self.repeated = 0
         self.produced = 0
         self.started = time.monotonic()
 
@@ -83,6 +89,7 @@ class EchoBackend(Backend):
         pooling_tasks: tuple[PoolingTask, ...] = (),
     ) -> None:
         self._eos_token_id = model.eos_token_ids[0] if model.eos_token_ids else None
+        self._thinking = model.thinking
         self._capabilities = Capabilities(
             backend="echo",
             max_model_len=max_model_len,
@@ -140,7 +147,11 @@ class EchoBackend(Backend):
             raise InvalidRequest("the echo backend refused the request, as the prompt asked")
         if fault is not None and fault[0] == "ADD":
             time.sleep(self._sleep_seconds)
-        self._sequences[request.request_id] = _Sequence(request, max_tokens, fault)
+        budget = request.sampling_params.thinking_token_budget
+        thinking = None
+        if self._thinking is not None and budget is not None:
+            thinking = ThinkingCap(self._thinking, budget, prompt)
+        self._sequences[request.request_id] = _Sequence(request, max_tokens, fault, thinking)
 
     def abort(self, request_id: str) -> None:
         sequence = self._sequences.pop(request_id, None)
@@ -196,16 +207,24 @@ class EchoBackend(Backend):
                 finish_reason=FinishReason.EOS_TOKEN,
                 embedding=pooled(request.prompt, request.pooling_params),
             )
+        forced = None if sequence.thinking is None else sequence.thinking.forced
         ends = (
-            sequence.produced == len(prompt)
+            forced is None
+            and sequence.repeated == len(prompt)
             and not params.ignore_eos
             and sequence.produced >= params.min_tokens
             and self._eos_token_id is not None
         )
-        token_id = (
-            self._eos_token_id if ends and self._eos_token_id is not None else prompt[sequence.produced % len(prompt)]
-        )
+        if forced is not None:
+            token_id = forced
+        elif ends and self._eos_token_id is not None:
+            token_id = self._eos_token_id
+        else:
+            token_id = prompt[sequence.repeated % len(prompt)]
+            sequence.repeated += 1
         sequence.produced += 1
+        if sequence.thinking is not None:
+            sequence.thinking.record(token_id)
         finish_reason = None
         if ends:
             finish_reason = FinishReason.EOS_TOKEN

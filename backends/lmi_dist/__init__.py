@@ -24,5 +24,8 @@ DECLARATION = BackendDeclaration(
     rolling_batch=("lmi-dist", "lmi_dist"),
     handlers={"djl_python.lmi_dist": Handler(rolling_batch="lmi-dist")},
     unsupported=vllm.DECLARATION.unsupported,
-    conditional={"cache_salt": "not supported by the `lmi_dist` package, whose prefix cache has no salts"},
+    conditional={
+        "cache_salt": "not supported by the `lmi_dist` package, whose prefix cache has no salts",
+        "thinking_token_budget": "not supported by the `lmi_dist` package",
+    },
 )

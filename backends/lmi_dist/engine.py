@@ -35,7 +35,7 @@ _SAME_NAME = (
 )
 """Fields of our `SamplingParams` that have the same name in the engine, if its version has them."""
 
-_NEVER = ("structured_outputs", "watermark", "prompt_lookup_num_tokens")
+_NEVER = ("structured_outputs", "watermark", "prompt_lookup_num_tokens", "thinking_token_budget")
 _DEFAULTS = SamplingParams()
 _SEED_BITS = 63
 

@@ -99,6 +99,7 @@ class OpenVinoBackend(PagedBackend):
             max_prefill_tokens=properties.max_rolling_batch_prefill_tokens or DEFAULT_PREFILL_TOKENS,
             enable_prefix_caching=options.enable_prefix_caching is not False,
             prompt_lookup_num_tokens=options.prompt_lookup_num_tokens or 0,
+            thinking=model.thinking,
         )
         report(LoadPhase.WARM_UP)
         backend.warm_up()

@@ -26,11 +26,13 @@ from backends.paged.step_budget import StepBudget
 from backends.preparing import Prepared, Preparing, refusal
 from backends.sampling.bad_words import BadWords
 from backends.sampling.sampler import NOT_FINITE, Sampled, SamplerState, sample_drafts
+from backends.sampling.thinking import ThinkingCap
 from lmi_handlers.core.capabilities import Capabilities, check_prompt
 from lmi_handlers.core.engine_counters import EngineCounters
 from lmi_handlers.core.errors import ConfigError, InvalidRequest
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import TokenRequest
+from lmi_handlers.core.thinking import ThinkingMarks
 
 if TYPE_CHECKING:
     from backends.image_preparer import ImagePreparer
@@ -68,7 +70,7 @@ class PagedBackend(Backend):
     `capabilities` are those of the model. The size of the KV cache may lower `max_model_len`. `tokenizer_file` is a
     tokenizer.json; if it does not exist, grammars and bad words are not supported. `images` prepares prompts with
     images, and `watermark` makes a processor for the first request that asks for one. `adapters` are given to the
-    runner with the sequences that use them; None if it supports none.
+    runner with the sequences that use them; None if it supports none. `thinking` are the model's marks, if known.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class PagedBackend(Backend):
         images: ImagePreparer[Any] | None = None,
         watermark: Callable[[], Any] | None = None,
         adapters: AdapterCache | None = None,
+        thinking: ThinkingMarks | None = None,
     ) -> None:
         self._runner = runner
         self._adapters = adapters
@@ -91,6 +94,7 @@ class PagedBackend(Backend):
         self._eos_token_ids = frozenset(eos_token_ids)
         self._prompt_lookup_num_tokens = prompt_lookup_num_tokens
         self._images = images
+        self._thinking = thinking
         self._make_watermark = watermark
         self._watermark: Any | None = None
         self._pool = BlockPool(runner.num_blocks)
@@ -318,12 +322,16 @@ class PagedBackend(Backend):
             model_kwargs={} if images is None else images.model_kwargs,
             adapter=adapter,
         )
+        budget = params.thinking_token_budget
         state = SamplerState(
             params,
             token_ids,
             self._eos_token_ids | frozenset(params.stop_token_ids),
             bad_words=self._bad_words.token_ids(params.bad_words) if self._bad_words else None,
             watermark=self._watermark_processor() if params.watermark else None,
+            thinking=None
+            if self._thinking is None or budget is None
+            else ThinkingCap(self._thinking, budget, token_ids),
         )
         state.grammar = item.grammar
         num_draft = params.prompt_lookup_num_tokens

@@ -19,6 +19,7 @@ from array_api_compat import array_namespace, device
 from backends.grammar import GrammarMatcher
 from backends.sampling.arrays import Array, column, logsumexp, softmax, topk
 from backends.sampling.nucleus import nucleus_threshold, outside_typical_p
+from backends.sampling.thinking import ThinkingCap
 from lmi_handlers.core.sampling_params import SamplingParams
 
 # A lower temperature only overflows. The distribution has only its most likely token left.
@@ -55,9 +56,9 @@ class SamplerState:
     """The sampler's state for one sequence: parameters, random numbers and earlier tokens.
 
     `stop_ids` end the sequence and are suppressed until `min_tokens` is reached. `bad_words` are sequences of ids that
-    must not be generated. `watermark` is set if the parameters ask for one. `grammar` is set once it is compiled. Each
-    sequence has its own random generator and draws one number per token, so its tokens do not depend on the rest of the
-    batch.
+    must not be generated. `watermark` and `thinking` are set if the parameters ask for them. `grammar` is set once it is
+    compiled. Each sequence has its own random generator and draws one number per token, so its tokens do not depend on the
+    rest of the batch.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class SamplerState:
         *,
         bad_words: list[list[int]] | None = None,
         watermark: Watermark | None = None,
+        thinking: ThinkingCap | None = None,
     ) -> None:
         self.params = params
         self.greedy = params.temperature < MIN_TEMPERATURE
@@ -81,6 +83,7 @@ class SamplerState:
         self._bad_tokens = [word[0] for word in bad_words or () if len(word) == 1]
         self._bad_words = [word for word in bad_words or () if len(word) > 1]
         self._watermark = watermark
+        self._thinking = thinking
         self._random = random.Random(params.seed)  # noqa: S311 (nothing secret; None means the system's entropy)
         self._tables: _Tables | None = None  # made for the first logits
 
@@ -101,12 +104,17 @@ class SamplerState:
             or self._bad_tokens
             or self._bad_words
             or self.grammar is not None
+            or self._forced is not None
         )
 
     @property
     def is_plain(self) -> bool:
-        """True if the next token is the one with the greatest logit."""
-        return self.greedy and not self.edits_logits
+        """True if the next tokens are those with the greatest logits, however many of them are chosen at once."""
+        return self.greedy and self._thinking is None and not self.edits_logits
+
+    @property
+    def _forced(self) -> int | None:
+        return None if self._thinking is None else self._thinking.forced
 
     def edit_logits(self, logits: Array, allowed: Array | None = None) -> None:
         """Apply everything that comes before the temperature to one row of logits, `[vocabulary]`, in place.
@@ -116,6 +124,10 @@ class SamplerState:
         """
         xp = array_namespace(logits)
         params = self.params
+        if (forced := self._forced) is not None:  # whatever the other parameters say
+            logits[...] = -math.inf
+            logits[forced] = 0.0
+            return
         if self._tables is None:
             self._tables = self._make_tables(logits)
         tables = self._tables
@@ -199,6 +211,8 @@ class SamplerState:
                 self._tables.seen[token_id] = True
             if self._tables.counts is not None:
                 self._tables.counts[token_id] += 1
+        if self._thinking is not None:
+            self._thinking.record(token_id)
         if self.grammar is not None:
             self.grammar.advance(token_id)
 
@@ -216,8 +230,9 @@ def sample(logits: Array, states: list[SamplerState]) -> list[Sampled]:
     """Choose a token for each row of `logits`, `[rows, vocabulary]` of any float type, which may be overwritten.
 
     The order is watermark, allowed tokens, bias, penalties, `bad_words`, grammar, `min_tokens`, temperature, `top_k`,
-    `top_p`, `min_p`, `typical_p`. Logprobs are those of the model's own distribution, before any of these. A row without
-    a usable logit fails alone. The tokens are recorded in `states`.
+    `top_p`, `min_p`, `typical_p`. None of them matters where a thought at its cap is ended. Logprobs are those of the
+    model's own distribution, before any of these. A row without a usable logit fails alone. The tokens are recorded in
+    `states`.
     """
     return [choice for (choice,) in sample_drafts(logits, states, [()] * len(states))]
 

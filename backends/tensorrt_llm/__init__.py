@@ -55,6 +55,7 @@ DECLARATION = BackendDeclaration(
         "allowed_token_ids": "TensorRT-LLM has no parameter for them",
         "watermark": "TensorRT-LLM has no parameter for it",
         "prompt_lookup_num_tokens": "TensorRT-LLM has it for the whole engine only: option.speculative_config",
+        "thinking_token_budget": "TensorRT-LLM has no parameter for it",
     },
     sampled_defaults={"temperature": 0.8, "top_k": 5, "top_p": 0.85},  # documented by LMI
 )

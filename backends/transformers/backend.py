@@ -32,6 +32,7 @@ from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.core.outputs import TokenOutput
+from lmi_handlers.core.thinking import ThinkingMarks
 from lmi_handlers.media.images import max_images
 from lmi_handlers.text.bundle import TOKENIZER_FILE, load_processor
 
@@ -60,6 +61,7 @@ class TransformersBackend(PagedBackend):
         enable_prefix_caching: bool = True,
         prompt_lookup_num_tokens: int = 0,
         tokenizer_file: Path | None = None,
+        thinking: ThinkingMarks | None = None,
         processor: Any | None = None,
         max_loras: int = DEFAULT_MAX_LORAS,
         max_cpu_loras: int | None = None,
@@ -112,6 +114,7 @@ class TransformersBackend(PagedBackend):
             images=images,
             watermark=lambda: WatermarkLogitsProcessor(vocab_size, device=device, greenlist_ratio=GREENLIST_RATIO),
             adapters=AdapterCache(read, max_loras=max_loras, max_cpu_loras=max_cpu_loras),
+            thinking=thinking,
         )
 
     @classmethod
@@ -140,6 +143,7 @@ class TransformersBackend(PagedBackend):
             enable_prefix_caching=options.enable_prefix_caching is not False,
             prompt_lookup_num_tokens=options.prompt_lookup_num_tokens or 0,
             tokenizer_file=tokenizer_file if tokenizer_file.exists() else None,
+            thinking=model.thinking,
             processor=processor,
             max_loras=properties.max_loras or DEFAULT_MAX_LORAS,
             max_cpu_loras=properties.max_cpu_loras,

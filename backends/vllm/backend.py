@@ -38,6 +38,7 @@ from backends.vllm.inputs import engine_input
 from backends.vllm.model_runner import check_buffers, typical_processor
 from backends.vllm.sampling import engine_sampling_params, token_output
 from backends.vllm.start import PATIENCE, checkpoint, preview_workers, start_engine, workers_of
+from backends.vllm.thinking import caps_thoughts, reasoning_config
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.engine_counters import EngineCounters
@@ -119,6 +120,8 @@ class VLLMBackend(Backend):
         """Build the engine. Any failure raises `ConfigError` or `LoadFailed` with a one-line message."""
         path = checkpoint(model, cls.declaration.name)
         arguments = engine_arguments(path, properties, backend=cls.declaration, adapters=len(model.adapters))
+        if model.thinking is not None and arguments.reasoning_config is None:
+            arguments.reasoning_config = reasoning_config(model.thinking)
         engine = start_engine(arguments, properties, report)
         return cls(engine, model)
 
@@ -313,6 +316,8 @@ def _unsupported_by(config: VllmConfig) -> Iterator[str]:
     """Yield the fields that vLLM does not support in this configuration."""
     if typical_processor(config) is None:
         yield "typical_p"
+    if not caps_thoughts(config):
+        yield "thinking_token_budget"
     # Without a GPU, vLLM's LoRA code assumes that every row of logits is sampled. A step with two requests fails:
     # https://github.com/vllm-project/vllm/issues/16668
     if config.lora_config is not None and config.device_config.device_type != "cuda":

@@ -30,6 +30,7 @@ _SAME_NAME = (
     "logprobs",
     "prompt_logprobs",
     "logit_bias",
+    "thinking_token_budget",
 )
 _FINISH_REASONS = {"length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 _SEED_BITS = 63

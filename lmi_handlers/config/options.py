@@ -561,6 +561,14 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             server=True,
         ),
     ] = None
+    thinking_token_budget: Annotated[
+        NonNegativeInt | None,
+        Option(
+            "Maximum number of tokens of reasoning, for requests that do not set one. Then the end of the reasoning is forced, "
+            "and the answer follows. Needs `reasoning_parser` or `enable_reasoning`. Defaults to no maximum.",
+            server=True,
+        ),
+    ] = None
     allowed_media_domains: Annotated[
         str | None,
         Option(

@@ -5,11 +5,11 @@ Web workers call the checks before they submit a request. Errors use the field n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 import msgspec
 
-from lmi_handlers.core.errors import InvalidRequest, UnsupportedFeature
+from lmi_handlers.core.errors import ConfigError, InvalidRequest, UnsupportedFeature
 from lmi_handlers.core.pooling_params import PoolingParams, PoolingTask
 from lmi_handlers.core.sampling_params import SamplingParams
 
@@ -28,6 +28,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     `takes_images` tells whether prompts may contain images.
     `takes_cache_salt` tells whether prompts with different salts share nothing, cached or not. A backend has to say so
     itself: a salt that is ignored would isolate nobody.
+    `marks_thoughts` tells whether the server knows how the model marks its thoughts, which `thinking_token_budget`
+    needs. The engine process sets it.
     `pooling_tasks` lists what the backend computes for a prompt. If it lists anything, the backend generates no text.
     `embedding_size` is the number of dimensions if the backend embeds prompts. `labels` are the names of the scores if
     it classifies them, in order. `pooling` is sentence-transformers' word for how the vectors of tokens become one.
@@ -47,6 +49,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = ""
     takes_images: bool = False
     takes_cache_salt: bool = False
+    marks_thoughts: bool = False
     pooling_tasks: tuple[PoolingTask, ...] = ()
     embedding_size: int | None = None
     labels: tuple[str, ...] = ()
@@ -93,6 +96,8 @@ def check_sampling_params(params: SamplingParams, capabilities: Capabilities) ->
     """Reject what this engine does not support. Raises `InvalidRequest` or `UnsupportedFeature` with the field."""
     for name in unsupported_fields(params, capabilities):
         raise UnsupportedFeature(f"is not supported by the {capabilities.backend} backend", field=name)
+    if params.thinking_token_budget is not None and not capabilities.marks_thoughts:
+        raise UnsupportedFeature(NO_MARKS, field="thinking_token_budget")
     max_prompt_logprobs = capabilities.max_prompt_logprobs
     for name, limit in (
         ("max_tokens", capabilities.max_output_len),
@@ -109,6 +114,12 @@ def check_sampling_params(params: SamplingParams, capabilities: Capabilities) ->
                 raise InvalidRequest(
                     f"token ids must be from 0 to {capabilities.vocab_size - 1}, got {token_id}", field=name
                 )
+
+
+def check_default_budget(budget: int | None, backend: str, unsupported: Container[str]) -> None:
+    """Raise `ConfigError` if `option.thinking_token_budget` is set and the backend does not support it."""
+    if budget is not None and "thinking_token_budget" in unsupported:
+        raise ConfigError(f"option.thinking_token_budget is not supported by the {backend} backend")
 
 
 def unsupported_fields(params: SamplingParams, capabilities: Capabilities) -> Iterator[str]:
@@ -133,6 +144,11 @@ def check_cache_salt(salt: str | None, capabilities: Capabilities) -> None:
     if salt is not None and not capabilities.takes_cache_salt:
         raise UnsupportedFeature(f"is not supported by the {capabilities.backend} backend", field="cache_salt")
 
+
+NO_MARKS = (
+    "needs a model whose thoughts the server can tell from its answers: set option.reasoning_parser or "
+    "option.enable_reasoning=true"
+)
 
 _DEFAULTS = SamplingParams()
 

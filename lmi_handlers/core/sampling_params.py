@@ -45,7 +45,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     `bad_words` must not appear in the text. If `allowed_token_ids` is set, only these tokens are generated. `watermark`
     marks the text by a slight preference for tokens that depend on the preceding ones (Kirchenbauer et al., left hash).
     `prompt_lookup_num_tokens`, a name of transformers', is the maximum number of tokens to draft per step by looking for
-    repetitions. It changes no result. None means the engine's own setting.
+    repetitions. It changes no result. None means the engine's own setting. `thinking_token_budget` is the maximum number
+    of tokens in a thought, after which its end is forced. None means the server's setting, -1 no maximum.
     """
 
     n: int = 1
@@ -73,6 +74,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     structured_outputs: StructuredOutputs | None = None
     watermark: bool = False
     prompt_lookup_num_tokens: int | None = None
+    thinking_token_budget: int | None = None
 
     def __post_init__(self) -> None:
         for name in _FLOATS:
@@ -104,6 +106,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """Whether the most probable token is always taken."""
         return self.temperature == 0.0
 
+    def with_thinking_budget(self, default: int | None) -> SamplingParams:
+        """Return the parameters with the budget that applies, or None if none does: -1 is never sent to a backend.
+
+        A grammar applies from the first token, so there is no thought whose end could be forced.
+        """
+        budget = default if self.thinking_token_budget is None else self.thinking_token_budget
+        if budget == NO_BUDGET or self.structured_outputs is not None:
+            budget = None
+        if budget == self.thinking_token_budget:
+            return self
+        return msgspec.structs.replace(self, thinking_token_budget=budget)
+
     def for_sample(self, sample: int) -> SamplingParams:
         """Return the parameters of sequence `sample` alone: `n` is 1, `stop` is empty, and its seed is its own."""
         if self.n == 1 and not self.stop:
@@ -114,6 +128,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 _FLOATS = ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _INT64 = 2**63 - 1
+NO_BUDGET = -1
+"""`thinking_token_budget` without a maximum, as in vLLM."""
+
 RANGES: dict[str, tuple[float, float]] = {
     "n": (1, 128),
     "max_tokens": (1, _INT64),
@@ -129,6 +146,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "logprobs": (0, 128),
     "prompt_logprobs": (0, 128),
     "prompt_lookup_num_tokens": (0, 64),
+    "thinking_token_budget": (NO_BUDGET, _INT64),
 }
 """Minimum and maximum of a field, both inclusive."""
 

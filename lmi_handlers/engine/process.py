@@ -18,7 +18,7 @@ from backends import declaration, load_backend_class, registry
 from backends.base import Backend, ModelFiles
 from backends.selection import FALLBACK, check_format, select_backend
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.core.capabilities import Capabilities
+from lmi_handlers.core.capabilities import NO_MARKS, Capabilities, check_default_budget
 from lmi_handlers.core.child_environment import withhold_credentials
 from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedModel
 from lmi_handlers.core.load_phase import LoadPhase
@@ -48,6 +48,8 @@ from lmi_handlers.text.bundle import (
     read_chat_template,
 )
 from lmi_handlers.text.output_parsers.reasoning import choose_reasoning_format
+from lmi_handlers.text.thinking import thinking_marks
+from lmi_handlers.text.tokenizer import Tokenizer
 
 EXIT_STUCK = 70
 _WATCH_INTERVAL = 0.2
@@ -85,7 +87,7 @@ def _serve(
     files_in_use: contextlib.ExitStack,
 ) -> None:
     backend, files = _load(settings, report, files_in_use)
-    capabilities = _served(backend.capabilities, settings.properties)
+    capabilities = _served(backend.capabilities, settings.properties, marks_thoughts=files.thinking is not None)
     admission = _admission(settings.properties, capabilities.max_num_seqs)
 
     def say_so() -> None:  # so that `/ping` fails before any request does
@@ -194,7 +196,14 @@ def _load(
     if bundle.warning:
         logger.warning(bundle.warning)
     # Only the template tells whether option.enable_reasoning alone is enough. Check it before loading the weights.
-    choose_reasoning_format(bundle.tool_template, properties.reasoning_parser, enabled=properties.enable_reasoning)
+    reasoning = choose_reasoning_format(
+        bundle.tool_template, properties.reasoning_parser, enabled=properties.enable_reasoning
+    )
+    thinking = None
+    if reasoning is not None:
+        thinking = thinking_marks(reasoning, Tokenizer(settings.bundle_dir, bundle), bundle.vocab_size)
+    if properties.thinking_token_budget is not None and thinking is None:
+        raise ConfigError(f"option.thinking_token_budget {NO_MARKS}")
     report.bundle = settings.bundle_dir
     report(LoadPhase.WEIGHTS)
     adapters = _still_served(find_adapters(properties, model_path), Path(settings.runtime_dir))
@@ -205,6 +214,7 @@ def _load(
         eos_token_ids=bundle.eos_token_ids,
         vocab_size=bundle.vocab_size,
         adapters={name: files_in_use.enter_context(own_adapter(path, properties)) for name, path in adapters.items()},
+        thinking=thinking,
     )
     try:
         return backend_class.load(files, properties, report), files
@@ -235,13 +245,18 @@ def _with(ready: Ready, adapters: tuple[str, ...]) -> Ready:
     return Ready(ready.bundle, msgspec.structs.replace(ready.capabilities, adapters=adapters))
 
 
-def _served(capabilities: Capabilities, properties: ServingProperties) -> Capabilities:
-    """Return what web workers may ask for: what the backend can do, within the limits that options set."""
+def _served(capabilities: Capabilities, properties: ServingProperties, *, marks_thoughts: bool) -> Capabilities:
+    """Return what web workers may ask for: what the backend can do, within the limits that options set.
+
+    Raises `ConfigError` if it cannot do what an option asks for with every request.
+    """
+    check_default_budget(properties.thinking_token_budget, capabilities.backend, capabilities.unsupported)
     prompt_limits = (capabilities.max_input_len, properties.max_input_tokens)
     return msgspec.structs.replace(
         capabilities,
         max_input_len=min((limit for limit in prompt_limits if limit is not None), default=None),
         max_num_seqs=capabilities.max_num_seqs if properties.rolling else properties.batch_size,
+        marks_thoughts=marks_thoughts,
     )
 
 

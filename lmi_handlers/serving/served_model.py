@@ -60,6 +60,7 @@ class ServedModel(Served):
             "response_deadline": properties.response_deadline,
             "stream_deadline": properties.stream_deadline,
         }
+        self._thinking_token_budget = properties.thinking_token_budget
         self._keep_alive = float(properties.sse_keep_alive) or math.inf
         self._loaded: LoadedText | None = None
         self._text: tuple[TextBundle, Tokenizer] | None = None
@@ -143,6 +144,7 @@ class ServedModel(Served):
 
         Raises `InvalidRequest` if the prompt or a parameter exceeds the model's limits, and `EngineNotReady`.
         """
+        parsed = self._with_thinking_budget(parsed)
         request = parsed.request
         _check_sequences(parsed, self._budget)
         self._status.wait_ready(PATIENCE)
@@ -181,6 +183,18 @@ class ServedModel(Served):
         return Answer(
             generation, formatter, texts, usage, self.metrics, parsed.alias, self.run_beside, self._keep_alive
         )
+
+    def _with_thinking_budget(self, parsed: Parsed) -> Parsed:
+        """Settle the cap on thoughts. The option's is not for beam search, whose beams no engine sees."""
+        request = parsed.request
+        if request.pooling_params is not None:
+            return parsed
+        default = None if request.beam_search is not None else self._thinking_token_budget
+        params = request.sampling_params.with_thinking_budget(default)
+        if params is request.sampling_params:
+            return parsed
+        request = msgspec.structs.replace(request, sampling_params=params)
+        return msgspec.structs.replace(parsed, request=request)
 
     def _generate(
         self,

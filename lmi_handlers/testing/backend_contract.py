@@ -16,11 +16,15 @@ from backends.base import Backend, ModelFiles
 from lmi_handlers.config.properties import LoadedProperties, load_properties
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.core.thinking import ThinkingMarks
 from lmi_handlers.model_files.cache_dir import default_cache_dir
 from lmi_handlers.model_files.locate import find_gguf
 from lmi_handlers.model_files.resolve import prepare_gguf, resolve_model
 from lmi_handlers.testing.driver import MAX_MODEL_LEN, MAX_NUM_SEQS, PROMPTS, Driver, tokens
 from lmi_handlers.text.bundle import build_byte_bundle, build_text_bundle, copy_text_bundle
+
+THINKING = ThinkingMarks(begins=((ord("<"),),), ends=((ord(">"), ord("/")),), forced_end=(ord(">"), ord("/")))
+"""Marks that no prompt and no usual answer has."""
 
 LONGEST_PROMPT = (PROMPTS[1] * MAX_MODEL_LEN)[: MAX_MODEL_LEN - 1]
 
@@ -116,6 +120,7 @@ class BackendContract:
             cache=cache,
             eos_token_ids=bundle.eos_token_ids,
             vocab_size=bundle.vocab_size,
+            thinking=THINKING,
         )
         backend = cls.backend_class().load(files, options.properties, phases.append)
         assert all(phases), "load must call report with a LoadPhase or a few words, not with an empty string"
@@ -240,6 +245,26 @@ class BackendContract:
         generated = tokens(driver.generate(PROMPTS[0], **params, logit_bias={driver.eos_token_ids[0]: 100.0}))
         assert 9 <= len(generated) <= 14, "the answer must have from min_tokens to max_tokens tokens"
         assert not set(generated[:9]) & set(driver.eos_token_ids), "no end-of-sequence id may come before min_tokens"
+
+    @pytest.mark.parametrize("budget", [0, 1, 4])
+    def test_thinking_token_budget(self, driver: Driver, budget: int) -> None:
+        """A thought has at most `thinking_token_budget` tokens. Then its end is forced, and the sequence goes on."""
+        prompt, end = [*PROMPTS[1], *THINKING.begins[0]], list(THINKING.forced_end)
+        free = tokens(driver.generate(prompt, max_tokens=12))
+        ids = [driver.add(prompt, max_tokens=12, thinking_token_budget=budget), driver.add(PROMPTS[1], max_tokens=12)]
+        capped, without = (tokens(outputs) for outputs in driver.finish(*ids))
+        assert capped[: budget + len(end)] == free[:budget] + end, (
+            "ModelFiles.thinking.forced_end must follow as many tokens as thinking_token_budget allows"
+        )
+        assert len(capped) == 12, "the sequence must go on after the thought"
+        assert without == driver.greedy(1, 12), "a capped thought must not change other sequences"
+
+    def test_a_budget_that_is_not_used_up(self, driver: Driver) -> None:
+        """A `thinking_token_budget` changes nothing without a thought, nor in a thought that is shorter."""
+        for prompt in (PROMPTS[1], [*PROMPTS[1], *THINKING.begins[0]]):
+            free = tokens(driver.generate(prompt, max_tokens=12))
+            capped = tokens(driver.generate(prompt, max_tokens=12, thinking_token_budget=12))
+            assert capped == free, "thinking_token_budget must not change what is generated before it is used up"
 
     # Log probabilities
 

@@ -112,6 +112,7 @@ SAMPLES: dict[str, Any] = {
     "top_k": 5,
     "runtime_top_k": 5,
     "prompt_lookup_num_tokens": 4,
+    "thinking_token_budget": 4,
     "min_p": 0.5,
     "typical_p": 0.5,
     "repetition_penalty": 1.5,

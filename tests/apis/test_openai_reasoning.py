@@ -188,12 +188,14 @@ def test_the_reasoning_of_earlier_messages_is_passed_to_the_template(name: str) 
 
 # Over HTTP. The echo backend answers with the prompt, and the template renders only the last message.
 
+DEFAULT_BUDGET = 100
 TEMPLATE = "{{ messages[-1].content }}{% if thinking %}<think>\\n{% endif %}{% if tools %}{% endif %}"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterable[Server]:
     properties = f"option.rolling_batch=echo\noption.chat_template={TEMPLATE}\noption.enable_reasoning=true\n"
+    properties += f"option.thinking_token_budget={DEFAULT_BUDGET}\n"
     started = Server(tmp_path_factory.mktemp("reasoning") / "m", properties)
     yield started.wait_ready()
     started.stop()
@@ -253,6 +255,91 @@ def test_tool_calls_after_the_reasoning(server: Server) -> None:
     assert chat_message(server, text, tools=[TOOL]) == (assistant(None, f"I call {CALL}.", calls=calls), "tool_calls")
 
 
+LONG = "x" * (DEFAULT_BUDGET + 20)
+
+
+@pytest.mark.parametrize(
+    ("text", "body", "reasoning", "content"),
+    [
+        ("<think>abcdef</think>Four.", {"thinking_token_budget": 4}, "abcd", "ef</think>Four."),
+        ("<think>abcdef</think>Four.", {"thinking_token_budget": 0}, None, "abcdef</think>Four."),
+        ("<think>abcdef</think>Four.", {"thinking_token_budget": 6}, "abcdef", "</think>Four."),
+        ("<think>abcdef</think>Four.", {"thinking_token_budget": 2**62}, "abcdef", "Four."),
+        ("<think>abcdef</think>Four.", {"thinking_token_budget": None}, "abcdef", "Four."),
+        (f"<think>{LONG}</think>Four.", {}, LONG[20:], f"{LONG[:20]}</think>Four."),
+        (f"<think>{LONG}</think>Four.", {"thinking_token_budget": -1}, LONG, "Four."),
+        (f"<think>{LONG}</think>Four.", {"thinking_token_budget": 119}, LONG[1:], "x</think>Four."),
+        (f"<think>{LONG}</think>Four.", {"include_reasoning": False}, None, f"{LONG[:20]}</think>Four."),
+        ("Four.", {"thinking_token_budget": 0}, None, "Four."),
+    ],
+)
+def test_a_cap_on_the_reasoning(
+    server: Server, text: str, body: dict[str, Any], reasoning: str | None, content: str
+) -> None:
+    """The echo backend goes on with the prompt after the forced end."""
+    assert chat_message(server, text, **body) == (assistant(content, reasoning), "stop")
+
+
+def test_the_cap_counts_from_where_the_prompt_starts_the_reasoning(server: Server) -> None:
+    body = {"chat_template_kwargs": {"thinking": True}, "thinking_token_budget": 4, "max_tokens": 13}
+    assert chat_message(server, "abcdef", **body) == (assistant("de", "abc"), "length")  # after a line break
+
+
+def test_the_cap_holds_for_each_sample_and_counts_as_tokens(server: Server) -> None:
+    answer = chat(server, "<think>abcdef</think>Four.", thinking_token_budget=4, n=2, logprobs=True).json()
+    assert [choice["message"] for choice in answer["choices"]] == [assistant("ef</think>Four.", "abcd")] * 2
+    written = len("<think>abcd</think>ef</think>Four.") + 1  # and the end of the sequence
+    assert answer["usage"]["completion_tokens"] == 2 * written
+    tokens = [token["token"] for token in answer["choices"][1]["logprobs"]["content"]]
+    assert "".join(tokens[:-1]) == "<think>abcd</think>ef</think>Four."
+
+
+def test_the_cap_in_other_apis(server: Server) -> None:
+    text, capped = "<think>abcdef</think>", "<think>abcd</think>ef"
+    fields = {"thinking_token_budget": 4}
+    body = {"inputs": text, "parameters": {"max_new_tokens": len(capped), **fields}}
+    assert server.invoke(body).json() == {"generated_text": capped}
+    answer = server.invoke({"prompt": text, "max_tokens": len(capped), **fields}, path="/v1/completions").json()
+    assert answer["choices"][0]["text"] == capped
+    answer = server.invoke({"input": text + "Four.", **fields}, path="/v1/responses").json()
+    reasoning, message = answer["output"]
+    assert (reasoning["content"][0]["text"], message["content"][0]["text"]) == ("abcd", "ef</think>Four.")
+    long = {"role": "user", "content": f"<think>{'x' * 1030}</think>Four."}
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    messages: dict[str, Any] = {"model": "m", "max_tokens": 1100, "messages": [long], "thinking": thinking}
+    blocks = server.invoke(messages, path="/v1/messages").json()["content"]
+    assert [block.get("thinking") or block["text"] for block in blocks] == ["x" * 1024, "xxxxxx</think>Four."]
+
+
+@pytest.mark.parametrize("budget", [-2, True, 1.5, "5", [], 2**63, 10**30])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [USER]}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/responses", {"input": "a"}),
+        ("/invocations", {"inputs": "a", "parameters": {}}),
+    ],
+)
+def test_wrong_budgets_are_refused(server: Server, path: str, body: dict[str, Any], budget: Any) -> None:
+    field = {"thinking_token_budget": budget}
+    answer = server.invoke({**body, "parameters": field} if "parameters" in body else {**body, **field}, path=path)
+    assert 400 <= answer.status_code < 500
+    assert "thinking_token_budget" in answer.text
+
+
+def test_a_cap_needs_to_know_the_marks(echo_server: Server) -> None:
+    body: dict[str, Any] = {"messages": [USER], "thinking_token_budget": 5}
+    answer = echo_server.invoke(body, path="/v1/chat/completions")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "thinking_token_budget")
+    assert "set option.reasoning_parser" in answer.json()["error"]["message"]
+    unlimited = echo_server.invoke(body | {"thinking_token_budget": -1}, path="/v1/chat/completions")
+    assert unlimited.status_code == 200
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    agent = {"model": "m", "max_tokens": 2000, "messages": [USER], "thinking": thinking}
+    assert echo_server.invoke(agent, path="/v1/messages").status_code == 200, "no thoughts are shown"
+
+
 def test_other_dialects_return_the_reasoning_as_text(server: Server) -> None:
     text = "<think>Hm.</think>Four."
     assert server.invoke({"inputs": text, "parameters": {"max_new_tokens": 23}}).json() == {"generated_text": text}
@@ -275,6 +362,7 @@ def test_without_the_option_reasoning_stays_in_the_content(echo_server: Server) 
     [
         ("reasoning_parser=nonsense", "unknown option.reasoning_parser 'nonsense'"),
         ("enable_reasoning=true", "option.enable_reasoning=true: the chat template does not show"),
+        ("thinking_token_budget=9", "option.thinking_token_budget needs a model whose thoughts"),
     ],
 )
 def test_the_server_does_not_start_with_invalid_options(start_server: StartServer, option: str, cause: str) -> None:

@@ -21,13 +21,16 @@ from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.core.thinking import ThinkingMarks
 
 EOS = 2
+THINKING = ThinkingMarks(begins=((3,),), ends=((4, 5),), forced_end=(4, 5))
 
 
 def make_backend(runner: StoredTokensRunner, **options: object) -> PagedBackend:
     capabilities = Capabilities(backend="paged", max_model_len=100, vocab_size=runner.vocab_size, max_num_seqs=6)
-    return StoredTokensBackend(runner, capabilities, eos_token_ids=(EOS,), max_prefill_tokens=16, **options)  # type: ignore[arg-type]
+    options = {"eos_token_ids": (EOS,), "max_prefill_tokens": 16, "thinking": THINKING, **options}
+    return StoredTokensBackend(runner, capabilities, **options)  # type: ignore[arg-type]
 
 
 def request(name: str, prompt: list[int], **params: object) -> TokenRequest:
@@ -63,6 +66,7 @@ sampling = st.fixed_dictionaries(
         "repetition_penalty": st.sampled_from([1.0, 1.3]),
         "logprobs": st.sampled_from([None, 2]),
         "prompt_logprobs": st.sampled_from([None, None, 1]),
+        "thinking_token_budget": st.sampled_from([None, 0, 3]),
     }
 )
 

@@ -66,7 +66,7 @@ class CacheUsageInPercent(Broken):
 class PromptIgnored(Broken):
     found_by = "test_greedy_is_deterministic"
     message = "different prompts must have different answers"
-    also = frozenset({"test_prompt_logprobs"})
+    also = frozenset({"test_prompt_logprobs", "test_thinking_token_budget"})
 
     def add_request(self, request: TokenRequest) -> None:
         prompt = EncodedPrompt([120] * len(request.prompt.token_ids))
@@ -171,6 +171,25 @@ class MinTokensIgnored(EndNotIgnored):
         if params.logit_bias and not params.ignore_eos:
             return self._end(sequence)
         return EchoBackend._advance(self, sequence, now)
+
+
+class EndOfThoughtLeftOut(Broken):
+    found_by = "test_thinking_token_budget"
+    message = "ModelFiles.thinking.forced_end must follow as many tokens as thinking_token_budget allows"
+
+    def add_request(self, request: TokenRequest) -> None:
+        super().add_request(request)
+        self._sequences[request.request_id].thinking = None
+
+
+class BudgetOfTheWholeAnswer(Broken):
+    found_by = "test_a_budget_that_is_not_used_up"
+    message = "thinking_token_budget must not change what is generated before it is used up"
+
+    def add_request(self, request: TokenRequest) -> None:
+        super().add_request(request)
+        if request.sampling_params.thinking_token_budget == 12:
+            self._sequences[request.request_id].max_tokens -= 1
 
 
 class LogprobsForNothing(Broken):
@@ -313,7 +332,9 @@ class FullBatchLosesSequences(Broken):
 class TokensOfTheNextSequence(Broken):
     found_by = "test_more_sequences_than_the_batch_holds"
     message = "a full batch must not change what is generated"
-    also = frozenset({"test_seed_reproduces_a_sample_in_any_batch", "test_no_output_after_abort"})
+    also = frozenset(
+        {"test_seed_reproduces_a_sample_in_any_batch", "test_no_output_after_abort", "test_thinking_token_budget"}
+    )
 
     def step(self) -> list[TokenOutput]:
         outputs = super().step()

@@ -25,7 +25,15 @@ DECLARATION = BackendDeclaration(
     unsupported={
         "min_tokens": "an answer is as long as its prompt",
         **dict.fromkeys(
-            ("allowed_token_ids", "bad_words", "logit_bias", "prompt_logprobs", "structured_outputs", "watermark"),
+            (
+                "allowed_token_ids",
+                "bad_words",
+                "logit_bias",
+                "prompt_logprobs",
+                "structured_outputs",
+                "thinking_token_budget",
+                "watermark",
+            ),
             "the answer depends on the prompt alone",
         ),
         "adapters": "there is no model to adapt",

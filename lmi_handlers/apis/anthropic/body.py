@@ -63,7 +63,7 @@ class ChooseNone(msgspec.Struct, frozen=True, tag_field="type", tag="none"):
 
 
 class ThinkingEnabled(msgspec.Struct, frozen=True, tag_field="type", tag="enabled"):
-    """The model thinks first. The budget is checked, but does not end the thoughts."""
+    """The model thinks first, `budget_tokens` at most."""
 
     budget_tokens: Annotated[int, msgspec.Meta(ge=MIN_THINKING_TOKENS)]
 
@@ -204,6 +204,7 @@ class MessagesBody(CountTokensBody, frozen=True, kw_only=True):
             top_k=self.top_k,
             top_p=self.top_p,
             cache_salt=self.cache_salt,
+            thinking_token_budget=self.thinking.budget_tokens if isinstance(self.thinking, ThinkingEnabled) else None,
         )
 
 
@@ -228,6 +229,7 @@ _NAMES = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
+    "thinking_token_budget": "thinking.budget_tokens",
 }
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
+
 from formatters.anthropic.errors import error_document
 from formatters.anthropic.messages import MessageJsonFormatter, MessageSseFormatter
 from formatters.anthropic.responses import AnthropicError, TokenCount
@@ -40,6 +42,8 @@ class MessagesDialect(ChatDialect):
     def parse(self, payload: Payload) -> Parsed:
         body, ignored = self.decode(payload, MessagesBody)
         chat, places = body.message_chat()
+        if self._reasoning() is None:  # the answer has no thoughts that could be capped
+            chat = msgspec.structs.replace(chat, thinking_token_budget=None)
 
         def alias(field: str) -> str:
             return client_name(chat.alias(field))

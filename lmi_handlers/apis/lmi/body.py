@@ -42,6 +42,7 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
     min_p: float | None = None
     typical_p: float | None = None
     prompt_lookup_num_tokens: int | None = None
+    thinking_token_budget: int | None = None
     logit_bias: dict[int, float] | None = None
     bad_words: list[str] | str | None = None
     bad_sequences: list[str] | str | None = None
@@ -181,6 +182,7 @@ _SAME_NAME = (
     "min_p",
     "typical_p",
     "prompt_lookup_num_tokens",
+    "thinking_token_budget",
     "logit_bias",
     "include_stop_str_in_output",
     "skip_special_tokens",

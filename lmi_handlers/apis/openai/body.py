@@ -117,6 +117,7 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     min_p: float | None = None
     typical_p: float | None = None
     prompt_lookup_num_tokens: int | None = None
+    thinking_token_budget: int | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
@@ -264,6 +265,7 @@ _SAME_NAME = (
     "min_p",
     "typical_p",
     "prompt_lookup_num_tokens",
+    "thinking_token_budget",
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",

@@ -172,6 +172,7 @@ class ResponseBody(msgspec.Struct, frozen=True, kw_only=True):
     structured_outputs: StructuredOutputsBody | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: int | None = None
 
     def items(self) -> list[Item]:
         """Return the input. Raises `InvalidRequest`."""

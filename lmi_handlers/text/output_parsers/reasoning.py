@@ -18,7 +18,8 @@ from lmi_handlers.text.output_parsers.message import MessageDelta, MessageParser
 class ReasoningFormat(msgspec.Struct, frozen=True):
     """The marks around the reasoning of a model family.
 
-    Some families also mark the answer. Each tuple lists alternatives.
+    Some families also mark the answer. Each tuple lists alternatives. `forced_end` is what ends the reasoning of a model
+    that is to answer now, if more than the first of `ends`.
     """
 
     name: str
@@ -26,6 +27,7 @@ class ReasoningFormat(msgspec.Struct, frozen=True):
     ends: tuple[str, ...]
     answer_begins: tuple[str, ...] = ()
     answer_ends: tuple[str, ...] = ()
+    forced_end: str = ""
 
 
 _HARMONY = "openai_gptoss"
@@ -54,7 +56,12 @@ REASONING_FORMATS = {
             ("<|START_RESPONSE|>", "<|START_TEXT|>"),
             ("<|END_RESPONSE|>", "<|END_TEXT|>"),
         ),
-        ReasoningFormat(_HARMONY, (), ()),  # has a parser of its own
+        ReasoningFormat(  # has a parser of its own
+            _HARMONY,
+            ("<|channel|>analysis<|message|>",),
+            ("<|end|>",),
+            forced_end="<|end|><|start|>assistant<|channel|>final<|message|>",
+        ),
     )
 }
 """The formats by their name in vLLM."""

@@ -13,9 +13,11 @@ from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.text.output_parsers.message import MessageDelta, PlainParser
 from lmi_handlers.text.output_parsers.reasoning import (
     REASONING_FORMATS,
+    ReasoningFormat,
     ReasoningParser,
     choose_reasoning_format,
     reasoning_format,
+    with_reasoning,
 )
 from lmi_handlers.text.output_parsers.tool_calls import TaggedCallParser
 from lmi_handlers.text.output_parsers.tool_formats import TOOL_FORMATS
@@ -46,6 +48,14 @@ def parse(reader: ReasoningParser, *pieces: str) -> tuple[str, str]:
         answered = answered or bool(delta.content)
     whole = join(deltas)
     return whole.reasoning, whole.content
+
+
+@pytest.mark.parametrize("form", REASONING_FORMATS.values(), ids=lambda form: form.name)
+def test_a_forced_end_leads_to_the_answer(form: ReasoningFormat) -> None:
+    end = form.forced_end or form.ends[0]
+    reader = with_reasoning(form, "<|start|>assistant" if form.forced_end else PROMPT, PlainParser())
+    deltas = [reader.feed(f"{form.begins[0]}Hm, I{end}Four."), reader.finish()]
+    assert (join(deltas).reasoning, join(deltas).content) == ("Hm, I", "Four.")
 
 
 GOLDEN = [
