@@ -12,6 +12,7 @@ from flask import Flask, request
 from werkzeug.exceptions import HTTPException
 
 from lmi_handlers.apis.api import Api, Context
+from lmi_handlers.apis.custom_code import DOCUMENTATION as CODE_DOCUMENTATION
 from lmi_handlers.apis.custom_code import custom_code_routes
 from lmi_handlers.apis.documentation import Documentation
 from lmi_handlers.apis.models.routes import DOCUMENTATION as MODELS_DOCUMENTATION
@@ -20,6 +21,7 @@ from lmi_handlers.apis.models.server import store_routes
 from lmi_handlers.apis.registry import ServedApis
 from lmi_handlers.apis.routes import Route
 from lmi_handlers.apis.server import document_routes, server_routes
+from lmi_handlers.config.custom_code import REGISTER
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.config.server_settings import ServerSettings, default_workers, is_loopback
 from lmi_handlers.configuration import (
@@ -158,7 +160,12 @@ def model_app(
     served_apis: Iterable[Api] = ()
     if configuration.custom_code is not None:
         model = CustomModel(properties, socket_paths[0])
-        own = custom_code_routes(properties, root=configuration.answered_by is AnsweredBy.TASK)
+        own = custom_code_routes(
+            properties,
+            root=configuration.answered_by is AnsweredBy.TASK,
+            adapters=REGISTER in configuration.custom_code.adapter_functions,
+        )
+        documentation = (CODE_DOCUMENTATION,)
     else:
         has_formatters = configuration.formatters is not None
         formatters = FormatterClient(formatter_socket_path(socket_paths[0].parent)) if has_formatters else None

@@ -295,6 +295,7 @@ def _with_custom_code(
             max_calls=loaded.properties.max_rolling_batch_size or MAX_CALLS,
             gpus=gpus,
             requirements=_requirements(loaded.properties, script.path.parent, settings.model_dir),
+            adapter_functions=script.adapter_functions,
         ),
     )
 

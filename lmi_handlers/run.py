@@ -14,8 +14,7 @@ from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.configuration import read_configuration
 from lmi_handlers.core.errors import ConfigError, LMIError, PayloadTooLarge
 from lmi_handlers.core.terminal import ByteWriter, show_error
-from lmi_handlers.custom_code.client import failure_of
-from lmi_handlers.custom_code.messages import Chunk, End, Head
+from lmi_handlers.custom_code.messages import Chunk, End, Head, failure_of
 from lmi_handlers.custom_code.once import call_once
 from lmi_handlers.custom_code.runner import CodeError
 from lmi_handlers.log import fail, tell

@@ -20,7 +20,7 @@ from backends.paged.options import PagedOptions
 from backends.selection import check_format, check_gpus, check_installed, count_gpus, find_gpu
 from lmi_handlers.apis.api import Context
 from lmi_handlers.apis.registry import ServedApis
-from lmi_handlers.config.custom_code import check_siblings, defined_names
+from lmi_handlers.config.custom_code import ADAPTER_FUNCTIONS, REGISTER, check_siblings, defined_names
 from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.not_provided import check_scripts
 from lmi_handlers.config.properties import ServingProperties
@@ -93,11 +93,12 @@ def _uninstalled(configuration: Configuration) -> Iterator[str]:
 
 
 def _uncalled(configuration: Configuration) -> Iterator[str]:
-    """Yield a warning if the model's own code has functions that DJL calls for adapters."""
+    """Yield a warning if the model's own code has functions for adapters that nobody calls."""
     if configuration.answered_by is AnsweredBy.OWN_CODE and configuration.custom_code is not None:
         code = configuration.custom_code
-        if found := defined_names(Path(code.path)) & {"register_adapter", "update_adapter", "unregister_adapter"}:
-            yield f"{code.path}: {', '.join(sorted(found))} is not called: {code.function} must load adapters itself"
+        found = defined_names(Path(code.path)) & {*ADAPTER_FUNCTIONS}
+        if unused := sorted(found.difference(code.adapter_functions)):
+            yield f"{code.path}: {', '.join(unused)} is not called: adapters need {REGISTER}(inputs) beside handle(inputs)"
 
 
 def _excess_memory(properties: ServingProperties, backend: BackendDeclaration) -> str:

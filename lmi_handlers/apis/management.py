@@ -24,6 +24,7 @@ from lmi_handlers.core.errors import (
     ModelNotFound,
     PayloadTooLarge,
     QueueFull,
+    RefusedByCode,
     RequestTimeout,
     UnsupportedMediaType,
     entry_of,
@@ -47,6 +48,7 @@ _STATUSES: Mapping[type[LMIError], tuple[int, str]] = {
     EngineError: (503, "ServiceUnavailableException"),
     LoadFailed: (500, "InternalServerException"),
     DeadlineExceeded: (504, "ServiceUnavailableException"),
+    RefusedByCode: (424, "BadRequestException"),
 }
 """HTTP status and DJL's name by error class or nearest base class. Defaults to 500."""
 _OTHER = (500, "InternalServerException")
@@ -69,6 +71,7 @@ class ManagementDialect(Dialect):
     def error(self, error: LMIError) -> Reply:
         """Render `{"code":404,"type":"ResourceNotFoundException","message":"<cause>"}`, indented."""
         status, kind = entry_of(error, _STATUSES, _OTHER)
+        status = error.status if isinstance(error, RefusedByCode) else status
         return Reply(status, front_end_json({"code": status, "type": kind, "message": str(error)}))
 
 

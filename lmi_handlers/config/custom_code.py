@@ -16,6 +16,9 @@ SCRIPT = "model.py"
 
 FUNCTION = "handle"
 
+REGISTER, UPDATE, UNREGISTER = ADAPTER_FUNCTIONS = ("register_adapter", "update_adapter", "unregister_adapter")
+"""Functions beside `FUNCTION` that load and unload adapters, as in LMI."""
+
 MAX_CALLS = 32
 """How many requests LMI works on at a time if `option.max_rolling_batch_size` is not set."""
 
@@ -36,7 +39,7 @@ class CustomCode(msgspec.Struct, frozen=True, kw_only=True):
     call gets them; a loader that needs them typed has them in `options`. There are so many `processes`, each on one of
     the `gpus`, if there are any, and up to `max_processes` while requests have to wait. In each, an asynchronous
     function answers up to `max_calls` batches at a time. `requirements` is a file with packages to install first. They
-    are then in `packages`, which is on `sys.path` before `directory`.
+    are then in `packages`, which is on `sys.path` before `directory`. The file defines the `adapter_functions`.
     """
 
     loader: str = "lmi_handlers.custom_code.script:load"
@@ -51,6 +54,7 @@ class CustomCode(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int = 0
     requirements: str | None = None
     packages: str | None = None
+    adapter_functions: tuple[str, ...] = ()
 
 
 def names_script(entry_point: str | None) -> bool:

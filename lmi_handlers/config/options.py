@@ -611,7 +611,11 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     max_lora_rank: Annotated[PositiveInt | None, Option("Maximum rank of a LoRA adapter.")] = None
     max_cpu_loras: Annotated[PositiveInt | None, Option("Maximum number of LoRA adapters kept in CPU memory.")] = None
     adapter_management: Annotated[
-        bool, Option("With `enable_lora`, routes load and unload adapters while the server runs.", server=True)
+        bool,
+        Option(
+            "With `enable_lora`, or a model's own code for adapters, routes load and unload adapters while the server runs.",
+            server=True,
+        ),
     ] = True
     allow_runtime_lora_updating: Annotated[
         bool, Option("Serves vLLM's `/v1/load_lora_adapter` and `/v1/unload_lora_adapter` as well.", server=True)

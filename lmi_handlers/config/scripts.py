@@ -8,7 +8,9 @@ from pathlib import Path
 import msgspec
 
 from lmi_handlers.config.custom_code import (
+    ADAPTER_FUNCTIONS,
     FUNCTION,
+    REGISTER,
     SCRIPT,
     defined_names,
     defines_asynchronous,
@@ -49,6 +51,12 @@ class Script(msgspec.Struct, frozen=True):
     def is_batched(self) -> bool:
         """Whether one call can answer several requests."""
         return self.loader == _LMI
+
+    @property
+    def adapter_functions(self) -> tuple[str, ...]:
+        """The functions for adapters that are called: none unless one registers them. Raises `ConfigError`."""
+        names = defined_names(self.path) if self.loader == _LMI else set()
+        return tuple(name for name in ADAPTER_FUNCTIONS if REGISTER in names and name in names)
 
 
 def find_script(

@@ -187,6 +187,14 @@ class RequestFailed(RequestError):
     """The engine accepted the request, but failed while it worked on it. Other requests are not affected."""
 
 
+class RefusedByCode(RequestError):
+    """The model's own code has refused a change of its adapters, with the HTTP status `status`."""
+
+    def __init__(self, message: str, status: int = 424) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class ClientDisconnected(RequestError):
     """The client closed its connection before the answer was complete."""
 

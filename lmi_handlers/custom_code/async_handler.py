@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from lmi_handlers.config.custom_code import CustomCode
+from lmi_handlers.custom_code.adapter_functions import adapter_function
 from lmi_handlers.custom_code.call import Call
 from lmi_handlers.custom_code.connection import Connection
 from lmi_handlers.custom_code.failures import author_traceback
@@ -88,16 +89,16 @@ class AsyncHandler:
         if task.cancelled():  # before its first step; later, it says so itself
             connection.send(*Call(batch, self._code.function).cancelled())
 
-    async def _result(self, inputs: Input) -> Any:
+    async def _result(self, inputs: Input, function: Callable[[Input], Any] | None = None) -> Any:
         os.chdir(self._code.directory)  # an earlier call may have changed it
-        result = self._function(inputs)
+        result = (function or self._function)(inputs)
         return await result if hasattr(result, "__await__") else result
 
     async def _answer(self, batch: Batch, connection: Connection) -> None:
         """Send the messages that answer a batch, whatever the code raises: the other calls must not notice."""
         call = Call(batch, self._code.function)
         try:
-            call.accept(await self._result(call.input))
+            call.accept(await self._result(call.input, adapter_function(batch, self._code)))
             if call.stream is None:
                 connection.send(*call.whole())
             else:

@@ -32,7 +32,7 @@ class Call:
 
     def __init__(self, batch: Batch, name: str) -> None:
         self._batch = batch
-        self._name = name
+        self._name = batch.adapter_function or name
         self._numbers = range(batch.number, batch.number + len(batch.invocations))
         self._outputs: list[Output] = []
         self._errors: dict[int, Exception] = {}

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import msgspec
 
-from lmi_handlers.core import errors
 from lmi_handlers.core.errors import (
     ClientDisconnected,
     DeadlineExceeded,
@@ -25,7 +24,18 @@ from lmi_handlers.core.errors import (
     LMIError,
     RequestFailed,
 )
-from lmi_handlers.custom_code.messages import Chunk, End, FromWorker, Head, Invoke, Serving, ToWorker, Watch
+from lmi_handlers.custom_code.messages import (
+    ChangeAdapter,
+    Chunk,
+    End,
+    FromWorker,
+    Head,
+    Invoke,
+    Serving,
+    ToWorker,
+    Watch,
+    failure_of,
+)
 from lmi_handlers.engine.channel import LENGTH, Channel, MessageTooLong, decode, frame, payload_length
 from lmi_handlers.engine.heartbeat import HeartbeatReader
 from lmi_handlers.engine.messages import Loading
@@ -62,7 +72,7 @@ class Invocation:
         self._ended_by: LMIError | None = None
         self.on_close: Callable[[Invocation], object] = lambda _: None
 
-    def begin(self, invoke: Invoke) -> None:
+    def begin(self, invoke: Invoke | ChangeAdapter) -> None:
         """Send the request and wait for the head. Raises the error with which the request ends before that."""
         try:
             message = frame(invoke)
@@ -139,12 +149,6 @@ class Invocation:
         return error or RequestFailed(f"the pool sent {type(message).__name__} at the wrong time")  # a bug of ours
 
 
-def failure_of(end: End) -> LMIError | None:
-    """Return the error with which a request has ended, if it has failed."""
-    kind: type[LMIError] = getattr(errors, end.kind)
-    return None if end.error is None else kind(end.error)
-
-
 class CodeClient:
     """Learns from the pool whether requests are accepted, and opens a connection for each request."""
 
@@ -166,7 +170,7 @@ class CodeClient:
             with contextlib.suppress(OSError):  # the pool may have closed it already
                 self._watched.shutdown(socket.SHUT_RDWR)
 
-    def invoke(self, invoke: Invoke, deadline: float, connected: Callable[[], bool]) -> Invocation:
+    def invoke(self, invoke: Invoke | ChangeAdapter, deadline: float, connected: Callable[[], bool]) -> Invocation:
         """Send a request, and return it once its answer begins. It ends at the monotonic time `deadline`.
 
         Raises `EngineNotReady` if no requests are accepted, and any other error with which the request ends.

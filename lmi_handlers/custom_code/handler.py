@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from lmi_handlers.config.custom_code import CustomCode
+from lmi_handlers.custom_code.adapter_functions import adapter_function
 from lmi_handlers.custom_code.call import Call
 from lmi_handlers.custom_code.connection import Connection
 from lmi_handlers.custom_code.failures import MustBeReplaced
@@ -27,10 +28,10 @@ class Handler:
         self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)
 
-    def call(self, inputs: Input) -> Any:
-        """Return what the function returns. Raises whatever it raises."""
+    def call(self, inputs: Input, function: Callable[[Input], Any] | None = None) -> Any:
+        """Return what the function returns, by default the one that answers requests. Raises whatever it raises."""
         os.chdir(self._code.directory)  # an earlier call may have changed it
-        result = self._function(inputs)
+        result = (function or self._function)(inputs)
         return self._loop.run_until_complete(_awaited(result)) if inspect.isawaitable(result) else result
 
     def exhaust(self, stream: Any) -> None:
@@ -50,7 +51,7 @@ class Handler:
         """Send the messages that answer a batch. Of all that the code may raise, only `MustBeReplaced` ends the process."""
         call = Call(batch, self._code.function)
         try:
-            call.accept(self.call(call.input))
+            call.accept(self.call(call.input, adapter_function(batch, self._code)))
             if call.stream is None:
                 connection.send(*call.whole())
             else:

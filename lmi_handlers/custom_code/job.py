@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from lmi_handlers.core.errors import LMIError, QueueFull
-from lmi_handlers.custom_code.messages import Chunk, End, Head, Invoke
+from lmi_handlers.custom_code.messages import Chunk, End, Head, Invoke, failure_of
 from lmi_handlers.engine.admission import DynamicBatch
 from lmi_handlers.engine.channel import MAX_MESSAGE_SIZE, frame
 
@@ -22,9 +22,12 @@ _MUCH = 1 << 16
 
 
 class Job:
-    """A request. `ended` is done once the answer is complete; `left` is true once nobody waits for it any more."""
+    """A request. `ended` is done once the answer is complete; `left` is true once nobody waits for it any more.
 
-    def __init__(self, invoke: Invoke, writer: asyncio.StreamWriter) -> None:
+    The answer is written to `writer`, if there is one.
+    """
+
+    def __init__(self, invoke: Invoke, writer: asyncio.StreamWriter | None) -> None:
         loop = asyncio.get_running_loop()
         self.invoke = invoke
         self.arrived = loop.time()
@@ -44,7 +47,7 @@ class Job:
         """Send a part of the answer. After its end, or once nobody waits, nothing is sent."""
         if self.ended.done():
             return
-        if not self.left:
+        if self._writer is not None and not self.left:
             self._writer.write(frame(msgspec.structs.replace(message, index=0)))
         if isinstance(message, End):
             self.ended.set_result(None)
@@ -61,12 +64,36 @@ class Job:
     @property
     def is_behind(self) -> bool:
         """Tell whether the web worker has much unread."""
-        return not self.left and self._writer.transport.get_write_buffer_size() > _MUCH
+        if self._writer is None or self.left:
+            return False
+        return self._writer.transport.get_write_buffer_size() > _MUCH
 
     async def caught_up(self) -> None:
         """Wait until the web worker has read most of it, or has left."""
         with contextlib.suppress(OSError):
-            await self._writer.drain()
+            if self._writer is not None:
+                await self._writer.drain()
+
+
+class OwnJob(Job):
+    """A call that the pool itself makes. `status`, `text` and `error` are its answer."""
+
+    def __init__(self, invoke: Invoke) -> None:
+        super().__init__(invoke, None)
+        self.status = 0
+        self.text = b""
+        self.error: LMIError | None = None
+
+    def send(self, message: Head | Chunk | End) -> None:
+        """Keep a part of the answer."""
+        match message:
+            case Head():
+                self.status = message.code
+            case Chunk():
+                self.text = message.data
+            case End():
+                self.error = self.error or failure_of(message)
+        super().send(message)
 
 
 class WaitingJobs:

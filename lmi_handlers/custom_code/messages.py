@@ -1,6 +1,6 @@
 """The whole protocol between web workers, the pool and the processes that run a model's own code.
 
-    web worker  -- Invoke -->  pool  -- Batch, Pause, Resume, Abort -->  process with model.py
+    web worker  -- Invoke, ChangeAdapter -->  pool  -- Batch, Pause, Resume, Abort -->  process with model.py
     web worker  <-- Head, Chunk .., End --  pool  <-- Head, Chunk .., End --  process with model.py
 
 Each message is a MessagePack array tagged with its name, framed as in `lmi_handlers.engine.channel`. A web worker opens
@@ -13,6 +13,8 @@ from __future__ import annotations
 import msgspec
 
 from lmi_handlers.config.custom_code import CustomCode
+from lmi_handlers.core import errors
+from lmi_handlers.core.errors import LMIError
 from lmi_handlers.engine.messages import Loading
 
 # From a web worker
@@ -24,6 +26,16 @@ class Invoke(msgspec.Struct, frozen=True, array_like=True, tag=True):
     request_id: str
     properties: dict[str, str]
     parts: list[tuple[str, bytes]]
+
+
+class ChangeAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Call the function for adapters, in each process. `Head` has its status, and a `Chunk` its reason for an error."""
+
+    function: str
+    name: str
+    source: str = ""
+    pinned: bool = False
+    options: dict[str, str] = {}
 
 
 class Watch(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -47,12 +59,14 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Answer these requests with one call. They have the numbers `number`, `number + 1` and so on, each used only once.
 
-    `dynamic` says that the function expects a batch, even of one.
+    `dynamic` says that the function expects a batch, even of one. `adapter_function` is called in place of the function
+    that answers requests, with a single invocation.
     """
 
     number: int
     invocations: list[Invoke]
     dynamic: bool
+    adapter_function: str = ""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -120,6 +134,12 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag=True):
     kind: str = "RequestFailed"
 
 
+def failure_of(end: End) -> LMIError | None:
+    """Return the error with which a request has ended, if it has failed."""
+    kind: type[LMIError] = getattr(errors, end.kind)
+    return None if end.error is None else kind(end.error)
+
+
 # From the pool to a web worker
 
 
@@ -127,7 +147,7 @@ class Serving(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Requests are accepted from now on."""
 
 
-FromWorker = Invoke | Watch
+FromWorker = Invoke | ChangeAdapter | Watch
 ToWorker = Loading | Serving | Head | Chunk | End
 FromPool = Load | Batch | Abort | Pause | Resume
 FromCode = Loaded | LoadError | Head | Chunk | End

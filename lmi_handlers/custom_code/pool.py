@@ -16,10 +16,11 @@ from pathlib import Path
 import msgspec
 
 from lmi_handlers.config.custom_code import CustomCode
-from lmi_handlers.core.errors import ConfigError, LoadFailed, QueueFull
+from lmi_handlers.core.errors import ConfigError, LMIError, LoadFailed, QueueFull, RefusedByCode
 from lmi_handlers.core.load_phase import LoadPhase
+from lmi_handlers.custom_code.adapters import CodeAdapters
 from lmi_handlers.custom_code.job import Job
-from lmi_handlers.custom_code.messages import FromWorker, Invoke, Serving, Watch
+from lmi_handlers.custom_code.messages import ChangeAdapter, Chunk, End, FromWorker, Head, Invoke, Serving, Watch
 from lmi_handlers.custom_code.prepare import prepared
 from lmi_handlers.custom_code.processes import Processes, log_error
 from lmi_handlers.custom_code.runner import CodeError
@@ -51,7 +52,8 @@ class Pool:
         code = msgspec.structs.replace(code, properties=default | code.properties)
         self._settings = settings
         self._code = code
-        self._processes = Processes(code, settings.properties, self._follow)
+        adapters = CodeAdapters(code, settings.properties, settings.socket_path.parent)
+        self._processes = Processes(code, settings.properties, self._follow, adapters)
         self._metrics = EngineMetrics(settings.metrics_dir)
         self._heartbeat = Heartbeat.create(settings.heartbeat_path)
         self._state: Loading | Serving = Loading(LoadPhase.STARTING.value, time.monotonic())
@@ -134,10 +136,13 @@ class Pool:
         """Serve a connection of a web worker."""
         try:
             message = await receive(reader, _decoder)
-            if isinstance(message, Watch):
-                await self._inform(reader, writer)
-            else:
-                await self._answer(message, reader, writer)
+            match message:
+                case Watch():
+                    await self._inform(reader, writer)
+                case ChangeAdapter():
+                    await self._change_adapter(message, writer)
+                case Invoke():
+                    await self._answer(message, reader, writer)
         except (EOFError, OSError, asyncio.CancelledError):
             pass  # the web worker has closed it, or this process ends
         except ProtocolError:
@@ -152,6 +157,19 @@ class Pool:
             await reader.read()
         finally:
             self._watchers.discard(writer)
+
+    async def _change_adapter(self, message: ChangeAdapter, writer: asyncio.StreamWriter) -> None:
+        """Make a change, even if the web worker does not wait for its end."""
+        try:
+            await self._processes.change_adapter(message)
+            answer: list[Head | Chunk | End] = [Head(0, 200, {}, streams=False), End(0)]
+        except RefusedByCode as error:
+            answer = [Head(0, error.status, {}, streams=False), Chunk(0, str(error).encode()), End(0)]
+        except LMIError as error:
+            answer = [End(0, str(error), type(error).__name__)]
+        except OSError as error:  # the disk is full
+            answer = [End(0, f"the adapter cannot be registered: {error}")]
+        writer.write(b"".join(map(frame, answer)))
 
     async def _answer(self, invoke: Invoke, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Queue a request, and return once it is answered or the web worker has closed the connection."""

@@ -12,7 +12,9 @@ from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.back_off import back_off
 from lmi_handlers.core.errors import EngineNotReady
+from lmi_handlers.custom_code.adapters import CodeAdapters
 from lmi_handlers.custom_code.job import Job, WaitingJobs
+from lmi_handlers.custom_code.messages import ChangeAdapter
 from lmi_handlers.custom_code.runner import CodeError, Runner
 from lmi_handlers.engine.admission import DynamicBatch
 from lmi_handlers.engine.status import not_ready
@@ -33,11 +35,16 @@ class Processes:
     """
 
     def __init__(
-        self, code: CustomCode, properties: ServingProperties, on_change: Callable[[str | None], object]
+        self,
+        code: CustomCode,
+        properties: ServingProperties,
+        on_change: Callable[[str | None], object],
+        adapters: CodeAdapters,
     ) -> None:
         self._code = code
         self._properties = properties
         self._on_change = on_change
+        self._adapters = adapters
         admission = DynamicBatch(properties.batch_size, properties.max_batch_delay / 1000)
         self.waiting = WaitingJobs(properties.job_queue_size, admission)
         self.running = 0
@@ -57,6 +64,7 @@ class Processes:
         self._code = code
         starts = (Runner.start(code, place, timeout) for place in range(code.processes))
         self._runners.update(enumerate(await asyncio.gather(*starts)))
+        await self._adapters.begin(code, [*self._runners.values()])
 
     def reload(self) -> None:
         """Replace all processes, because the code has changed. Calls that are being made may finish.
@@ -78,6 +86,14 @@ class Processes:
         """Answer a request as soon as a process is free. Raises `QueueFull`."""
         self.waiting.add(job)
         self._hand_out()
+
+    async def change_adapter(self, message: ChangeAdapter) -> None:
+        """Make a change of adapters. Raises like `CodeAdapters.change`."""
+        async with self._adapters.lock:
+            try:
+                await self._adapters.change(message, [*self._runners.values()])
+            finally:
+                self._hand_out()
 
     def _hand_out(self) -> None:
         """Start as many calls as there are batches and free processes."""
@@ -107,12 +123,15 @@ class Processes:
         return self._runners[min(free)[-1]] if free else None
 
     async def _start(self, place: int) -> Runner:
-        """Start a process with the code as it is at the end. Raises `CodeError`."""
+        """Start a process with the code as it is at the end, and with its adapters. Raises `CodeError`."""
         while True:
             changed = self._changed
             runner = await Runner.start(self._code, place, self._properties.model_loading_timeout)
-            if not changed.done():
-                return runner
+            async with self._adapters.lock:
+                await self._adapters.restore(runner, [*self._runners.values()])
+                if not changed.done():
+                    self._runners[place] = runner  # so that it is told of what changes from now on
+                    return runner
             await runner.end()
 
     async def _keep(self, place: int, runner: Runner) -> None:

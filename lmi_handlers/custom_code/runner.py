@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -16,7 +17,7 @@ from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.core.child_environment import child_environment
 from lmi_handlers.core.errors import ConfigError, DeadlineExceeded, InvalidRequest, LoadFailed, RequestFailed
 from lmi_handlers.core.program import command
-from lmi_handlers.custom_code.job import Job
+from lmi_handlers.custom_code.job import Job, OwnJob
 from lmi_handlers.custom_code.messages import (
     NOT_LOADED,
     Abort,
@@ -25,6 +26,7 @@ from lmi_handlers.custom_code.messages import (
     End,
     FromCode,
     Head,
+    Invoke,
     Load,
     Loaded,
     LoadError,
@@ -113,6 +115,7 @@ class Runner:
         self._number = 1
         self._cause: str | None = None
         self._is_leaving = False
+        self._asking = 0
         self._reading: asyncio.Future[None] | None = None
         self.was_used = False
         self.idle_since = asyncio.get_running_loop().time()
@@ -151,21 +154,39 @@ class Runner:
     @property
     def free(self) -> int:
         """The number of calls that may be made now."""
-        return 0 if self._is_leaving else self._max_calls - len(self._calls)
+        return 0 if self._is_leaving or self._asking else self._max_calls - len(self._calls)
 
     @property
     def idle(self) -> float:
         """The seconds since the latest call, 0 during one."""
         return 0.0 if self._calls else asyncio.get_running_loop().time() - self.idle_since
 
-    def call(self, jobs: list[Job], timeout: float, *, dynamic: bool) -> asyncio.Task[None]:
+    async def ask(self, adapter_function: str, invoke: Invoke, timeout: float) -> OwnJob:
+        """Call a function for adapters before any further request, and return its answer. It may take `timeout` seconds."""
+        job = OwnJob(invoke)
+        self._asking += 1
+        try:
+            while len(self._calls) >= self._max_calls:
+                await asyncio.wait(self._calls, return_when=asyncio.FIRST_COMPLETED)
+            if self._is_leaving:
+                job.fail(RequestFailed(f"{self._name} has ended"))
+                return job
+            call = self.call([job], timeout, dynamic=False, adapter_function=adapter_function)
+        finally:
+            self._asking -= 1
+        await asyncio.wait({call})
+        return job
+
+    def call(
+        self, jobs: Sequence[Job], timeout: float, *, dynamic: bool, adapter_function: str = ""
+    ) -> asyncio.Task[None]:
         """Answer the jobs with one call. They have ended when the task has.
 
         A call that takes longer than `timeout` seconds is told to end. If it does not, the process is ended.
         """
         number = self._number
         try:
-            message = frame(Batch(number, [job.invoke for job in jobs], dynamic))
+            message = frame(Batch(number, [job.invoke for job in jobs], dynamic, adapter_function))
         except MessageTooLong as error:  # a single job: batches are limited
             for job in jobs:
                 job.fail(InvalidRequest(f"the request is too long: {error}"))
@@ -258,7 +279,7 @@ class Runner:
         self._writer.write(frame(Resume(number)))
         answer.pause = None
 
-    def _abort_unwanted(self, number: int, jobs: list[Job]) -> None:
+    def _abort_unwanted(self, number: int, jobs: Sequence[Job]) -> None:
         """Tell the process once nobody waits for any of the answers."""
         if all(job.left for job in jobs):
             self._writer.write(frame(Abort(number)))

@@ -22,13 +22,15 @@ class Registered(msgspec.Struct, frozen=True):
     """Where an adapter was loaded from, and whether it always stays in memory.
 
     `folder` is where its files are: all engines of a model read the same ones, even if the source changes. An adapter
-    that is replaced gets another `version`, even if the source is the same. The model's own have 0.
+    that is replaced gets another `version`, even if the source is the same. The model's own have 0. `options` are for a
+    model's own code.
     """
 
     source: str
     pinned: bool = False
     version: int = 0
     folder: str = ""
+    options: dict[str, str] = {}
 
     @property
     def is_own(self) -> bool:

@@ -91,11 +91,26 @@ class AdapterSources:
         folders = tuple(Path(text).resolve() for text in texts if not is_s3(text))
         self.stores = Stores(folders, tuple(map(parse_s3_url, urls)))
 
+    def locate(self, source: str) -> str:
+        """Return a source as code of the model's own gets it: a path without links, or a URL. It opens the source itself.
+
+        Raises `InvalidRequest` if the source is not one that may be loaded.
+        """
+        if is_s3(source):
+            return str(s3_source(source, self.stores))
+        path = local_source(source, self.stores)
+        if (secure_mode := SecureMode.from_environ(os.environ)) is not None and path.is_dir():
+            try:
+                secure_mode.check_model(path)
+            except ConfigError as error:
+                raise InvalidRequest(str(error), field="src") from error
+        return str(path)
+
     @contextlib.contextmanager
     def open(self, source: str, earlier: str = "") -> Iterator[Path]:
         """Yield the folder of the adapter at `source`, which stays as it is until the block ends.
 
-        This is the only place where a source becomes a folder. `earlier` is the folder that it became when the adapter
+        This is the only place where an engine's source becomes a folder. `earlier` is the folder that it became when the adapter
         was loaded first, perhaps by another engine. If that is in the cache, it is used again, and S3 is not asked.
 
         Raises `InvalidRequest` if the source is not one that may be loaded, `LoadFailed` if another try may help.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -123,7 +124,15 @@ class ServedModel(Served):
         """The adapters that are loaded, by name."""
         return read_registry(self.runtime_dir) or {}
 
-    def load_adapter(self, name: str, source: str, *, pinned: bool = False, replace: bool = False) -> None:
+    def load_adapter(
+        self,
+        name: str,
+        source: str,
+        *,
+        pinned: bool = False,
+        replace: bool = False,
+        options: Mapping[str, Any] = {},  # noqa: ARG002  engines have none
+    ) -> None:
         """Load an adapter into the engine. See `EngineClient.load_adapter`."""
         self._client.load_adapter(name, source, timeout=self.predict_timeout, pinned=pinned, replace=replace)
 

@@ -114,7 +114,7 @@ class _Views:
         return view
 
     def _action(self, endpoint: Action) -> View:
-        dialect, model = endpoint.dialects[0], self._generating
+        dialect, model = endpoint.dialects[0], self._model
 
         def view(**path: str) -> Response:
             exchange = Exchange(dialect, counts=False)

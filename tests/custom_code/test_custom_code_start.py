@@ -218,10 +218,11 @@ def test_asynchronous_handle_takes_the_place_of_lmis_asynchronous_handler(
     assert "model.py defines or uses handle, which is not supported" in lmi_check(directory).stderr
 
 
-def test_functions_for_adapters_are_named_because_nobody_calls_them(tmp_path: Path) -> None:
-    script = HANDLER + "def register_adapter(inputs):\n    pass\n"
+def test_functions_for_adapters_are_named_if_nobody_calls_them(tmp_path: Path) -> None:
+    script = HANDLER + "def update_adapter(inputs):\n    pass\n"
     ended = lmi_check(write(tmp_path / "m", {"model.py": script}), "--no-code")
     assert ended.returncode == 0
-    assert (
-        f"  {tmp_path}/m/model.py: register_adapter is not called: handle must load adapters itself\n" in ended.stdout
-    )
+    assert "m/model.py: update_adapter is not called: adapters need register_adapter(inputs) beside" in ended.stdout
+    with_all = script + "def register_adapter(inputs):\n    pass\n"
+    ended = lmi_check(write(tmp_path / "all", {"model.py": with_all}), "--no-code")
+    assert (ended.returncode, "is not called" in ended.stdout) == (0, False)

@@ -11,6 +11,7 @@ from backends import declaration, grammar_compiler, grammar_trial, image_decoder
 from backends.paged import memory
 from lmi_handlers.config.option import DeclaredOption
 from lmi_handlers.config.options import ServingProperties
+from lmi_handlers.custom_code import adapters
 from lmi_handlers.engine import adapter_registry, channel, heartbeat, job_queue, sender
 from lmi_handlers.media import images
 from lmi_handlers.model_files import archive, complete, s3
@@ -55,6 +56,7 @@ FIXED: dict[str, float] = {
     "head start of an urgent request over others": job_queue.MAX_HEAD_START,
     "models": slots.MAX_MODELS,
     "adapters": adapter_registry.MAX_ADAPTERS,
+    "characters of an adapter's options for a model's own code": adapters.MAX_OPTIONS_SIZE,
     "a conversation that the server keeps": conversation.MAX_CONVERSATION_BYTES,
     "files of a model in S3": s3.MAX_OBJECTS,
     "members of an archive": archive.MAX_MEMBERS,

@@ -7,7 +7,7 @@ Sources: DJL's AdapterManagementRequestHandler, AWS's model-hosting-container-st
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
@@ -16,16 +16,17 @@ from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.base import Dialect, Reply, front_end_json
 from lmi_handlers.apis.documentation import Documentation
 from lmi_handlers.apis.management import ManagementDialect, read_fields
-from lmi_handlers.apis.routes import JSON, READING, TEXT, Action, Parameter, Route
+from lmi_handlers.apis.routes import JSON, READING, TEXT, Action, Kinds, Parameter, Route
+from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import (
     AdapterExists,
     AdapterNotFound,
     DeadlineExceeded,
+    LMIError,
     ModelNotFound,
     RequestFailed,
 )
 from lmi_handlers.engine.adapter_registry import Registered
-from lmi_handlers.serving.served_model import ServedModel
 
 TAG = "Adapters"
 _PAGE = 100
@@ -33,6 +34,24 @@ _PAGE = 100
 Path = Mapping[str, str]
 Fields = Mapping[str, Any]
 NonEmpty = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class Managed(Protocol):
+    """A model with adapters. All fields of a request are `options`, which a model's own code gets."""
+
+    name: str
+
+    @property
+    def adapters(self) -> Mapping[str, Registered]:
+        """The adapters that are loaded, by name."""
+
+    def load_adapter(
+        self, name: str, source: str, *, pinned: bool = False, replace: bool = False, options: Fields = ...
+    ) -> None:
+        """Load an adapter. Raises an `LMIError` that says why it cannot be loaded."""
+
+    def unload_adapter(self, name: str) -> None:
+        """Unload an adapter."""
 
 
 class AdapterBody(msgspec.Struct):
@@ -100,20 +119,28 @@ class AdaptersApi(Api):
         properties = self._properties
         if not (properties.enable_lora and properties.adapter_management):
             return ()
-        below_model = Parameter(
-            name="model", place="path", description="The name of the served model.", values=(properties.name,)
-        )
-        routes = [*_managing("/models/{model}/adapters", "model_", (below_model,)), *_managing("/adapters", "", ())]
+        routes = management_routes(properties)
         return [*routes, *_vllm_routes()] if properties.allow_runtime_lora_updating else routes
 
 
-def _managing(path: str, prefix: str, parameters: tuple[Parameter, ...]) -> Sequence[Route]:
+def management_routes(properties: ServingProperties, *errors: type[LMIError]) -> Sequence[Route]:
+    """Return DJL's and SageMaker's routes. `errors` may be raised by changes, beside those of all engines."""
+    below_model = Parameter(
+        name="model", place="path", description="The name of the served model.", values=(properties.name,)
+    )
+    return [
+        *_managing("/models/{model}/adapters", "model_", (below_model,), errors),
+        *_managing("/adapters", "", (), errors),
+    ]
+
+
+def _managing(path: str, prefix: str, parameters: tuple[Parameter, ...], errors: Kinds) -> Sequence[Route]:
     """Return DJL's routes below `path`. `prefix` distinguishes their operation ids."""
     named = (*parameters, Parameter(name="adapter", place="path", description="The adapter's name."))
     dialect, text, body = ManagementDialect(), {TEXT: (str,)}, {JSON: (AdapterBody,)}
-    register = _action(_register, dialect, text, body, AdapterExists)
-    update = _action(_update, dialect, text, {JSON: (AdapterUpdate,)}, AdapterNotFound)
-    unregister = _action(_unregister, dialect, text, {}, AdapterNotFound)
+    register = _action(_register, dialect, text, body, AdapterExists, *errors)
+    update = _action(_update, dialect, text, {JSON: (AdapterUpdate,)}, AdapterNotFound, *errors)
+    unregister = _action(_unregister, dialect, text, {}, AdapterNotFound, *errors)
     describe = _action(_describe, dialect, {JSON: (AdapterBody,)}, {}, AdapterNotFound)
     listed = _action(_list, dialect, {JSON: (AdapterPage,)}, {})
     paging = (
@@ -144,39 +171,40 @@ def _vllm_routes() -> Sequence[Route]:
 
 
 def _action(
-    act: Callable[[ServedModel, Path, Fields], Reply], dialect: Dialect, answers: Any, bodies: Any, *errors: Any
+    act: Callable[[Managed, Path, Fields], Reply], dialect: Dialect, answers: Any, bodies: Any, *errors: Any
 ) -> Action:
     errors = (*READING, ModelNotFound, DeadlineExceeded, RequestFailed, *errors)
     examples = {TEXT: "Adapter my-adapter registered"} if TEXT in answers else {}
     return Action(act=act, dialects=(dialect,), answers=answers, bodies=bodies, examples=examples, errors=errors)
 
 
-def _register(model: ServedModel, path: Path, fields: Fields) -> Reply:
+def _register(model: Managed, path: Path, fields: Fields) -> Reply:
     _check_model(model, path)
     body = read_fields(fields, AdapterBody)
-    model.load_adapter(body.name, body.src, pinned=body.pin)
+    model.load_adapter(body.name, body.src, pinned=body.pin, options=fields)
     return _text(f"Adapter {body.name} registered")
 
 
-def _update(model: ServedModel, path: Path, fields: Fields) -> Reply:
+def _update(model: Managed, path: Path, fields: Fields) -> Reply:
     known, body = _known(model, path), read_fields(fields, AdapterUpdate)
     pinned = known.pinned if body.pin is None else body.pin
-    model.load_adapter(path["adapter"], body.src or known.source, pinned=pinned, replace=True)
+    options = {**known.options, **fields}
+    model.load_adapter(path["adapter"], body.src or known.source, pinned=pinned, replace=True, options=options)
     return _text(f"Adapter {path['adapter']} updated")
 
 
-def _unregister(model: ServedModel, path: Path, _: Fields) -> Reply:
+def _unregister(model: Managed, path: Path, _: Fields) -> Reply:
     _known(model, path)
     model.unload_adapter(path["adapter"])
     return _text(f"Adapter {path['adapter']} unregistered")
 
 
-def _describe(model: ServedModel, path: Path, _: Fields) -> Reply:
+def _describe(model: Managed, path: Path, _: Fields) -> Reply:
     known = _known(model, path)
     return Reply(200, front_end_json(msgspec.to_builtins(AdapterBody(path["adapter"], known.source, known.pinned))))
 
 
-def _list(model: ServedModel, path: Path, fields: Fields) -> Reply:
+def _list(model: Managed, path: Path, fields: Fields) -> Reply:
     _check_model(model, path)
     paging = read_fields(fields, _Paging)
     stop = paging.next_page_token + paging.limit
@@ -185,7 +213,7 @@ def _list(model: ServedModel, path: Path, fields: Fields) -> Reply:
     return Reply(200, front_end_json(msgspec.to_builtins(page)))
 
 
-def _load_lora(model: ServedModel, _: Path, fields: Fields) -> Reply:
+def _load_lora(model: Managed, _: Path, fields: Fields) -> Reply:
     body = read_fields(fields, LoadLoraBody)
     known = body.lora_name in model.adapters
     if known and not body.load_inplace:  # even if it is the same one
@@ -197,7 +225,7 @@ def _load_lora(model: ServedModel, _: Path, fields: Fields) -> Reply:
     return _text(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
-def _unload_lora(model: ServedModel, _: Path, fields: Fields) -> Reply:
+def _unload_lora(model: Managed, _: Path, fields: Fields) -> Reply:
     body = read_fields(fields, UnloadLoraBody)
     if body.lora_name not in model.adapters:
         raise AdapterNotFound(f"The lora adapter {body.lora_name[:128]!r} cannot be found.")
@@ -205,12 +233,12 @@ def _unload_lora(model: ServedModel, _: Path, fields: Fields) -> Reply:
     return _text(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
-def _check_model(model: ServedModel, path: Path) -> None:
+def _check_model(model: Managed, path: Path) -> None:
     if path.get("model", model.name) != model.name:
         raise ModelNotFound(f"The model {path['model'][:128]!r} was not found")
 
 
-def _known(model: ServedModel, path: Path) -> Registered:
+def _known(model: Managed, path: Path) -> Registered:
     _check_model(model, path)
     known = model.adapters.get(path["adapter"])
     if known is None:
