@@ -54,6 +54,11 @@ def check_adapter_complete(folder: Path) -> None:
     _check(_files(folder, _OF_ADAPTERS))
 
 
+def check_json(file: Path) -> None:
+    """Raise `ConfigError` for a JSON file of a model that is cut off, too long or only stands for another one."""
+    _check([(file, _json)])
+
+
 def _check(files: Iterable[tuple[Path, Callable[[Path], str]]]) -> None:
     for file, check in files:
         try:

@@ -17,7 +17,7 @@ from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.install import install_command
 from lmi_handlers.core.redaction import redacted
 from lmi_handlers.model_files.cache_dir import converted_dir
-from lmi_handlers.model_files.complete import check_complete, is_part
+from lmi_handlers.model_files.complete import check_complete, check_json, is_part
 from lmi_handlers.model_files.hub import cached_config, check_hub_id
 from lmi_handlers.model_files.s3_url import check_s3_url, is_s3
 
@@ -205,10 +205,8 @@ def _check_shards(index: Path, name: str) -> None:
 
 
 def _read_json(file: Path, name: str) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{name} has a {file.name} that is not JSON: {error}") from error
+    check_json(file)
+    value = json.loads(file.read_bytes())
     if not isinstance(value, dict):
         raise ConfigError(f"{name} has a {file.name} that is not a JSON object")
     return value

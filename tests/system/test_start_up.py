@@ -127,6 +127,8 @@ def both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 # Missing and incomplete models
 
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1234\n"
+
 
 @pytest.mark.parametrize(
     ("files", "words"),
@@ -147,8 +149,14 @@ def both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
             | {"model.safetensors.index.json": '{"weight_map": {"a": "x-1.safetensors", "b": "x-2.safetensors"}}'},
             "model directory {m} lacks weight files that model.safetensors.index.json lists: x-2.safetensors",
         ),
-        (CHECKPOINT | {"config.json": "{"}, "model directory {m} has a config.json that is not JSON: "),
-        (CHECKPOINT | {"config.json": "[" * 200_000}, "model directory {m} has a config.json that is not JSON: "),
+        (CHECKPOINT | {"config.json": "{"}, "{m}/config.json is not JSON ("),
+        (CHECKPOINT | {"config.json": "[" * 200_000}, "{m}/config.json is not JSON ("),
+        (CHECKPOINT | {"config.json": POINTER}, "{m}/config.json is a pointer of Git LFS in place of the file ("),
+        (CHECKPOINT | {"chat_template.jinja": "{% if x %}"}, "{m}/chat_template.jinja is cut off, or not a Jinja "),
+        (
+            CHECKPOINT | {"tokenizer.model": "\n\x7fabc"},
+            "{m}/tokenizer.model is cut off: it has 5 bytes, and needs 129",
+        ),
         (CHECKPOINT | {"config.json": "[]"}, "model directory {m} has a config.json that is not a JSON object"),
         (
             {"a/config.json": "{}", "b/model.gguf": ""},
