@@ -15,7 +15,7 @@ import console_pages
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from browsers import Seen
-from console_pages import APIS, VIEWS, ask, opened, send, wire
+from console_pages import APIS, END, VIEWS, ask, delta, events, opened, send, wire
 from model_store import ECHO, StoreServer
 from paths import ROOT
 from playwright.sync_api import Browser, FilePayload, Page, expect
@@ -41,7 +41,9 @@ def test_page_complains_about_nothing_and_asks_no_other_host(server: Server, pag
     assert seen.complaints == []
     assert {url for url in seen.urls if not url.startswith(server.url + "/")} == set()
     assert page.context.cookies() == []
-    assert page.evaluate("localStorage.length + sessionStorage.length") == 0
+    assert page.evaluate("Object.keys(localStorage).concat(Object.keys(sessionStorage))") == [
+        "lmi-console-conversations"
+    ]
 
 
 def test_stop_frees_the_place_in_the_batch(server: Server, page: Page) -> None:
@@ -310,17 +312,6 @@ def test_a_hostile_server_leaves_the_page_usable(server: Server, page: Page) -> 
     assert (page.title() != "owned", images, page.locator("b:text('broken')").count()) == (True, 0, 0)
 
 
-def events(*records: object) -> tuple[str, bytes]:
-    return "text/event-stream", b"".join(b"data: " + json.dumps(record).encode() + b"\n\n" for record in records)
-
-
-def delta(**fields: Any) -> dict[str, Any]:
-    return {"choices": [{"index": 0, "delta": fields}]}
-
-
-END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
-
-
 def test_long_answers_do_not_grow_the_page_without_a_limit(server: Server, page: Page) -> None:
     """50,000 tokens with probabilities, and as many of a reasoning."""
     logprobs = {"content": [{"token": "word ", "logprob": -0.1, "top_logprobs": []}]}
@@ -561,6 +552,7 @@ def test_a_key_opens_it(page: Page, start_server: StartServer) -> None:
     expect(page.locator("[data-wire=code]")).to_contain_text("from curl")
     done = run("sh", "-c", wire(page, "code"), API_KEY=API_KEY)
     assert "data: [DONE]" in done or '"finish_reason"' in done
+    assert API_KEY not in page.evaluate("JSON.stringify(localStorage)")
     page.fill("#key", "schlüssel")
     assert page.evaluate("document.getElementById('key').validity.customError")
     page.reload()

@@ -5,7 +5,9 @@ A module takes the fixtures over by their names: `browser = console_pages.browse
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from browsers import chromium, empty_page, needs_chromium
@@ -63,3 +65,16 @@ def wire(page: Page, tab: str) -> str:
     """Return the body on the wire that a tab shows."""
     page.click(f"#wire-tabs-{tab}")
     return page.locator(f"[data-wire={tab}]").text_content() or ""
+
+
+def events(*records: object) -> tuple[str, bytes]:
+    """Return the content type and the body of a stream of these records."""
+    return "text/event-stream", b"".join(b"data: " + json.dumps(record).encode() + b"\n\n" for record in records)
+
+
+def delta(**fields: Any) -> dict[str, Any]:
+    """Return a record of OpenAI's chat with a part of a message."""
+    return {"choices": [{"index": 0, "delta": fields}]}
+
+
+END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}

@@ -1,22 +1,29 @@
-// Shows an answer as it arrives: its tokens with their probabilities, or plain text. The number of elements is bounded.
+// Shows an answer as it arrives: its tokens with their probabilities, Markdown or plain text. The number of elements is bounded.
 
 import { $, duration, el, shown, toggle } from "./dom.js";
+import { Markdown } from "./markdown.js";
 
 const MOST_TOKENS = 4000;
 const MOST_CHARACTERS = 200_000;
 const MOST_ALTERNATIVES = 10;
 const SOON = 40; // milliseconds: what arrives meanwhile is laid out at once
+const SHARE = 5; // laying out takes at most a fifth of the time, however long an answer is
+const NEAR = 60; // pixels from the end at which a reader follows what arrives
 
 const percent = (logprob) => `${(100 * Math.exp(logprob)).toFixed(logprob > -4.6 ? 1 : 3)} %`;
 const visible = (text) => shown(String(text).replaceAll(" ", "␣").replaceAll("\n", "⏎"), 40) || "∅";
 
 export class AnswerView {
   #box = $("answer");
+  #scroller = $("conversation");
   #info = $("token");
   #slider = $("token-at");
   #tokens = [];
   #reasoning = null;
   #text = null;
+  #isRich = false;
+  #markdown = null;
+  #delay = SOON;
   #length = 0;
   #left = 0;
   #waiting = [];
@@ -29,7 +36,8 @@ export class AnswerView {
     this.#slider.addEventListener("input", () => this.#show(Number(this.#slider.value) - 1));
   }
 
-  clear() {
+  // Begins an answer. A rich one is Markdown.
+  clear(isRich = false) {
     clearTimeout(this.#timer);
     this.#timer = 0;
     this.#waiting = [];
@@ -38,24 +46,35 @@ export class AnswerView {
     toggle(this.#info, false);
     toggle($("token-box"), false);
     this.#tokens = [];
-    this.#reasoning = this.#text = null;
+    this.#reasoning = this.#text = this.#markdown = null;
+    this.#isRich = isRich;
+    this.#delay = SOON;
     this.#length = this.#left = 0;
   }
 
   // Adds what was read: {text, reasoning, tokens, tops}. `wanted` tells whether probabilities are.
   add(reads, wanted) {
     for (const read of reads) this.#waiting.push([read, wanted]);
-    this.#timer ||= setTimeout(() => this.flush(), SOON);
+    this.#timer ||= setTimeout(() => this.flush(), this.#delay);
   }
 
-  // Shows everything that was added.
-  flush() {
+  // Shows everything that was added. `isWhole` tells that nothing follows.
+  flush(isWhole = false) {
     clearTimeout(this.#timer);
     this.#timer = 0;
-    const follows = this.#box.scrollHeight - this.#box.scrollTop - this.#box.clientHeight < 40;
+    const began = performance.now();
+    const { scrollHeight, scrollTop, clientHeight } = this.#scroller;
+    const follows = scrollHeight - scrollTop - clientHeight < NEAR;
     for (const [read, wanted] of this.#waiting) this.#add(read, wanted);
     this.#waiting = [];
-    if (follows) this.#box.scrollTop = this.#box.scrollHeight;
+    this.#markdown?.draw(isWhole);
+    if (follows) this.#scroller.scrollTop = this.#scroller.scrollHeight;
+    this.#delay = Math.max(SOON, SHARE * (performance.now() - began));
+  }
+
+  // Shows what tools the answer calls.
+  addCalls(calls) {
+    if (calls) this.#box.append(el("pre", { class: "head" }, calls));
   }
 
   #add({ text, reasoning, tokens, tops }, wanted) {
@@ -91,15 +110,20 @@ export class AnswerView {
   #addReasoning(text) {
     if (!this.#reasoning) {
       this.#reasoning = document.createTextNode("");
-      this.#box.prepend(el("span", { class: "reasoning" }, el("span", { class: "role" }, "reasoning"), this.#reasoning));
+      this.#box.prepend(el("details", { class: "reasoning", open: true }, el("summary", {}, "Reasoning"), this.#reasoning));
     }
     this.#reasoning.appendData(text.slice(0, Math.max(0, MOST_CHARACTERS - this.#reasoning.length)));
   }
 
   #addText(text) {
     const room = Math.max(0, MOST_CHARACTERS - this.#length);
-    if (!this.#text) this.#box.append((this.#text = document.createTextNode("")));
-    this.#text.appendData(text.slice(0, room));
+    if (this.#isRich && !this.#tokens.length) {
+      if (!this.#markdown) this.#box.append((this.#markdown = new Markdown()).element);
+      this.#markdown.add(text.slice(0, room));
+    } else {
+      if (!this.#text) this.#box.append((this.#text = document.createTextNode("")));
+      this.#text.appendData(text.slice(0, room));
+    }
     this.#length += Math.min(room, text.length);
     this.#left += Math.max(0, text.length - room);
     if (this.#left) {

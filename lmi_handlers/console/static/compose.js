@@ -1,29 +1,29 @@
 // What is about to be asked: the prompt or the conversation, images, tools and parameters. All APIs make bodies of it.
 
+import { conversations, forget, keep } from "./conversations.js";
 import { $, el, shown, toggle } from "./dom.js";
+import { imageUrls, setImages, startImages, takeImages } from "./images.js";
+import { showMessages, spelt } from "./messages.js";
 import { parametersAreValid, parameterValues } from "./parameters.js";
 
-const MOST_MESSAGES = 100; // that are shown
-const MOST_SHOWN = 20_000; // characters of a message
-const MOST_IMAGE = 8_000_000; // bytes
-const MOST_IMAGES = 8;
+const MOST_TITLE = 50;
 
 let messages = [];
-let images = []; // {url, name}
+let edited = null; // the message that is written anew. It and what follows stay until that is sent
+let seen = []; // what is shown of the messages, or that is about to be one of them
+let id = ""; // by which the conversation is kept
 let server = { dialect: "tgi", model: "", severalModels: false, generates: true };
 let onChange = () => {};
 
 const mode = () => $("compose").elements.mode.value;
 
-// Returns the request as it would be sent now.
-export function requestFor(api) {
-  const text = $("prompt").value;
-  const asked = [...messages, ...next(text)];
+// Returns the request as it would be sent now, or one for another answer to `asked`.
+export function requestFor(api, asked = [...before(), ...next()]) {
   const request = {
     mode: mode(),
     system: $("system").value.trim(),
     messages: asked.length ? asked : [{ role: "user", content: "" }],
-    prompt: text,
+    prompt: $("prompt").value,
     tools: toolsOr(undefined),
     stream: $("stream").checked,
     probabilities: $("probabilities").checked,
@@ -34,13 +34,18 @@ export function requestFor(api) {
   return { ...request, parameters: parameterValues(api, request) };
 }
 
-// The calls of tools in the last answer. The next request has a result for each, instead of a message.
-const openCalls = () => messages.at(-1)?.calls ?? [];
+// The messages that the next one follows.
+const before = () => (edited ? messages.slice(0, messages.indexOf(edited)) : messages);
 
-function next(text) {
-  const calls = openCalls();
-  if (calls.length) return calls.map((call, index) => ({ role: "tool", content: $("results").querySelectorAll("textarea")[index].value, call }));
-  return text || images.length ? [{ role: "user", content: text, images: images.map(({ url }) => url) }] : [];
+// The calls of tools in the last answer. The next request has a result for each, instead of a message.
+const openCalls = () => before().at(-1)?.calls ?? [];
+
+const resultBoxes = () => [...$("results").querySelectorAll("textarea")];
+
+function next() {
+  const [calls, text, images] = [openCalls(), $("prompt").value, imageUrls()];
+  if (calls.length) return calls.map((call, index) => ({ role: "tool", content: resultBoxes()[index].value, call }));
+  return text || images.length ? [{ role: "user", content: text, images }] : [];
 }
 
 const wantsResults = () => mode() === "chat" && openCalls().length > 0;
@@ -69,94 +74,119 @@ export function isComplete() {
     $("tools-box").open = true;
     return $("tools").reportValidity();
   }
-  if (!$("prompt").value && (mode() === "prompt" || (!images.length && !messages.length))) {
+  if (!$("prompt").value && (mode() === "prompt" || !next().length)) {
     focusInput();
     return false;
   }
   return parametersAreValid();
 }
 
-// Adds a request and its answer to the conversation. What was written meanwhile stays.
-export function answered(request, text, calls) {
-  const made = calls.filter(Boolean).map((call, index) => ({ ...call, id: call.id || `call_${index}` }));
-  const last = request.messages.at(-1);
-  messages = [...request.messages, { role: "assistant", content: text, calls: made.length ? made : undefined }];
-  if (last.role === "user") {
-    if ($("prompt").value === request.prompt) $("prompt").value = "";
-    images = images.filter(({ url }) => !last.images?.includes(url));
+// Makes what is written a part of the conversation, whose answer is about to arrive. Returns a function that gives it back
+// if none does. What is written meanwhile stays.
+export function take(request) {
+  const [old, oldEdited, text, images, results] = [messages, edited, $("prompt").value, imageUrls(), resultBoxes().map(({ value }) => value)];
+  const isWritten = request.messages.length > before().length; // or else, another answer is wanted
+  [messages, edited] = [request.messages, null];
+  if (isWritten) {
+    $("prompt").value = "";
+    setImages([]);
   }
-  showConversation();
-  showImages();
+  show(true);
+  return () => {
+    [messages, edited] = [old, oldEdited];
+    show(true, request.messages);
+    if (!isWritten) return;
+    $("prompt").value ||= text;
+    if (!imageUrls().length) setImages(images);
+    resultBoxes().forEach((box, index) => { box.value ||= results[index] ?? ""; });
+    fit();
+  };
 }
 
-export const spelt = (calls) => calls.filter(Boolean).map(({ name, arguments: given }) => `${shown(name)}(${given.slice(0, MOST_SHOWN)})`).join("\n");
+// Adds the answer to the conversation.
+export function answered({ text, reasoning, calls }) {
+  const made = calls.filter(Boolean).map((call, index) => ({ ...call, id: call.id || `call_${index}` }));
+  messages = [...messages, { role: "assistant", content: text, reasoning: reasoning || undefined, calls: made.length ? made : undefined }];
+  id ||= `${Date.now()} ${Math.random()}`;
+  keep(id, messages);
+  show(true, messages.slice(0, -1));
+}
 
-export function clear() {
-  messages = [];
-  images = [];
+// Begins a conversation, or opens one that is kept.
+export function open(wanted = "") {
+  messages = conversations().find((each) => each.id === wanted)?.messages ?? [];
+  id = messages.length ? wanted : "";
+  edited = null;
   $("prompt").value = "";
-  showConversation();
-  showImages();
+  setImages([]);
+  show(false);
 }
 
-function showConversation() {
-  const box = $("conversation");
-  box.replaceChildren(...messages.slice(-MOST_MESSAGES).map(({ role, content, images: own = [], calls, call }) => el("div", { class: `message ${role === "user" ? "user" : "assistant"}` },
-    el("span", { class: "role" }, call ? `result of ${shown(call.name, 40)}` : role),
-    el("div", { class: "text" }, content.slice(0, MOST_SHOWN) + (content.length > MOST_SHOWN ? ` … and ${content.length - MOST_SHOWN} more characters` : ""), ...own.map((url) => el("img", { src: url, alt: "Image sent" }))),
-    calls ? el("pre", { class: "head" }, spelt(calls)) : null)));
-  box.scrollTop = box.scrollHeight;
+// Forgets the conversation that is open.
+export function forgetOpen() {
+  forget(id);
+  open();
+}
+
+// The messages that the last answer was given to.
+export const answeredTo = () => messages.slice(0, messages.findLastIndex(({ role }) => role === "assistant"));
+
+// Shows what is asked without making it a part of the conversation.
+export const showAsked = (request) => show(true, request.messages);
+
+// Shows the conversation. With `isLive`, its answer is shown elsewhere, below `others`.
+function show(isLive, others = messages) {
+  seen = others;
+  showMessages(seen, edited);
+  toggle($("live"), isLive);
+  $("conversation").scrollTop = $("conversation").scrollHeight;
+  showNext();
+  const kept = conversations();
+  $("kept").replaceChildren(el("option", { value: "" }, "New chat"), ...kept.map((each) => el("option", { value: each.id }, shown(titleOf(each.messages), MOST_TITLE))));
+  $("kept").value = kept.some((each) => each.id === id) ? id : "";
+  toggle($("kept"), kept.length > 0);
+  toggle($("forget"), $("kept").value !== "");
+}
+
+const titleOf = (all) => all.find(({ role, content }) => role === "user" && content.trim())?.content.trim() ?? "Images";
+
+function showNext() {
   $("results").replaceChildren(...openCalls().map((call) => el("label", {}, `Result of ${shown(spelt([call]))}`, el("textarea", { rows: "2", class: "mono" }))));
+  toggle($("editing"), edited !== null);
   showMode();
 }
 
 function showMode() {
-  toggle($("conversation"), messages.length > 0 && mode() === "chat");
   toggle($("results"), wantsResults());
   toggle($("prompt-box"), !wantsResults());
+  fit();
 }
 
-function showImages(note = "") {
-  $("images").replaceChildren(...images.map((image, index) => el("figure", {}, el("img", { src: image.url, alt: shown(image.name, 100) }), el("button", { type: "button", class: "quiet", "aria-label": `Remove ${shown(image.name, 40)}`, onclick: () => removeImage(index) }, "×"))));
-  toggle($("images"), images.length > 0);
-  $("image-note").textContent = note;
-  toggle($("image-note"), note !== "");
+// The message grows with what is written, as far as the style lets it.
+function fit() {
+  const lines = $("prompt").value.split("\n").length;
+  $("prompt").rows = Math.min(12, Math.max(2, lines));
+}
+
+// Writes a message anew. What follows it stays until that is sent.
+export function edit(message) {
+  edited = message;
+  $("prompt").value = message?.content ?? "";
+  setImages(message?.images ?? []);
+  showMessages(seen, edited);
+  showNext();
   onChange();
+  focusInput();
 }
-
-function removeImage(index) {
-  images.splice(index, 1);
-  showImages();
-  $("image").focus();
-}
-
-async function addImages(files) {
-  const notes = [];
-  for (const file of files) {
-    const why = file.size > MOST_IMAGE ? `it has more than ${MOST_IMAGE / 1e6} MB` : images.length >= MOST_IMAGES ? `there are ${MOST_IMAGES} already` : "";
-    const url = why ? null : await dataUrl(file);
-    if (url) images.push({ url, name: file.name });
-    else notes.push(`${shown(file.name, 60)} was left out: ${why || "it cannot be read"}.`);
-  }
-  $("image").value = "";
-  showImages(notes.slice(0, 5).join(" "));
-}
-
-const dataUrl = (file) => new Promise((resolve) => {
-  const reader = new FileReader();
-  reader.onload = () => resolve(reader.result);
-  reader.onerror = () => resolve(null);
-  reader.readAsDataURL(file);
-});
 
 // What is said of a request in this API: what of it cannot be sent.
 export function notesOn(api, request) {
   const notes = [];
   if (!server.generates) notes.push("This model generates no text, so these APIs refuse it.");
-  if (request.mode === "chat" && !api.chats) notes.push(`${api.name} has no chats on this route: only the last message is sent${images.length ? ", without its images" : ""}.`);
+  if (request.mode === "chat" && !api.chats) notes.push(`${api.name} has no chats on this route: only the last message is sent${imageUrls().length ? ", without its images" : ""}.`);
   if (request.mode === "prompt" && !api.prompts) notes.push(`${api.name} has no prompts: it is sent as the message of a user.`);
-  if (request.mode === "prompt" && images.length) notes.push("Images are sent in chats only.");
-  if (wantsResults() && images.length) notes.push("Images are sent with the next message.");
+  if (request.mode === "prompt" && imageUrls().length) notes.push("Images are sent in chats only.");
+  if (wantsResults() && imageUrls().length) notes.push("Images are sent with the next message.");
   if (request.tools && !api.tools) notes.push("Tools are not sent.");
   if (api.note) notes.push(api.note(server));
   return notes.filter(Boolean).join(" ");
@@ -166,7 +196,7 @@ export function notesOn(api, request) {
 export function useModel(model, { dialect, has_several_models: severalModels }) {
   const before = JSON.stringify(server);
   server = { dialect, model: model?.name ?? "", severalModels, generates: model?.generates ?? true };
-  toggle($("image-box"), Boolean(model?.capabilities?.takes_images));
+  takeImages(Boolean(model?.capabilities?.takes_images));
   return JSON.stringify(server) !== before;
 }
 
@@ -175,10 +205,13 @@ export function startCompose(changed) {
   onChange = changed;
   $("compose").addEventListener("input", () => {
     $("tools").setCustomValidity("");
+    fit();
     changed();
   });
   $("compose").addEventListener("change", (event) => {
-    if (event.target.name === "mode") showMode();
+    if (event.target.name === "mode") show(false);
   });
-  $("image").addEventListener("change", (event) => addImages([...event.target.files]));
+  $("cancel").addEventListener("click", () => edit(null));
+  startImages(changed);
+  open();
 }

@@ -84,3 +84,15 @@ export function tabs(list, entries, panel, choose) {
   list.replaceChildren(...buttons);
   return { select: (id) => select(id, false), button: (id) => buttons.find((button) => button.dataset.id === id) };
 }
+
+// Copies a text, which is that of an element. Where the browser does not allow it, the element is selected.
+export async function copy(button, element, text = element.textContent) {
+  try {
+    await navigator.clipboard.writeText(text);
+    button.textContent = "Copied";
+  } catch { // browsers allow it on HTTPS and on this machine only
+    getSelection().selectAllChildren(element);
+    button.textContent = "Selected: press Ctrl+C";
+  }
+  setTimeout(() => { button.textContent = "Copy"; }, 2500);
+}

@@ -11,6 +11,7 @@ const textOf = (value) => (typeof value === "string" ? value : "");
 
 export class Outcome {
   text = "";
+  reasoning = "";
   calls = []; // {id, name, arguments}
   finish = null;
   prompt = null; // tokens
@@ -23,6 +24,7 @@ export class Outcome {
     const { error, finish, prompt, generated } = read;
     if (error) this.error = typeof error === "string" ? error : JSON.stringify(error);
     if (this.text.length < MOST_TEXT) this.text += textOf(read.text);
+    if (this.reasoning.length < MOST_TEXT) this.reasoning += textOf(read.reasoning);
     this.tokens += read.tokens?.length ?? 0;
     for (const call of read.calls ?? []) this.#addCall(call);
     if (finish) this.finish = String(finish);

@@ -6,7 +6,7 @@ import { $, el, say, shown, toggle } from "./dom.js";
 import { Follower } from "./follow.js";
 import { isBusy, pillOf } from "./models.js";
 import { useDocument } from "./parameters.js";
-import { refreshTry, startTry, useModel } from "./try.js";
+import { openTry, refreshTry, startTry, useModel } from "./try.js";
 import { openWatch, showState, startWatch } from "./watch.js";
 
 const VIEWS = ["try", "watch", "configuration"];
@@ -139,4 +139,5 @@ $("key-form").addEventListener("submit", (event) => {
   follower.poll();
 });
 showView();
+if (view() === "try") openTry();
 follower.poll();

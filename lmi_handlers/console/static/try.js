@@ -1,15 +1,17 @@
 // The view in which requests are written, sent, stopped and looked at.
 
 import { AnswerView, showFigures } from "./answer.js";
-import { answered, clear, focusInput, isComplete, notesOn, requestFor, spelt, startCompose, useModel as composeFor } from "./compose.js";
+import { answered, answeredTo, edit, focusInput, forgetOpen, isComplete, notesOn, open, requestFor, showAsked, startCompose, take, useModel as composeFor } from "./compose.js";
 import { DIALECTS } from "./dialects/all.js";
-import { $, say, tabs, toggle } from "./dom.js";
+import { $, copy, say, tabs, toggle } from "./dom.js";
 import { exchange, Outcome } from "./exchange.js";
-import { resetParameters, showParameters } from "./parameters.js";
+import { spelt, startMessages } from "./messages.js";
+import { parametersAreValid, resetParameters, showParameters } from "./parameters.js";
 import { Wire } from "./wire.js";
 
 const PAINTED = 200; // milliseconds between two updates of the figures
 const MOST_SAID = 1000;
+const NEAR = 60; // pixels from the end of the conversation
 
 let api = DIALECTS[0];
 let running = null; // stops the request that runs
@@ -17,7 +19,8 @@ let answer;
 let apiTabs;
 let wire;
 let onAnswered = () => {};
-let cleared = 0; // how often the conversation was
+let cleared = 0; // how often another conversation was begun or opened
+let said = ""; // the last answer
 
 // Shows what depends on the API, the mode or the model.
 function refresh() {
@@ -40,14 +43,13 @@ function edited() {
   wire.edited();
 }
 
-// Sends the request in these APIs, one after the other. The last one's answer is shown.
-async function sendIn(targets, finish) {
-  if (running || !isComplete()) return;
+// Sends these requests, [api, request], one after the other. The last one's answer is shown.
+async function sendIn(requests, finish) {
   running = new AbortController();
   busy(true);
   unmark();
   try {
-    for (const [target, request] of targets.map((each) => [each, requestFor(each)])) {
+    for (const [target, request] of requests) {
       const outcome = new Outcome();
       const record = await ask(target, request, outcome);
       finish(target, request, outcome, record);
@@ -62,7 +64,9 @@ async function sendIn(targets, finish) {
 }
 
 async function ask(target, request, outcome) {
-  answer.clear();
+  answer.clear(request.mode === "chat");
+  said = "";
+  toggle($("live"), true);
   $("said").textContent = "";
   toggle($("failure"), false);
   let painted = 0;
@@ -88,8 +92,10 @@ async function ask(target, request, outcome) {
 // Shows how a request has ended.
 function show(outcome, record) {
   const calls = spelt(outcome.calls);
-  if (calls) answer.add([{ text: `${outcome.text ? "\n" : ""}${calls}` }], false);
-  answer.flush();
+  answer.flush(true);
+  answer.addCalls(calls);
+  said = outcome.text;
+  document.body.classList.toggle("unanswered", outcome.error !== "" || !(outcome.text || calls));
   showFigures(outcome, record);
   $("failure").textContent = outcome.error.slice(0, 2000);
   toggle($("failure"), outcome.error !== "");
@@ -97,16 +103,34 @@ function show(outcome, record) {
 }
 
 function run() {
+  if (running || !isComplete()) return;
+  converse(requestFor(api));
+}
+
+// Asks for another answer to the same messages.
+function again() {
+  if (!running && answeredTo().length && parametersAreValid()) converse(requestFor(api, answeredTo()));
+}
+
+function converse(request) {
+  if (request.mode === "prompt") return sendIn([[api, request]], () => {});
   const before = cleared;
-  return sendIn([api], (target, request, outcome, record) => {
-    const calls = record.stopped ? [] : outcome.calls; // one may not be whole
-    if (cleared === before && request.mode === "chat" && !outcome.error && (outcome.text || calls.length)) answered(request, outcome.text, calls);
+  const giveBack = take(request);
+  return sendIn([[api, request]], (target, _, outcome, { stopped }) => {
+    if (cleared !== before) return;
+    const { text, reasoning, error } = outcome;
+    const calls = stopped ? [] : outcome.calls; // one may not be whole
+    if (!error && (text || calls.length)) answered({ text, reasoning, calls });
+    else giveBack();
   });
 }
 
 // The conversation stays as it is, to be sent again. The API that is open comes last, because its answer is shown.
 function runAll() {
-  return sendIn([...DIALECTS.filter((each) => each !== api), api], (target, request, outcome, record) => {
+  if (running || !isComplete()) return;
+  const requests = [...DIALECTS.filter((each) => each !== api), api].map((each) => [each, requestFor(each)]);
+  if (requests[0][1].mode === "chat") showAsked(requests.at(-1)[1]);
+  sendIn(requests, (target, request, outcome, record) => {
     if (!record.stopped) apiTabs.button(target.id).classList.add(outcome.error ? "failed" : "answered");
   });
 }
@@ -115,13 +139,17 @@ function unmark() {
   for (const { id } of DIALECTS) apiTabs.button(id).classList.remove("failed", "answered");
 }
 
+// The focus stays where the next message is written. Esc stops an answer from there.
 function busy(is) {
+  const focused = document.activeElement;
   $("answer").setAttribute("aria-busy", String(is));
   $("send").disabled = $("send-all").disabled = is;
   toggle($("send"), !is);
   toggle($("stop"), is);
-  if (is) $("stop").focus({ preventScroll: true });
-  else if (document.activeElement === document.body || document.activeElement === $("stop")) focusInput();
+  const { scrollHeight, scrollTop, clientHeight } = $("conversation");
+  document.body.classList.toggle("running", is); // shows the answer's buttons, or hides them
+  if (scrollHeight - scrollTop - clientHeight < NEAR) $("conversation").scrollTop = scrollHeight;
+  if ([document.body, $("stop"), $("send"), $("prompt")].includes(focused) || !focused.isConnected) focusInput();
 }
 
 const stop = () => running?.abort();
@@ -151,6 +179,7 @@ export function startTry(onEnd) {
     refresh();
   });
   apiTabs.select(api.id);
+  startMessages({ again, edit: (message) => running || edit(message) });
   startCompose(edited);
   $("compose").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -175,17 +204,29 @@ export function startTry(onEnd) {
     wire.edited();
     refresh();
   });
-  $("clear").addEventListener("click", () => {
-    stop();
-    cleared += 1;
-    clear();
-    unmark();
-    wire.clear();
-    answer.clear();
-    $("figures").textContent = "";
-    toggle($("failure"), false);
-    refresh();
-    focusInput();
-  });
+  $("clear").addEventListener("click", () => begin(() => open()));
+  $("forget").addEventListener("click", () => begin(forgetOpen));
+  $("kept").addEventListener("change", ({ target }) => begin(() => open(target.value)));
+  $("copy").addEventListener("click", ({ target }) => copy(target, $("answer"), said || $("answer").textContent));
+  $("again").addEventListener("click", again);
   refresh();
+}
+
+// Moves the focus to where one types, unless that opens a keyboard over half of the page.
+export function openTry() {
+  if (!matchMedia("(pointer: coarse)").matches) focusInput();
+}
+
+// Begins or opens a conversation.
+function begin(opens) {
+  stop();
+  cleared += 1;
+  opens();
+  unmark();
+  wire.clear();
+  answer.clear();
+  $("figures").textContent = "";
+  toggle($("failure"), false);
+  refresh();
+  focusInput();
 }

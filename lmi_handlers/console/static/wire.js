@@ -3,7 +3,7 @@
 import { LANGUAGES } from "./code.js";
 import { hasKey, toSend } from "./connection.js";
 import { DIALECTS } from "./dialects/all.js";
-import { $, bytes, duration, el, say, tabs, toggle } from "./dom.js";
+import { $, bytes, copy, duration, el, say, tabs, toggle } from "./dom.js";
 
 const MOST_TEXT = 200_000;
 const MOST_HEX = 16_384;
@@ -193,25 +193,14 @@ class CodeView {
 
   constructor(changed) {
     this.#language = el("select", { id: "language", "aria-label": "Language", onchange: changed }, ...Object.keys(LANGUAGES).map((name) => el("option", { value: name }, name)));
-    const copy = el("button", { type: "button", class: "quiet", onclick: () => { changed(); this.#copy(copy); } }, "Copy");
-    this.element = el("div", {}, el("div", { class: "row" }, this.#language, el("span", { class: "grow" }), copy), this.#code, this.#note);
+    const button = el("button", { type: "button", class: "quiet", onclick: () => { changed(); copy(button, this.#code, this.#text); } }, "Copy");
+    this.element = el("div", {}, el("div", { class: "row" }, this.#language, el("span", { class: "grow" }), button), this.#code, this.#note);
   }
 
   show(api, requestFor) {
     this.#text = LANGUAGES[this.#language.value](api, requestFor, hasKey());
     say(this.#code, this.#text.slice(0, MOST_TEXT));
     say(this.#note, this.#text.length > MOST_TEXT ? `The first ${bytes(MOST_TEXT)} of ${bytes(this.#text.length)}. “Copy” copies all of it.` : "");
-  }
-
-  async #copy(button) {
-    try {
-      await navigator.clipboard.writeText(this.#text);
-      button.textContent = "Copied";
-    } catch { // browsers allow it on HTTPS and on this machine only
-      getSelection().selectAllChildren(this.#code);
-      button.textContent = "Selected: press Ctrl+C";
-    }
-    setTimeout(() => { button.textContent = "Copy"; }, 2500);
   }
 }
 
