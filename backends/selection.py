@@ -114,16 +114,21 @@ def check_format(
 ) -> None:
     """Raise `ConfigError` if the backend only reads certain GGUF files and the model is not one of them.
 
-    Nor are weights quantised (`option.quantize`) that are so already.
+    The same for weights that would be quantised twice, or not at all for an `option.dtype` that needs it.
     """
-    if backend.reads_gguf is None or (gguf_file is None and backend.architectures):
+    if backend.reads_gguf is None:
         return
     header = None if gguf_file is None else read_gguf_header(gguf_file)
-    if reason := backend.reads_gguf.why_not(header):
+    wanted = header is not None or not backend.architectures
+    if wanted and (reason := backend.reads_gguf.why_not(header)):
         raise ConfigError(f"option.model_id: {gguf_file or 'the model'} cannot be served: {backend.name} {reason}")
-    if header is not None and header.quantised_types and properties.quantize:
-        types = ", ".join(sorted(header.quantised_types))
-        raise ConfigError(f"option.quantize={properties.quantize}: {gguf_file} is quantised already ({types})")
+    types = () if header is None else sorted(header.quantised_types)
+    if types and properties.quantize:
+        raise ConfigError(
+            f"option.quantize={properties.quantize}: {gguf_file} is quantised already ({', '.join(types)})"
+        )
+    if properties.dtype == "int8" and not types and not properties.quantize:
+        raise ConfigError("option.dtype: int8 computes with quantised weights: set option.quantize=int8, too")
 
 
 def _what_it_reads(candidate: BackendDeclaration, gguf: GgufHeader | None) -> str:

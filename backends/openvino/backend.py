@@ -45,8 +45,7 @@ class OpenVinoBackend(PagedBackend):
 
         DECLARATION.check_choices(properties)
         method = properties.quantize
-        stored = frozenset() if header is None else header.quantised_types
-        integers = asks_for_integers(properties.dtype, quantised=bool(method or stored))
+        integers = asks_for_integers(properties.dtype)
 
         def convert(partial: Path) -> None:
             if gguf_file is None:

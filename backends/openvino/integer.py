@@ -24,7 +24,6 @@ import openvino
 from openvino import opset13
 
 from backends.openvino.model import GROUP_SIZE
-from lmi_handlers.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +34,9 @@ _STEP = 2**-8
 """How far from an integer a zero point may be, in steps, to be taken for one."""
 
 
-def asks_for_integers(dtype: str, *, quantised: bool) -> bool:
-    """Tell whether `option.dtype` asks for products with integers. Raises `ConfigError` if no weights are quantised."""
+def asks_for_integers(dtype: str) -> bool:
+    """Tell whether `option.dtype` asks for products with integers."""
     if dtype == "int8":
-        if not quantised:
-            raise ConfigError("option.dtype: int8 computes with quantised weights: set option.quantize=int8, too")
         if not _has_integer_instructions():
             logger.warning(
                 "option.dtype: this CPU has no int8 arithmetic and is slow at emulating it; float32 is faster",

@@ -26,7 +26,6 @@ from backends.openvino.integer import asks_for_integers, use_integers
 from backends.openvino.model import EXACT, INTEGER, MODEL_NAME, compile_model
 from backends.openvino.runner import OpenVinoRunner
 from backends.paged.sequence import Chunk, Sequence
-from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.model_files.cache_dir import default_cache_dir
 from lmi_handlers.model_files.locate import locate_model
 from lmi_handlers.model_files.resolve import prepare_gguf, resolve_model
@@ -121,12 +120,8 @@ def test_loss_of_the_default_model(default_model: Path, tmp_path: Path) -> None:
     assert abs(loss(INTEGER) - expected) < 0.01
 
 
-def test_only_quantised_weights() -> None:
-    assert not asks_for_integers("auto", quantised=True)
-    assert not asks_for_integers("bf16", quantised=False)
-    assert asks_for_integers("int8", quantised=True)
-    with pytest.raises(ConfigError, match=r"option\.dtype: int8 .*set option\.quantize=int8"):
-        asks_for_integers("int8", quantised=False)
+def test_only_int8_asks_for_integers() -> None:
+    assert [dtype for dtype in ("auto", "fp32", "bf16", "int8") if asks_for_integers(dtype)] == ["int8"]
 
 
 def test_a_backend_with_integers(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from gguf_files import make_gguf
 
@@ -255,6 +256,16 @@ def test_weights_are_not_quantised_twice() -> None:
     check_format(openvino, None, properties)
     with pytest.raises(ConfigError, match=r"option\.quantize=int8: .*\.gguf is quantised already \(Q4_1, Q8_0\)$"):
         check_format(openvino, file, properties)
+
+
+def test_integers_need_quantised_weights(tmp_path: Path) -> None:
+    properties, openvino = ServingProperties(dtype="int8"), declaration("openvino")
+    check_format(openvino, find_gguf(None, None), properties)
+    check_format(openvino, None, ServingProperties(dtype="int8", quantize="int4"))
+    half = make_gguf(tmp_path / "half.gguf", matrices=np.float16)
+    for file in (None, half):
+        with pytest.raises(ConfigError, match=r"^option\.dtype: int8 .*: set option\.quantize=int8, too$"):
+            check_format(openvino, file, properties)
 
 
 @pytest.mark.parametrize(
