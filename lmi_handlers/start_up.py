@@ -43,6 +43,7 @@ from lmi_handlers.model_files.s3_url import is_s3
 from lmi_handlers.model_files.secure_mode import SecureMode
 from lmi_handlers.telemetry.settings import TelemetrySettings
 from lmi_handlers.text.bundle import build_gguf_bundle, build_text_bundle, read_chat_template
+from lmi_handlers.text.chat_template import syntax_error
 from lmi_handlers.text.output_parsers.reasoning import choose_reasoning_format, reasoning_format
 from lmi_handlers.text.output_parsers.tool_formats import choose_tool_format
 
@@ -330,6 +331,8 @@ def _check_chat_template(configuration: Configuration, environ: Mapping[str, str
     properties = configuration.properties
     if properties.chat_template is not None:
         template = read_chat_template(properties.chat_template, configuration.model_dir)
+        if error := syntax_error(template):
+            raise ConfigError(f"option.chat_template is not a Jinja template: {error}")
         choose_reasoning_format(template, properties.reasoning_parser, enabled=properties.enable_reasoning)
 
 

@@ -486,6 +486,13 @@ def test_a_requirements_file_logs_a_warning(tmp_path: Path, both: Both) -> None:
             "option.chat_template=no.jinja is neither",
         ),
         (
+            {
+                "cut.jinja": "{{ messages[0].content }}\n{% if add_generation_prompt",
+                "serving.properties": ECHO["serving.properties"] + "option.chat_template=cut.jinja\n",
+            },
+            "option.chat_template is not a Jinja template: line 2: ",
+        ),
+        (
             CHECKPOINT | {"serving.properties": "option.enable_lora=true\n", "adapters/loud/readme": ""},
             "option.enable_lora: ",
         ),
