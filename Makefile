@@ -104,7 +104,7 @@ $(VENV)/.lowest: $(VENV)/.serve tests/support/lowest_versions.py
 	$(PYTHON) -m venv --clear $(VENV)/lowest
 	$(BIN)/python tests/support/lowest_versions.py $(LIGHT) > $(VENV)/lowest.txt
 	$(VENV)/lowest/bin/python -m pip install --disable-pip-version-check --quiet --no-compile --constraint $(VENV)/lowest.txt \
-		--editable '.[$(LIGHT)]' flask-cors jsonlines jsonschema 'moto[s3]' openapi-spec-validator psutil pytest-timeout \
+		--editable '.[$(LIGHT)]' flask-cors jsonlines jsonschema 'moto[s3]' numpy openapi-spec-validator psutil pytest-timeout \
 		pytest-xdist requests trustme
 	touch $@
 

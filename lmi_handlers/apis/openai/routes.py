@@ -42,7 +42,7 @@ from lmi_handlers.core.errors import EngineNotReady, ModelNotFound
 from lmi_handlers.serving.served_model import ServedModel
 
 OWNER = "lmi-handlers"
-TAG = "Text Generation Inference"  # as in TGI's document, which has these routes
+TAG = "OpenAI"
 
 
 class OpenAIApi(Api):
