@@ -7,6 +7,8 @@ import ctypes
 import functools
 from typing import Any
 
+from lmi_handlers.config.replicas import visible_gpus
+
 _LIBRARY = "libnvidia-ml.so.1"
 
 
@@ -56,10 +58,3 @@ def smallest(nvml: Any, visible: str | None = None) -> int | None:
         return min(sizes, default=None)
     finally:
         nvml.nvmlShutdown()
-
-
-def visible_gpus(visible: str | None, present: int) -> list[str]:
-    """Return the numbers or UUIDs of the GPUs that may be used. `visible` is None if `CUDA_VISIBLE_DEVICES` is not set."""
-    if visible is None:
-        return [str(number) for number in range(present)]
-    return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]

@@ -14,9 +14,9 @@ from typing import Literal
 import msgspec
 
 from backends import declaration, registry
-from backends.gpu_memory import visible_gpus
 from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.options import ServingProperties
+from lmi_handlers.config.replicas import VISIBLE, visible_gpus
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.gguf import GgufHeader, read_gguf_header
 from lmi_handlers.core.install import install_command
@@ -182,14 +182,13 @@ def count_gpus(environ: Mapping[str, str], devices: Path) -> int | None:
     if (devices / "dxg").exists() or (devices / "kfd").exists():  # one device file stands for all GPUs
         return None
     present = len(list(devices.glob("nvidia[0-9]*")))
-    return len(visible_gpus(environ.get("CUDA_VISIBLE_DEVICES"), present)) if present else 0
+    return len(visible_gpus(environ.get(VISIBLE), present)) if present else 0
 
 
 def find_gpu(environ: Mapping[str, str], devices: Path) -> str | None:
     """Return "NVIDIA" or "AMD" by the device files in `devices`, as GPU libraries take seconds to import."""
-    if environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1") and (
-        any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists()
-    ):
+    hidden = VISIBLE in environ and not visible_gpus(environ[VISIBLE], 0)
+    if not hidden and (any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists()):
         return "NVIDIA"
     return "AMD" if (devices / "kfd").exists() else None
 

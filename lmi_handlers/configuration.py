@@ -19,7 +19,7 @@ from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.decorators import OUTPUT_FORMATTER
 from lmi_handlers.config.formatter_code import FormatterCode, find_formatter_scripts
 from lmi_handlers.config.properties import LoadedProperties, ServingProperties, load_properties
-from lmi_handlers.config.replicas import plan_replicas
+from lmi_handlers.config.replicas import VISIBLE, plan_replicas
 from lmi_handlers.config.scripts import Script, find_requirements, find_script
 from lmi_handlers.config.server_settings import ServerSettings
 from lmi_handlers.config.store_settings import VARIABLES as STORE_VARIABLES
@@ -209,7 +209,7 @@ def _one_gpu(loaded: LoadedProperties, file: Path | None, environ: Mapping[str, 
     """
     if loaded.sets(*_PLACEMENT):
         return loaded
-    memory = None if file is None else smallest_gpu_memory(environ.get("CUDA_VISIBLE_DEVICES"))
+    memory = None if file is None else smallest_gpu_memory(environ.get(VISIBLE))
     if file is not None and memory is not None:
         model = file.parent if file.suffix == ".json" else file
         if weight_bytes(model) > _MOST_WEIGHTS * memory:

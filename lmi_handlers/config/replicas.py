@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 
 from lmi_handlers.config.properties import LoadedProperties
 from lmi_handlers.core.errors import ConfigError
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_gpus(visible: str | None, present: int) -> list[str]:
+    """Return the numbers or UUIDs of the GPUs that may be used: for CUDA, the first -1 ends the list.
+
+    `visible` is the value of `CUDA_VISIBLE_DEVICES`, or None if it is not set, and the GPUs are the `present` ones.
+    """
+    if visible is None:
+        return [str(number) for number in range(present)]
+    names = (name.strip() for name in visible.split(","))
+    return [name for name in takewhile(lambda name: name != "-1", names) if name]
 
 
 def plan_replicas(
@@ -33,9 +45,7 @@ def plan_replicas(
             f"minWorkers={replicas} needs {replicas * max(1, per_replica)} GPUs, {max(1, per_replica)} for each engine, "
             f"but there {'is' if gpus == 1 else 'are'} {gpus}"
         )
-    names = [name.strip() for name in environ.get(_VISIBLE, "").split(",") if name.strip()] or list(
-        map(str, range(gpus))
-    )
+    names = visible_gpus(environ.get(VISIBLE), gpus)
     return tuple(
         ",".join(names[first : first + per_replica]) for first in range(0, replicas * per_replica, per_replica)
     )
