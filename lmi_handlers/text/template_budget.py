@@ -3,8 +3,9 @@
 
 A template comes with the model, or with a request, and is rendered in a web worker. Jinja's sandbox keeps it from other
 objects, but not from nested loops, recursive macros and `"x" * 10**9`. Here each rendering has a budget. Loops and macros
-take steps from it: their bodies begin with a filter of ours. Operators, methods and filters that make values take the
-size of the result, before they make it. The names of our filters begin with a digit, so templates cannot use them.
+take steps from it: their bodies begin with a filter of ours. So do methods, filters and tests that read long texts or
+many items. Operators, methods and filters that make values take the size of the result, before they make it if that may
+be huge. The names of our filters begin with a digit, so templates cannot use them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from types import BuiltinMethodType
-from typing import Any, ParamSpec, cast
+from types import BuiltinMethodType, MethodType
+from typing import Any, ParamSpec, TypeVar, cast
 
 import jinja2
 import jinja2.nodes as nodes
@@ -37,6 +38,12 @@ _SHORT = 64
 _OFTEN = 8
 """Passes through a longer loop between two looks at the clock."""
 
+_TEXT_PER_STEP = 100
+"""Characters that a method reads in the time of a pass through a loop."""
+
+_OF_JINJA = frozenset(["_block_vars", "_loop_vars"])
+"""Arguments that Jinja adds to each call."""
+
 _SIZED = frozenset([list, tuple, dict, range])
 
 _FEW = 8
@@ -56,12 +63,14 @@ _MAX_VALUES = 100_000
 """Values in a list or dict, with those in the lists and dicts in it. One that is in two places counts twice."""
 
 _MAX_BITS = 4096
+_LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _MAX_WIDTH = 1000
 _WIDTH = re.compile(r"\d{4}|\*")
 """In a format: a width or precision from 1,000 on, or one that is an argument."""
 
 
 _Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 
 
 class OverBudget(ValueError):
@@ -80,11 +89,11 @@ class _Budget:
 _current: ContextVar[_Budget] = ContextVar("budget")
 
 
-def within_budget(render: Callable[_Given, str]) -> Callable[_Given, str]:
+def within_budget(render: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
     """Give all that the function compiles and renders one budget."""
 
     @functools.wraps(render)
-    def limited(*args: _Given.args, **kwargs: _Given.kwargs) -> str:
+    def limited(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
         token = _current.set(_Budget())
         try:
             return render(*args, **kwargs)
@@ -124,7 +133,11 @@ def _call(_: Context, __: object) -> None:
 
 @jinja2.pass_context
 def _loop(_: Context, items: Any) -> Any:
-    """Return what a loop iterates over: short lists as they are, and others with a look at the clock now and then."""
+    return _passing(items)
+
+
+def _passing(items: Any) -> Any:
+    """Return what is iterated over: short lists as they are, and others with a look at the clock now and then."""
     if type(items) in _SIZED and len(items) <= _SHORT:
         budget = _current.get()
         budget.steps -= 1 + len(items)
@@ -132,6 +145,33 @@ def _loop(_: Context, items: Any) -> Any:
             _step(0)
         return items
     return _Watched(items) if hasattr(items, "__len__") else _watched(items)
+
+
+def _read(*values: Any) -> None:
+    """Take the steps for texts that are read from end to end, as by most of what is done with a text."""
+    length = 0
+    for value in values:
+        if isinstance(value, str | bytes):
+            length += len(value)
+    if length > _TEXT_PER_STEP:
+        _step(length // _TEXT_PER_STEP)
+
+
+def _searched(value: Any) -> Any:
+    """Return an operand of a comparison."""
+    _read(value)
+    return value
+
+
+def _cut(value: Any) -> Any:
+    """Return a slice."""
+    spend(_size(value))
+    return value
+
+
+def _listed(items: Any) -> Any:
+    """Return the arguments of a call that stand behind an asterisk."""
+    return _made([*_passing(items)])
 
 
 def _watched(items: Iterable[Any]) -> Iterator[Any]:
@@ -166,12 +206,17 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
             self.filters[name] = _limited(self.filters[name], size)
         for name in ("batch", "slice"):
             self.filters[name] = _rows(self.filters[name])
-        for name in ("list", "sort"):
-            self.filters[name] = _made_by(self.filters[name])
+        self.filters["join"] = _join
+        for name in self.filters.keys() - _QUICK:
+            self.filters[name] = _counted(self.filters[name], iterates=name in _ITERATING)
+        for name in _READING_TESTS:
+            self.tests[name] = _counted(self.tests[name])
         self.filters |= {
-            "join": _join,
             "0call": _call,
             "0loop": _loop,
+            "0searched": _searched,
+            "0cut": _cut,
+            "0listed": _listed,
             "0sum": _sum,
             "0concat": _concat,
             "0made": _made,
@@ -195,13 +240,19 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of a value, a function or a macro."""
-        kind = type(function)
-        if kind is BuiltinMethodType:
-            if function.__name__ in _METHODS:
-                args = _METHODS[function.__name__](function.__self__, *args)
+        kind, is_of_text = type(function), False
+        if kind is BuiltinMethodType or kind is MethodType:
+            owner, name = function.__self__, function.__name__
+            if is_of_text := isinstance(owner, str | bytes):
+                _read(owner, *args)
+            if name in _METHODS and isinstance(owner, str | bytes | int | list | dict):
+                named = {key: kwargs.pop(key) for key in kwargs.keys() - _OF_JINJA}
+                args = _METHODS[name](owner, *args, **named)
         elif kind is LoopContext:
-            args = (_loop(context, *args),)
+            args = (_passing(*args),)
         result = super().call(context, function, *args, **kwargs)
+        if is_of_text:
+            return _new(result)
         return _made(result) if type(result) is dict else result
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -225,6 +276,7 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         text, is_map = value.__self__, value.__name__ == "format_map"
 
         def limited(*args: Any, **kwargs: Any) -> str:
+            _step(text.count("{") + text.count("}"))
             values: tuple[Any, Mapping[str, Any]] = ((), args[0]) if is_map else (args, kwargs)
             return str(_LimitedFormatter(self).vformat(text, *values))
 
@@ -281,6 +333,29 @@ class _Instrument(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
         self.generic_visit(node)
         return _filter("0concat", nodes.Tuple(node.nodes, "load"))
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
+        """Count the texts that are searched, or compared with each other. A constant is compared at once."""
+        self.generic_visit(node)
+        operands: list[Any] = [node, *node.ops]
+        searches = any(operand.op in ("in", "notin") for operand in node.ops)
+        if searches or not any(isinstance(operand.expr, nodes.Const) for operand in operands):
+            for operand in operands:
+                if not isinstance(operand.expr, nodes.Const):
+                    operand.expr = _filter("0searched", operand.expr)
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
+        self.generic_visit(node)
+        return _filter("0cut", node) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_Call(self, node: nodes.Call | nodes.Filter | nodes.Test) -> nodes.Expr:
+        self.generic_visit(node)
+        if node.dyn_args is not None:
+            node.dyn_args = _filter("0listed", node.dyn_args)
+        return node
+
+    visit_Filter = visit_Test = visit_Call
 
     def visit_List(self, node: nodes.List | nodes.Tuple | nodes.Dict) -> nodes.Expr:
         self.generic_visit(node)
@@ -342,6 +417,16 @@ def _made(value: Any) -> Any:
     return value
 
 
+def _new(value: Any) -> Any:
+    """Return what a method or a filter has made, after taking its size."""
+    if isinstance(value, str | bytes):
+        spend(len(value))
+    elif isinstance(value, list | tuple):
+        _made(value)
+        spend(sum(map(_size, value)))
+    return value
+
+
 def _size(value: Any) -> int:
     """Return the length of a text or list, and 0 for what has none."""
     return len(value) if isinstance(value, str | bytes | list | tuple) else 0
@@ -367,14 +452,35 @@ def _spend_on_replace(text: Any, old: Any = "", new: Any = "", *_: Any) -> None:
 
 
 def _of_join(text: Any, items: Any, *more: Any) -> tuple[Any, ...]:
-    listed = [*items]
+    listed = [*_passing(items)]
     spend(sum(map(_size, listed)) + len(text) * len(listed))
     return (listed, *more)
 
 
-def _of_replace(text: Any, *args: Any) -> tuple[Any, ...]:
-    _spend_on_replace(text, *args)
-    return args
+def _of_replace(text: Any, old: Any, new: Any, count: int = -1) -> tuple[Any, ...]:
+    _spend_on_replace(text, old, new)
+    return old, new, count
+
+
+def _of_copy(items: Any) -> tuple[Any, ...]:
+    spend(len(items))
+    return ()
+
+
+def _of_split(_: Any, sep: Any = None, maxsplit: int = -1) -> tuple[Any, ...]:
+    return sep, maxsplit if 0 <= maxsplit <= _MAX_VALUES else _MAX_VALUES
+
+
+def _of_splitlines(text: Any, keepends: bool = False) -> tuple[Any, ...]:
+    kept = str(text) if isinstance(text, str) else text.decode("latin-1")
+    if sum(map(kept.count, _LINE_ENDS)) > _MAX_VALUES:
+        raise OverBudget(f"the chat template makes a list of more than {_MAX_VALUES} lines")
+    return (keepends,)
+
+
+def _of_strip(_: Any, characters: Any = None) -> tuple[Any, ...]:
+    check_width(_size(characters))  # each character of the text may be compared with all of them
+    return (characters,)
 
 
 def _of_translate(text: Any, table: Any, *more: Any) -> tuple[Any, ...]:
@@ -388,12 +494,16 @@ def _of_width(_: Any, width: Any = 0, *more: Any) -> tuple[Any, ...]:
 
 
 _METHODS: Mapping[str, Callable[..., tuple[Any, ...]]] = {
+    "copy": _of_copy,
     "join": _of_join,
     "replace": _of_replace,
+    "splitlines": _of_splitlines,
     "translate": _of_translate,
+    **dict.fromkeys(("split", "rsplit"), _of_split),
+    **dict.fromkeys(("strip", "lstrip", "rstrip"), _of_strip),
     **dict.fromkeys(("center", "expandtabs", "ljust", "rjust", "to_bytes", "zfill"), _of_width),
 }
-"""Method of a text that may make one much longer -> function that gets both, and returns the arguments."""
+"""Method that may make much of a text, or take long -> function that gets what it gets, and returns its arguments."""
 
 
 @jinja2.pass_eval_context
@@ -436,18 +546,42 @@ def _limited(function: Any, size: Callable[..., None]) -> Any:
     return limited
 
 
-def _made_by(function: Any) -> Any:
-    """Return a filter that makes a list, with a check of it."""
+def _counted(function: Any, *, iterates: bool = False) -> Any:
+    """Return a filter or a test that takes steps for what it reads, or `iterates` over, and the size of what it makes."""
+    place = _own_arguments(function)
 
     @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        return _made(function(*args, **kwargs))
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        if iterates:
+            args = (*args[:place], _passing(args[place]), *args[place + 1 :])
+        else:
+            _read(*args[place:])
+        return _new(function(*args, **kwargs))
 
-    return checked
+    return counted
 
+
+_QUICK = frozenset(["attr", "count", "d", "default", "first", "last", "length", "random"])
+"""Filters that take no time, however long a value is, and return what was there."""
+
+_ITERATING = frozenset(
+    [
+        *("batch", "groupby", "join", "list", "map", "max", "min", "reject", "rejectattr", "select", "selectattr"),
+        *("slice", "sort", "sum", "unique"),
+    ]
+)
+"""Filters that look at each item of a value, which may be a long text."""
+
+_READING_TESTS = (
+    *("!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le", "lessthan", "lower"),
+    *("lt", "ne", "upper"),
+)
 
 _SLOW = 30
 """How often a character counts for filters that are written in Python."""
+
+_URL_ENCODED = 12
+"""Characters in place of one of four bytes."""
 
 _SIZES: Mapping[str, Callable[..., None]] = {
     "center": lambda _, width=80: spend(width),
@@ -456,6 +590,8 @@ _SIZES: Mapping[str, Callable[..., None]] = {
         (str(text).count("\n") + 1) * (width if isinstance(width, int) else len(width))
     ),
     "replace": _spend_on_replace,
+    "trim": lambda _, characters=None: check_width(_size(characters)),
+    "urlencode": lambda value: spend(_URL_ENCODED * _size(value)),
     "round": lambda _, precision=0, *__, **___: check_width(precision),
     "wordwrap": lambda text, _=79, __=True, wrapstring=None, *___, **____: spend(
         len(str(text)) * (_SLOW + len(wrapstring or ""))

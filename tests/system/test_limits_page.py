@@ -40,7 +40,7 @@ FIXED: dict[str, float] = {
     "idle connection": constant("lmi_handlers/gunicorn_conf.py", "keepalive"),
     "wait for an engine that is not ready; then 503": served.PATIENCE,
     "characters of a chat template": template_budget.MAX_TEMPLATE,
-    "passes through a chat template's loops per request; a macro's call is 8": template_budget.MAX_STEPS,
+    "passes through a chat template's loops; a macro's call is 8, and 100 characters read are 1": template_budget.MAX_STEPS,
     "characters that a chat template makes per request": template_budget.MAX_SIZE,
     "time for rendering a chat template": template_budget.MAX_SECONDS,
     "fetching all images of a request": images.FETCH_TIMEOUT,

@@ -19,6 +19,7 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 TIMES = "{% for i in range(60) %}"
 STATE = "{% set ns = namespace(x=['a', 'b']) %}" + TIMES
 FOREVER = "{% for i in range(99999) %}{% for j in range(99999) %}"
+TEXT = "{% set s = 'a' * 2 * 10**6 %}"
 LONG = "{% set s = 'a' * 10**7 %}"
 
 STEPS = (
@@ -28,6 +29,21 @@ STEPS = (
     "{% for i in range(99999) recursive %}{% if loop.depth < 9 %}{{ loop(range(99999)) }}{% endif %}{% endfor %}",
     "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
     "{% macro f(n) %}{% if n %}{% set a = f(n - 1) %}{% set a = f(n - 1) %}{% endif %}{% endmacro %}{{ f(60) }}",
+    TEXT + "{{ s|map('upper')|list }}",
+    TEXT + "{{ s|unique|list }}",
+    TEXT + "{{ s|groupby(0) }}",
+    TEXT + "{{ s|max }}",
+    TEXT + "{{ s|batch(9)|list }}",
+    TEXT + "{{ cycler(*s) }}",
+    TEXT + "{{ ''.join(s) }}",
+    "{{ ('{0}' * 10**6).format('') }}",
+    "{{ ('{{' * 10**6).format() }}",
+    TEXT + "{{ 'b' in s }}" * 90,
+    TEXT + "{{ s is in s }}" * 90,
+    TEXT + "{{ s == s }}" * 90,
+    TEXT + "{{ s.find('b') }}" * 90,
+    TEXT + "{{ s is lower }}" * 90,
+    "".join(f"{{% set x{i} = range(99999)|map('string')|list %}}" for i in range(20)),
 )
 SIZES = (
     "{{ 'a' * 10**9 }}",
@@ -53,14 +69,25 @@ SIZES = (
     "{{ ('a ' * 10**6)|wordwrap(1, wrapstring='b' * 10**4) }}",
     "{{ [1]|batch(10**9, 0)|list }}",
     "{{ [1]|slice(10**9)|list }}",
-    "{{ ('{0}' * 10**6).format('a' * 10**6) }}",
+    "{{ ('{0}' * 10**5).format('a' * 10**5) }}",
     "{{ ('%(a)s' * 10**6) % {'a': 'a' * 10**6} }}",
     "{{ ('a' * 10**6).replace('a', 'b' * 10**6) }}",
     "{{ ('a' * 10**6)|replace('', 'b' * 10**6) }}",
     "{{ ('a' * 10**6).translate({97: 'b' * 10**6}) }}",
     "{{ range(99999)|join('a' * 10**6) }}",
-    "{{ ('a' * 10**6).join('b' * 10**6) }}",
+    "{{ ('a' * 10**5).join('b' * 10**5) }}",
     "{{ ([{'c': 'a' * 10**6}] * 10**4)|join(attribute='c') }}",
+    LONG + "".join(f"{{% set x{i} = s.upper() %}}" for i in range(9)),
+    LONG + "".join(f"{{% set x{i} = s|upper %}}" for i in range(9)),
+    LONG + "".join(f"{{% set x{i} = s[1:] %}}" for i in range(9)),
+    LONG + "".join(f"{{% set x{i} = s.partition('b') %}}" for i in range(9)),
+    "{% set x = range(99999)|list %}{% for i in range(900) %}{% set y = x.copy() %}{% endfor %}",
+    "{{ ('a,' * 10**6).split(',') }}",
+    "{{ ('a,' * 10**6).rsplit(sep=',') }}",
+    "{{ ('a ' * 10**6).split() }}",
+    "{{ ('a\n' * 10**6).splitlines() }}",
+    "{{ (('a' * 10**4)|safe).replace('a', 'b' * 10**5) }}",
+    "{{ ('a' * 10**7)|urlencode }}",
     LONG + "{% for i in range(99999) %}{{ s }}{% endfor %}",
     LONG + "{% set t %}{% for i in range(99999) %}{{ s }}{% endfor %}{% endset %}",
     LONG + "{% filter trim %}{% for i in range(99999) %}{{ s }}{% endfor %}{% endfilter %}",
@@ -80,6 +107,9 @@ WIDTHS = (
     "{{ '%*d' % (10**9, 1) }}",
     "{{ '%1000000000d'|format(1) }}",
     "{{ 1.5|round(10**9, 'ceil') }}",
+    "{{ ('a' * 10**6).strip('b' * 10**6 + 'a') }}",
+    "{{ ('a' * 10**6)|trim('b' * 10**6 + 'a') }}",
+    "{{ (('a' * 10**6)|safe).center(10**9) }}",
 )
 NUMBERS = (
     "{{ 9**(9**9) }}",
@@ -95,7 +125,7 @@ def render(template: str, **options: Any) -> str:
         special_tokens={"bos_token": "<s>"},
         chat_templates={"default": template},
     )
-    return render_chat(bundle, ChatPrompt(messages=MESSAGES, **options))
+    return render_chat(bundle, ChatPrompt(**{"messages": MESSAGES, **options}))
 
 
 @pytest.mark.parametrize(
@@ -122,6 +152,18 @@ def test_steps_that_take_long_use_up_the_time() -> None:
         render("{% set x = range(99999)|map('string')|list %}{% for i in range(99999) %}{{ 'x' in x }}{% endfor %}")
 
 
+def test_a_long_conversation_is_within_the_budget() -> None:
+    text = ("<think>" + "some words, " * 100 + "</think>\n\n" + "an answer. " * 100) * 4
+    template = (
+        "{% for m in messages %}{% set content = m.content %}{% if '</think>' in content %}"
+        "{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+        "{% if content.startswith('<tool_response>') %}{{ content|trim }}{% endif %}"
+        "{{ '<|im_start|>' + m.role + '\n' + content|trim + m.content[9:]|replace('a', 'b') }}{% endfor %}"
+    )
+    messages = [{"role": "user", "content": text} for _ in range(200)]  # 2 MB
+    assert len(render(template, messages=messages)) > 1_000_000
+
+
 def test_too_many_blocks_in_each_other_do_not_compile() -> None:
     with pytest.raises(UnsupportedFeature, match="does not compile"):
         render("{% for a in [1] %}" * 30 + "{% endfor %}" * 30)
@@ -131,7 +173,9 @@ REFERENCE = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
 REFERENCE.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
 
 VALUES = st.recursive(
-    st.sampled_from(["x", "y", "n", "'a'", "'é\\n'", "1", "2", "z", "['a', x]", "{'k': y}", "missing"]),
+    st.sampled_from(
+        ["x", "y", "n", "'a'", "'é\\n'", "1", "2", "z", "['a', x]", "{'k': y}", "missing", "x[1:]", "y[::-1]"]
+    ),
     lambda values: st.one_of(
         st.tuples(values, st.sampled_from(["+", "~", "*", "%", "-", "==", "in", "and"]), values).map(
             lambda parts: f"({' '.join(parts)})"
@@ -157,16 +201,35 @@ VALUES = st.recursive(
                     "title",
                     "round",
                     "wordwrap(3)",
+                    "map('upper')|list",
+                    "select('in', 'ab')|list",
+                    "unique|list",
+                    "trim('a')",
+                    "urlencode",
                 ]
             ),
         ).map(lambda parts: f"{parts[0]}|{parts[1]}"),
         st.tuples(
             values,
             st.sampled_from(
-                ["replace('a', y)", "join(x)", "format(1)", "center(5)", "split('b')", "items()", "ljust(4)"]
+                [
+                    "replace('a', y)",
+                    "join(x)",
+                    "format(1)",
+                    "center(5)",
+                    "split('b')",
+                    "split(maxsplit=1)",
+                    "items()",
+                    "ljust(4)",
+                    "splitlines()",
+                    "strip('a')",
+                    "copy()",
+                    "get('k')",
+                ]
             ),
         ).map(lambda parts: f"({parts[0]}).{parts[1]}"),
         st.lists(values, max_size=3).map(lambda parts: f"[{', '.join(parts)}]"),
+        values.map(lambda value: f"dict(a=1).get(*{value})"),
     ),
     max_leaves=6,
 )
