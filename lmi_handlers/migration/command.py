@@ -10,11 +10,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.redaction import REDACTED, is_secret, redacted
 from lmi_handlers.migration.container import CONTAINERS, Container, read_container
 from lmi_handlers.migration.shell import ShellReader
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _NUMBER = re.compile(r"-\d")
+_NAME = re.compile(r"[\w-]+")
+_SECRET_WORD = re.compile(
+    r"(?:Authorization|x-api-key|api-key)\s*:|Bearer\s|\b(?:hf_|sk-|AKIA|ASIA|gh[pousr]_)\w", re.IGNORECASE
+)
+"""Headers with keys, and how keys of well-known services begin."""
+
 _PYTHON = re.compile(r"python[\d.]*")
 _DEPTH = 3
 """Commands in quotes, such as `bash -c "..."`, may be nested this deep."""
@@ -58,7 +65,7 @@ class _Script:
     def find(self, text: str, variables: dict[str, str], exported: dict[str, str], depth: int) -> Command | None:
         """Return the first command of the program in `text`. `variables` are known, `exported` reach the program."""
         shell = ShellReader(text, variables)
-        others: list[str] = []
+        others: list[Sequence[str]] = []
         for words in shell.commands():
             if _assigns(words, variables, exported):
                 continue
@@ -68,7 +75,7 @@ class _Script:
             if found is not None:
                 remarks = [*_of_unknown(shell.unknown), *_of_others(others), *found.remarks]
                 return msgspec.structs.replace(found, remarks=remarks)
-            others.append(shlex.join(words))
+            others.append(words)
         return None
 
     def _read(self, words: list[str], exported: Mapping[str, str]) -> Command | None:
@@ -145,7 +152,7 @@ def _of_wrappers(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     environ = {name: value for name, _, value in (word.partition("=") for word in assignments)}
     others = [word for word in words if word not in assignments and word not in ("env", "exec")]
     others = [*itertools.takewhile(lambda word: not _PYTHON.fullmatch(word.rpartition("/")[2]), others)]
-    return environ, [f"{shlex.join(others)}: put what still applies before lmi serve"] if others else []
+    return environ, [f"{_shown(others)}: put what still applies before lmi serve"] if others else []
 
 
 def _of_unknown(names: Mapping[str, None]) -> Iterator[str]:
@@ -153,9 +160,22 @@ def _of_unknown(names: Mapping[str, None]) -> Iterator[str]:
         yield f"{', '.join(names)}: the value is not known here; write it in place of the name"
 
 
-def _of_others(commands: Sequence[str]) -> Iterator[str]:
+def _of_others(commands: Sequence[Sequence[str]]) -> Iterator[str]:
     if commands:
-        yield f"{'; '.join(commands)}: not part of the command"
+        yield f"{'; '.join(map(_shown, commands))}: not part of the command"
+
+
+def _shown(words: Sequence[str]) -> str:
+    """Return words of a script for a comment in a file that people keep and share, without what may be a secret."""
+    return " ".join(_shown_word(last, word) for last, word in itertools.pairwise(("", *words)))
+
+
+def _shown_word(last: str, word: str) -> str:
+    """Hide a word behind an option or a command that is named like a secret, a header, and what begins like a key."""
+    if (shown := redacted(word)) != word:
+        return shown
+    is_named = _NAME.fullmatch(last) is not None and is_secret(last, word) and not word.startswith("-")
+    return REDACTED if is_named or _SECRET_WORD.search(word) else shlex.quote(word)
 
 
 def read_flags(

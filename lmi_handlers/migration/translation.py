@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from javaproperties import join_key_value, to_comment
 
 from lmi_handlers.config.option import DeclaredOption
+from lmi_handlers.core.child_environment import child_environment
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.core.redaction import is_hidden, is_secret
+from lmi_handlers.core.redaction import is_hidden, is_secret, redacted
 from lmi_handlers.migration.command import Command
 
 
@@ -85,7 +86,8 @@ class Translation:
 
     def add_variable(self, name: str, value: str, meanings: Mapping[str, Meaning]) -> None:
         """Add an environment variable of the command. One without a meaning is set for this server, too."""
-        secret = is_secret(name, value) or is_hidden(name)
+        is_credential = not child_environment({name: value}) or redacted(value) != value
+        secret = is_credential or is_secret(name, value) or is_hidden(name)
         self.add(meanings.get(name, Exports(name, secret)), name, [value])
 
     def add_surroundings(self, command: Command, default_port: int) -> None:
@@ -107,7 +109,9 @@ class Translation:
                 f"{', '.join(container.passed)}: set for the container from outside; lmi serve inherits it"
             )
         if container is not None and container.others:
-            self.remarks.append(f"{' '.join(container.others)}: options of the container, without a counterpart here")
+            self.remarks.append(
+                f"{redacted(' '.join(container.others))}: options of the container, without a counterpart here"
+            )
 
     def set(self, option: str, value: str, comment: str) -> None:
         """Set an option, by the name of its field, or an option that the backend passes on to its engine."""

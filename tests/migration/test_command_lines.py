@@ -126,6 +126,26 @@ def test_nothing_is_lost_without_a_word(
     assert "hf_secret" not in text
 
 
+@pytest.mark.parametrize(
+    ("others", "shown"),
+    [
+        ("huggingface-cli login --token hf_secret;", "huggingface-cli login --token ******"),
+        ("curl -H 'Authorization: Bearer hf_secret' http://a;", "curl -H ****** http://a"),
+        ("AWS_SECRET_ACCESS_KEY=hf_secret aws s3 ls;", "AWS_SECRET_ACCESS_KEY=****** aws s3 ls"),
+        ("git clone https://me:hf_secret@a/b;", "git clone https://******@a/b"),
+        ("srun --export=HF_TOKEN=hf_secret", "srun --export=HF_TOKEN=******: put"),
+        ("echo hf_secret | docker login --password-stdin;", "echo ******; docker login --password-stdin"),
+        ("OTEL_EXPORTER_OTLP_HEADERS=authorization=hf_secret", "OTEL_EXPORTER_OTLP_HEADERS='<the value of"),
+        ("HTTPS_PROXY=http://me:hf_secret@proxy", "HTTPS_PROXY='<the value of HTTPS_PROXY>'"),
+        ("docker run --label token=hf_secret vllm/vllm-openai", "--label token=******: options"),
+    ],
+)
+def test_secrets_around_the_command_are_not_in_the_file(others: str, shown: str) -> None:
+    text = translated("vllm", f"{others} vllm serve m")
+    assert shown in text
+    assert "hf_secret" not in text
+
+
 @pytest.mark.parametrize("quantize", ["awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "bitsandbytes-nf4"])
 def test_an_engine_takes_each_quantisation_that_is_written(quantize: str) -> None:
     text = translated("tgi", f"text-generation-launcher --quantize {quantize}")
