@@ -12,6 +12,7 @@ from lmi_handlers.core.errors import (
     ModelNotFound,
     PayloadTooLarge,
     QueueFull,
+    TurnConflict,
     entry_of,
 )
 
@@ -19,13 +20,22 @@ ERROR_TYPES: dict[type[LMIError], str] = {
     InvalidRequest: "invalid_request_error",
     PayloadTooLarge: "request_too_large",
     ModelNotFound: "not_found_error",
+    TurnConflict: "invalid_request_error",
     QueueFull: "rate_limit_error",
     EngineNotReady: "overloaded_error",
     DeadlineExceeded: "timeout_error",
 }
 """The `error.type` of an error class and its subclasses. Defaults to "api_error"."""
 
-STATUS_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+STATUS_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 """The `error.type` of a status that no route has answered with. Defaults to that of the status's class."""
 
 

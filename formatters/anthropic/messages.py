@@ -48,6 +48,7 @@ class MessageFormatter(ChatFormatter):
         self._call: int | None = None  # the number of the open call
         self._pieces: list[str] = []  # the text of the open block
         self._stop_string: str | None = None
+        self._is_whole = False  # the last call
 
     def emit(self, event: responses.MessageEvent) -> None:
         """Take an event. A document has none."""
@@ -81,7 +82,8 @@ class MessageFormatter(ChatFormatter):
                 block.thinking, block.signature = text, _signature(text)
                 self._emit_delta(responses.NewSignature(block.signature))
             case responses.ToolUseBlock():
-                block.input = _arguments(text)
+                arguments = _arguments(text)
+                block.input, self._is_whole = arguments or {}, arguments is not None
         self.emit(responses.ContentBlockStop(self._blocks))
         self.ended(block)
         self._blocks += 1
@@ -103,11 +105,11 @@ class MessageFormatter(ChatFormatter):
         )
 
     def end(self) -> responses.MessageEnd:
-        """Return how the message ended."""
+        """Return how the message ended. Only a stop string that has cut off a call keeps clients from making it."""
         choice, stop = self._choice, self._stop_string
         if choice.finish_reason in _ENDED:
             return responses.MessageEnd(_ENDED[choice.finish_reason], None, self.cut_by)
-        if stop is not None:
+        if stop is not None and not self._is_whole:
             return responses.MessageEnd("stop_sequence", stop)
         return responses.MessageEnd("tool_use" if choice.calls else "end_turn", None)
 
@@ -232,10 +234,10 @@ def _signature(thoughts: str) -> str:
     return base64.b64encode(hashlib.sha256(thoughts.encode(errors="replace")).digest()).decode()
 
 
-def _arguments(text: str) -> dict[str, Any]:
-    """Return the input of a call. It is empty if the model has not written all of it, or no object."""
+def _arguments(text: str) -> dict[str, Any] | None:
+    """Return the input of a call, or None if the model has not written all of it, or no object."""
     try:
-        arguments = msgspec.json.decode(text or "{}", type=dict[str, Any])
+        arguments: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
-        return {}
+        return None
     return arguments

@@ -10,12 +10,14 @@ from lmi_handlers.core.errors import (
     LMIError,
     ModelNotFound,
     QueueFull,
+    TurnConflict,
     entry_of,
 )
 
 ERROR_TYPES: dict[type[LMIError], str] = {
     InvalidRequest: "invalid_request_error",
     ModelNotFound: "invalid_request_error",
+    TurnConflict: "invalid_request_error",
     QueueFull: "rate_limit_error",
 }
 """The `error.type` of an error class and its subclasses. Defaults to "server_error"."""

@@ -58,6 +58,15 @@ def render_chat(bundle: TextBundle, chat: ChatPrompt) -> str:
         raise InvalidRequest(str(error) or type(error).__name__, field="messages") from error
 
 
+@functools.lru_cache(maxsize=8)
+@within_budget
+def takes_late_system(template: str) -> bool:
+    """Tell whether the template takes a system message that follows others. Some raise an error for it."""
+    roles = ("system", "user", "system", "user")
+    special_tokens = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
+    return bool(_try(template, [{"role": role, "content": _PROBE} for role in roles], special_tokens))
+
+
 # What a template can raise if messages do not have the shape that it expects, for example on `'text' + None`.
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError,

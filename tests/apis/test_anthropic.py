@@ -17,12 +17,13 @@ from prompts import rendered
 from server_sent_events import json_events
 from serving import API_KEY, Server, StartServer
 
-from formatters.anthropic.messages import MessageFormatter, MessageJsonLinesFormatter
+from formatters.anthropic.errors import status_error
+from formatters.anthropic.messages import MessageFormatter, MessageJsonLinesFormatter, MessageSseFormatter
 from lmi_handlers.apis.anthropic.dialect import MessagesDialect
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.options import ServingProperties
-from lmi_handlers.core.errors import EngineDead, InvalidRequest, LMIError, PayloadTooLarge, QueueFull
+from lmi_handlers.core.errors import EngineDead, InvalidRequest, LMIError, PayloadTooLarge, QueueFull, TurnConflict
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.core.request import ChatPrompt
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
@@ -156,7 +157,7 @@ def test_stream() -> None:
 
 
 def test_lines() -> None:
-    made = formatter({"stream": True}, formatter=MessageJsonLinesFormatter)
+    made = formatter({"stream": True}, stream_formatters=[MessageJsonLinesFormatter])
     made.cached_tokens = 4
     assert written(made, *deltas("Hel", "lo")) == "".join(f"{data}\n" for _, data in data_of(EVENTS))
 
@@ -187,6 +188,7 @@ def test_events_of_thoughts_and_calls() -> None:
         (QueueFull("it broke"), "rate_limit_error", 429),
         (InvalidRequest("broke it", field="system"), "invalid_request_error", 400),
         (PayloadTooLarge("it broke"), "request_too_large", 413),
+        (TurnConflict("it broke"), "invalid_request_error", 409),
     ],
 )
 def test_errors(error: LMIError, kind: str, status: int) -> None:
@@ -233,6 +235,37 @@ def test_thoughts_are_shown_only_if_they_are_asked_for() -> None:
     for body in ({}, {"thinking": {"type": "disabled"}}):
         message = answer("<think>", "Hm.", "</think>", "Four", body=body, reasoning_parser="qwen3")
         assert message["content"] == [{"type": "text", "text": "Four"}]
+
+
+@pytest.mark.parametrize(
+    ("call", "reason", "sequence"), [(CALL, "tool_use", None), (CALL[:-14], "stop_sequence", "END")]
+)
+def test_a_stop_string_after_a_whole_call_does_not_keep_it_from_being_made(
+    call: str, reason: str, sequence: str | None
+) -> None:
+    made = formatter({"tools": [TOOL]})
+    message = json.loads(written(made, *deltas(call, reason=FinishReason.STOP_SEQUENCE, stop="END")))
+    assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(401, "authentication_error"), (413, "request_too_large"), (503, "overloaded_error"), (504, "timeout_error")],
+)
+def test_errors_of_the_server_itself_have_the_types_of_the_routes_errors(status: int, kind: str) -> None:
+    assert status_error(status, "cause").error.type == kind
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [("", "jsonlines"), ("text/event-stream", "event-stream"), ("application/jsonlines", "jsonlines")],
+)
+def test_accept_chooses_the_stream_on_the_invoke_routes(accept: str, content_type: str) -> None:
+    kinds = [MessageJsonLinesFormatter, MessageSseFormatter]
+    dialect = MessagesDialect(lambda: facts("m"), budget=BUDGET, stream_formatters=kinds)
+    body = {"max_tokens": 9, "messages": [USER], "stream": True, "anthropic_version": "x"}
+    parsed = dialect.parse(Payload(data=json.dumps(body).encode(), request_id="r", accept=accept))
+    assert parsed.formatter(parsed.request, rendered(1, "a")).content_type.endswith(content_type)
 
 
 def test_an_input_that_is_cut_off_is_empty() -> None:
@@ -304,6 +337,18 @@ def test_messages(given: object, messages: list[dict[str, Any]]) -> None:
     for system in ("Be brief.", [text("x-anthropic-billing-header: cch=1;"), text("Be brief.")]):
         instructed = prompt_of(parse({"messages": given, "system": system}))
         assert instructed.messages == [{"role": "system", "content": "Be brief."}, *messages]
+
+
+def test_instructions_go_first_if_the_template_takes_them_nowhere_else() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('first!') }}{% endif %}"
+        "{{ m.content }}{% endfor %}"
+    )
+    dialect = MessagesDialect(lambda: facts("m", template), budget=BUDGET)
+    late = [USER, {"role": "system", "content": "Be quick."}, USER]
+    body = {"max_tokens": 9, "system": "Be brief.", "messages": late}
+    parsed = dialect.parse(Payload(data=json.dumps(body).encode(), request_id="r"))
+    assert prompt_of(parsed).messages == [{"role": "system", "content": "Be brief.\nBe quick."}, USER, USER]
 
 
 def test_a_last_message_of_the_assistants_is_continued() -> None:

@@ -154,12 +154,22 @@ def system_text(content: str | list[InputText]) -> str:
     return "\n".join(text for text in texts if not text.startswith(BILLING_HEADER))
 
 
-def conversation(system: str | list[InputText] | None, given: list[InputMessage]) -> list[tuple[str, Message]]:
-    """Return the messages of the chat, each with its field. Raises `InvalidRequest` if there are none."""
-    messages = [placed for place, message in enumerate(given) for placed in message.chat(f"messages[{place}]")]
+def conversation(
+    system: str | list[InputText] | None, given: list[InputMessage], *, system_first: bool
+) -> list[tuple[str, Message]]:
+    """Return the messages of the chat, each with its field. Raises `InvalidRequest` if there are none.
+
+    With `system_first`, all instructions are in one message, before the others.
+    """
+    texts, messages = [system_text(system or "")], []
+    for place, message in enumerate(given):
+        if system_first and isinstance(message, SystemMessage):
+            texts.append(system_text(message.content))
+        else:
+            messages += message.chat(f"messages[{place}]")
     if not messages:
         raise InvalidRequest("must not be empty", field="messages")
-    text = system_text(system or "")
+    text = "\n".join(filter(None, texts))
     return [("system", Message("system", text)), *messages] if text else messages
 
 

@@ -139,12 +139,13 @@ class CountTokensBody(Ignored, frozen=True, kw_only=True):
         if isinstance(self.system, list):
             budget.check_parts("system", self.system)
 
-    def chat(self, **fields: Any) -> tuple[ChatCompletionBody, list[str]]:
+    def chat(self, *, system_first: bool, **fields: Any) -> tuple[ChatCompletionBody, list[str]]:
         """Return the same request as a chat, with these `fields`, and the field of each of its messages.
 
+        With `system_first`, instructions in the middle of the conversation go to its beginning.
         Raises `InvalidRequest`; tools that Anthropic's servers run are not supported.
         """
-        placed = conversation(self.system, self.messages)
+        placed = conversation(self.system, self.messages, system_first=system_first)
         tools = [
             decode_by_type(tool, f"tools[{i}]", _TOOLS, "custom").chat() for i, tool in enumerate(self.tools or ())
         ]
@@ -194,9 +195,10 @@ class MessagesBody(CountTokensBody, frozen=True, kw_only=True):
                 field="thinking.budget_tokens",
             )
 
-    def message_chat(self) -> tuple[ChatCompletionBody, list[str]]:
+    def message_chat(self, *, system_first: bool) -> tuple[ChatCompletionBody, list[str]]:
         """Return `chat` with the parameters of the answer."""
         return self.chat(
+            system_first=system_first,
             max_tokens=self.max_tokens,
             stop=self.stop_sequences,
             stream=self.stream,

@@ -5,13 +5,14 @@ Source: Anthropic's API reference, "Messages" and "Errors".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
 from formatters.anthropic.errors import error_document
-from formatters.anthropic.messages import MessageJsonFormatter, MessageSseFormatter
+from formatters.anthropic.messages import MessageFormatter, MessageJsonFormatter, MessageSseFormatter
 from formatters.anthropic.responses import AnthropicError, TokenCount
 from lmi_handlers.apis.anthropic.body import CountTokensBody, MessagesBody, client_name
 from lmi_handlers.apis.base import Payload, Reply
@@ -23,7 +24,7 @@ from lmi_handlers.core.request import ChatPrompt
 from lmi_handlers.serving.parsed import Parsed
 from lmi_handlers.serving.prompts import LONG, LoadedText, prompt_size
 from lmi_handlers.serving.served_model import ServedModel
-from lmi_handlers.text.chat_template import render_chat
+from lmi_handlers.text.chat_template import render_chat, takes_late_system
 
 Body = TypeVar("Body", bound=CountTokensBody)
 
@@ -34,14 +35,14 @@ class MessagesDialect(ChatDialect):
     error_type = AnthropicError
     id_headers = ("request-id",)
 
-    def __init__(self, *args: Any, formatter: type[MessageSseFormatter] = MessageSseFormatter, **options: Any) -> None:
-        """`formatter` formats streams. The others are for chats."""
-        super().__init__(*args, **options)
-        self._formatter = formatter
+    def __init__(
+        self, *args: Any, stream_formatters: Sequence[type[MessageFormatter]] = (MessageSseFormatter,), **options: Any
+    ) -> None:
+        super().__init__(*args, stream_formatters=stream_formatters, document_formatter=MessageJsonFormatter, **options)
 
     def parse(self, payload: Payload) -> Parsed:
         body, ignored = self.decode(payload, MessagesBody)
-        chat, places = body.message_chat()
+        chat, places = body.message_chat(system_first=self._system_first)
         if self._reasoning() is None:  # the answer has no thoughts that could be capped
             chat = msgspec.structs.replace(chat, thinking_token_budget=None)
 
@@ -50,9 +51,13 @@ class MessagesDialect(ChatDialect):
 
         with aliased(alias):
             request, options = self.translated(payload, chat, ignored, places)
-        kind = self._formatter if request.stream else MessageJsonFormatter
-        formatter = partial(kind, options=options)
+        formatter = self.formatter(payload, request, options)
         return Parsed(request, formatter, alias, partial(check_length, "messages"), "messages")
+
+    @property
+    def _system_first(self) -> bool:
+        """Whether the model's chat template takes a system message only before all others."""
+        return not takes_late_system(self._facts().chat_template)
 
     def decode(self, payload: Payload, kind: type[Body]) -> tuple[Body, tuple[str, ...]]:
         """Return a body within its bounds, and the names of its ignored fields. Raises `InvalidRequest`."""
@@ -65,7 +70,7 @@ class MessagesDialect(ChatDialect):
     def read_count(self, payload: Payload) -> tuple[ChatPrompt, tuple[str, ...]]:
         """Return the conversation whose tokens are to be counted. Raises `InvalidRequest`."""
         body, ignored = self.decode(payload, CountTokensBody)
-        chat, places = body.chat()
+        chat, places = body.chat(system_first=self._system_first)
         with aliased(client_name):
             request, _ = self.translated(payload, chat, (), places)
         content = request.prompts[0].content

@@ -16,7 +16,7 @@ from lmi_handlers.apis.anthropic.body import CountTokensBody, CustomTool, Invoke
 from lmi_handlers.apis.anthropic.dialect import MessagesDialect, count_tokens
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.documentation import CHAT_EXAMPLE, REQUEST_BOUNDS, Bounds, Documentation, sampling_bounds
-from lmi_handlers.apis.routes import JSON, READING, Document, Generation, Route, generation
+from lmi_handlers.apis.routes import JSON, READING, Document, Generation, Route, Types, generation
 
 TAG = "Anthropic"
 
@@ -29,13 +29,12 @@ class AnthropicApi(Api):
     def __init__(self, context: Context) -> None:
         properties = context.properties
         self._context = context
-        self._messages = self._generation(MessageSseFormatter)
+        self._messages = self._generation([MessageSseFormatter])
+        streams: list[type[MessageSseFormatter]] = [MessageSseFormatter, MessageJsonLinesFormatter]
         lines = properties.has_asynchronous_handler or properties.output_formatter == "jsonlines"
-        self.claims = {
-            "anthropic_version": self._generation(
-                MessageJsonLinesFormatter if lines else MessageSseFormatter, InvokedMessagesBody
-            )
-        }
+        if lines:  # for requests whose `Accept` names neither
+            streams.reverse()
+        self.claims = {"anthropic_version": self._generation(streams, InvokedMessagesBody)}
         known, budget = sampling_bounds(), context.budget
         parts = {"maxItems": budget.max_content_parts}
         prompt: Bounds = {"messages": {"minItems": 1}, "system": parts}
@@ -92,7 +91,9 @@ class AnthropicApi(Api):
     def router_error(self, status: int, kind: str, message: str) -> object:  # noqa: ARG002  not in this API
         return status_error(status, message)
 
-    def _generation(self, formatter: type[MessageSseFormatter], body: type[MessagesBody] = MessagesBody) -> Generation:
+    def _generation(
+        self, streams: Sequence[type[MessageSseFormatter]], body: type[MessagesBody] = MessagesBody
+    ) -> Generation:
         properties = self._context.properties
         dialect = MessagesDialect(
             self._context.facts,
@@ -100,7 +101,8 @@ class AnthropicApi(Api):
             tool_call_parser=properties.tool_call_parser,
             reasoning_parser=properties.reasoning_parser,
             enable_reasoning=properties.enable_reasoning,
-            formatter=formatter,
+            stream_formatters=streams,
         )
-        answers = {JSON: (responses.MessageAnswer,), formatter.content_type: (responses.MessageEvent,)}
+        answers: dict[str, Types] = {JSON: (responses.MessageAnswer,)}
+        answers.update((kind.content_type, (responses.MessageEvent,)) for kind in streams)
         return generation(dialect, body, answers)

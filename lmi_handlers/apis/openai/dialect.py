@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from formatters.base import Formatter
-from formatters.openai.chat import ChatJsonFormatter, ChatOptions, ChatSseFormatter
+from formatters.openai.chat import ChatFormatter, ChatJsonFormatter, ChatOptions, ChatSseFormatter
 from formatters.openai.completions import CompletionJsonFormatter, CompletionOptions, CompletionSseFormatter
 from formatters.openai.errors import error_document
 from formatters.openai.responses import OpenAIError
@@ -54,7 +54,7 @@ from lmi_handlers.core.errors import (
 from lmi_handlers.core.request import ChatPrompt, GenerationRequest, Prompt, PromptContent
 from lmi_handlers.core.sampling_params import SamplingParams, StructuredOutputs
 from lmi_handlers.core.usage import Usage
-from lmi_handlers.serving.parsed import ModelFacts, Parsed
+from lmi_handlers.serving.parsed import FormatterFactory, ModelFacts, Parsed
 from lmi_handlers.text.output_parsers.message import MessageParser, NamedCallParser, PlainParser
 from lmi_handlers.text.output_parsers.reasoning import ReasoningFormat, choose_reasoning_format
 from lmi_handlers.text.output_parsers.tool_calls import CallListParser, TaggedCallParser
@@ -152,8 +152,8 @@ class ChatDialect(OpenAIDialect):
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
         enable_reasoning: bool | None = None,
-        stream_formatters: Sequence[type[ChatSseFormatter]] = (ChatSseFormatter,),
-        document_formatter: type[ChatJsonFormatter] = ChatJsonFormatter,
+        stream_formatters: Sequence[type[ChatFormatter]] = (ChatSseFormatter,),
+        document_formatter: type[ChatFormatter] = ChatJsonFormatter,
     ) -> None:
         """`tool_call_parser` names a model family; None detects it from the chat template.
 
@@ -175,9 +175,13 @@ class ChatDialect(OpenAIDialect):
         """Check and translate. Raises `InvalidRequest`."""
         places = [f"messages[{place}]" for place in range(len(body.messages))]
         request, options = self.translated(payload, body, ignored, places)
-        kind = chosen(self._stream_formatters, payload.accept) if request.stream else self._document_formatter
-        formatter = partial(kind, options=options)
+        formatter = self.formatter(payload, request, options)
         return Parsed(request, formatter, body.alias, partial(check_length, "messages"), "messages")
+
+    def formatter(self, payload: Payload, request: GenerationRequest, options: ChatOptions) -> FormatterFactory:
+        """Return what makes the formatter of the answer."""
+        kind = chosen(self._stream_formatters, payload.accept) if request.stream else self._document_formatter
+        return partial(kind, options=options)
 
     def translated(
         self, payload: Payload, body: ChatCompletionBody, ignored: tuple[str, ...], places: list[str]
