@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Set
 from pathlib import Path
 
 import msgspec
@@ -73,11 +73,11 @@ def _contradiction(config: _Config, header: Mapping[str, SafetensorsEntry]) -> s
     for key, entry in header.items():
         if (match := _MATRIX.fullmatch(key)) is not None:
             shapes.setdefault(match["layer"], {})[match["matrix"]] = entry.shape
-    targets = _targets(config)
+    targets, ranks = _targets(config), _ranks(config)
     for layer, matrices in shapes.items():
         if targets is not None and not _is_target(layer, targets):
             return f"it has weights for {layer:.120}, which is not among the target_modules of its {CONFIG_NAME}"
-        if len(matrices) == 2 and (cause := _wrong_rank(config, matrices["A"], matrices["B"])):
+        if len(matrices) == 2 and (cause := _wrong_rank(config.r, ranks, matrices["A"], matrices["B"])):
             return f"lora_A and lora_B of {layer:.120} {cause}"
     return None
 
@@ -94,14 +94,18 @@ def _is_target(layer: str, targets: Container[str]) -> bool:
     return any(".".join(parts[start:]) in targets for start in range(len(parts)))
 
 
-def _wrong_rank(config: _Config, down: tuple[int, ...], up: tuple[int, ...]) -> str:
+def _ranks(config: _Config) -> Set[int]:
+    """Return the ranks that layers may have. Empty if the configuration does not say."""
+    return set() if config.r is None else {config.r, *(config.rank_pattern or {}).values()}
+
+
+def _wrong_rank(r: int | None, ranks: Set[int], down: tuple[int, ...], up: tuple[int, ...]) -> str:
     """Return what is wrong with the shapes of lora_A, `[rank, inputs]`, and lora_B, `[outputs, rank]`, or ""."""
     text = " and ".join(" x ".join(map(str, shape)) for shape in (down, up))
     if len(down) < 2 or len(up) < 2 or down[0] != up[1] or 0 in (*down, *up):
         return f"have the shapes {text}, which do not belong together"
-    ranks = () if config.r is None else (config.r, *(config.rank_pattern or {}).values())
     if ranks and down[0] not in ranks:
-        return f"have the shapes {text}, but its {CONFIG_NAME} says that r is {config.r}"
+        return f"have the shapes {text}, but its {CONFIG_NAME} says that r is {r}"
     return ""
 
 
