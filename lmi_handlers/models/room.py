@@ -49,12 +49,11 @@ class Room:
         with self._lock:
             started = time.monotonic()
             while (refusal := self._refusal(slot, memory, free())) is not None:
-                if self._limit is not None and self._sleep_least_recently_used(slot):
+                may_wait = isinstance(refusal, NoRoomYet)
+                if may_wait and self._sleep_least_recently_used(slot):
                     continue
                 waited = time.monotonic() - started
-                if waited > (
-                    _ALL_LEAVE if self._are_leaving(slot) else _SOON if isinstance(refusal, NoRoomYet) else 0.0
-                ):
+                if waited > (_ALL_LEAVE if self._are_leaving(slot) else _SOON if may_wait else 0.0):
                     raise refusal
                 time.sleep(_LOOK_INTERVAL)
             slot.room = memory
@@ -76,17 +75,16 @@ class Room:
     def _refusal(self, slot: Slot, memory: int, free: int | None) -> InsufficientMemory | None:
         """Return why there is no room for a model at the moment, or None. `slot.room` of the others is what they have."""
         others = [other for other in self._slots.all() if other is not slot and other.room is not None]
+        has = cause = None
+        if free is not None:
+            promised = sum(other.room or 0 for other in others if other.entry.state is not ModelState.READY)
+            has = max(0, free - promised)
+            cause = f"model {slot.entry.name} needs about {memory:,} bytes of memory, but {has:,} are free"
+            if memory > has + (0 if self._limit is None else sum(other.room or 0 for other in others)):
+                return InsufficientMemory(cause)  # no other model would make room enough
         if self._limit is not None and len(others) >= self._limit:
             return NoRoomYet(self._full(len(others)))
-        if free is None:
-            return None
-        promised = sum(other.room or 0 for other in others if other.entry.state is not ModelState.READY)
-        has = max(0, free - promised)
-        if memory <= has:
-            return None
-        cause = f"model {slot.entry.name} needs about {memory:,} bytes of memory, but {has:,} are free"
-        may_have = has + sum(other.room or 0 for other in others)
-        return NoRoomYet(cause) if self._limit is not None and memory <= may_have else InsufficientMemory(cause)
+        return None if has is None or cause is None or memory <= has else NoRoomYet(cause)
 
     def _full(self, loaded: int) -> str:
         return f"{loaded} models are loaded and in use, and at most {self._limit} may be (LMI_MAX_LOADED_MODELS)"
