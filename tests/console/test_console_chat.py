@@ -7,8 +7,9 @@ from typing import Any
 
 import console_pages
 import pytest
-from console_pages import END, ask, delta, events, opened
-from playwright.sync_api import Page, expect
+from axe_playwright_python.sync_playwright import Axe
+from console_pages import END, ask, delta, events, opened, send
+from playwright.sync_api import Browser, Page, expect
 from recording_proxy import recording_proxy
 from serving import Server
 
@@ -159,6 +160,22 @@ def test_code_is_copied_and_images_of_answers_are_not_loaded(server: Server, pag
     assert [url for url in asked if "evil" in url] == []
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_in_a_chat(server: Server, browser: Browser, scheme: Any) -> None:
+    context = browser.new_context(color_scheme=scheme, bypass_csp=True)  # axe is a script from elsewhere
+    with recording_proxy(server) as proxy:
+        proxy.answers[CHAT] = events(delta(reasoning_content="Hm.", content=MARKDOWN), END)
+        page = opened(context.new_page(), proxy.url)
+        page.click("#apis-openai-chat")
+        for text in ("one", "two"):
+            ask(page, text)
+        for state in ("answered", "edited"):
+            found = Axe().run(page).response["violations"]
+            assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == [], state
+            page.locator("#messages .message").first.get_by_role("button", name="Edit").click()
+    context.close()
+
+
 def said(proxy: Any) -> list[tuple[str, str]]:
     return [(each["role"], each["content"]) for each in json.loads(proxy.recorded[-1].sent)["messages"]]
 
@@ -190,6 +207,8 @@ def test_a_message_is_edited_and_an_answer_is_made_again(server: Server, page: P
         ask(page, "three")
         expect(page.locator("#failure")).to_have_text("no")
         expect(page.locator("#prompt")).to_have_value("three")  # nothing is lost
+        page.locator("#messages .message").last.get_by_role("button", name="Edit").click()
+        expect(page.locator("#prompt")).to_have_value("three")  # it is there already
         proxy.answers[CHAT] = events(delta(content="answer three"), END)
         ask(page, "three")
         assert said(proxy) == [("user", "three")]
@@ -287,3 +306,81 @@ def test_images_are_pasted_and_dropped(server: Server, page: Page) -> None:
     for number, kind in enumerate(("paste", "drop")):
         assert prompt.evaluate(PASTED, kind)
         expect(page.locator("#images img")).to_have_count(number + 1)
+
+
+def test_responses_have_their_own_bodies(server: Server, page: Page) -> None:
+    """Streamed and whole answers, with probabilities, tools and their results."""
+    tools: list[dict[str, Any]] = [
+        {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+    ]
+    call = {"type": "function_call", "call_id": "call_7", "name": "weather", "arguments": "{}"}
+    with recording_proxy(server) as proxy:
+        opened(page, proxy.url)
+        page.click("#apis-openai-responses")
+        page.click("#system-box summary")
+        page.fill("#system", "Be brief.")
+        page.check("#probabilities")
+        ask(page, "one")
+        expect(page.locator("#answer")).to_contain_text("one")
+        expect(page.locator("#answer [data-index]").first).to_be_attached()
+        expect(page.locator("#figures")).to_contain_text("completed")
+        page.uncheck("#stream")
+        page.uncheck("#probabilities")
+        ask(page, "two")
+        expect(page.locator("#answer")).to_contain_text("two")
+        page.click("#tools-box summary")
+        page.fill("#tools", json.dumps(tools))
+        done = {"type": "response.output_item.done", "output_index": 0, "item": call}
+        proxy.answers["/v1/responses"] = events(
+            done, {"type": "response.completed", "response": {"status": "completed"}}
+        )
+        ask(page, "three")
+        del proxy.answers["/v1/responses"]
+        page.get_by_label("Result of weather({})").fill("sunny")
+        send(page)
+        expect(page.locator("#conversation .message")).to_have_count(8)
+    bodies = [json.loads(each.sent) for each in proxy.recorded]
+    assert bodies[0]["instructions"] == "Be brief."
+    assert bodies[0]["input"] == [{"role": "user", "content": "one"}]
+    assert [each.get("stream", False) for each in bodies] == [True, False, False, False]
+    assert bodies[2]["tools"] == [{"type": "function", **tools[0]["function"]}]
+    assert bodies[3]["input"][-2:] == [call, {"type": "function_call_output", "call_id": "call_7", "output": "sunny"}]
+
+
+def test_embeddings_show_how_similar_texts_are(server: Server, page: Page) -> None:
+    vectors = [[3.0, 4.0], [6.0, 8.0], [-4.0, 3.0]]
+    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
+    with recording_proxy(server) as proxy:
+        opened(page, proxy.url)
+        ask(page, "a chat")
+        page.click("#apis-embeddings")
+        expect(page.locator("#live")).to_be_hidden()
+        expect(page.locator("#api-note")).to_contain_text("option.task=text-embedding")  # this one generates text
+        page.fill("#prompt", "one\n\ntwo\nthree")
+        page.click("#send")
+        expect(page.locator("#failure")).to_contain_text("embeddings need a server with option.task=text-embedding")
+        usage = {"prompt_tokens": 9, "total_tokens": 9}
+        body = json.dumps({"object": "list", "data": data, "model": "m", "usage": usage}).encode()
+        proxy.answers["/v1/embeddings"] = ("application/json", body)
+        page.click("#send")
+        expect(page.locator("#answer")).to_contain_text("3 embeddings of 2 numbers")
+        first, second = page.locator("#answer table").all()
+        assert first.locator("tbody tr").first.locator("td").all_text_contents() == ["1", "5.000", "3.0000, 4.0000"]
+        rows = [row.locator("td").all_text_contents()[1:] for row in second.locator("tbody tr").all()]
+        assert rows == [["1.000", "1.000", "0.000"], ["1.000", "1.000", "0.000"], ["0.000", "0.000", "1.000"]]
+        assert json.loads(proxy.recorded[-1].sent) == {"model": "m", "input": ["one", "two", "three"]}
+        page.click("#wire-tabs-code")
+        for language, call in (
+            ("openai", "embeddings.create("),
+            ("huggingface_hub", "feature_extraction("),
+            ("boto3", '"inputs"'),
+        ):
+            page.select_option("#language", language)
+            expect(page.locator("[data-wire=code]")).to_contain_text(call)
+        page.click("#apis-openai-chat")
+        expect(page.locator("#conversation .message:visible")).to_have_count(2)  # what was embedded is no part of it
+        state = page.request.get(f"{server.url}/console/data/state").json()
+        state["models"][0]["generates"] = False
+        page.route("**/console/data/state*", lambda route: route.fulfill(json=state))
+        page.reload()
+        expect(page.locator("#apis-embeddings")).to_have_attribute("aria-selected", "true")

@@ -15,7 +15,8 @@ from playwright.sync_api import Browser, Page, expect
 from serving import Server
 
 VIEWS = ("try", "watch", "configuration")
-APIS = ("lmi", "tgi", "mindie", "openai-chat", "openai-completions", "aleph-alpha")
+APIS = ("lmi", "tgi", "mindie", "openai-chat", "openai-completions", "openai-responses", "aleph-alpha")
+"""Those that generate text."""
 MARKS = [pytest.mark.long, pytest.mark.timeout(300), needs_chromium]
 
 

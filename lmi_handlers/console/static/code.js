@@ -2,13 +2,17 @@
 
 import { address } from "./connection.js";
 import { escaped } from "./dom.js";
+import embeddings, { textsOf } from "./dialects/embeddings.js";
 import lmi from "./dialects/lmi.js";
 import openaiChat from "./dialects/openai_chat.js";
 import openaiCompletions from "./dialects/openai_completions.js";
+import openaiResponses from "./dialects/openai_responses.js";
 import tgi from "./dialects/tgi.js";
 
 // Parameters of the methods of these libraries. Others go into `extra_body`.
 const OPENAI = new Set(["model", "messages", "prompt", "max_tokens", "temperature", "top_p", "n", "seed", "stop", "presence_penalty", "frequency_penalty", "stream", "stream_options", "logprobs", "top_logprobs", "tools", "best_of", "reasoning_effort", "parallel_tool_calls"]);
+const OPENAI_RESPONSES = new Set(["model", "input", "instructions", "max_output_tokens", "temperature", "top_p", "text", "tools", "tool_choice", "parallel_tool_calls", "reasoning", "include", "top_logprobs", "stream", "metadata"]);
+const OPENAI_EMBEDDINGS = new Set(["model", "input", "dimensions", "encoding_format"]);
 const HUB_TEXT = new Set(["best_of", "decoder_input_details", "do_sample", "frequency_penalty", "max_new_tokens", "repetition_penalty", "return_full_text", "seed", "stop", "temperature", "top_k", "top_n_tokens", "top_p", "truncate", "typical_p", "watermark", "grammar", "adapter_id"]);
 const HUB_CHAT = new Set(["frequency_penalty", "logprobs", "max_tokens", "n", "presence_penalty", "seed", "stop", "stream_options", "temperature", "tools", "top_logprobs", "top_p"]);
 
@@ -53,11 +57,12 @@ function curl(api, requestFor, secured) {
 
 function boto3(api, requestFor, secured) {
   const request = requestFor(lmi);
-  const body = python(lmi.body(request));
-  const call_ = request.stream ? "invoke_endpoint_with_response_stream" : "invoke_endpoint";
+  const body = python(api.embeds ? { inputs: textsOf(request) } : lmi.body(request));
+  const streams = request.stream && !api.embeds;
+  const call_ = streams ? "invoke_endpoint_with_response_stream" : "invoke_endpoint";
   const id = secured ? `os.environ["API_KEY"]` : `"local"`;
   const model = request.severalModels ? `    TargetModel=${text(request.model)},\n` : "";
-  const print = request.stream
+  const print = streams
     ? `for event in response["Body"]:\n    print(event["PayloadPart"]["Bytes"].decode(errors="replace"), end="", flush=True)\n`
     : `print(response["Body"].read().decode())\n`;
   return `import json\n${secured ? "import os\n" : ""}\nimport boto3\n\n# A local server needs --local-runtime. On AWS, leave out all arguments but the region.
@@ -77,7 +82,22 @@ ${model}    ContentType="application/json",
 ${print}`;
 }
 
+const openaiClient = (secured) => `${secured ? "import os\n\n" : ""}from openai import OpenAI
+
+client = OpenAI(base_url=${text(base("/v1"))}, api_key=${secured ? `os.environ["API_KEY"]` : `"none"`})
+`;
+
 function openai(shownApi, requestFor, secured) {
+  if (shownApi.embeds) {
+    return `${openaiClient(secured)}answer = client.${call("embeddings.create", split(embeddings.body(requestFor(embeddings)), OPENAI_EMBEDDINGS))}\nprint([each.embedding[:6] for each in answer.data])\n`;
+  }
+  if (shownApi.id === openaiResponses.id) {
+    const request = requestFor(openaiResponses);
+    const print = request.stream
+      ? `for event in answer:\n    if event.type == "response.output_text.delta":\n        print(event.delta, end="", flush=True)\nprint()\n`
+      : "print(answer.output_text)\n";
+    return `${openaiClient(secured)}answer = client.${call("responses.create", split(openaiResponses.body(request), OPENAI_RESPONSES))}\n${print}`;
+  }
   const completes = requestFor(openaiCompletions).mode === "prompt" && shownApi.id !== "openai-chat";
   const api = completes ? openaiCompletions : openaiChat;
   const request = requestFor(api);
@@ -85,10 +105,7 @@ function openai(shownApi, requestFor, secured) {
   const print = request.stream
     ? `for chunk in answer:\n    if chunk.choices:\n        print(chunk.${said} or "", end="", flush=True)\nprint()\n`
     : `print(answer.${said})\n`;
-  return `${secured ? "import os\n\n" : ""}from openai import OpenAI
-
-client = OpenAI(base_url=${text(base("/v1"))}, api_key=${secured ? `os.environ["API_KEY"]` : `"none"`})
-answer = client.${call(completes ? "completions.create" : "chat.completions.create", split(api.body(request), OPENAI))}
+  return `${openaiClient(secured)}answer = client.${call(completes ? "completions.create" : "chat.completions.create", split(api.body(request), OPENAI))}
 ${print}`;
 }
 
@@ -100,6 +117,7 @@ function huggingfaceHub(shownApi, requestFor, secured) {
 
 client = InferenceClient(${text(url)}${secured ? `, api_key=os.environ["API_KEY"]` : ""})
 `;
+  if (shownApi.embeds) return `${client}print(client.feature_extraction(${python(textsOf(request))}))\n`;
   const streamed = request.stream ? [["stream", true]] : [];
   if (api === openaiChat) {
     const { model, messages, stream, ...others } = openaiChat.body(request);

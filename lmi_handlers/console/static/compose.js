@@ -12,15 +12,16 @@ let messages = [];
 let edited = null; // the message that is written anew. It and what follows stay until that is sent
 let seen = []; // what is shown of the messages, or that is about to be one of them
 let id = ""; // by which the conversation is kept
-let server = { dialect: "tgi", model: "", severalModels: false, generates: true };
+let server = { dialect: "tgi", model: "", severalModels: false, generates: true, embeds: false };
+let embeds = false; // whether the API that is open does
 let onChange = () => {};
 
-const mode = () => $("compose").elements.mode.value;
+const mode = () => (embeds ? "prompt" : $("compose").elements.mode.value);
 
 // Returns the request as it would be sent now, or one for another answer to `asked`.
 export function requestFor(api, asked = [...before(), ...next()]) {
   const request = {
-    mode: mode(),
+    mode: api.embeds ? "prompt" : mode(),
     system: $("system").value.trim(),
     messages: asked.length ? asked : [{ role: "user", content: "" }],
     prompt: $("prompt").value,
@@ -32,6 +33,15 @@ export function requestFor(api, asked = [...before(), ...next()]) {
     severalModels: server.severalModels,
   };
   return { ...request, parameters: parameterValues(api, request) };
+}
+
+// Takes over the API that is open.
+export function useApi(api) {
+  const changes = embeds !== Boolean(api.embeds);
+  embeds = Boolean(api.embeds);
+  $("prompt").placeholder = embeds ? "One text per line" : "Ask something";
+  document.body.classList.toggle("embedding", embeds);
+  if (changes) show(false); // the answer is that of the other kind
 }
 
 // The messages that the next one follows.
@@ -170,6 +180,7 @@ function fit() {
 
 // Writes a message anew. What follows it stays until that is sent.
 export function edit(message) {
+  if (message && !messages.includes(message)) return focusInput(); // it has failed, and is there already
   edited = message;
   $("prompt").value = message?.content ?? "";
   setImages(message?.images ?? []);
@@ -182,10 +193,11 @@ export function edit(message) {
 // What is said of a request in this API: what of it cannot be sent.
 export function notesOn(api, request) {
   const notes = [];
-  if (!server.generates) notes.push("This model generates no text, so these APIs refuse it.");
+  if (!server.generates && !api.embeds) notes.push("This model generates no text, so this API refuses it.");
+  if (server.generates && api.embeds) notes.push("This model generates text. Embeddings need option.task=text-embedding.");
   if (request.mode === "chat" && !api.chats) notes.push(`${api.name} has no chats on this route: only the last message is sent${imageUrls().length ? ", without its images" : ""}.`);
   if (request.mode === "prompt" && !api.prompts) notes.push(`${api.name} has no prompts: it is sent as the message of a user.`);
-  if (request.mode === "prompt" && imageUrls().length) notes.push("Images are sent in chats only.");
+  if (request.mode === "prompt" && !api.embeds && imageUrls().length) notes.push("Images are sent in chats only.");
   if (wantsResults() && imageUrls().length) notes.push("Images are sent with the next message.");
   if (request.tools && !api.tools) notes.push("Tools are not sent.");
   if (api.note) notes.push(api.note(server));
@@ -195,10 +207,13 @@ export function notesOn(api, request) {
 // Takes over the model that is chosen, and tells whether anything has changed.
 export function useModel(model, { dialect, has_several_models: severalModels }) {
   const before = JSON.stringify(server);
-  server = { dialect, model: model?.name ?? "", severalModels, generates: model?.generates ?? true };
+  server = { dialect, model: model?.name ?? "", severalModels, generates: model?.generates ?? true, embeds: Boolean(model?.capabilities && !model.generates) };
   takeImages(Boolean(model?.capabilities?.takes_images));
   return JSON.stringify(server) !== before;
 }
+
+// Tells whether the model answers with numbers.
+export const modelEmbeds = () => server.embeds;
 
 // Calls `changed` whenever another request would be sent.
 export function startCompose(changed) {

@@ -95,7 +95,7 @@ function take(latest, restarted) {
   if (view() === "configuration") configuration();
   useModel(current, state.server);
   showState(state, current, restarted);
-  if (current && described !== current.name && current.generates && current.engines.length) describe(current.name);
+  if (current && described !== current.name && (current.generates || current.capabilities) && current.engines.length) describe(current.name);
   return state.models.some(isBusy) || (chosen !== before && state.server.has_several_models);
 }
 

@@ -112,7 +112,7 @@ function codeOf({ text, lang }) {
 
 function tableOf({ header, rows, align }, depth) {
   const cells = (tag, row) => row.map(({ tokens }, index) => el(tag, { class: align[index] ? `to-${align[index]}` : null }, ...spansOf(tokens, depth)));
-  return el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Table" }, el("table", {},
+  return el("div", { class: "wide", tabindex: "0", role: "group", "aria-label": "Table" }, el("table", {},
     el("thead", {}, el("tr", {}, ...cells("th", header))), el("tbody", {}, ...rows.map((row) => el("tr", {}, ...cells("td", row))))));
 }
 

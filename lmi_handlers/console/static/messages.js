@@ -38,7 +38,7 @@ function messageView(message) {
   const more = content.length > MOST_SHOWN ? ` … and ${content.length - MOST_SHOWN} more characters` : "";
   const body = el("div", { class: "text" }, isAnswer ? markdown(text) : text, more, ...images.map((url) => el("img", { src: url, alt: "Image sent" })));
   return el("div", { class: `message ${role === "user" ? "user" : "assistant"}` },
-    el("span", { class: "role" }, call ? `result of ${shown(call.name, 40)}` : role),
+    el("h2", { class: "role" }, call ? `result of ${shown(call.name, 40)}` : role),
     reasoning ? el("details", { class: "reasoning" }, el("summary", {}, "Reasoning"), reasoning.slice(0, MOST_SHOWN)) : null,
     body,
     calls ? el("pre", { class: "head" }, spelt(calls)) : null,

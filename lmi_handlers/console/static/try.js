@@ -1,7 +1,7 @@
 // The view in which requests are written, sent, stopped and looked at.
 
 import { AnswerView, showFigures } from "./answer.js";
-import { answered, answeredTo, edit, focusInput, forgetOpen, isComplete, notesOn, open, requestFor, showAsked, startCompose, take, useModel as composeFor } from "./compose.js";
+import { answered, answeredTo, edit, focusInput, forgetOpen, isComplete, modelEmbeds, notesOn, open, requestFor, showAsked, startCompose, take, useApi, useModel as composeFor } from "./compose.js";
 import { DIALECTS } from "./dialects/all.js";
 import { $, copy, say, tabs, toggle } from "./dom.js";
 import { exchange, Outcome } from "./exchange.js";
@@ -64,7 +64,7 @@ async function sendIn(requests, finish) {
 }
 
 async function ask(target, request, outcome) {
-  answer.clear(request.mode === "chat");
+  answer.clear(request.mode === "chat" || target.embeds);
   said = "";
   toggle($("live"), true);
   $("said").textContent = "";
@@ -128,7 +128,7 @@ function converse(request) {
 // The conversation stays as it is, to be sent again. The API that is open comes last, because its answer is shown.
 function runAll() {
   if (running || !isComplete()) return;
-  const requests = [...DIALECTS.filter((each) => each !== api), api].map((each) => [each, requestFor(each)]);
+  const requests = [...DIALECTS.filter((each) => each !== api && !each.embeds), api].map((each) => [each, requestFor(each)]);
   if (requests[0][1].mode === "chat") showAsked(requests.at(-1)[1]);
   sendIn(requests, (target, request, outcome, record) => {
     if (!record.stopped) apiTabs.button(target.id).classList.add(outcome.error ? "failed" : "answered");
@@ -165,6 +165,16 @@ function isSending({ key, keyCode, isComposing, shiftKey, ctrlKey, metaKey, targ
 export function useModel(model, server) {
   if (!composeFor(model, server)) return;
   wire.edited();
+  if (modelEmbeds() && !api.embeds) {
+    apiTabs.select("embeddings");
+    openApi("embeddings");
+  }
+  refresh();
+}
+
+function openApi(id) {
+  api = DIALECTS.find((each) => each.id === id);
+  useApi(api);
   refresh();
 }
 
@@ -174,10 +184,7 @@ export function startTry(onEnd) {
   onAnswered = onEnd;
   answer = new AnswerView();
   wire = new Wire(requestFor);
-  apiTabs = tabs($("apis"), DIALECTS.map(({ id, name }) => [id, name]), $("api-panel"), (id) => {
-    api = DIALECTS.find((each) => each.id === id);
-    refresh();
-  });
+  apiTabs = tabs($("apis"), DIALECTS.map(({ id, name }) => [id, name]), $("api-panel"), openApi);
   apiTabs.select(api.id);
   startMessages({ again, edit: (message) => running || edit(message) });
   startCompose(edited);
