@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import random
 import re
@@ -12,14 +10,12 @@ import struct
 from pathlib import Path
 
 import gguf
-import jinja2
 import numpy as np
 import pytest
 import torch
 from gguf_files import make_gguf
-from lora import write_adapter
-from safetensors.torch import save_file
 from serving import Server, lmi_check
+from whole_model import FILES, checkpoint, field, is_complete
 
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.gguf import TENSOR_TYPES
@@ -27,99 +23,15 @@ from lmi_handlers.model_files.complete import check_adapter_complete, check_comp
 from lmi_handlers.model_files.locate import locate_model
 
 CUT_OFF = re.compile(r".* (is cut off.*|is empty|is not JSON \(.*\)|cannot be read as a GGUF file: .*)", re.DOTALL)
-RANKS = "".join(f"{base64.b64encode(bytes([rank] * 3)).decode()} {rank}\n" for rank in range(120)).encode()
-TEMPLATE = "{%- for message in messages %}{{ '<|é' + message.content }}{# text #}{% endfor %}"
-
-
-def field(number: int, content: bytes) -> bytes:
-    """Return a field of a protocol buffer that has up to 127 bytes."""
-    return bytes([number << 3 | 2, len(content)]) + content
-
-
-PIECES = b"".join(field(1, field(1, f"piece {number}".encode())) for number in range(40))
-SENTENCEPIECE = PIECES + field(2, b"\x18\x02") + field(3, field(1, b"identity"))
-
-
-def checkpoint(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    weights = {"a": torch.zeros(4, 5), "b": torch.ones(7, dtype=torch.bfloat16)}
-    save_file(weights, folder / "model.safetensors")
-    torch.save(weights, folder / "pytorch_model.bin")
-    torch.save(weights, folder / "pytorch_model-old.bin", _use_new_zipfile_serialization=False)
-    index = {"weight_map": {"a": "model.safetensors", "b": "model.safetensors"}}
-    for name, content in {
-        "config.json": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
-        "generation_config.json": {"temperature": 1.0},
-        "model.safetensors.index.json": index,
-        "pytorch_model.bin.index.json": index,
-        "tokenizer.json": {"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}},
-        "tokenizer_config.json": {"eos_token": "</s>"},
-        "tekken.json": {"config": {"pattern": "."}, "vocab": []},
-        "vocab.json": {"a": 0},
-        "added_tokens.json": {"</s>": 1},
-        "special_tokens_map.json": {"eos_token": "</s>"},
-        "preprocessor_config.json": {"size": 224},
-        "1_Pooling/config.json": {"pooling_mode_mean_tokens": True},
-    }.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(json.dumps(content))
-    for name, data in {
-        "tokenizer.model": SENTENCEPIECE,
-        "tokenizer.model.v3": SENTENCEPIECE,
-        "qwen.tiktoken": RANKS,
-        "vocab.txt": "a\né\n한국\n".encode(),
-        "merges.txt": "#version: 0.2\né é".encode(),
-        "chat_template.jinja": TEMPLATE.encode(),
-    }.items():
-        (folder / name).write_bytes(data)
-    write_adapter(folder / "adapter", 0.0, layers=2, width=32)
-    torch.save(weights, folder / "adapter" / "adapter_model.bin")
-    return folder
-
-
-def is_text(data: bytes) -> bool:
-    try:
-        return data.decode() != ""
-    except UnicodeDecodeError:
-        return False
-
-
-def is_template(data: bytes) -> bool:
-    try:
-        return is_text(data) and jinja2.Environment().parse(data.decode()) is not None
-    except jinja2.TemplateSyntaxError:
-        return False
-
-
-def are_ranks(data: bytes) -> bool:
-    lines = data.splitlines()
-    return lines != [] and lines == RANKS.splitlines()[: len(lines)]
-
-
-def never(_data: bytes) -> bool:
-    return False
-
-
-FILES = (
-    *("model.safetensors", "pytorch_model.bin", "pytorch_model-old.bin"),
-    *("config.json", "generation_config.json", "preprocessor_config.json", "1_Pooling/config.json"),
-    *("model.safetensors.index.json", "pytorch_model.bin.index.json"),
-    *("tokenizer.json", "tokenizer_config.json", "tekken.json", "vocab.json", "added_tokens.json"),
-    *("special_tokens_map.json", "tokenizer.model", "tokenizer.model.v3"),
-    *("qwen.tiktoken", "vocab.txt", "merges.txt", "chat_template.jinja"),
-    *("adapter/adapter_model.safetensors", "adapter/adapter_model.bin", "adapter/adapter_config.json"),
-)
-MAY_PASS = {"qwen.tiktoken": are_ranks, "vocab.txt": is_text, "merges.txt": is_text, "chat_template.jinja": is_template}
-"""Formats of which a beginning may be complete -> whether this one is. No other format has such beginnings."""
 
 
 def read_folder(root: Path, name: str) -> Path:
-    return root / "adapter" if name.startswith("adapter/") else root
+    return (root / name).parent if name.startswith("adapters/") else root
 
 
 def check(path: Path) -> None:
-    """Check a model, or an adapter in a folder of that name."""
-    check_adapter_complete(path) if path.name == "adapter" else check_complete(path)
+    """Check a model, or an adapter in a folder of adapters."""
+    check_adapter_complete(path) if path.parent.name == "adapters" else check_complete(path)
 
 
 def refusal(path: Path) -> str:
@@ -137,7 +49,7 @@ def test_a_file_that_is_cut_off_at_any_length(tmp_path: Path, name: str) -> None
     sampled = random.Random(name).sample(range(len(data)), min(len(data), 24))
     for length in sorted({0, 1, 2, 7, 8, 9, len(data) - 1, *sampled} & {*range(len(data))}):
         file.write_bytes(data[:length])
-        if MAY_PASS.get(name, never)(data[:length]):
+        if is_complete(name, data[:length]):
             check(folder)
             continue
         message = refusal(folder)
@@ -214,7 +126,7 @@ def test_a_gguf_header_with_more_than_it_may_have(tmp_path: Path, dimensions: in
 
 @pytest.mark.parametrize(
     ("name", "most"),
-    [("adapter/adapter_config.json", 2**20), ("tokenizer.json", 2**27), ("tokenizer.model", 2**26)],
+    [("adapters/mine/adapter_config.json", 2**20), ("tokenizer.json", 2**27), ("tokenizer.model", 2**26)],
 )
 def test_a_file_that_is_too_long_is_not_read(tmp_path: Path, name: str, most: int) -> None:
     root = checkpoint(tmp_path / "m")
@@ -269,7 +181,7 @@ def test_what_is_no_safetensors_file(tmp_path: Path, header: bytes) -> None:
 
 
 def test_an_engine_that_serves_reads_no_more_of_an_adapter_than_its_own_files(tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path / "m") / "adapter"
+    folder = checkpoint(tmp_path / "m") / "adapters" / "mine"
     (folder / "x_config.json").write_text("[" * 1000)
     (folder / "tokenizer.json").write_text("[" * 1000)
     check_adapter_complete(folder)
@@ -285,7 +197,7 @@ def test_other_files_of_the_folder_may_be_anything(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["model.safetensors", "model.gguf"])
 def test_check_and_serve_say_the_same(tmp_path: Path, name: str) -> None:
     directory = checkpoint(tmp_path / "m")
-    shutil.rmtree(directory / "adapter")
+    shutil.rmtree(directory / "adapters")
     if name == "model.gguf":
         shutil.rmtree(directory)
         directory.mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import re
 import runpy
 import socket
@@ -23,6 +24,7 @@ from prompts import rendered
 from serving import Server, free_port
 from tokenizers import Tokenizer, models
 from waiting import wait_until
+from whole_model import FILES, checkpoint, is_complete
 
 from backends import registry
 from lmi_handlers.apis.api import Context
@@ -127,6 +129,7 @@ def both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 # Missing and incomplete models
 
+ALL_KINDS = "option.rolling_batch=transformers\noption.enable_lora=true\noption.allow_pickle=true\n"
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1234\n"
 
 
@@ -182,6 +185,20 @@ def test_an_incomplete_model_is_an_error(tmp_path: Path, both: Both, files: File
     ended = both(write(tmp_path / "elsewhere", {"serving.properties": f"option.model_id={directory}\n"}))
     [error] = ended.errors
     assert error.startswith(words.format(m=directory).replace("model directory ", "option.model_id: "))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_cut_off_is_an_error(tmp_path: Path, both: Both, name: str) -> None:
+    """One sentence with the name of the file. `tests/model_files/test_complete.py` has more lengths."""
+    directory = write(checkpoint(tmp_path / "m"), {"serving.properties": ALL_KINDS})
+    data = (directory / name).read_bytes()
+    lengths = [length for length in range(1, len(data)) if not is_complete(name, data[:length])]
+    for length in (0, *random.Random(name).sample(lengths, min(len(lengths), 3))):
+        (directory / name).write_bytes(data[:length])
+        ended = both(directory)
+        assert ended.status == 1
+        [error] = ended.errors
+        assert str(directory / name) in error
 
 
 def test_broken_links_are_an_error(tmp_path: Path, both: Both) -> None:
