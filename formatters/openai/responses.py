@@ -275,7 +275,8 @@ class EmbeddingList(Response):
 class ModelInfo(Response):
     """The served model or an adapter. An adapter's `parent` is the model. `created` is a Unix time in seconds.
 
-    `root` is where the model or the adapter came from, and `max_model_len` the model's context length, as in vLLM.
+    `root` is the model's id on the hub, or else its name, and `max_model_len` its context length, as in vLLM. An
+    adapter has neither. Where files are is not shown, because this route needs no key.
     """
 
     id: str

@@ -662,11 +662,14 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     @property
     def public_name(self) -> str:
         """The name in OpenAI's answers: `name`, or an unnamed model's id on the hub. Never a path or a URL."""
+        return self.name if self.is_named else self.hub_id or self.name
+
+    @property
+    def hub_id(self) -> str | None:
+        """The model's id on the hub. None for a file, a folder or a URL, which only who manages the server may see."""
         model_id = self.model_id or ""
         local = "://" in model_id or model_id.startswith(("/", ".", "~")) or model_id.endswith(".gguf")
-        if self.is_named or not model_id or local or (Path(self.model_dir or ".") / model_id).exists():
-            return self.name
-        return model_id
+        return None if not model_id or local or (Path(self.model_dir or ".") / model_id).exists() else model_id
 
     @property
     def embeds(self) -> bool:

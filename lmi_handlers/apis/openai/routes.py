@@ -210,13 +210,9 @@ def model_infos(model: ServedModel, name: str, created: int) -> list[responses.M
     """Return a loaded model, called `name`, and its adapters."""
     capabilities = model.facts.capabilities
     own = responses.ModelInfo(name, "model", created, OWNER, None, model.root, capabilities.max_model_len)
-    roots = {adapter: known.source for adapter, known in model.adapters.items()} if capabilities.adapters else {}
     return [
         own,
-        *(
-            responses.ModelInfo(adapter, "model", created, OWNER, name, roots.get(adapter))
-            for adapter in capabilities.adapters
-        ),
+        *(responses.ModelInfo(adapter, "model", created, OWNER, name) for adapter in capabilities.adapters),
     ]
 
 
