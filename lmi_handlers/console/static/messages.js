@@ -23,7 +23,7 @@ export function startMessages(wanted) {
 
 // Shows these messages. `edited` and those after it will be replaced.
 export function showMessages(messages, edited) {
-  const from = edited ? messages.indexOf(edited) : messages.length;
+  const from = messages.includes(edited) ? messages.indexOf(edited) : messages.length;
   $("messages").replaceChildren(...messages.map((message, index) => {
     if (!made.has(message)) made.set(message, messageView(message));
     made.get(message).classList.toggle("replaced", index >= from);
