@@ -14,6 +14,7 @@ from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.deploy.answer_text import Piece, pieces
 from lmi_handlers.deploy.aws import Aws, Refused
 from lmi_handlers.deploy.invoke import Invocation, invoke_endpoint, invoke_url
+from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME, DEFAULT_MODEL_TEMPERATURE
 
 _LONGEST_DOCUMENT = 64 * 2**20
 _NOT_KNOWN = ("400", "404", "405", "422")
@@ -25,6 +26,9 @@ class Answering(Protocol):
 
     def answer(self, conversation: Conversation) -> Generator[Piece, None, None]:
         """Yield the answer. Closing the iterator ends the request. Raises `AnswerFailed` or `Refused`."""
+
+    def suggested(self, conversation: Conversation) -> dict[str, Any]:
+        """Return the parameters without which the model that is asked makes no sense. Raises nothing."""
 
     def __str__(self) -> str:
         """Return its name."""
@@ -51,6 +55,17 @@ class Server:
         with invoke_url(self._url, _invocation(body), self._key, route=api.path) as answer:
             yield from pieces(answer.parts, answer.content_type)
 
+    def suggested(self, conversation: Conversation) -> dict[str, Any]:
+        """Return the default model's temperature, if that is the model. Failures are left to the first question."""
+        try:
+            listed = self._asked("/v1/models", None)
+        except (Refused, ConfigError):
+            return {}
+        models = listed.get("data") if isinstance(listed, dict) else None
+        names = [each.get("id") for each in models if isinstance(each, dict)] if isinstance(models, list) else []
+        asked = conversation.model or next(iter(names), None)
+        return {"temperature": DEFAULT_MODEL_TEMPERATURE} if asked == DEFAULT_MODEL_NAME else {}
+
     def _templated(self, conversation: Conversation) -> str | None:
         """Return the prompt that the server's chat template makes of the conversation, or None if it has no template.
 
@@ -67,11 +82,15 @@ class Server:
                 return text.removeprefix(written)
         return text
 
-    def _asked(self, route: str, body: dict[str, Any]) -> Any:
-        """Return what a route answers, or None if there is no such route or it does not know our body."""
+    def _asked(self, route: str, body: dict[str, Any] | None) -> Any:
+        """Return what a route answers, or None if there is no such route or it does not know our body.
+
+        Without a body, it is a GET.
+        """
         data = bytearray()
+        method = "GET" if body is None else "POST"
         try:
-            with invoke_url(self._url, _invocation(body), self._key, route=route) as answer:
+            with invoke_url(self._url, _invocation(body or {}), self._key, route=route, method=method) as answer:
                 for part in answer.parts:
                     data += part
                     if len(data) > _LONGEST_DOCUMENT:
@@ -101,6 +120,10 @@ class Endpoint:
         self._name = name
         given = {"TargetModel": target_model, "InferenceComponentName": component}
         self._parameters = {key: value for key, value in given.items() if value is not None}
+
+    def suggested(self, conversation: Conversation) -> dict[str, Any]:  # noqa: ARG002
+        """Return nothing: an endpoint's one route does not tell its model."""
+        return {}
 
     def __str__(self) -> str:
         return self._name

@@ -40,6 +40,10 @@ def run(server: Answering, conversation: Conversation, history_file: Path | None
     interrupts = Interrupts()
     chat = _Chat(server, conversation, screen, interrupts)
     screen.note(f"chat with {server}; /help lists the commands")
+    for name, value in server.suggested(conversation).items():
+        if name not in conversation.parameters:
+            conversation.set(name, value)
+            screen.note(f"{name} is {value}, because the model is small; /set {name} removes that")
     try:
         if interactive:
             interrupts.install()

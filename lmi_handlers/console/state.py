@@ -20,6 +20,7 @@ from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.engine.settings import recent_dir
 from lmi_handlers.metrics import catalogue
 from lmi_handlers.metrics.series import Metric, Values, exposition
+from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME, DEFAULT_MODEL_TEMPERATURE
 from lmi_handlers.models.shelf import Shelf
 from lmi_handlers.serving.served import Served
 from lmi_handlers.serving.served_model import ServedModel
@@ -76,7 +77,10 @@ class CapabilitiesView(msgspec.Struct, frozen=True):
 
 
 class ModelView(msgspec.Struct, frozen=True, kw_only=True):
-    """A model. `url` is where it was loaded from, if it is one of several. `capabilities` are None until it is loaded."""
+    """A model. `url` is where it was loaded from, if it is one of several. `capabilities` are None until it is loaded.
+
+    `temperature` is what the page enters at first, unless the API's own default is fine.
+    """
 
     name: str
     state: str
@@ -88,6 +92,7 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     adapters: list[AdapterView] = []
     manages_adapters: bool = False
     generates: bool = True
+    temperature: float | None = None
     capabilities: CapabilitiesView | None = None
 
 
@@ -201,6 +206,7 @@ def view_of(model: Served) -> ModelView:
     return msgspec.structs.replace(
         view,
         generates=not properties.pools,
+        temperature=DEFAULT_MODEL_TEMPERATURE if model.name == DEFAULT_MODEL_NAME else None,
         adapters=_adapters(model) if properties.enable_lora else [],
         manages_adapters=properties.enable_lora and properties.adapter_management,
         capabilities=None if facts is None else _capabilities(facts.capabilities),

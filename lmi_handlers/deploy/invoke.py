@@ -63,8 +63,10 @@ def show(answer: Answer, *, raw: bool) -> None:
 
 
 @contextmanager
-def invoke_url(url: str, invocation: Invocation, api_key: str | None, *, route: str | None = None) -> Iterator[Answer]:
-    """POST to a server with the headers that SageMaker would send. Raises `Refused` or `ConfigError`.
+def invoke_url(
+    url: str, invocation: Invocation, api_key: str | None, *, route: str | None = None, method: str = "POST"
+) -> Iterator[Answer]:
+    """Ask a server with the headers that SageMaker would send. Raises `Refused` or `ConfigError`.
 
     The path is that of the URL, or `/invocations` if it has none. With `route`, that is added to the URL's path instead.
     """
@@ -93,7 +95,7 @@ def invoke_url(url: str, invocation: Invocation, api_key: str | None, *, route: 
         with _explained(url):
             connection.connect()
             connection.sock.settimeout(_TIMEOUT_SECONDS)
-            connection.request("POST", path, invocation.body, headers)
+            connection.request(method, path, invocation.body, headers)
             response = connection.getresponse()
             if not 200 <= response.status < 300:
                 cause = response.headers.get("Location") or failure_cause(response.read(_LONGEST_CAUSE))

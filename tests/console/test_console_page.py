@@ -22,6 +22,8 @@ from playwright.sync_api import Browser, FilePayload, Page, expect
 from recording_proxy import recording_proxy
 from serving import API_KEY, Server, StartServer
 
+from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME
+
 pytestmark = console_pages.MARKS
 browser, page, server = console_pages.browser, console_pages.page, console_pages.server
 
@@ -168,6 +170,19 @@ def test_each_of_several_calls_of_tools_gets_its_result(server: Server, page: Pa
         expect(page.locator("#results")).to_be_hidden()
         expect(page.locator("#prompt")).to_be_focused()
         assert json.loads(proxy.recorded[-1].sent)["messages"][2:] == results
+
+
+def test_the_temperature_that_suits_the_model_is_entered(server: Server, page: Page) -> None:
+    opened(page, server.url)
+    entered = page.locator("#parameter-temperature")
+    expect(entered).to_have_value("")
+    state = page.request.get(f"{server.url}/console/data/state").json()
+    assert state["models"][0]["temperature"] is None
+    state["models"][0] |= {"name": DEFAULT_MODEL_NAME, "temperature": 0.2}
+    page.route(re.compile("/console/data/state"), lambda route: route.fulfill(json=state))
+    expect(entered).to_have_value("0.2")
+    page.click("#reset")
+    expect(entered).to_have_value("")
 
 
 PIXEL = base64.b64decode(

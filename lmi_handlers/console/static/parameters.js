@@ -8,11 +8,21 @@ const MOST = Number.MAX_SAFE_INTEGER;
 
 let openapi = null;
 let values = {};
+let suggested = "";
 let shownFor = "";
 let onChange = () => {};
 
 export function useDocument(described) {
   openapi = described;
+  shownFor = "";
+}
+
+// Enters the temperature that suits a model, in place of the one that suited the last one. What was entered by hand stays.
+export function suggestTemperature(value) {
+  const text = String(value ?? "");
+  if (text === suggested) return;
+  if ((values.temperature ?? "") === suggested) values.temperature = text;
+  suggested = text;
   shownFor = "";
 }
 

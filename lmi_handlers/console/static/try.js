@@ -6,7 +6,7 @@ import { DIALECTS } from "./dialects/all.js";
 import { $, copy, say, tabs, toggle } from "./dom.js";
 import { exchange, Outcome } from "./exchange.js";
 import { spelt, startMessages } from "./messages.js";
-import { parametersAreValid, resetParameters, showParameters } from "./parameters.js";
+import { parametersAreValid, resetParameters, showParameters, suggestTemperature } from "./parameters.js";
 import { Wire } from "./wire.js";
 
 const PAINTED = 200; // milliseconds between two updates of the figures
@@ -164,6 +164,7 @@ function isSending({ key, keyCode, isComposing, shiftKey, ctrlKey, metaKey, targ
 // Takes over the model that is chosen.
 export function useModel(model, server) {
   if (!composeFor(model, server)) return;
+  suggestTemperature(model?.temperature);
   wire.edited();
   if (modelEmbeds() && !api.embeds) {
     apiTabs.select("embeddings");
