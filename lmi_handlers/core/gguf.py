@@ -63,7 +63,7 @@ Source: ggml's table `type_traits`, https://github.com/ggml-org/ggml/blob/master
 """
 _MAX_DIMENSIONS = 4
 """ggml has no more."""
-_MAX_HEADER = 100_000_000
+MAX_HEADER = 100_000_000
 """Bytes. The largest vocabularies take a tenth of it."""
 _DEFAULT_ALIGNMENT = 32
 
@@ -175,6 +175,6 @@ class _Reader:
         start, self._position = self._position, self._position + size
         if self._position > len(self._data):
             raise ValueError(f"it is cut off: its {len(self._data)} bytes end within its header")
-        if self._position > _MAX_HEADER:
-            raise ValueError(f"its header has more than {_MAX_HEADER} bytes")
+        if self._position > MAX_HEADER:
+            raise ValueError(f"its header has more than {MAX_HEADER} bytes")
         return start

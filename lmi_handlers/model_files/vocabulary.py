@@ -8,13 +8,13 @@ from pathlib import Path
 
 from lmi_handlers.core.errors import ConfigError
 
-_MAX_BYTES = 1 << 26
+MAX_BYTES = 1 << 26
 """Known vocabularies have a tenth of it."""
 
 _PIECES, _TRAINER = 1, 2
 """Fields of SentencePiece's `ModelProto`, in the order in which they are written."""
 _LENGTH_DELIMITED = 2
-_MAX_PIECES = 1 << 20
+MAX_TOKENS = 1 << 20
 """Known vocabularies have a quarter of it."""
 
 _MAX_VARINT = 10
@@ -32,8 +32,8 @@ def check_vocabulary(file: Path) -> str:
     Raises `ConfigError` for one that is too large to be a vocabulary.
     """
     size = file.stat().st_size
-    if size > _MAX_BYTES:
-        raise ConfigError(f"{file} has {size} bytes, and a vocabulary may have {_MAX_BYTES}")
+    if size > MAX_BYTES:
+        raise ConfigError(f"{file} has {size} bytes, and a vocabulary may have {MAX_BYTES}")
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as memory:
         if memory[0] == _PIECES << 3 | _LENGTH_DELIMITED:
             return _sentencepiece(memory)
@@ -47,7 +47,7 @@ def _sentencepiece(memory: mmap.mmap) -> str:
     """
     position, size, last = 0, len(memory), 0
     try:
-        for _ in range(_MAX_PIECES):
+        for _ in range(MAX_TOKENS):
             if position >= size:
                 break
             key, position = _varint(memory, position)
@@ -58,7 +58,7 @@ def _sentencepiece(memory: mmap.mmap) -> str:
     except IndexError:
         return f"is cut off: it has {size} bytes, and ends within a number"
     if position < size:
-        return f"is not a SentencePiece model: it has more than {_MAX_PIECES} tokens"
+        return f"is not a SentencePiece model: it has more than {MAX_TOKENS} tokens"
     if position > size:
         return f"is cut off: it has {size} bytes, and needs {position}"
     return "" if last >= _TRAINER else f"is cut off: it has {size} bytes, and nothing follows its tokens"

@@ -11,10 +11,11 @@ from backends import declaration, grammar_compiler, grammar_trial, image_decoder
 from backends.paged import memory
 from lmi_handlers.config.option import DeclaredOption
 from lmi_handlers.config.options import ServingProperties
+from lmi_handlers.core import gguf
 from lmi_handlers.custom_code import adapters
 from lmi_handlers.engine import adapter_registry, channel, heartbeat, job_queue, sender
 from lmi_handlers.media import images
-from lmi_handlers.model_files import archive, complete, s3
+from lmi_handlers.model_files import archive, complete, s3, vocabulary
 from lmi_handlers.models import slots
 from lmi_handlers.serving import conversation, served
 from lmi_handlers.tasks import lengths, task
@@ -62,6 +63,9 @@ FIXED: dict[str, float] = {
     "members of an archive": archive.MAX_MEMBERS,
     "a JSON file of a model": complete.MAX_JSON,
     "an adapter's `adapter_config.json`": complete.MAX_ADAPTER_CONFIG,
+    "a vocabulary of SentencePiece or tiktoken": vocabulary.MAX_BYTES,
+    "tokens of a vocabulary of SentencePiece": vocabulary.MAX_TOKENS,
+    "bytes of a GGUF file's header": gguf.MAX_HEADER,
 }
 """Limits that no option changes, by their names on the page."""
 
