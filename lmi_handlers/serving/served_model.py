@@ -53,7 +53,7 @@ class ServedModel(Served):
         self._client = Replicas(socket_paths, self._on_announcement, properties.stall_timeout)
         super().__init__(properties, socket_paths[0].parent, self._client.status)
         self._model_id = properties.public_name
-        self.root = properties.hub_id or self.name
+        self.root = properties.hub_id or self.name  # for routes that need no key
         self._has_sampling_defaults = properties.generation_config == "auto"
         self._images = image_loader(properties)
         self._budget = Budget.of(properties)

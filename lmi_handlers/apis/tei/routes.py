@@ -177,7 +177,7 @@ class TeiApi(Api):
             )
             kind = ModelType(reranker=ids) if len(labels) == 1 else ModelType(classifier=ids)
         info = EmbeddingInfo(
-            model_id=options.model_id or model.name,
+            model_id=model.root,
             model_sha=None,
             model_dtype=capabilities.dtype,
             served_model_name=model.name,

@@ -167,7 +167,7 @@ class TgiApi(Api):
             return self._compat.error(error)
         capabilities, options = loaded.capabilities, self._properties
         info = responses.Info(
-            model_id=options.model_id or model.name,
+            model_id=model.root,
             model_sha=None,
             model_pipeline_tag=options.task,
             max_concurrent_requests=options.job_queue_size,
