@@ -52,13 +52,12 @@ class Session:
     def replace(self, name: str, old: bytes | None, new: bytes) -> bool:
         """Write `new` if the content is still `old`, and tell whether it was.
 
-        Raises `UnknownSession`, and `QueueFull` if there is no room.
+        Raises `UnknownSession`, and `QueueFull` if there is no room, or no file descriptor left.
         """
-        with self._locked():
+        with _room(), self._locked():
             if self.read(name) != old:
                 return False
-            with _room():
-                write_whole(self.path / name, new)
+            write_whole(self.path / name, new)
             return True
 
     @contextlib.contextmanager
@@ -91,9 +90,8 @@ class SessionStore:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._sweep()
             expires = time.time() + self._expiration
-            unnamed = Path(
-                tempfile.mkdtemp(dir=self._directory, prefix=".")
-            )  # nobody takes it for one that has expired
+            # The dot tells others that it has not begun yet: they would take it for one that has expired.
+            unnamed = Path(tempfile.mkdtemp(dir=self._directory, prefix="."))
             try:
                 (unnamed / _EXPIRES).write_text(repr(expires))
                 return Session(unnamed.rename(self._directory / f"{uuid.uuid4()}{self._suffix}"), expires)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import threading
@@ -115,6 +116,18 @@ for write in (store.create, lambda: session.replace("turns", None, b"one")):
     except QueueFull as error:
         print(error)
 """
+
+
+def test_a_process_without_file_descriptors_says_so(store: SessionStore) -> None:
+    session = store.create()
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))
+    try:
+        with pytest.raises(QueueFull, match="the session cannot be kept: Too many open files"):
+            session.replace("turns", None, b"one")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+    assert session.replace("turns", None, b"one")
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
