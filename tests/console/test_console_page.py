@@ -635,19 +635,44 @@ def test_curl_sends_what_each_api_is_sent(server: Server, page: Page) -> None:
         assert parts[1] == {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}
 
 
+PICTURED = """Use `sorted` for a new list, or `list.sort` to sort in place:
+
+```python
+people = [("Ada", 36), ("Grace", 45)]
+people.sort(key=lambda person: person[1])
+```
+
+| | returns | sorts in place |
+| --- | --- | --- |
+| `sorted(items)` | a new list | no |
+| `items.sort()` | `None` | **yes** |
+
+Both are *stable*: equal items keep their order."""
+
+
 def test_pictures_in_the_documentation(browser: Browser, tmp_path: Path, start_server: StartServer) -> None:
     """With LMI_PICTURES=docs/images, this test draws the pictures again."""
     draws = "LMI_PICTURES" in os.environ
     server = start_server("option.rolling_batch=echo\noption.max_model_len=4096\noption.echo_tokens_per_second=200\n")
     context = browser.new_context(viewport={"width": 1100, "height": 760}, color_scheme="light")
-    page = opened(context.new_page(), server.url)
+    page = context.new_page()
     pictures = {}
+    with recording_proxy(server) as proxy:
+        proxy.answers["/v1/chat/completions"] = events(
+            *[delta(content=line) for line in re.split("( )", PICTURED)], END
+        )
+        opened(page, proxy.url)
+        expect(page.locator("#parameter-temperature")).to_be_visible()
+        page.click("#apis-openai-chat")
+        ask(page, "How do I sort a list in Python?")
+        pictures["console-try"] = page.screenshot()
+    opened(page, server.url)
     expect(page.locator("#parameter-temperature")).to_be_visible()
     page.check("#probabilities")
     ask(page, "Why is the sky blue?")
     page.locator("#answer [data-index='12']").hover()
     expect(page.locator("#token")).to_be_visible()
-    pictures["console-try"] = page.screenshot()
+    pictures["console-tokens"] = page.screenshot()
     page.click("nav a[href='#watch']")
     for _ in range(3 if draws else 1):
         server.invoke({"inputs": "Count. " * 20, "parameters": {"max_new_tokens": 200, "ignore_eos_token": True}})
