@@ -134,8 +134,7 @@ class CodeAdapters:
         check_name(message.name)
         if sum(len(name) + len(text) for name, text in message.options.items()) > MAX_OPTIONS_SIZE:
             raise InvalidRequest(f"the adapter's options must have at most {MAX_OPTIONS_SIZE} characters together")
-        model = Path(self._code.properties.get("model_id", ""))
-        sources = AdapterSources(self._properties, model if model.is_dir() else None)
+        sources = AdapterSources(self._properties, model_folder(self._code))
         source = await asyncio.to_thread(sources.locate, message.source)
         return Registered(source, message.pinned, version=1, options=message.options)
 
@@ -180,11 +179,18 @@ def _reason(content: bytes) -> str:
     return text[:_MAX_REASON]
 
 
+def model_folder(code: CustomCode) -> Path | None:
+    """Return the folder that `option.model_id` names, or None if it is not one of this machine."""
+    name = code.properties.get("model_id")
+    path = Path(code.properties["model_dir"], name) if name else None
+    return path if path is not None and path.is_dir() else None
+
+
 def _own_adapters(code: CustomCode) -> Adapters:
     """Return the folders in `adapters/`, beside the code and in the model's folder. Raises `CodeError`."""
     found: Adapters = {}
-    for place in (code.properties.get("model_id", ""), code.properties["model_dir"]):
-        for path in sorted(Path(place, "adapters").glob("*")) if place else ():
+    for place in (model_folder(code), Path(code.properties["model_dir"])):
+        for path in sorted(place.glob("adapters/*")) if place is not None else ():
             if path.is_dir() and not path.name.startswith("."):
                 try:
                     check_name(path.name)

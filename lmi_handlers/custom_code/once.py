@@ -1,11 +1,13 @@
-"""Loads a model's own code and calls it without a server, in a process like those of the pool."""
+"""Loads a model's own code, with its adapters, and calls it without a server, in a process like those of the pool."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
+import tempfile
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import msgspec
 
@@ -13,6 +15,7 @@ from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError, LoadFailed
 from lmi_handlers.core.terminal import show_error
+from lmi_handlers.custom_code.adapters import CodeAdapters
 from lmi_handlers.custom_code.job import Job
 from lmi_handlers.custom_code.messages import Chunk, End, Head, Invoke, ToWorker
 from lmi_handlers.custom_code.prepare import prepared
@@ -60,8 +63,12 @@ async def _started(code: CustomCode, properties: ServingProperties) -> AsyncIter
         except (ConfigError, LoadFailed) as error:
             raise CodeError(error) from error
         runner = await Runner.start(code, 0, properties.model_loading_timeout)
-        yield runner
-        await runner.end()
+        try:
+            with tempfile.TemporaryDirectory() as directory:
+                await CodeAdapters(code, properties, Path(directory)).begin(code, [runner])
+            yield runner
+        finally:
+            await runner.end()
 
 
 def _tell(phase: str) -> None:

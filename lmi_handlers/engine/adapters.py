@@ -99,7 +99,9 @@ class AdapterSources:
         if is_s3(source):
             return str(s3_source(source, self.stores))
         path = local_source(source, self.stores)
-        if (secure_mode := SecureMode.from_environ(os.environ)) is not None and path.is_dir():
+        if (secure_mode := SecureMode.from_environ(os.environ)) is not None:
+            if not path.is_dir():
+                raise InvalidRequest("must be a folder in secure mode, because archives are not checked", field="src")
             try:
                 secure_mode.check_model(path)
             except ConfigError as error:

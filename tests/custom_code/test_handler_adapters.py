@@ -14,8 +14,12 @@ from serving import Server
 from waiting import wait_until
 
 from lmi_handlers.config.custom_code import CustomCode
+from lmi_handlers.configuration import read_configuration
 from lmi_handlers.custom_code.adapter_functions import adapter_function
+from lmi_handlers.custom_code.adapters import model_folder
 from lmi_handlers.custom_code.messages import Batch
+from lmi_handlers.custom_code.once import load_once
+from lmi_handlers.custom_code.runner import CodeError
 
 HANDLER = """
 import os
@@ -224,6 +228,10 @@ def test_an_asynchronous_handler_that_only_registers(tmp_path: Path) -> None:
 def test_an_adapter_of_the_model_that_its_code_refuses(tmp_path: Path) -> None:
     (tmp_path / "adapters" / "bad").mkdir(parents=True)
     (tmp_path / "model.py").write_text(HANDLER)
+    configuration = read_configuration({"LMI_MODEL_DIR": str(tmp_path)})
+    assert configuration.custom_code is not None
+    with pytest.raises(CodeError, match=r"register_adapter: .*/adapters/bad: bad has no weights"):  # as lmi check
+        load_once(configuration.custom_code, configuration.properties)
     server = Server(tmp_path, "")
     try:
         wait_until(lambda: "bad has no weights" in server.log)
@@ -234,3 +242,13 @@ def test_an_adapter_of_the_model_that_its_code_refuses(tmp_path: Path) -> None:
 def test_which_function_a_batch_is_for(tmp_path: Path) -> None:
     code = CustomCode(path=f"{tmp_path}/model.py", directory=str(tmp_path), properties={})
     assert adapter_function(Batch(1, [], dynamic=False), code) is None
+
+
+def test_the_folder_of_a_model(tmp_path: Path) -> None:
+    def folder(name: str | None) -> Path | None:
+        properties = {"model_dir": str(tmp_path)} | ({} if name is None else {"model_id": name})
+        return model_folder(CustomCode(path="model.py", directory=str(tmp_path), properties=properties))
+
+    (tmp_path / "weights").mkdir()
+    assert folder("weights") == folder(f"{tmp_path}/weights") == tmp_path / "weights"
+    assert [folder(None), folder(""), folder("hub/name"), folder("s3://bucket/model/")] == [None] * 4
