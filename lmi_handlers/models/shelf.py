@@ -171,6 +171,7 @@ class Shelf:
                     continue
             elif not self._wakes(name):
                 return self.find(name)
+            refusal = None  # it has got room, by this request or another one
             self._awaited.setdefault(name, threading.Event()).wait(_CONNECTED_INTERVAL)
         if refusal is not None:
             raise NoRoomYet(refusal)

@@ -1,0 +1,48 @@
+"""Requests for a model that sleeps, with a manager that only answers."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lmi_handlers.core.errors import EngineNotReady, NoRoomYet
+from lmi_handlers.models.command_socket import accept_one
+from lmi_handlers.models.messages import Command
+from lmi_handlers.models.on_shelf import ModelApp
+from lmi_handlers.models.registry import ModelState, Registered, manager_socket, write_models
+from lmi_handlers.models.shelf import Shelf
+
+
+@pytest.fixture
+def runtime_dir() -> Iterator[Path]:
+    """A folder with a path that is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="shelf-") as folder:
+        yield Path(folder)
+
+
+def make(entry: Registered, runtime_dir: Path) -> ModelApp:
+    raise AssertionError
+
+
+def test_a_model_that_got_room_and_does_not_wake_up_is_not_short_of_room(runtime_dir: Path) -> None:
+    model = Registered(name="a", url="a", state=ModelState.SLEEPING)
+    write_models(runtime_dir, {"a": model})
+
+    def refuse(command: Command) -> None:
+        """Another request is first, and gets the room."""
+        write_models(runtime_dir, {"a": Registered(name="a", url="a", state=ModelState.WAKING)})
+        raise NoRoomYet("2 models are loaded and in use")
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(manager_socket(runtime_dir)))
+        listener.listen()
+        threading.Thread(target=accept_one, args=(listener, refuse), daemon=True).start()
+        shelf = Shelf(runtime_dir, make, patience=300, most_waiting=1)
+        connected = iter((True, True, False))  # it is refused, then it waits, then its client leaves
+        with pytest.raises(EngineNotReady, match="model a did not wake up within 300 s"):
+            shelf.find_awake("a", lambda: next(connected))
