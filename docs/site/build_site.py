@@ -14,7 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CONFIGURATION = Path(__file__).parent / "zensical.toml"
-STYLES = Path(__file__).parent / "tables.css"
+FILES = ("tables.css", "iframe-worker.js", "iframe-worker.LICENSE")
+"""Of the site only. They are beside this program."""
 
 
 def documents() -> list[Path]:
@@ -46,7 +47,8 @@ def build(folder: Path) -> int:
     """Build the site in `folder`/site, from nothing. Return the generator's exit code."""
     shutil.rmtree(folder, ignore_errors=True)
     copy_pages(folder / "pages")
-    shutil.copy(STYLES, folder / "pages")
+    for name in FILES:
+        shutil.copy(Path(__file__).parent / name, folder / "pages")
     shutil.copy(CONFIGURATION, folder)
     return subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=folder, check=False).returncode
 

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from browsers import chromium, empty_page, needs_chromium
 from build_site import CONFIGURATION, documents, links
 from paths import ROOT
+from playwright.sync_api import expect
 
 # The generator needs Python 3.11. CI has it.
 generator = pytest.mark.skipif(sys.version_info < (3, 11), reason="zensical needs Python 3.11")
@@ -50,6 +52,16 @@ def test_it_loads_nothing_from_elsewhere(site: Path) -> None:
     assert [page.name for page in pages if EXTERNAL.search(page.read_text())] == []
     styles = "".join(path.read_text() for path in site.rglob("*.css"))
     assert not re.search(r"url\([\"']?(?:https?:)?//|@import", styles)
+
+
+@generator
+@needs_chromium
+def test_its_search_works_from_the_file_system(site: Path) -> None:
+    with chromium() as browser, empty_page(browser) as page:
+        page.goto((site / "index.html").as_uri())
+        page.click(".md-search__button")
+        page.get_by_role("combobox", name="Search").fill("max_rolling_batch_size")
+        expect(page.get_by_text("Dynamic batch").first).to_be_visible()
 
 
 @generator
