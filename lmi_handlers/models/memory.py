@@ -11,8 +11,10 @@ from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.config.sizes import parse_bytes
 from lmi_handlers.engine.settings import EngineSettings
+from lmi_handlers.model_files.needed import weight_bytes
 
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".onnx", ".h5", ".ckpt", ".msgpack", ".engine")
+"""What a model's own code may load. Engines and tasks read one format."""
 
 
 def needed_memory(properties: ServingProperties, engine: EngineSettings) -> int:
@@ -21,20 +23,24 @@ def needed_memory(properties: ServingProperties, engine: EngineSettings) -> int:
     Weights that are not on this machine yet, and the cache that an engine chooses itself, are left out.
     """
     cache = properties.kv_cache_memory_bytes
-    copies = engine.custom_code.processes if engine.custom_code is not None else len(engine.replicas)
+    code = engine.custom_code
+    copies = len(engine.replicas) if code is None else code.processes
+    has_own_code = code is not None and code.options is None
     return copies * (
-        _weights(properties) + (0 if cache is None else parse_bytes(cache, "option.kv_cache_memory_bytes"))
+        _weights(properties, of_any_format=has_own_code)
+        + (0 if cache is None else parse_bytes(cache, "option.kv_cache_memory_bytes"))
     )
 
 
-def _weights(properties: ServingProperties) -> int:
+def _weights(properties: ServingProperties, *, of_any_format: bool) -> int:
     path = Path(properties.model_dir or ".")
     if properties.model_id is not None:
         path = path / Path(properties.model_id).expanduser()
-    if path.is_file():
-        return path.stat().st_size
-    files = path.iterdir() if path.is_dir() else ()
-    return sum(file.stat().st_size for file in files if file.suffix in _WEIGHTS and file.is_file())
+    if not path.exists():
+        return 0
+    if path.is_file() or not of_any_format:
+        return weight_bytes(path)
+    return sum(file.stat().st_size for file in path.iterdir() if file.suffix in _WEIGHTS and file.is_file())
 
 
 def free_for(backend: BackendDeclaration) -> int | None:
