@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.core.files import write_whole
 
 FILE_NAME = "adapters.json"
 MAX_ADAPTERS = 1000
@@ -65,9 +66,7 @@ def changing(runtime_dir: Path) -> Iterator[Adapters]:
         yield adapters
         if adapters == before:
             return
-        partial = runtime_dir / f"{FILE_NAME}.partial"
-        partial.write_bytes(msgspec.json.encode(adapters))
-        partial.replace(runtime_dir / FILE_NAME)
+        write_whole(runtime_dir / FILE_NAME, msgspec.json.encode(adapters))
 
 
 def check_name(name: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from lmi_handlers.core.errors import InvalidRequest
+from lmi_handlers.core.files import write_whole
 
 RUNTIME_VARIABLE = "LMI_MODELS_RUNTIME"
 """Environment variable with the runtime directory of a server with several models."""
@@ -76,9 +77,7 @@ def read_models(runtime_dir: Path) -> Models | None:
 
 def write_models(runtime_dir: Path, models: Models) -> None:
     """Replace the models. Readers see all of the old or all of the new ones."""
-    partial = runtime_dir / f"{_FILE_NAME}.partial"
-    partial.write_bytes(msgspec.json.encode(models))
-    partial.replace(models_file(runtime_dir))
+    write_whole(models_file(runtime_dir), msgspec.json.encode(models))
 
 
 def manager_socket(runtime_dir: Path) -> Path:

@@ -18,6 +18,7 @@ import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.files import write_whole
 from lmi_handlers.core.gguf import read_gguf_header
 from lmi_handlers.core.load_failure import load_failure
 from lmi_handlers.text.byte_level import byte_characters
@@ -307,7 +308,7 @@ def _model_max_length(config: Mapping[str, Any], tokenizer_limit: int) -> int | 
 def _write_changed(path: Path, data: bytes) -> None:
     """Write a file, unless it is there already: an engine must be able to restart while the disk is full."""
     if not (path.exists() and path.stat().st_size == len(data) and path.read_bytes() == data):
-        path.write_bytes(data)
+        write_whole(path, data)
 
 
 def _write(bundle: TextBundle, backend: Tokenizer, directory: Path) -> TextBundle:

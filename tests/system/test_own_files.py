@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -84,3 +86,41 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="folder"):  # a folder with something in it cannot be replaced
         write_whole(tmp_path / "folder", b"three")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "folder"]
+
+
+_WITHOUT_ROOM = """
+import resource, sys
+from pathlib import Path
+from lmi_handlers.engine.adapter_registry import changing
+from lmi_handlers.models.registry import write_models
+from lmi_handlers.text.bundle import build_byte_bundle
+
+folder = Path(sys.argv[1])
+
+def change(value):
+    with changing(folder) as adapters:
+        adapters["a"] = value
+
+def contents():
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+writers = (change, lambda value: write_models(folder, value), lambda value: build_byte_bundle(folder, chat_template=value))
+for write, value in zip(writers, ({}, {}, "a"), strict=True):
+    write(value)
+before = contents()
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # as on a full disk, writing fails
+for write in writers:
+    try:
+        write("b")
+    except Exception as error:
+        print(type(error).__name__)
+assert contents() == before
+"""
+
+
+def test_a_full_disk_costs_nothing_that_was_there(tmp_path: Path) -> None:
+    """The registries of adapters and models, and a model's text layer."""
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_ROOM, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (len(done.stdout.split()), done.returncode) == (3, 0), done.stderr
