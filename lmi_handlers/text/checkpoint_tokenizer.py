@@ -26,6 +26,8 @@ _SAMPLE = (
     "日本語と漢字、한국어 \N{PARTY POPPER}\N{FAMILY}\N{EMOJI MODIFIER FITZPATRICK TYPE-4} مرحبا "
 )
 _MAX_SAMPLED = 50
+_MAX_REASON = 500
+"""Characters of a library's error, which may have lines of lists, or a token of any length."""
 
 
 def load_tokenizer(
@@ -55,7 +57,7 @@ def load_library_tokenizer(model_dir: Path, *, trust_remote_code: bool = False, 
     try:
         return _load(model_dir, trust_remote_code, {} if gguf_file is None else {"gguf_file": gguf_file})
     except Exception as error:  # a model may bring its own code, which may raise anything
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = " ".join(str(error)[:_MAX_REASON].split()) or type(error).__name__
         if not trust_remote_code and (code := sorted(model_dir.glob("tokenization_*.py"))):
             reason = f"{code[0].name} runs only with option.trust_remote_code=true ({reason})"
         raise load_failure(ConfigError(f"no tokenizer can be loaded from {model_dir}: {reason}"), error) from error

@@ -94,4 +94,5 @@ def test_a_model_that_cannot_do_the_task(tmp_path: Path) -> None:
     directory = save_task_model("ViTForImageClassification", tmp_path / "m")
     server = Server(directory, "option.task=fill-mask\n")
     assert server.process.wait(120) == 1
-    assert "no tokenizer can be loaded from" in server.log
+    assert f"no tokenizer can be loaded from {directory}: " in server.log
+    assert "serialization file" in server.log  # the library's own list of causes, which begins on a line of its own
