@@ -22,7 +22,14 @@ REGISTER, UPDATE, UNREGISTER = ADAPTER_FUNCTIONS = ("register_adapter", "update_
 MAX_CALLS = 32
 """How many requests LMI works on at a time if `option.max_rolling_batch_size` is not set."""
 
-_HIDDEN = ("lmi_handlers", "backends", "formatters", "djl_python", "sagemaker_inference")
+_HIDDEN = (
+    "lmi_handlers",
+    "backends",
+    "formatters",
+    "djl_python",
+    "sagemaker_huggingface_inference_toolkit",
+    "sagemaker_inference",
+)
 """Top-level packages that the code would get in place of modules of its own with these names."""
 
 

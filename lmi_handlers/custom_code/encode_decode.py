@@ -45,6 +45,11 @@ def decode_csv(inputs: Input, require_headers: bool = True) -> Any:  # noqa: FBT
         if np.isnan(numbers).any():
             raise ValueError("the CSV content has values that are not numbers")
         return numbers
+    return named_rows(text)
+
+
+def named_rows(text: str) -> dict[str, Any]:
+    """Return `{"inputs": [..]}` of CSV: the column `inputs`, or else all columns of each line. Raises `ValueError`."""
     if not any(header in text.partition("\n")[0].lower() for header in _HEADERS):
         raise ValueError(f"the first line of CSV content must name its columns: {', '.join(_HEADERS)}")
     rows = list(csv.DictReader(io.StringIO(text)))

@@ -1,7 +1,7 @@
-"""The modules that handlers import from LMI (`djl_python`) and from SageMaker's toolkit (`sagemaker_inference`).
+"""The modules that handlers import from LMI (`djl_python`) and from SageMaker's toolkits (`sagemaker_inference`, ..).
 
 Only the processes that run a model's own code have them. A name that exists in LMI 0.28 to 0.36, but not here, raises an
-`ImportError` that says what to use instead.
+`ImportError` that says what to use instead. So do the packages of other model servers.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ PROVIDED: dict[str, dict[str, str]] = {
         "session_utils",
     ),
     "djl_python.streaming_utils": dict.fromkeys(("HFStreamer", "StreamingUtils"), "streaming"),
+    "sagemaker_huggingface_inference_toolkit": {},
+    "sagemaker_huggingface_inference_toolkit.content_types": dict.fromkeys(("CSV", "JSON", "NPY"), "content"),
+    "sagemaker_huggingface_inference_toolkit.decoder_encoder": dict.fromkeys(("decode", "encode"), "pipeline_content"),
     "sagemaker_inference": {},
     "sagemaker_inference.content_types": dict.fromkeys(
         ("ANY", "CSV", "JSON", "NPY", "NPZ", "OCTET_STREAM", "UTF8_TYPES"), "content"
@@ -75,6 +78,10 @@ _CHATS = "call tokenizer.apply_chat_template(messages, add_generation_prompt=Tru
 _PROPERTIES = "read the options with inputs.get_properties() in the first call"
 _PROTOCOL = "it is LMI's own server process: define handle(inputs) in model.py, and the server calls it"
 _NEURON = "AWS Neuron is not supported"
+_OTHER_SERVER = (
+    "handlers are not supported: define handle(inputs) in model.py, or model_fn and predict_fn in code/inference.py"
+)
+_TOOLKIT = "use sagemaker_inference.decoder and sagemaker_inference.encoder"
 
 REFUSED: dict[str, str] = {
     "djl_python.adapter_formatter_mixin": "put an adapter's formatters into its own model.py",
@@ -123,9 +130,19 @@ REFUSED: dict[str, str] = {
     "djl_python.ts_service_loader": "put handle(inputs) into model.py, or model_fn and predict_fn into code/inference.py",
     "djl_python.utils": "read requests with inputs.get_batches()",
     "djl_python.xgboost_handler": "set option.entryPoint=djl_python.xgboost_handler, and define @init_handler in model.py",
+    "mms": f"Multi Model Server's {_OTHER_SERVER}",
+    "model_hosting_container_standards": f"its {_OTHER_SERVER}",
+    "sagemaker_containers": "output_fn returns (content, content_type), and sagemaker_inference.encoder writes arrays",
+    "sagemaker_huggingface_inference_toolkit": "scripts need decoder_encoder and content_types only",
     "sagemaker_inference": "scripts need content_types, decoder, encoder and errors only",
+    "sagemaker_pytorch_serving_container": _TOOLKIT,
+    "sagemaker_sklearn_container": _TOOLKIT,
+    "ts": f"TorchServe's {_OTHER_SERVER}",
 }
-"""What LMI has besides, and what to use in its place. A package stands for its modules, too."""
+"""What LMI and other servers have besides, and what to use in its place. A package stands for its modules, too."""
+
+_REPLACED = "djl_python"
+"""LMI's package is always ours, because `Input` and `Output` must be. Others are ours unless they are installed."""
 
 _HERE = __package__
 
@@ -134,15 +151,15 @@ _PATH = str(Path(__file__).parent / "compat")
 
 
 def provide(package: str | None = None) -> None:
-    """Let `import djl_python` and `import sagemaker_inference` find what is here. May be called more than once.
+    """Let `import djl_python` and the like find what is here. May be called more than once.
 
-    LMI's package is always ours, because `Input` and `Output` must be. SageMaker's toolkit is ours unless it is installed.
     `package` is the one that has just been found on `sys.path`, and is replaced.
     """
     if _PATH not in sys.path:
         sys.path.append(_PATH)
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path[:] = [_Finder("djl_python"), *sys.meta_path, _Finder("sagemaker_inference")]
+        packages = {name.partition(".")[0] for name in (*PROVIDED, *REFUSED)} - {_REPLACED}
+        sys.meta_path[:] = [_Finder(_REPLACED), *sys.meta_path, *map(_Finder, sorted(packages))]
     if package is not None:
         sys.modules[package] = module_from_spec(_spec(package, _Finder(package)))
 
