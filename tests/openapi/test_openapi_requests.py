@@ -82,6 +82,7 @@ SAID_ELSEWHERE = {
     "must be texts or token ids, not both": "the same",
     "Template error": "what a template takes is the model's",
     "each step needs one candidate per beam": "the engine's",
+    "needs a model whose thoughts the server can tell": "the model's",
     "token ids must be from 0 to": "the model's",
     "maximum context length": "the model's",
     "the body must have text_1 and text_2": "between fields",
