@@ -1,4 +1,4 @@
-"""`lmi`: its commands `serve`, `check` and `run`. `batch_transform/`, `bench/`, `chat/`, `deploy/` and `ray/` have their own."""
+"""`lmi`: the server's commands `serve`, `check` and `run`. `commands.py` finds all others."""
 
 from __future__ import annotations
 
@@ -11,14 +11,10 @@ from typing import BinaryIO
 import click
 
 from lmi_handlers import __version__
-from lmi_handlers.batch_transform.commands import transform
-from lmi_handlers.bench.commands import bench
-from lmi_handlers.chat.commands import chat
+from lmi_handlers.commands import Commands
 from lmi_handlers.config.local_runtime import MAX_CONCURRENCY
 from lmi_handlers.core.program import command
 from lmi_handlers.core.terminal import show
-from lmi_handlers.deploy.commands import COMMANDS as DEPLOYMENT
-from lmi_handlers.ray.commands import ray
 
 _model_dir = click.option(
     "--model-dir",
@@ -41,14 +37,10 @@ _port = click.option(
 )
 
 
-@click.group()
+@click.group(cls=Commands)
 @click.version_option(__version__)
 def main() -> None:
     """Serve a language model as LMI and TGI do."""
-
-
-for _command in (*DEPLOYMENT, transform, bench, chat, ray):
-    main.add_command(_command)
 
 
 @main.command()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import click
 
 from lmi_handlers.cli import main
+from lmi_handlers.commands import subcommands
 
 _PAGE = """\
 # Commands
@@ -28,8 +29,8 @@ def commands(name: str, command: click.Command) -> Iterator[tuple[str, click.Com
     if not isinstance(command, click.Group):
         yield name, command
         return
-    for part in sorted(command.commands):
-        yield from commands(f"{name} {part}", command.commands[part])
+    for part, below in subcommands(command).items():
+        yield from commands(f"{name} {part}", below)
 
 
 def _section(name: str, command: click.Command) -> Iterator[str]:

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from lmi_handlers.core.terminal import show
-from lmi_handlers.deploy.invoke_command import invoke_command
 from lmi_handlers.deploy.options import deployment_options, explained, region_option
 
 _model_dir = click.option(
@@ -165,7 +164,3 @@ def instances_command(*, model_dir: Path | None, max_model_len: int | None, conc
         show("for the first, add to serving.properties:")
     for name, value in options.items():
         show(f"  option.{name}={value}")
-
-
-COMMANDS = (deploy_command, undeploy_command, status_command, logs_command, invoke_command, instances_command)
-"""What this folder adds to `lmi`."""

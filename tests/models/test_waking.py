@@ -64,7 +64,7 @@ def test_models_wait_for_room_and_none_is_refused(tmp_path: Path) -> None:
     )
     try:
         server.wait_ready()
-        assert sorted(server.states().values()) == ["Healthy"] * 2 + ["Sleeping"] * 6
+        wait_until(lambda: sorted(server.states().values()) == ["Healthy"] * 2 + ["Sleeping"] * 6)
         with ThreadPoolExecutor(24) as clients:
             answers = [*clients.map(server.generate, names * 3)]
         assert [answer.status_code for answer in answers] == [200] * 24

@@ -35,6 +35,7 @@ from paths import ROOT
 
 from backends import registry
 from lmi_handlers.cli import main
+from lmi_handlers.commands import subcommands
 from lmi_handlers.config.properties import load_properties
 
 _BLOCK = re.compile(
@@ -215,7 +216,7 @@ def check_lmi(arguments: list[str]) -> None:
     context: click.Context | None = None
     while isinstance(command, click.Group):
         name, *arguments = arguments
-        command = command.commands[name]
+        command = subcommands(command)[name]
     command.make_context(name, arguments, parent=context)
 
 

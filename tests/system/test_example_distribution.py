@@ -74,6 +74,10 @@ def test_check_warns_of_its_option_on_another_backend(environment: Environment, 
     assert "option.shout_marks has no effect on backend echo; it is only read by shout" in result.stdout
 
 
+def test_its_command(environment: Environment, tmp_path: Path) -> None:
+    assert environment.run("lmi", "shout", "hello", "--marks", "1", cwd=tmp_path).stdout == "HELLO!\n"
+
+
 def test_its_own_tests_pass(environment: Environment, example: Path) -> None:
     result = environment.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=example / "tests")
     assert result.returncode == 0, result.stdout

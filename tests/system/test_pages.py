@@ -23,6 +23,7 @@ from s3_server import S3Server
 from serving import Server
 
 from lmi_handlers.cli import main
+from lmi_handlers.commands import subcommands
 
 ECHO = "option.rolling_batch=echo\n"
 CONFIG = json.dumps({"hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "vocab_size": 49_152})
@@ -187,7 +188,7 @@ def test_every_reason_is_known() -> None:
 
 def options_of(command: click.Command) -> set[str]:
     own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-    below = [options_of(one) for one in command.commands.values()] if isinstance(command, click.Group) else []
+    below = [options_of(one) for one in subcommands(command).values()] if isinstance(command, click.Group) else []
     return own.union(*below) | {"--help"}
 
 
@@ -196,6 +197,6 @@ def test_commands_in_the_text_exist(name: str) -> None:
     """Those of `lmi`, with all their options."""
     for words in re.findall(r"`lmi ([a-z][^`]*)`", BY_NAME[name].read_text()):
         command, *rest = words.split()
-        assert command in main.commands, words
+        assert command in subcommands(main), words
         given = {word.partition("=")[0] for word in rest if word.startswith("--")}
-        assert given <= options_of(main.commands[command]), words
+        assert given <= options_of(subcommands(main)[command]), words
