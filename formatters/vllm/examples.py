@@ -28,5 +28,6 @@ ANSWERS: Mapping[Any, object] = {
         data=[responses.ScoreData(0, "score", 0.9182)],
         usage=responses.ScoreUsage(18, 18, 0, None),
     ),
+    responses.DetokenizeResponse: responses.DetokenizeResponse("What is Deep Learning?"),
 }
 """By type."""

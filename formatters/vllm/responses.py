@@ -1,4 +1,4 @@
-"""What vLLM's routes for scores answer. Source: vLLM 0.32."""
+"""What vLLM's routes for scores and tokens answer. Source: vLLM 0.32."""
 
 from __future__ import annotations
 
@@ -67,3 +67,9 @@ class ScoreResponse(Response):
     model: str
     data: list[ScoreData]
     usage: ScoreUsage
+
+
+class DetokenizeResponse(Response):
+    """The text of tokens."""
+
+    prompt: str

@@ -33,6 +33,11 @@ class LoadedText(msgspec.Struct, frozen=True):
     bundle: TextBundle
     tokenizer: Tokenizer
 
+    @property
+    def max_listed_tokens(self) -> int:
+        """Maximum number of tokens in a list that a route answers or takes: 65,536, unless the model takes more."""
+        return max(_LISTED_TOKENS, self.capabilities.max_model_len)
+
 
 class TokenizedPrompt(msgspec.Struct, frozen=True):
     """A prompt's text and token ids. `token_type_ids` as in `EncodedPrompt`."""
@@ -176,5 +181,6 @@ def encode_prompts(
 LONG = 4096
 """Characters that take a few milliseconds to tokenise."""
 
+_LISTED_TOKENS = 65_536
 _MESSAGE = 256
 """Characters that take about as long to tokenise as one message takes to render."""

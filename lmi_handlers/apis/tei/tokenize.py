@@ -21,9 +21,6 @@ from lmi_handlers.serving.prompts import LONG, LoadedText
 from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.text.spans import MarkedSpan, marked_spans
 
-MAX_TOKENS = 65_536
-"""Maximum number of tokens in an answer, unless the model takes more."""
-
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 
@@ -82,7 +79,7 @@ def decode_ids(model: ServedModel, body: DecodeBody) -> list[str]:
     lists = [ids for ids in body.ids if isinstance(ids, list)]
     lists = lists or [[token_id for token_id in body.ids if isinstance(token_id, int)]]
     loaded, number = model.loaded, sum(map(len, lists))
-    if number > (limit := _limit(loaded)):
+    if number > (limit := loaded.max_listed_tokens):
         raise InvalidRequest(f"must have at most {limit} token ids, got {number}", field="ids")
     run = model.run_beside if number > LONG else at_once
     return run(_texts, loaded, lists, skip=body.skip_special_tokens is not False)
@@ -95,7 +92,7 @@ def _check_number(field: str, values: Sequence[object], budget: Budget) -> None:
 
 
 def _spans(loaded: LoadedText, texts: list[str], *, special: bool) -> list[list[MarkedSpan]]:
-    limit, found, number = _limit(loaded), list[list[MarkedSpan]](), 0
+    limit, found, number = loaded.max_listed_tokens, list[list[MarkedSpan]](), 0
     for text in texts:
         tokens = loaded.tokenizer.estimate_beyond(text, limit - number)
         if tokens is None:
@@ -109,7 +106,3 @@ def _spans(loaded: LoadedText, texts: list[str], *, special: bool) -> list[list[
 def _texts(loaded: LoadedText, lists: list[list[int]], *, skip: bool) -> list[str]:
     texts: list[str] = loaded.tokenizer.backend.decode_batch(lists, skip_special_tokens=skip)  # releases the GIL
     return texts
-
-
-def _limit(loaded: LoadedText) -> int:
-    return max(MAX_TOKENS, loaded.capabilities.max_model_len)

@@ -16,9 +16,6 @@ from lmi_handlers.serving.served_model import ServedModel
 from lmi_handlers.text.chat_template import render_chat
 from lmi_handlers.text.spans import TokenSpan, token_spans
 
-MAX_TOKENS = 65_536
-"""Maximum number of tokens in an answer, unless the model takes more."""
-
 
 def tokenize(model: ServedModel, body: TokenizeBody) -> list[TokenSpan]:
     """Return the tokens of `inputs`. Raises `InvalidRequest` if there are too many, and `EngineNotReady`."""
@@ -55,7 +52,7 @@ def _chat_spans(loaded: LoadedText, chat: ChatPrompt) -> ChatTokenizeResponse:
 
 def _spans(loaded: LoadedText, text: str, *, add_special_tokens: bool) -> list[TokenSpan]:
     """Tokenise text into spans. Raises `InvalidRequest` if there are too many tokens."""
-    limit = max(MAX_TOKENS, loaded.capabilities.max_model_len)
+    limit = loaded.max_listed_tokens
     if (tokens := loaded.tokenizer.estimate_beyond(text, limit)) is not None:
         raise InvalidRequest(f"`inputs` must have less than {limit} tokens. Given: {tokens}")
     return token_spans(loaded.tokenizer, text, add_special_tokens=add_special_tokens)

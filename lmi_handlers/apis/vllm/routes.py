@@ -1,4 +1,4 @@
-"""vLLM's routes for scores. The clients of Jina and Cohere send the same bodies to `/v1/rerank` and `/v2/rerank`."""
+"""vLLM's routes for scores and tokens. The clients of Jina and Cohere send the same bodies to `/v1/rerank` and `/v2/rerank`."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from formatters.vllm import responses
 from formatters.vllm.examples import ANSWERS
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.documentation import QUESTION, REQUEST_BOUNDS, Documentation
-from lmi_handlers.apis.routes import JSON, Route, generation
+from lmi_handlers.apis.routes import JSON, READING, Document, Route, generation
+from lmi_handlers.apis.vllm.detokenize import DetokenizeBody, detokenize, read_tokens
 from lmi_handlers.apis.vllm.scores import RerankDocumentsBody, RerankDocumentsDialect, ScoreBody, ScoreDialect
 
 TAG = "vLLM"
 
 
 class VllmApi(Api):
-    """Reranking and scores. With `option.task=text-ranking`, its bodies are known on the invoke routes too."""
+    """Scores, and the text of tokens. With `option.task=text-ranking`, bodies of scores are known on the invoke routes too."""
 
-    prefixes = ("/score", "/v2/rerank")
+    prefixes = ("/score", "/v2/rerank", "/detokenize")
     documentation = Documentation(
         examples={
             **ANSWERS,
             RerankDocumentsBody: {"query": QUESTION, "documents": ["Deep Learning is a kind of machine learning."]},
+            DetokenizeBody: {"tokens": [87, 104, 97, 116]},
             ScoreBody: {"text_1": QUESTION, "text_2": "Deep Learning is a kind of machine learning."},
         },
         bounds={
@@ -36,6 +38,14 @@ class VllmApi(Api):
         score = ScoreDialect(context.facts, budget=context.budget)
         self._rerank = generation(rerank, RerankDocumentsBody, {JSON: (responses.RerankResponse,)})
         self._score = generation(score, ScoreBody, {JSON: (responses.ScoreResponse,)})
+        self._detokenize = Document(
+            find=detokenize,
+            read=read_tokens,
+            bodies={JSON: (DetokenizeBody,)},
+            answers={JSON: (responses.DetokenizeResponse,)},
+            dialects=(score,),
+            errors=READING,
+        )
         if context.properties.ranks:
             # `queries` comes first, because such a body may have `documents` too.
             scores = dict.fromkeys(("queries", "text_1", "data_1"), self._score)
@@ -48,6 +58,7 @@ class VllmApi(Api):
             Route("POST", "/v2/rerank", "rerank_documents_v2", TAG, rerank, self._rerank),
             Route("POST", "/score", "score", TAG, score, self._score),
             Route("POST", "/v1/score", "score_v1", TAG, score, self._score),
+            Route("POST", "/detokenize", "detokenize", TAG, "Turn token ids into a text.", self._detokenize),
         )
 
     def router_error(self, status: int, kind: str, message: str) -> object:
