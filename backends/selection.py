@@ -41,25 +41,30 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 def select_backend(
-    properties: ServingProperties, gguf_file: Path | None = None, config_file: Path | None = None
+    properties: ServingProperties,
+    gguf_file: Path | None = None,
+    config_file: Path | None = None,
+    *,
+    asked_by: str = "serving.properties",
 ) -> Selection:
     """Use `option.rolling_batch` or `option.backend`. With `auto`, choose by what is installed on this machine.
 
-    `gguf_file` is the model, if it is a GGUF file. `config_file` is its config.json, if it has one here. Raises
-    `ConfigError` if the backend does not exist. Imports no engine, so any process may call it.
+    `gguf_file` is the model, if it is a GGUF file. `config_file` is its config.json, if it has one here. `asked_by`
+    is the source of the options. Raises `ConfigError` if the backend does not exist. Imports no engine, so any process may
+    call it.
     """
     known = registry()
     name = known.requested(properties)
     if properties.pools:
         if name != "auto" and declaration(name).pooling:
-            return Selection(declaration(name).name, "serving.properties asks for it")
+            return Selection(declaration(name).name, f"{asked_by} asks for it")
         does = "embed" if properties.embeds else "score"
         reason = (
             f"option.task={properties.task}" if name == "auto" else f"{declaration(name).name} does not {does} texts"
         )
         return Selection(FALLBACK, reason)
     if name != "auto":
-        return Selection(declaration(name).name, "serving.properties asks for it")
+        return Selection(declaration(name).name, f"{asked_by} asks for it")
     candidates = sorted((item for item in known.backends.values() if item.priority), key=lambda item: -item.priority)
     return choose_backend(
         candidates,

@@ -12,7 +12,7 @@ from backends import registry
 from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.config.report import render_settings
-from lmi_handlers.configuration import AnsweredBy, model_environ, read_configuration, read_store
+from lmi_handlers.configuration import AnsweredBy, examine_configuration, model_environ, read_store
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.terminal import show, show_error
 from lmi_handlers.custom_code.once import load_once
@@ -79,9 +79,9 @@ def _check_model(environ: Mapping[str, str], *, show_all: bool, runs_code: bool)
     Exits with status 1 after an error or an unknown option.
     """
     try:
-        configuration = read_configuration(environ)
+        configuration = examine_configuration(environ)
     except ConfigError as error:
-        fail(str(error))
+        fail(*str(error).splitlines())
     selection, loaded = configuration.selection, configuration.loaded
     found, causes = [*warnings(configuration)], [*mistakes(configuration, environ)]
     try:

@@ -18,7 +18,7 @@ from lmi_handlers.config.custom_code import MAX_CALLS, CustomCode
 from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.decorators import OUTPUT_FORMATTER
 from lmi_handlers.config.formatter_code import FormatterCode, find_formatter_scripts
-from lmi_handlers.config.properties import LoadedProperties, ServingProperties, load_properties
+from lmi_handlers.config.properties import LoadedProperties, ServingProperties, examine_properties, load_properties
 from lmi_handlers.config.replicas import VISIBLE, plan_replicas
 from lmi_handlers.config.scripts import Script, find_requirements, find_script
 from lmi_handlers.config.server_settings import ServerSettings
@@ -152,28 +152,68 @@ def read_configuration(environ: Mapping[str, str], overrides: Mapping[str, str] 
 
     The options in `overrides` take precedence over both.
     """
+    configuration = examine_configuration(environ, overrides)
+    if configuration.loaded.mistakes:
+        raise ConfigError("\n".join(configuration.loaded.mistakes))
+    return configuration
+
+
+def examine_configuration(environ: Mapping[str, str], overrides: Mapping[str, str] | None = None) -> Configuration:
+    """Return what `read_configuration` does, for `start_up.mistakes`: those in `loaded` are among them.
+
+    Raises `ConfigError`, with one mistake per line, if one of them leaves nothing that can be examined further.
+    """
+    loaded = None
     try:
         log_format(environ, sys.stderr)
         key_patterns(environ)
         settings = ServerSettings.from_environ(environ)
-        loaded = load_properties(settings.model_dir, environ, registry(), _given(environ), overrides)
+        loaded = examine_properties(settings.model_dir, environ, registry(), _given(environ), overrides)
         asked = loaded.properties
         named = asked.entry_point, environ, asked.handler
         if script := find_script(settings.model_dir, *named, asynchronous=asked.has_asynchronous_handler):
             return _with_custom_code(settings, loaded, script, environ)
+        loaded = _with_known_backend(loaded)
         config_file = find_config(loaded.properties, default_cache_dir(environ))
         if (task := find_task(loaded.properties, config_file, registry().requested(loaded.properties))) is not None:
             return _with_task(settings, loaded, *task, environ)
-        gguf_file = find_gguf(loaded.properties.model_id, settings.model_dir)
-        selection = select_backend(loaded.properties, gguf_file, config_file)
-        is_default_model = (
-            declaration(selection.name).needs_model
-            and loaded.properties.model_id is None
-            and (settings.model_dir is None or not has_model_files(settings.model_dir))
-        )
-        formatters = _formatters(settings, loaded)
-    except OSError as error:
-        raise unreadable(error) from error
+        return _with_engine(settings, loaded, config_file, environ)
+    except (ConfigError, OSError) as error:
+        cause = unreadable(error) if isinstance(error, OSError) else error
+        raise ConfigError("\n".join((*(loaded.mistakes if loaded is not None else ()), str(cause)))) from error
+
+
+def _with_known_backend(loaded: LoadedProperties) -> LoadedProperties:
+    """Let `auto` choose in place of a backend that is not known. That is a mistake, and there may be others."""
+    name = registry().requested(loaded.properties)
+    try:
+        if name != "auto":
+            declaration(name)
+    except ConfigError as error:
+        mistake = f"{error} (from {_asked_by(loaded)})"
+        properties = msgspec.structs.replace(loaded.properties, rolling_batch="auto", backend="auto")
+        return msgspec.structs.replace(loaded, properties=properties, mistakes=(*loaded.mistakes, mistake))
+    return loaded
+
+
+def _asked_by(loaded: LoadedProperties) -> str:
+    """Return the source of the option that names the backend."""
+    batches = loaded.properties.rolling_batch not in ("auto", "disable")
+    return loaded.source("option.rolling_batch" if batches else "option.backend")
+
+
+def _with_engine(
+    settings: ServerSettings, loaded: LoadedProperties, config_file: Path | None, environ: Mapping[str, str]
+) -> Configuration:
+    """Return the configuration for a model that an engine serves. Raises `ConfigError`."""
+    gguf_file = find_gguf(loaded.properties.model_id, settings.model_dir)
+    selection = select_backend(loaded.properties, gguf_file, config_file, asked_by=_asked_by(loaded))
+    is_default_model = (
+        declaration(selection.name).needs_model
+        and loaded.properties.model_id is None
+        and (settings.model_dir is None or not has_model_files(settings.model_dir))
+    )
+    formatters = _formatters(settings, loaded)
     if formatters is not None and any(
         loaded.properties.output_formatter == script.output_formatter for script in formatters.scripts
     ):  # it names a function

@@ -27,7 +27,7 @@ from gunicorn.http.body import Body
 from gunicorn.systemd import listen_fds
 
 from lmi_handlers.config.server_settings import default_workers, is_loopback, netloc
-from lmi_handlers.configuration import Configuration, StoreConfiguration, read_configuration, read_store
+from lmi_handlers.configuration import Configuration, StoreConfiguration, examine_configuration, read_store
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.log_relay import LogRelay
 from lmi_handlers.core.open_files import for_clients
@@ -64,9 +64,9 @@ def _start_up() -> Configuration | StoreConfiguration:
     try:
         if (store := read_store(os.environ)) is not None:
             return store
-        configuration = read_configuration(os.environ)
+        configuration = examine_configuration(os.environ)
     except ConfigError as error:
-        fail(str(error))
+        fail(*str(error).splitlines())
     for warning in warnings(configuration):
         tell("warning", warning)
     if causes := mistakes(configuration, os.environ):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from lmi_handlers.configuration import model_environ, read_configuration
+from lmi_handlers.configuration import examine_configuration, model_environ
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.engine.runtime_folder import end_server, watch
 from lmi_handlers.engine.settings import read_line
@@ -29,7 +29,7 @@ from lmi_handlers.start_up import mistakes, warnings
 def plan(entry: Registered, runtime_dir: Path) -> Plan:
     """Read and check the configuration of a model. Raises `ConfigError`."""
     environ = model_environ(os.environ, entry.directory)
-    configuration = read_configuration(environ, {"option.model_name": entry.name} | entry.options)
+    configuration = examine_configuration(environ, {"option.model_name": entry.name} | entry.options)
     if configuration.is_default_model:
         raise ConfigError(f"{entry.directory} holds no model, and option.model_id is not set")
     for warning in warnings(configuration):

@@ -11,7 +11,7 @@ from typing import BinaryIO, NoReturn
 
 from lmi_handlers.apis.lmi.dynamic import LmiDynamicDialect
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.configuration import read_configuration
+from lmi_handlers.configuration import examine_configuration
 from lmi_handlers.core.errors import ConfigError, LMIError, PayloadTooLarge
 from lmi_handlers.core.terminal import ByteWriter, show_error
 from lmi_handlers.custom_code.messages import Chunk, End, Head, failure_of
@@ -30,9 +30,9 @@ def run(
 ) -> NoReturn:
     """Print the answer, and exit with status 0, or with 1 if its status is 400 or more or the code does not load."""
     try:
-        configuration = read_configuration(environ)
+        configuration = examine_configuration(environ)
     except ConfigError as error:
-        fail(str(error))
+        fail(*str(error).splitlines())
     if causes := mistakes(configuration, environ):
         fail(*causes)
     code, properties = configuration.custom_code, configuration.properties

@@ -37,6 +37,7 @@ from lmi_handlers.engine.settings import EngineSettings
 from lmi_handlers.media.images import image_loader
 from lmi_handlers.model_files.cache_dir import default_cache_dir, model_cache
 from lmi_handlers.model_files.fetch import preview
+from lmi_handlers.model_files.hub import ask_hub
 from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME, check_conversion, find_gguf, locate_model
 from lmi_handlers.model_files.pickled import check_weights
 from lmi_handlers.model_files.s3_url import is_s3
@@ -61,9 +62,12 @@ class PortTaken(ConfigError):
 
 
 def mistakes(configuration: Configuration, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the errors that prevent serving, as far as they can be found without loading the model."""
+    """Return the errors that prevent serving, as far as they can be found without loading the model.
+
+    Those that `examine_configuration` has found come first.
+    """
     found = (_mistake(check, configuration, environ) for check, kinds in _CHECKS if configuration.answered_by in kinds)
-    return tuple(dict.fromkeys(filter(None, found)))
+    return tuple(dict.fromkeys((*configuration.loaded.mistakes, *filter(None, found))))
 
 
 def warnings(configuration: Configuration) -> Iterator[str]:
@@ -187,15 +191,19 @@ def check_formatters(configuration: Configuration) -> None:
 
 
 def preview_download(configuration: Configuration, environ: Mapping[str, str]) -> tuple[str, bool]:
-    """Say what the server would download from S3, "" for nothing, and whether that is certain. Raises `ConfigError`.
+    """Say what the server would download, "" for nothing, and whether that is certain. Raises `ConfigError`.
 
     `lmi serve` leaves this to the engine process, too.
     """
     properties = configuration.properties
-    if configuration.custom_code is not None or not is_s3(properties.model_id):
+    if properties.model_id is None or configuration.answered_by is AnsweredBy.OWN_CODE:
         return "", True
+    if not is_s3(properties.model_id):
+        if _located(configuration, environ) is not None:
+            return "", True
+        return ask_hub(properties.model_id, revision=properties.revision, cache_dir=default_cache_dir(environ))
     try:
-        return preview(str(properties.model_id), model_cache(properties, environ))
+        return preview(properties.model_id, model_cache(properties, environ))
     except LoadFailed as error:
         return str(error), False
 

@@ -23,7 +23,14 @@ from lmi_handlers.core.custom_attributes import list_keys
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.redaction import REDACTED, is_hidden, is_secret, redacted
 
-__all__ = ["LoadedProperties", "ServingProperties", "Setting", "load_properties", "read_properties"]
+__all__ = [
+    "LoadedProperties",
+    "ServingProperties",
+    "Setting",
+    "examine_properties",
+    "load_properties",
+    "read_properties",
+]
 
 FILE_NAME = "serving.properties"
 DEFAULT = "default"
@@ -61,7 +68,9 @@ class UnknownName(msgspec.Struct, frozen=True):
 class LoadedProperties(msgspec.Struct, frozen=True, kw_only=True):
     """The properties, and what an operator wants to know about them.
 
-    `explicit` has the options that are set, `defaults` all others. `deprecated` has one sentence per deprecated name.
+    `explicit` has the options that are set, `defaults` all others. `deprecated` has one sentence per deprecated name, and
+    `comments` one per value that ends in what looks like a comment. An option in one of the `mistakes`, which are sentences,
+    has its default.
     """
 
     properties: ServingProperties
@@ -69,6 +78,13 @@ class LoadedProperties(msgspec.Struct, frozen=True, kw_only=True):
     defaults: tuple[Setting, ...]
     deprecated: tuple[str, ...]
     unknown: tuple[UnknownName, ...]
+    comments: tuple[str, ...] = ()
+    mistakes: tuple[str, ...] = ()
+
+    def source(self, *keys: str) -> str:
+        """Return where the first of these options that is set comes from, or "default"."""
+        sources = {setting.key: setting.source for setting in self.explicit}
+        return next((sources[key] for key in keys if key in sources), DEFAULT)
 
     def sets(self, *keys: str) -> bool:
         """Tell whether any of these options is set."""
@@ -79,7 +95,7 @@ class LoadedProperties(msgspec.Struct, frozen=True, kw_only=True):
         return {setting.key: setting.text for setting in self.explicit}
 
     def warnings(self, backend: BackendDeclaration) -> tuple[str, ...]:
-        return (*self.deprecated, *self.unknown_names(backend), *self.unread(backend))
+        return (*self.deprecated, *self.comments, *self.unknown_names(backend), *self.unread(backend))
 
     def unknown_names(self, backend: BackendDeclaration) -> tuple[str, ...]:
         """Return a warning for each name that neither the server nor the engine can know."""
@@ -116,7 +132,24 @@ def load_properties(
 
     `registry` has the options that may be set, and `given` what variables of other servers set. `overrides` take
     precedence over everything: they come with the request that loads one of several models. An unknown name is only a
-    warning. Raises `ConfigError` that lists all mistakes at once.
+    warning. Raises `ConfigError` that lists all mistakes at once, one per line.
+    """
+    loaded = examine_properties(model_dir, environ, registry, given, overrides)
+    if loaded.mistakes:
+        raise ConfigError("\n".join(loaded.mistakes))
+    return loaded
+
+
+def examine_properties(
+    model_dir: Path | None,
+    environ: Mapping[str, str],
+    registry: Registry,
+    given: Iterable[Given] = (),
+    overrides: Mapping[str, str] | None = None,
+) -> LoadedProperties:
+    """Return what `load_properties` does, with the mistakes: more may be found in what is left without them.
+
+    Raises `ConfigError` if serving.properties cannot be read at all.
     """
     if model_dir is not None and not model_dir.is_dir():
         raise ConfigError(f"model directory {model_dir} does not exist")
@@ -168,6 +201,7 @@ class _Loading:
         self.explicit: dict[str, Setting] = {}
         self.extra: dict[str, str] = {}
         self.deprecated: list[str] = []
+        self.comments: list[str] = []
         self.unknown: list[UnknownName] = []
         self.mistakes: list[str] = []
         self.refused: list[str] = []
@@ -192,8 +226,6 @@ class _Loading:
         self._check_backend()
         self._check_deadlines()
         self._check_custom_attributes()
-        if self.mistakes:
-            raise ConfigError("\n".join(self.mistakes))
         self._name_model()
         return LoadedProperties(
             properties=self._properties(),
@@ -205,6 +237,8 @@ class _Loading:
             ),
             deprecated=tuple(self.deprecated),
             unknown=tuple(self.unknown),
+            comments=tuple(self.comments),
+            mistakes=tuple(self.mistakes),
         )
 
     def _properties(self) -> ServingProperties:
@@ -272,10 +306,15 @@ class _Loading:
         if deprecated:
             self.deprecated.append(f"{entry.key} is deprecated: {deprecated} (from {entry.source})")
         value: Any = entry.text
+        comment = _comment(entry)
         try:
             value = self.values[declared.name] = declared.parse(entry.text)
         except InvalidValue as error:
-            self.mistakes.append(f"{entry.key} has value {entry.shown!r}: {error} (from {entry.source})")
+            hint = f"; {comment}" if comment else ""
+            self.mistakes.append(f"{entry.key} has value {entry.shown!r}: {error}{hint} (from {entry.source})")
+        else:
+            if comment:
+                self.comments.append(f"{entry.key} has value {entry.shown!r}: {comment} (from {entry.source})")
         self._refuse(declared.key, entry)
         self.explicit[declared.key] = Setting(
             key=declared.key, value=value, source=entry.source, given=entry.text, read_by=declared.read_by
@@ -408,6 +447,8 @@ class _Loading:
             self.mistakes.append(f"{setting.key}: {error} (from {setting.source})")
 
     def _conflict(self, one: Setting, other: Setting, why: str) -> None:
+        for setting in (one, other):  # neither holds in what is checked next
+            self.values.pop(self.keys[setting.key].name, None)
         self.mistakes.append(
             f"{one.key}={one.text} conflicts with {other.key}={other.text}: {why} "
             f"(from {_sources(one.source, other.source)})"
@@ -463,4 +504,12 @@ def _nearest(key: str, keys: Iterable[str]) -> str:
     return known[close[0]] if close else ""
 
 
+def _comment(entry: _Entry) -> str:
+    """Say how comments are written if the text ends in what looks like one, else return ""."""
+    if entry.source != FILE_NAME or not _COMMENT.search(entry.text):
+        return ""
+    return "a comment has a line of its own, and this is part of the value"
+
+
+_COMMENT = re.compile(r"\s#")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")

@@ -24,6 +24,7 @@ from lmi_handlers.config.decorators import (
     decorated_functions,
 )
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.near_file import did_you_mean
 
 SAGEMAKER = ("model_fn", "input_fn", "predict_fn", "output_fn", "transform_fn")
 """The functions of SageMaker's scripts."""
@@ -103,7 +104,7 @@ def _sagemaker_script(model_dir: Path, environ: Mapping[str, str]) -> Script | N
 
 def _named_script(path: Path, named: str, sagemaker: str = "load_lmi", function: str = FUNCTION) -> Script:
     if not path.is_file():
-        raise ConfigError(f"{named}: {path} does not exist")
+        raise ConfigError(f"{named}: {path} does not exist{did_you_mean(path)}")
     if (script := _script(path, sagemaker, function)) is None:
         raise ConfigError(
             f"{named}: {path} defines no function {function}(inputs), @{INIT_HANDLER} or model_fn(model_dir)"

@@ -94,14 +94,8 @@ def download(
         path = Path(fetch(ignore_patterns=_IGNORED))
         if allow_pickle and not any(path.glob("*.safetensors")):
             path = Path(fetch(ignore_patterns=[pattern for pattern in _IGNORED if pattern != "*.bin"]))
-    except GatedRepoError as error:
-        raise ConfigError(f"option.model_id: {repo_id} is gated; set HF_TOKEN to a token that may read it") from error
-    except RevisionNotFoundError as error:
-        raise ConfigError(f"option.revision: {repo_id} has no revision {revision}") from error
-    except RepositoryNotFoundError as error:
-        raise ConfigError(
-            f"option.model_id: {repo_id} is not on the Hugging Face hub, or private (HF_TOKEN)"
-        ) from error
+    except (GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise _refusal(error, repo_id, revision) from error
     except HFValidationError as error:
         raise ConfigError(
             f"option.model_id: {repo_id!r} is neither an existing path nor a hub id{looked_in}"
@@ -114,11 +108,56 @@ def download(
                 raise ConfigError(f"{absent} the Hugging Face hub cannot be reached") from error
             cause = error.__cause__
         reason = str(cause).strip().partition("\n")[0] or repr(cause)
-        verdict = ConfigError(f"{absent} cannot be downloaded: {reason}")
+        failed = "cannot be downloaded" if cause is error else f"{constants.ENDPOINT} does not answer"
+        verdict = ConfigError(f"{absent} {failed}: {reason}")
         if isinstance(cause, HfHubHTTPError) and _may_pass(cause.response.status_code):
             raise LoadFailed(str(verdict)) from error
         raise load_failure(verdict, cause) from error
     return path
+
+
+def _refusal(error: Exception, repo_id: str, revision: str | None) -> ConfigError:
+    """Say why the hub does not let a repository be downloaded."""
+    from huggingface_hub.errors import GatedRepoError, RevisionNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        return ConfigError(f"option.model_id: {repo_id} is gated; set HF_TOKEN to a token that may read it")
+    if isinstance(error, RevisionNotFoundError):
+        return ConfigError(f"option.revision: {repo_id} has no revision {revision}")
+    return ConfigError(f"option.model_id: {repo_id} is not on the Hugging Face hub, or private (HF_TOKEN)")
+
+
+def ask_hub(repo_id: str, *, revision: str | None, cache_dir: Path) -> tuple[str, bool]:
+    """Say what the server would download, "" for nothing, and whether that is certain.
+
+    Raises `ConfigError` if the hub refuses the repository. Only the head of one small file is asked for.
+    """
+    if cached_config(repo_id, revision=revision, cache_dir=cache_dir) is not None:
+        return "", True
+    try:
+        from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+        from huggingface_hub.errors import (
+            EntryNotFoundError,
+            GatedRepoError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
+    except ImportError as error:
+        raise ConfigError(f"option.model_id: huggingface_hub is needed to download {repo_id}: {error}") from error
+    try:
+        get_hf_file_metadata(hf_hub_url(repo_id, "config.json", revision=revision), timeout=_PATIENCE)
+    except (GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise _refusal(error, repo_id, revision) from error
+    except EntryNotFoundError:
+        pass  # it has other files
+    except Exception as error:  # noqa: BLE001  those of its HTTP client, which depends on the version
+        reason = str(error).strip().partition("\n")[0] or repr(error)
+        return f"{repo_id} must be downloaded, and {constants.ENDPOINT} does not answer: {reason}", False
+    return f"The server downloads {repo_id} from {constants.ENDPOINT}.", True
+
+
+_PATIENCE = 5.0
+"""Seconds in which the hub has to answer."""
 
 
 def _may_pass(status: int) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.install import install_command
+from lmi_handlers.core.near_file import did_you_mean
 from lmi_handlers.core.redaction import redacted
 from lmi_handlers.model_files.cache_dir import converted_dir
 from lmi_handlers.model_files.complete import check_complete, check_json, is_part
@@ -135,9 +136,10 @@ def _places(path: Path, model_dir: Path | None) -> tuple[Path, ...]:
 
 
 def looked_in(model_id: str, model_dir: Path | None) -> str:
-    """Return, in parentheses, the folders in which `model_id` was looked for."""
-    folders = dict.fromkeys(str(place.parent) for place in _places(Path(model_id).expanduser(), model_dir))
-    return f" (looked in {' and '.join(folders)})"
+    """Return, in parentheses, the folders in which `model_id` was looked for, and what is there under a similar name."""
+    places = _places(Path(model_id).expanduser(), model_dir)
+    folders = dict.fromkeys(str(place.parent) for place in places)
+    return f" (looked in {' and '.join(folders)}{did_you_mean(*places)})"
 
 
 def find_model(path: Path, name: str) -> Path:

@@ -21,6 +21,7 @@ from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.files import write_whole
 from lmi_handlers.core.gguf import read_gguf_header
 from lmi_handlers.core.load_failure import load_failure
+from lmi_handlers.core.near_file import did_you_mean
 from lmi_handlers.text.byte_level import byte_characters
 from lmi_handlers.text.checkpoint_tokenizer import TOKENIZER_FILE as TOKENIZER_FILE
 from lmi_handlers.text.checkpoint_tokenizer import load_tokenizer
@@ -179,7 +180,7 @@ def read_chat_template(option: str, model_dir: Path | None) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"option.chat_template={option} is neither a template nor a file with one: {error}"
+            f"option.chat_template={option} is neither a template nor a file with one: {error}{did_you_mean(file)}"
         ) from error
 
 

@@ -8,6 +8,7 @@ import random
 import re
 import runpy
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -561,6 +562,73 @@ def test_all_errors_are_reported_at_once(tmp_path: Path, both: Both) -> None:
         "option.model_id:",
         "option.chat_template=no.jinja",
     ]
+
+
+def test_what_cannot_be_read_hides_no_other_mistake(tmp_path: Path, both: Both) -> None:
+    (tmp_path / "lama").mkdir()
+    properties = """
+        option.dtype=fp12
+        option.max_rolling_batch_size=32  # note
+        option.rolling_batch=nonsense
+        option.chat_template=no.jinja
+        option.model_id=llama
+        option.revision=main # the newest
+    """
+    ended = both(write(tmp_path / "m", {"serving.properties": properties}))
+    assert [error.partition(" ")[0] for error in ended.errors] == [
+        "option.dtype",
+        "option.max_rolling_batch_size",
+        "unknown",
+        "option.model_id:",
+        "option.chat_template=no.jinja",
+    ]
+    comment = "a comment has a line of its own, and this is part of the value (from serving.properties)"
+    assert ended.errors[1] == (
+        f"option.max_rolling_batch_size has value '32  # note': must be an integer of at least 1; {comment}"
+    )
+    assert ended.warnings == [f"option.revision has value 'main # the newest': {comment}"]
+    assert f"; did you mean {tmp_path}/lama?)" in ended.errors[3]
+
+
+def test_mistakes_that_leave_nothing_to_look_at_come_last(tmp_path: Path, both: Both) -> None:
+    properties = "option.dtype=fp12\nminWorkers=0\noption.entryPoint=handlers.py\n"
+    ended = both(write(tmp_path / "m", {"serving.properties": properties, "handler.py": ""}))
+    assert [error.partition(" ")[0] for error in ended.errors] == [
+        "option.dtype",
+        "minWorkers",
+        "option.entryPoint=handlers.py:",
+    ]
+    assert ended.errors[2].endswith(f"does not exist; did you mean {tmp_path}/m/handler.py?")
+
+
+@pytest.mark.parametrize(
+    ("variable", "properties", "source"),
+    [
+        ("", "option.rolling_batch=echo\n", "serving.properties"),
+        ("OPTION_ROLLING_BATCH", "", "environment variable OPTION_ROLLING_BATCH"),
+        ("OPTION_BACKEND", "option.rolling_batch=disable\n", "environment variable OPTION_BACKEND"),
+    ],
+)
+def test_who_chose_the_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, properties: str, source: str
+) -> None:
+    if variable:
+        monkeypatch.setenv(variable, "echo")
+    ended = check(write(tmp_path / "m", {"serving.properties": properties}))
+    assert ended.text.startswith(f"Model m on backend echo: {source} asks for it\n")
+
+
+def test_a_hub_that_does_not_answer_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "from lmi_handlers.cli import main; main()"
+    directory = write(tmp_path / "m", ECHO)
+    (directory / "serving.properties").write_text("option.rolling_batch=echo\noption.model_id=some/model\n")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    command = [sys.executable, "-c", code, "check", "--model-dir", str(directory)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    warning = ended.stdout.splitlines()[1]
+    assert warning.startswith(f"  some/model must be downloaded, and {os.environ['HF_ENDPOINT']} does not answer: ")
 
 
 @pytest.mark.parametrize(
