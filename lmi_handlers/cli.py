@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -127,6 +128,7 @@ def serve(
         LMI_RELOAD="true" if reload else None,
     )
     gunicorn = ("lmi_handlers.gunicorn_app", "-c", "python:lmi_handlers.gunicorn_conf", "lmi_handlers.app:create_app()")
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))  # until `interruptible` can end without a traceback
     os.execve(sys.executable, command("lmi_handlers.interruptible", *gunicorn), environ)  # noqa: S606  our own module, no shell
 
 

@@ -6,12 +6,12 @@ import contextlib
 import errno
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from backends import load_backend_class, registry
@@ -29,7 +29,7 @@ from lmi_handlers.config.server_settings import netloc, parse_origins
 from lmi_handlers.configuration import AnsweredBy, Configuration, local_model, unreadable
 from lmi_handlers.core.capabilities import NO_MARKS, check_default_budget
 from lmi_handlers.core.child_environment import VARIABLE, withheld_from_code, withhold_credentials
-from lmi_handlers.core.errors import ConfigError, LoadFailed
+from lmi_handlers.core.errors import ConfigError, LMIError, LoadFailed
 from lmi_handlers.core.files import temporary_directory
 from lmi_handlers.engine.adapters import AdapterSources, find_adapters
 from lmi_handlers.engine.companion import check_loading
@@ -147,11 +147,35 @@ def check_tokenizer(configuration: Configuration, environ: Mapping[str, str], *,
 def _build_apart(path: Path, directory: Path, *, trust_remote_code: bool) -> None:
     """Build the text bundle in a process without the server's credentials, because the model may bring its own code."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, initializer=withhold_credentials) as process:
-        try:
-            process.submit(build_text_bundle, path, directory, trust_remote_code=trust_remote_code).result()
-        except BrokenProcessPool as error:
-            raise ConfigError(f"no tokenizer can be loaded from {path}: its code ended the process") from error
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_build, args=(sender, path, directory, trust_remote_code))
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))  # inherited: Ctrl-C waits until `_build` can end at once
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+    sender.close()
+    try:
+        error = receiver.recv()
+    except EOFError:
+        raise ConfigError(f"no tokenizer can be loaded from {path}: its code ended the process") from None
+    finally:
+        process.join()
+    if error is not None:
+        raise error
+
+
+def _build(sender: Connection, path: Path, directory: Path, trust_remote_code: bool) -> None:
+    """Build the text bundle in a process of its own, and send the error, or None."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+    withhold_credentials()
+    try:
+        build_text_bundle(path, directory, trust_remote_code=trust_remote_code)
+    except LMIError as error:
+        sender.send(error.without_frames())
+    else:
+        sender.send(None)
 
 
 def _located(configuration: Configuration, environ: Mapping[str, str]) -> Path | None:
