@@ -11,6 +11,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -149,6 +150,7 @@ def _build_apart(path: Path, directory: Path, *, trust_remote_code: bool) -> Non
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_build, args=(sender, path, directory, trust_remote_code))
+    resource_tracker.ensure_running()  # its start unblocks SIGINT
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))  # inherited: Ctrl-C waits until `_build` can end at once
     try:
         process.start()
