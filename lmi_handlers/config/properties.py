@@ -345,7 +345,10 @@ class _Loading:
     def _has_custom_code(self, environ: Mapping[str, str]) -> bool:
         entry_point, handler = self.values.get("entry_point"), self.values.get("handler", FUNCTION)
         asynchronous = self.registry.is_asynchronous(entry_point)
-        return find_script(self.model_dir, entry_point, environ, handler, asynchronous=asynchronous) is not None
+        try:
+            return find_script(self.model_dir, entry_point, environ, handler, asynchronous=asynchronous) is not None
+        except ConfigError:  # code is asked for, and whoever looks for it next says what is wrong
+            return True
 
     def _unknown(self, entry: _Entry) -> str:
         """Warn, and keep the text for a backend that may know the name. Returns the note for `lmi check`."""
@@ -400,6 +403,7 @@ class _Loading:
         if rolling_batch == "auto" or (rolling_batch == "disable" and handler.asynchronous):
             if handler.asynchronous and self.values.get("batch_size", 1) > 1:
                 self._conflict(entry_point, self.explicit["batch_size"], "an asynchronous handler batches continuously")
+                return
             self._imply("rolling_batch", handler.rolling_batch, entry_point)
         elif rolling_batch == "disable":
             if self.values.get("backend", "auto") not in ("auto", backend):
