@@ -43,7 +43,7 @@ def call_once(
     async def call() -> None:
         async with _started(code, properties) as runner:
             ours, its = socket.socketpair()
-            reader, _unused = await asyncio.open_unix_connection(sock=ours)  # which would close it if it were deleted
+            reader, our_writer = await asyncio.open_unix_connection(sock=ours)
             _, writer = await asyncio.open_unix_connection(sock=its)
             runner.call([Job(invoke, writer)], properties.predict_timeout, dynamic=properties.batch_size > 1)
             message: ToWorker | None = None
@@ -51,6 +51,8 @@ def call_once(
                 message = await receive(reader, _decoder)
                 assert isinstance(message, Head | Chunk | End)  # noqa: S101  what a `Job` sends
                 deliver(message)
+            our_writer.close()
+            writer.close()
 
     asyncio.run(call())
 
@@ -69,6 +71,7 @@ async def _started(code: CustomCode, properties: ServingProperties) -> AsyncIter
             yield runner
         finally:
             await runner.end()
+            runner.close()
 
 
 def _tell(phase: str) -> None:

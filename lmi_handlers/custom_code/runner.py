@@ -144,9 +144,11 @@ class Runner:
             await asyncio.wait_for(runner._load(place, time.monotonic() + timeout), timeout + _OVERDUE)
         except asyncio.TimeoutError:
             await runner.end()
+            runner.close()
             raise CodeError(ConfigError(f"{code.path}: {NOT_LOADED}")) from None
         except BaseException:
             await runner.end()
+            runner.close()
             raise
         runner._reading = asyncio.ensure_future(runner._read())
         return runner
@@ -214,6 +216,10 @@ class Runner:
         """Kill the process and all that it has started, and wait until it is gone, or given up."""
         self._kill()
         await self.ended
+
+    def close(self) -> None:
+        """Close the connection to a process that has ended, whatever may still arrive."""
+        self._writer.close()
 
     async def _load(self, place: int, deadline: float) -> None:
         code = self._code
