@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -144,7 +145,10 @@ def _fields(data: bytes, mimetype: str, options: dict[str, str]) -> list[tuple[s
     except RequestEntityTooLarge:
         raise PayloadTooLarge(_TOO_MANY_FIELDS) from None
     parts = [(name, value.encode()) for name, value in fields.items(multi=True)]
-    return parts + [(name, file.read()) for name, file in files.items(multi=True)]
+    for name, file in files.items(multi=True):
+        with contextlib.closing(file):
+            parts.append((name, file.read()))
+    return parts
 
 
 def response_headers(head: Head) -> tuple[str | None, dict[str, str]]:
