@@ -238,13 +238,15 @@ def test_typical_sampling_of_a_mixed_batch() -> None:
 
 
 def test_requests_to_the_second_model_runner(tiny_llama: Path) -> None:
-    """Typical sampling works. Requests that exceed its buffers are rejected, as they would kill the engine."""
+    """Typical sampling and the cap on thoughts work. What exceeds its buffers is rejected, as it would kill the engine."""
     sampled = {"temperature": 1.0, "logit_bias": {"10": 14.0, "11": 13.5, "12": 12.5}}
     requests = {f"free {seed}": sampled | {"seed": seed} for seed in range(3)}
     requests |= {f"typical {seed}": sampled | {"seed": seed, "typical_p": 0.01} for seed in range(3)}
     requests |= {
         "greedy": {"temperature": 0.0},
         "greedy, typical": {"temperature": 0.0, "typical_p": 0.05},
+        "greedy, thinking": {"temperature": 0.0, "thinking_token_budget": 2},
+        "thinking": {"temperature": 0.0, "thinking_token_budget": 0},
         "allowed": {"allowed_token_ids": list(range(1025))},
         "bias": {"logit_bias": dict.fromkeys(range(1025), 1.0)},
         "stops": {"min_tokens": 1, "stop_token_ids": list(range(129))},
@@ -254,12 +256,13 @@ def test_requests_to_the_second_model_runner(tiny_llama: Path) -> None:
     }
     (answer,) = ask("second_runner.py", tiny_llama, requests)
     assert answer["second_runner"]
-    assert "typical_p" not in answer["unsupported"]
+    assert not {"typical_p", "thinking_token_budget"} & set(answer["unsupported"])
     token_ids = answer["token_ids"]
     typical, free = ({str(token_ids[f"{kind} {seed}"]) for seed in range(3)} for kind in ("typical", "free"))
     assert len(typical) == 1, "one token a position is of about average information"
     assert len(free) == 3
-    assert token_ids["greedy"] == token_ids["greedy, typical"]
+    assert token_ids["greedy"] == token_ids["greedy, typical"] == token_ids["greedy, thinking"]
+    assert token_ids["thinking"] == [5, 6], "the prompt ends with the begin of a thought"
     assert len(token_ids["many stops"]) == 1
     assert {name: text.partition(":")[0] for name, text in answer["refused"].items()} == {
         "allowed": "allowed_token_ids",

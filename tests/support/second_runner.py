@@ -19,7 +19,10 @@ from backends.base import ModelFiles
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.request import EncodedPrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.core.thinking import ThinkingMarks
 
+PROMPT = [1, 2, 3]
+THINKING = ThinkingMarks(begins=((3,),), ends=((4,),), forced_end=(5, 6))
 OPTIONS: dict[str, Any] = {
     "dtype": "fp32",
     "enforce_eager": True,
@@ -33,7 +36,7 @@ def main(path: Path, requests: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """`requests` maps request ids to sampling parameters."""
     from backends.vllm.backend import VLLMBackend
 
-    files = ModelFiles(path=path, eos_token_ids=(2,), vocab_size=49152)
+    files = ModelFiles(path=path, eos_token_ids=(2,), vocab_size=49152, thinking=THINKING)
     backend = VLLMBackend.load(files, serving_properties(**OPTIONS), lambda phase: None)
     token_ids: dict[str, list[int]] = {}
     refused = {}
@@ -44,7 +47,7 @@ def main(path: Path, requests: dict[str, dict[str, Any]]) -> dict[str, Any]:
             backend.add_request(
                 TokenRequest(
                     request_id=request_id,
-                    prompt=EncodedPrompt([1, 2, 3]),
+                    prompt=EncodedPrompt(PROMPT),
                     sampling_params=SamplingParams(**{"max_tokens": 2, "ignore_eos": True} | params),
                 )
             )
