@@ -114,8 +114,10 @@ class CodeAdapters:
         if not runners:
             raise EngineNotReady("no process runs the model's code")
         if (error := await self._ask(runners[0], function, name, wanted)) is not None:
-            refused = "adapter not unloaded" if function == UNREGISTER else "adapter not loaded"
-            logger.warning(refused, extra={"adapter": name, "cause": str(error)})
+            logger.warning(
+                "adapter not unloaded" if function == UNREGISTER else "adapter not loaded",
+                extra={"adapter": name, "cause": str(error)},
+            )
             raise error
         with changing(self._runtime_dir) as adapters:
             if function == UNREGISTER:

@@ -11,13 +11,17 @@ times at once, and takes six times as long for each observation.
 from __future__ import annotations
 
 import array
+import errno
 import fcntl
+import logging
 import mmap
 import os
 from bisect import bisect_left
 from pathlib import Path
 
 from lmi_handlers.metrics.series import Catalogue, Metric
+
+logger = logging.getLogger(__name__)
 
 _CELL = 8
 """Bytes per double. Doubles are aligned, so readers never see half of one."""
@@ -73,16 +77,41 @@ def totals(directory: Path, catalogue: Catalogue) -> list[float]:
 
 
 def claim(directory: Path, size: int) -> int:
-    """Lock the first free file for the life of this process, and return its descriptor. The file has `size` bytes."""
+    """Lock the first free file for the life of this process, and return its descriptor. The file has `size` bytes.
+
+    If the disk is full, the file is one in memory, which no other process reads: a web worker that cannot start would end
+    the server.
+    """
+    try:
+        return _claim(directory, size)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        logger.warning("no room for a file: this process counts for itself", extra={"path": str(directory)})
+        descriptor = os.memfd_create("lmi-cells")
+        os.truncate(descriptor, size)
+        return descriptor
+
+
+def _claim(directory: Path, size: int) -> int:
     number = 0
     while True:
         descriptor = os.open(directory / str(number), os.O_RDWR | os.O_CREAT, 0o600)
         if _lock(descriptor, fcntl.LOCK_EX):
-            if os.fstat(descriptor).st_size < size:
-                os.write(descriptor, bytes(size))  # a full disk fails here, not with a signal later
+            if os.fstat(descriptor).st_size < size and not _fill(descriptor, size):
+                os.close(descriptor)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
             return descriptor
         os.close(descriptor)
         number += 1
+
+
+def _fill(descriptor: int, size: int) -> bool:
+    """Write the whole file, so that a full disk fails here and not with a signal later. Tell whether it had room."""
+    try:
+        return os.write(descriptor, bytes(size)) == size
+    except OSError:
+        return False
 
 
 def _lock(descriptor: int, kind: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,16 @@ ECHO = "option.rolling_batch=echo\noption.restart_limit=6\n"
 def disk() -> Iterator[Path]:
     with small_disk() as folder:
         yield folder
+
+
+def test_web_workers_are_replaced_on_a_full_disk(start_server: StartServer, disk: Path) -> None:
+    server = start_server(ECHO, environ={"TMPDIR": str(disk), "LMI_WORKERS": "1"})
+    before = {worker.pid for worker in server.web_workers()}
+    fill(disk)
+    server.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: bool((after := {worker.pid for worker in server.web_workers()}) and not after & before))
+    assert server.invoke({"inputs": "hello"}).json() == {"generated_text": "hello"}
+    assert "this process counts for itself" in server.log
 
 
 @pytest.mark.parametrize("code", [None, "def handle(inputs):\n    return None\n"], ids=["engine", "pool"])

@@ -253,8 +253,11 @@ class Rounds:
             time.sleep(0.1)
 
     def _unsettled(self) -> str | None:
-        if self.server.ping().status_code != 200:
-            return "/ping is not 200"
+        try:
+            if self.server.ping().status_code != 200:
+                return "/ping is not 200"
+        except requests.ConnectionError as error:
+            return f"/ping cannot be asked: {error}"
         ending = self._ask(APIS[0], self.prompts[0])
         if ending != Ending(self._answers(APIS[0], self.prompts[0]), complete=True, status=200):
             return f"the answer is {ending}"
