@@ -128,7 +128,7 @@ def check_format(
     if wanted and (reason := backend.reads_gguf.why_not(header)):
         raise ConfigError(f"option.model_id: {gguf_file or 'the model'} cannot be served: {backend.name} {reason}")
     types = () if header is None else sorted(header.quantised_types)
-    if types and properties.quantize:
+    if types and properties.quantize and backend.wrong_choice(properties) is None:  # else that is the mistake
         raise ConfigError(
             f"option.quantize={properties.quantize}: {gguf_file} is quantised already ({', '.join(types)})"
         )
