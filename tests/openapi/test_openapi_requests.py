@@ -64,6 +64,8 @@ SAID_ELSEWHERE = {
     "best_of: must be at least n": "between fields",
     "best_of: must equal n in a stream": "between fields",
     "must be at most max_tokens": "between fields",
+    "thinking.budget_tokens: must be less than max_tokens": "between fields",
+    "stream_options: may only be set with `stream`": "between fields",
     "(max|maximum)_tokens: must be at least 1, got 0": "0 is for `echo` alone",
     "must have a name for each of the": "between fields",
     "names '.*', which is not one of the tools": "between fields",
@@ -112,6 +114,8 @@ TOLERATED = {
     "(logprobs|top_n_tokens): Value": "without `details` they have no effect in LMI",
     "len(gth)?_penalty: Value": "without beams they have no effect, as the response's header tells",
     "system -> Array with invalid items: Missing required property: type": "blocks of Anthropic's system are texts",
+    "messages -> Array with invalid items: content -> Array with invalid items: Missing required property: type": "the same",
+    "top_k: Value": "with a `top_p` of 0 it has no effect",
     " (max_tokens|maximum_tokens): Value": "another name of it is stronger where it is given",
 }
 """Invalid bodies that may be accepted: part of the check's message, and the reason."""
