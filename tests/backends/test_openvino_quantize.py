@@ -149,12 +149,6 @@ def test_gguf_file_with_16_bits_is_quantised(half_precision: Path, tmp_path: Pat
     assert not {"u4", "u8"} & types[None]
 
 
-def test_gguf_file_with_fewer_bits_is_not_quantised_again(tmp_path: Path) -> None:
-    file = make_gguf(tmp_path / "full.gguf")
-    with pytest.raises(ConfigError, match=r"option\.quantize: .*full\.gguf .*F32"):
-        load(file, "int8", tmp_path)
-
-
 def test_unknown_method(tmp_path: Path) -> None:
     file = make_gguf(tmp_path / "full.gguf")
     with pytest.raises(ConfigError, match=r"option\.quantize has value 'awq': backend openvino supports int8, int4"):

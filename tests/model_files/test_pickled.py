@@ -70,8 +70,8 @@ def test_an_adapter(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"adapter_model\.bin is a pickle file"):
         find_adapters(ServingProperties(enable_lora=True), tmp_path)
     (adapter / "adapter_config.json").write_text("{}")
-    for name in ("adapter_model.bin", "model.safetensors"):
-        (adapter / name).write_text(NO_TENSORS)
+    torch.save({}, adapter / "adapter_model.bin")
+    (adapter / "model.safetensors").write_text(NO_TENSORS)
     allowed = ServingProperties(enable_lora=True, allow_pickle=True)
     assert find_adapters(allowed, tmp_path) == {"mine": adapter}
 
