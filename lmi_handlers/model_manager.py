@@ -30,7 +30,7 @@ def plan(entry: Registered, runtime_dir: Path) -> Plan:
     """Read and check the configuration of a model. Raises `ConfigError`."""
     environ = model_environ(os.environ, entry.directory)
     configuration = examine_configuration(environ, {"option.model_name": entry.name} | entry.options)
-    if configuration.is_default_model:
+    if configuration.is_default_model and not configuration.loaded.mistakes:
         raise ConfigError(f"{entry.directory} holds no model, and option.model_id is not set")
     for warning in warnings(configuration):
         tell("warning", f"model {entry.name}: {warning}")
