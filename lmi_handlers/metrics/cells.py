@@ -85,7 +85,7 @@ def claim(directory: Path, size: int) -> int:
     try:
         return _claim(directory, size)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not hasattr(os, "memfd_create"):  # Linux
             raise
         logger.warning("no room for a file: this process counts for itself", extra={"path": str(directory)})
         descriptor = os.memfd_create("lmi-cells")

@@ -18,7 +18,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus
 
 from lmi_handlers.config.server_settings import netloc
-from lmi_handlers.configuration import read_configuration
+from lmi_handlers.configuration import examine_configuration
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.log import configure_logging
 from lmi_handlers.ray.application import build
@@ -56,11 +56,13 @@ def run(arguments: Arguments, options: Options) -> None:
     configure_logging()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is reported to anybody
     environ = {"LMI_MODEL_DIR": arguments.model_dir, **arguments.environ}
-    configuration = read_configuration({**os.environ, **environ})
+    configuration = examine_configuration({**os.environ, **environ})
+    causes = configuration.loaded.mistakes
     if options.address is None:
         check_port(options.host, options.port)
-        if causes := mistakes(configuration, {**os.environ, **environ}):
-            raise ConfigError("; ".join(causes))
+        causes = mistakes(configuration, {**os.environ, **environ})
+    if causes:
+        raise ConfigError("; ".join(causes))
     context = _connect(options.address)
     for number in (signal.SIGINT, signal.SIGTERM):  # after Ray has installed handlers of its own
         signal.signal(number, _interrupt)
