@@ -153,10 +153,9 @@ def _why_not(candidate: BackendDeclaration, build: Build, gpu: str | None) -> st
 def check_installed(backend: BackendDeclaration, properties: ServingProperties) -> None:
     """Raise `ConfigError` if a library that the backend imports is not installed. Imports nothing itself."""
     for library in backend.requires:
-        alternatives = library.split("|")
-        if not any(map(importlib.util.find_spec, alternatives)):
+        if importlib.util.find_spec(library) is None:
             hint = f"; {install_command(backend.install)}" if backend.install else ""
-            raise ConfigError(f"backend {backend.name} is not installed: no module {' or '.join(alternatives)}{hint}")
+            raise ConfigError(f"backend {backend.name} is not installed: no module {library}{hint}")
     for setting, library in backend.requires_with.items():
         name, _, value = setting.partition("=")
         if getattr(properties, name) == value and importlib.util.find_spec(library) is None:
@@ -202,14 +201,13 @@ def installed_build(backend: BackendDeclaration) -> Build | None:
     """Return what the first library of the backend is built for, or None if it is not installed. Imports nothing."""
     if not backend.requires:
         return "gpu"
-    for library in backend.requires[0].split("|"):
-        if importlib.util.find_spec(library) is None:
-            continue
-        for distribution in (library, f"{library}-cpu"):
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                return "cpu" if "cpu" in distribution + importlib.metadata.version(distribution) else "gpu"
-        return "gpu"
-    return None
+    library = backend.requires[0]
+    if importlib.util.find_spec(library) is None:
+        return None
+    for distribution in (library, f"{library}-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return "cpu" if "cpu" in distribution + importlib.metadata.version(distribution) else "gpu"
+    return "gpu"
 
 
 def _gguf_header(gguf_file: Path | None) -> GgufHeader | None:

@@ -1,4 +1,4 @@
-"""The options that only lmi-dist has, besides those of vLLM, on which it is built."""
+"""The options that only lmi-dist has, besides those of vLLM."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
         `name`             in `option.backend` and `option.rolling_batch`
         `location`         of the `Backend` class, "module:Class"; only the engine process imports it
         `pooling`          location of the class that serves embeddings and scores (`option.task`); empty if there is none
-        `requires`         libraries that it imports; alternatives are separated by |. `auto` looks at the first
+        `requires`         libraries that it imports. `auto` looks at the first
         `requires_with`    "option=value" -> a library that is imported only then
         `install`          what pip installs them with, such as "my-engine[gpu]"
 

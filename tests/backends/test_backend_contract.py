@@ -79,8 +79,16 @@ class TestVllm(BackendContract):
     properties = "option.dtype=fp32\noption.enforce_eager=true\noption.kv_cache_memory_bytes=256M"
 
 
-class StandInContract(BackendContract):
-    """For an engine whose library needs hardware: a stand-in takes its place unless it is installed."""
+@pytest.mark.long
+class TestLmiDist(TestVllm):
+    name = "lmi_dist"
+
+
+@pytest.mark.model
+class TestTensorRTLLM(BackendContract):
+    """The library needs hardware: a stand-in takes its place unless it is installed."""
+
+    name = "tensorrt_llm"
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
@@ -88,13 +96,3 @@ class StandInContract(BackendContract):
         installed = importlib.util.find_spec(cls.name) is not None
         with contextlib.nullcontext() if installed else standin(cls.name):
             yield
-
-
-@pytest.mark.model
-class TestLmiDist(StandInContract):
-    name = "lmi_dist"
-
-
-@pytest.mark.model
-class TestTensorRTLLM(StandInContract):
-    name = "tensorrt_llm"

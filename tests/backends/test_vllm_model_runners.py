@@ -189,10 +189,10 @@ def test_other_arguments_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_offline() -> None:
     """If no model is given, vLLM then looks for its default model on disk."""
     script = """
-from backends.lmi_dist.on_vllm import LmiDistOnVLLM
+from backends.lmi_dist.backend import LmiDistBackend
 from backends.vllm.backend import VLLMBackend
 from lmi_handlers.config.properties import ServingProperties
-for backend in VLLMBackend, LmiDistOnVLLM:
+for backend in VLLMBackend, LmiDistBackend:
     backend.check_options(ServingProperties())
 """
     environ = os.environ | {"HF_HUB_OFFLINE": "1"}

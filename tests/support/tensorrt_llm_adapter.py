@@ -22,20 +22,13 @@ from lmi_handlers.core.request import EncodedPrompt, TokenRequest
 from lmi_handlers.core.sampling_params import SamplingParams
 
 with standin("tensorrt_llm"):
-    import tensorrt_llm
-    from tensorrt_llm.contract import CONTRACT, Misuse, accepts
+    from tensorrt_llm.contract import CONTRACT
     from tensorrt_llm.controls import controls
-    from tensorrt_llm.executor import LoRARequest
     from tensorrt_llm.executor.worker import context_logits, logprob
     from tensorrt_llm.llmapi import GuidedDecodingParams
     from tensorrt_llm.lora_helper import TARGET_MODULES
 
-    import backends.tensorrt_llm.backend as adapter
-    import backends.tensorrt_llm.sampling as adapter_sampling
-    from backends.tensorrt_llm.actor import LLMActor
     from backends.tensorrt_llm.backend import TensorRTLLMBackend
-    from backends.tensorrt_llm.delta_reader import DeltaReader
-    from backends.tensorrt_llm.llm_args import llm_arguments
     from backends.tensorrt_llm.sampling import engine_sampling_params
 
 __all__ = [
@@ -46,29 +39,20 @@ __all__ = [
     "PROMPT",
     "TARGET_MODULES",
     "VOCAB_SIZE",
-    "DeltaReader",
     "GuidedDecodingParams",
-    "LLMActor",
-    "LoRARequest",
     "Load",
-    "Misuse",
     "TensorRTLLMBackend",
-    "accepts",
-    "adapter",
-    "adapter_sampling",
     "context_logits",
     "controls",
     "engine",
     "engine_sampling_params",
     "finished",
-    "llm_arguments",
     "loading",
     "logprob",
     "request",
     "run",
     "steps",
     "submitted",
-    "tensorrt_llm",
     "token_ids",
     "write_adapter",
     "write_adapters",
