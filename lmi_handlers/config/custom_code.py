@@ -1,4 +1,4 @@
-"""The function that answers requests in place of an engine, and what a Python file defines."""
+"""Settings of a model's own code, and how to inspect a script without importing it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,8 @@ REGISTER, UPDATE, UNREGISTER = ADAPTER_FUNCTIONS = ("register_adapter", "update_
 MAX_CALLS = 32
 """How many requests LMI works on at a time if `option.max_rolling_batch_size` is not set."""
 
-_HIDDEN = (
-    "lmi_handlers",
-    "backends",
-    "formatters",
-    "djl_python",
-    "sagemaker_huggingface_inference_toolkit",
-    "sagemaker_inference",
-)
-"""Top-level packages that the code would get in place of modules of its own with these names."""
+_HIDDEN = ("lmi_handlers", "djl_python")
+"""Our top-level packages. They would shadow a model's own module of the same name."""
 
 
 _RUNS_HERE = "djl_python.huggingface"

@@ -23,6 +23,7 @@ from lmi_handlers.custom_code.connection import Connection
 from lmi_handlers.custom_code.failures import load_error, load_timeout
 from lmi_handlers.custom_code.handler import Handler
 from lmi_handlers.custom_code.inputs import Input
+from lmi_handlers.custom_code.lmi_modules import provide
 from lmi_handlers.custom_code.messages import Load
 from lmi_handlers.custom_code.outputs import Output
 from lmi_handlers.engine.parent import end_with_parent
@@ -89,6 +90,8 @@ def main() -> int:
     return serve(Connection(socket.socket(fileno=int(sys.argv[1]))))
 
 
+if __name__ == "__mp_main__":  # a process that the code has spawned, which gets the same `sys.path`, but no finders
+    provide()
 if __name__ == "__main__":
     try:
         status = main()

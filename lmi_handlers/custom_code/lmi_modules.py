@@ -7,10 +7,11 @@ Only the processes that run a model's own code have them. A name that exists in 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader
-from importlib.machinery import ModuleSpec
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType
@@ -149,17 +150,22 @@ _HERE = __package__
 _PATH = str(Path(__file__).parent / "compat")
 """Has packages that call `provide`: a process that a handler spawns gets its `sys.path`, but not its finders."""
 
+_ROOT = os.path.realpath(Path(__file__).parents[2])
+"""The folder on `sys.path` with the server's packages."""
+
+_HIDDEN = ("backends", "formatters")
+"""The server's other packages. No process that runs a model's code uses them, so its own modules may be called so."""
+
 
 def provide(package: str | None = None) -> None:
-    """Let `import djl_python` and the like find what is here. May be called more than once.
+    """Let `import djl_python` and the like find what is here, and `import formatters` a model's own module.
 
-    `package` is the one that has just been found on `sys.path`, and is replaced.
+    May be called more than once. `package` is the one that has just been found on `sys.path`, and is replaced.
     """
-    if _PATH not in sys.path:
-        sys.path.append(_PATH)
+    sys.path[:] = [*(path for path in sys.path if path != _PATH), _PATH]  # last: a model's own packages come first
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         packages = {name.partition(".")[0] for name in (*PROVIDED, *REFUSED)} - {_REPLACED}
-        sys.meta_path[:] = [_Finder(_REPLACED), *sys.meta_path, *map(_Finder, sorted(packages))]
+        sys.meta_path[:] = [_Finder(_REPLACED), _ModelFirst(), *sys.meta_path, *map(_Finder, sorted(packages))]
     if package is not None:
         sys.modules[package] = module_from_spec(_spec(package, _Finder(package)))
 
@@ -179,6 +185,15 @@ class _Finder(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing is executed: names are found when they are asked for."""
+
+
+class _ModelFirst(MetaPathFinder):
+    """Finds a model's own module where the server has a package of the same name."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002
+        if name not in _HIDDEN:
+            return None
+        return PathFinder.find_spec(name, [entry for entry in sys.path if os.path.realpath(entry) != _ROOT])
 
 
 class _Provided(ModuleType):

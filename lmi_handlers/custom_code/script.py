@@ -38,8 +38,8 @@ def import_script(code: CustomCode, name: str | None = None) -> ModuleType:
     """
     path = Path(code.path)
     packages = [] if code.packages is None else [code.packages]
-    provide()
     sys.path += [*packages, code.directory]
+    provide()
     os.chdir(code.directory)
     sys.argv[:] = [str(path)]
     name = name or path.stem

@@ -44,8 +44,6 @@ def test_check_says_what_will_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "error"),
     [
-        ({"model.py": HANDLER, "formatters.py": ""}, "{}/formatters.py must have another name"),
-        ({"model.py": HANDLER, "djl_python/__init__.py": ""}, "{}/djl_python must have another name"),
         ({"model.py": "def handle(\n"}, "{}/model.py, line 1: SyntaxError: '(' was never closed"),
         ({"serving.properties": "option.entryPoint=mine.py\n"}, "option.entryPoint=mine.py: {}/mine.py does not exist"),
         (

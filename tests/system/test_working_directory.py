@@ -56,7 +56,7 @@ def test_modules_beside_model_py_hide_nothing(start_inside: Start) -> None:
         "import json, mine, queue\nfrom djl_python import Output\n\n"
         "def handle(inputs):\n    return Output().add_as_json(mine.VALUE)\n"
     )
-    server = start_inside(STANDARD, "", model=script, mine="VALUE = 1\n").wait_ready()
+    server = start_inside((*STANDARD, "backends", "formatters"), "", model=script, mine="VALUE = 1\n").wait_ready()
     assert requests.post(f"{server.url}/invocations", b"{}", timeout=60).json() == 1
     assert "of the model was imported" not in server.log
 

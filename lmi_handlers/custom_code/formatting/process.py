@@ -34,6 +34,7 @@ from lmi_handlers.custom_code.formatting.messages import (
 from lmi_handlers.custom_code.formatting.scripts import Formatters, ScriptFailed
 from lmi_handlers.custom_code.formatting.token_answers import TokenAnswer
 from lmi_handlers.custom_code.formatting.tokenizer import LazyTokenizer
+from lmi_handlers.custom_code.lmi_modules import provide
 from lmi_handlers.engine.channel import Channel, MessageTooLong
 from lmi_handlers.engine.parent import end_with_parent
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings, read_line
@@ -215,6 +216,8 @@ def _tell(failed: ScriptFailed) -> int:
     return EXIT_LOAD_FAILED if error.temporary else EXIT_CONFIG
 
 
+if __name__ == "__mp_main__":  # as in `child`
+    provide()
 if __name__ == "__main__":
     status = 1
     try:

@@ -1,0 +1,120 @@
+"""A model's own modules may be called like the server's packages, except for two names."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from model_store import ECHO, StoreServer
+from serving import ENVIRON, lmi_check
+
+FORMATTERS = {"formatters.py": "VALUE = 'formatters'\n"}
+BACKENDS = {
+    "backends/__init__.py": "from backends.part import VALUE\n",
+    "backends/part.py": "VALUE = 'backends'\ndef put(queue):\n    queue.put(VALUE)\n",
+}
+FOLDER = {"backends/part.py": "VALUE = 'backends'\n"}
+TOOLKIT = {"sagemaker_inference/decoder.py": "VALUE = 'toolkit'\n", "sagemaker_inference/__init__.py": ""}
+
+HANDLER = "from djl_python import Output\n{}\ndef handle(inputs):\n    return Output().add_as_json({})\n"
+SPAWNS = """
+import multiprocessing
+from backends.part import put
+from djl_python import Output
+
+def handle(inputs):
+    if inputs.is_empty():
+        return None
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=put, args=(queue,))
+    process.start()
+    value = queue.get(timeout=100)
+    process.join()
+    return Output().add_as_json(value)
+"""
+WRITES = """
+from djl_python.output_formatter import TextGenerationOutput, output_formatter
+import backends, formatters
+
+@output_formatter
+def write(output: TextGenerationOutput) -> str:
+    return f"{formatters.VALUE} {backends.VALUE}"
+"""
+
+OWN: dict[str, tuple[dict[str, str], object]] = {
+    "a module": ({"model.py": HANDLER.format("import formatters", "formatters.VALUE"), **FORMATTERS}, "formatters"),
+    "a package": ({"model.py": HANDLER.format("import backends", "backends.VALUE"), **BACKENDS}, "backends"),
+    "a folder": ({"model.py": HANDLER.format("from backends.part import VALUE", "VALUE"), **FOLDER}, "backends"),
+    "both": (
+        {
+            "model.py": HANDLER.format("import backends, formatters", "[formatters.VALUE, backends.VALUE]"),
+            **FORMATTERS,
+            **BACKENDS,
+        },
+        ["formatters", "backends"],
+    ),
+    "the toolkit's": (
+        {"model.py": HANDLER.format("from sagemaker_inference import decoder", "decoder.VALUE"), **TOOLKIT},
+        "toolkit",
+    ),
+    "in a spawned process": ({"model.py": SPAWNS, **BACKENDS}, "backends"),
+}
+"""The files of a model, and what its `handle` returns."""
+
+
+def write(directory: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return directory
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_own_code_gets_its_own_modules_from_lmi_run(tmp_path: Path, case: str) -> None:
+    files, value = OWN[case]
+    directory = write(tmp_path / "m", files)
+    command = [sys.executable, "-m", "lmi_handlers.cli", "run", "--model-dir", str(directory), "--input", "-"]
+    ended = subprocess.run(command, input=b"{}", capture_output=True, env=ENVIRON, timeout=240, check=False)
+    assert ended.returncode == 0, ended.stderr.decode()
+    assert json.loads(ended.stdout) == value
+
+
+def test_lmi_check_loads_them(tmp_path: Path) -> None:
+    ended = lmi_check(write(tmp_path / "own", OWN["both"][0]))
+    assert ended.returncode == 0, ended.stderr
+    assert "It works." in ended.stdout
+    beside = {"model.py": WRITES, "serving.properties": ECHO, **FORMATTERS, **BACKENDS}
+    ended = lmi_check(write(tmp_path / "beside", beside))
+    assert ended.returncode == 0, ended.stderr
+    assert "The formatters in" in ended.stdout
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[StoreServer]:
+    server = StoreServer(tmp_path, {"module": "", "package": "", "beside": ECHO})
+    write(server.store / "module", OWN["a module"][0])
+    write(server.store / "package", OWN["a package"][0])
+    write(server.store / "beside", {"model.py": WRITES, **FORMATTERS, **BACKENDS})
+    yield server.wait_ready()  # type: ignore[misc]
+    server.stop()
+
+
+def test_each_of_several_models_gets_its_own_modules(server: StoreServer) -> None:
+    answers = {name: server.generate(name, max_new_tokens=1) for name in ("module", "package", "beside")}
+    assert {name: answer.status_code for name, answer in answers.items()} == dict.fromkeys(answers, 200)
+    assert [answers[name].json() for name in ("module", "package")] == ["formatters", "backends"]
+    assert answers["beside"].text == "formatters backends"
+
+
+@pytest.mark.parametrize("name", ["lmi_handlers.py", "djl_python/__init__.py"])
+def test_two_names_are_refused(tmp_path: Path, name: str) -> None:
+    files = {"model.py": HANDLER.format("", "1"), name: ""}
+    ended = lmi_check(write(tmp_path / "m", files))
+    assert ended.returncode == 1
+    assert f"{tmp_path / 'm' / name.partition('/')[0]} must have another name" in ended.stderr
