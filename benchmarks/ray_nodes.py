@@ -117,7 +117,7 @@ def replicas(
     directory.mkdir(exist_ok=True)
     (directory / "serving.properties").write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
     port, log = cluster.port, directory / "ray.log"
-    command = [sys.executable, "-m", "lmi_handlers.cli", "ray", "serve", "--model-dir", str(directory)]
+    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "ray", "serve", "--model-dir", str(directory)]
     command += ["--address", cluster.address, "--replicas", str(number), "--num-cpus", "1", "--proxies", "HeadOnly"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--env", "LMI_WORKERS=1"]
     command += arguments

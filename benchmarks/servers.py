@@ -165,7 +165,7 @@ def loading_lmi_server(directory: Path, properties: dict[str, object]) -> Iterat
     lines = [f"{name}={value}\n" for name, value in properties.items()]
     (directory / "serving.properties").write_text("".join(lines))
     port = free_port()
-    command = [sys.executable, "-m", "lmi_handlers.cli", "serve", "--model-dir", str(directory)]
+    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "serve", "--model-dir", str(directory)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     with running(command, directory / "server.log", {}) as process:
         yield Server(process, port, directory / "server.log")

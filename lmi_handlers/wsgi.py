@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 
-from lmi_handlers.app import create_app
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.log import tell
+from lmi_handlers.core.log import tell
+from lmi_handlers.launch.app import create_app
 
 _BOOT_FAILED = 3
 """The exit status with which a worker tells gunicorn's arbiter not to start another (`Arbiter.WORKER_BOOT_ERROR`)."""

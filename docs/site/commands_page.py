@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import click
 
-from lmi_handlers.cli import main
-from lmi_handlers.commands import subcommands
+from lmi_handlers.commands.cli import main
+from lmi_handlers.commands.registry import subcommands
 
 _PAGE = """\
 # Commands

@@ -31,7 +31,9 @@ def own_server(model_dir: Path | None) -> Iterator[str]:
     arguments = ["serve", "--host", "127.0.0.1", "--port", str(port)]
     if model_dir is not None:
         arguments += ["--model-dir", str(model_dir)]
-    process = subprocess.Popen(command("lmi_handlers.interruptible", "lmi_handlers.cli", *arguments), stdout=sys.stderr)
+    process = subprocess.Popen(
+        command("lmi_handlers.commands.interruptible", "lmi_handlers.commands.cli", *arguments), stdout=sys.stderr
+    )
     try:
         endpoint = Endpoint(url)
         while not endpoint.is_ready():

@@ -18,8 +18,8 @@ from lmi_handlers.batch_transform.settings import Choices, ExecutionParameters, 
 from lmi_handlers.batch_transform.storage import Folder, InputFile, find_inputs, open_folder
 from lmi_handlers.batch_transform.transform import Transform
 from lmi_handlers.core.errors import ConfigError, LoadFailed
+from lmi_handlers.core.log import fail, tell
 from lmi_handlers.core.terminal import show_error
-from lmi_handlers.log import fail, tell
 
 
 def run_job(*, source: str, target: str, url: str | None, model_dir: Path | None, choices: Choices) -> NoReturn:

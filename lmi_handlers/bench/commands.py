@@ -73,7 +73,7 @@ def bench(
     """
     from lmi_handlers.bench.run import Options, parse_goodput, parse_headers, run
     from lmi_handlers.core.errors import ConfigError
-    from lmi_handlers.log import fail
+    from lmi_handlers.core.log import fail
 
     key = {"Authorization": f"Bearer {os.environ['API_KEY']}"} if os.environ.get("API_KEY") else {}
     try:

@@ -15,9 +15,9 @@ from lmi_handlers.chat.lines import Interrupts, piped_lines, typed_lines
 from lmi_handlers.chat.screen import Screen
 from lmi_handlers.chat.server import Answering
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.log import takes_colours
 from lmi_handlers.deploy.answer_text import AnswerFailed, Piece
 from lmi_handlers.deploy.aws import Refused
-from lmi_handlers.log import takes_colours
 
 _LONGEST_ANSWER = 16 * 2**20
 

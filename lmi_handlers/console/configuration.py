@@ -8,9 +8,9 @@ import msgspec
 
 from lmi_handlers.config.properties import Setting
 from lmi_handlers.config.report import effect_of
-from lmi_handlers.configuration import CUSTOM_CODE, Configuration
 from lmi_handlers.core.redaction import REDACTED, is_secret, redacted
-from lmi_handlers.start_up import warnings
+from lmi_handlers.preflight.checks import warnings
+from lmi_handlers.preflight.configuration import CUSTOM_CODE, Configuration
 
 
 class SettingView(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from typing import Any
 
 from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.log import configure_logging
 from lmi_handlers.core.standard_streams import print_to_the_log, read_nothing
 from lmi_handlers.custom_code.async_handler import AsyncHandler
 from lmi_handlers.custom_code.call import is_asynchronous, to_outputs
@@ -27,7 +28,6 @@ from lmi_handlers.custom_code.lmi_modules import provide
 from lmi_handlers.custom_code.messages import Load
 from lmi_handlers.custom_code.outputs import Output
 from lmi_handlers.engine.parent import end_with_parent
-from lmi_handlers.log import configure_logging
 
 
 def load_handler(load: Load) -> Handler | AsyncHandler:

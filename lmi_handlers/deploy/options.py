@@ -19,8 +19,8 @@ def explained(function: F) -> F:
     @functools.wraps(function)
     def command(**options: Any) -> None:
         from lmi_handlers.core.errors import ConfigError
+        from lmi_handlers.core.log import fail
         from lmi_handlers.deploy.aws import Refused
-        from lmi_handlers.log import fail
 
         try:
             function(**options)

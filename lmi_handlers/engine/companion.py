@@ -19,9 +19,9 @@ import msgspec
 from lmi_handlers.core.back_off import back_off
 from lmi_handlers.core.child_environment import child_environment
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.log import tell
 from lmi_handlers.core.program import command
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings
-from lmi_handlers.log import tell
 
 _MODULE = "lmi_handlers.custom_code.formatting.process"
 _LOOK_INTERVAL = 0.05

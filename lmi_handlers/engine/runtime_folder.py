@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from lmi_handlers.log import tell
+from lmi_handlers.core.log import tell
 
 _SOUND = "sound"
 """File that exists until the server has given up. Deleting it takes no disk, and it is gone with the folder."""

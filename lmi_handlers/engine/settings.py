@@ -10,7 +10,7 @@ import msgspec
 from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.config.formatter_code import FormatterCode
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.log import MODEL_VARIABLE
+from lmi_handlers.core.log import MODEL_VARIABLE
 
 SOCKET_VARIABLE = "LMI_ENGINE_SOCKET"
 """Environment variable with the path of the engine's Unix socket, or several with ":" between them.

@@ -12,11 +12,11 @@ from typing import NoReturn
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError, LoadFailed
+from lmi_handlers.core.log import configure_logging, tell
 from lmi_handlers.core.standard_streams import print_to_the_log
 from lmi_handlers.engine.heartbeat import explain
 from lmi_handlers.engine.parent import end_with_parent
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings, read_line
-from lmi_handlers.log import configure_logging, tell
 
 logger = logging.getLogger(__name__)
 

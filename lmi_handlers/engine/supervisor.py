@@ -19,12 +19,12 @@ import msgspec
 
 from lmi_handlers.core.back_off import back_off
 from lmi_handlers.core.child_environment import child_environment
+from lmi_handlers.core.log import configure_logging, tell
 from lmi_handlers.core.program import command
 from lmi_handlers.engine.companion import Companion
 from lmi_handlers.engine.heartbeat import Heartbeat, HeartbeatReader, explain
 from lmi_handlers.engine.runtime_folder import end_server, watch
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings, read_line
-from lmi_handlers.log import configure_logging, tell
 from lmi_handlers.telemetry.publisher import Publisher, close_publishers, metrics_publishers
 from lmi_handlers.telemetry.settings import TelemetrySettings
 

@@ -11,8 +11,8 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import DeploymentActorConfig
 
-from lmi_handlers.configuration import Configuration, read_configuration
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.preflight.configuration import Configuration, read_configuration
 from lmi_handlers.ray.arguments import Arguments
 from lmi_handlers.ray.autoscaling import autoscaling_config
 from lmi_handlers.ray.environ import replica_environ

@@ -6,7 +6,7 @@ import warnings
 
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-from lmi_handlers.configuration import Configuration
+from lmi_handlers.preflight.configuration import Configuration
 from lmi_handlers.ray.arguments import Arguments
 from lmi_handlers.ray.resources import batch_size
 

@@ -20,7 +20,7 @@ def main(socket_path: str) -> None:
     end_with_parent()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray blocks SIGINT in what it starts
     gunicorn = ("-c", "python:lmi_handlers.gunicorn_conf", "--bind", f"unix:{socket_path}")
-    program = command("lmi_handlers.gunicorn_app", *gunicorn, "lmi_handlers.app:create_app()")
+    program = command("lmi_handlers.launch.gunicorn_app", *gunicorn, "lmi_handlers.app:create_app()")
     os.execv(sys.executable, program)  # noqa: S606  our own module, no shell
 
 

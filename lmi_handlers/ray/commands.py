@@ -73,7 +73,7 @@ def serve(
     from lmi_handlers.config.server_settings import ALL_INTERFACES, default_host
     from lmi_handlers.core.errors import ConfigError
     from lmi_handlers.core.install import install_command
-    from lmi_handlers.log import fail
+    from lmi_handlers.core.log import fail
 
     if find_spec("ray") is None:
         fail(f"Ray is not installed: {install_command('lmi-handlers[ray]')}")

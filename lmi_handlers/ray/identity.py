@@ -9,7 +9,7 @@ import msgspec
 import ray
 from ray import serve
 
-from lmi_handlers.log import NODE_VARIABLE, REPLICA_VARIABLE
+from lmi_handlers.core.log import NODE_VARIABLE, REPLICA_VARIABLE
 
 _ATTRIBUTES = "OTEL_RESOURCE_ATTRIBUTES"
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from backends import registry
-from lmi_handlers.configuration import Configuration
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.preflight.configuration import Configuration
 
 _LARGEST_DEFAULT = 256
 """More than any backend's default of `option.max_rolling_batch_size`."""

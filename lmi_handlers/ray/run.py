@@ -18,15 +18,15 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus
 
 from lmi_handlers.config.server_settings import netloc
-from lmi_handlers.configuration import examine_configuration
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.log import configure_logging
+from lmi_handlers.core.log import configure_logging
+from lmi_handlers.preflight.checks import check_port, mistakes
+from lmi_handlers.preflight.configuration import examine_configuration
 from lmi_handlers.ray.application import build
 from lmi_handlers.ray.arguments import Arguments
 from lmi_handlers.ray.environ import connections_environ, ray_environ
 from lmi_handlers.ray.local import start_local
 from lmi_handlers.ray.resources import max_ongoing_requests
-from lmi_handlers.start_up import check_port, mistakes
 
 logger = logging.getLogger(__name__)
 

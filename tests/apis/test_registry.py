@@ -22,7 +22,7 @@ from lmi_handlers.apis.invocations import invocations
 from lmi_handlers.apis.openai.dialect import ChatDialect, CompletionsDialect
 from lmi_handlers.apis.registry import APIS, ServedApis, available_apis, load_api_class
 from lmi_handlers.apis.routes import generation
-from lmi_handlers.cli import main
+from lmi_handlers.commands.cli import main
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import ConfigError
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from serving import Server, StartServer
 
-from lmi_handlers.cli import main
+from lmi_handlers.commands.cli import main
 
 EVENTS, LINES = "text/event-stream", "application/jsonlines"
 VLLM_HANDLER = "djl_python.lmi_vllm.vllm_async_service"

@@ -18,7 +18,7 @@ from backends import BACKENDS, available_backends, declaration, load_backend_cla
 from backends.base import Backend
 from formatters import FORMATTERS, available_formatters, load_formatter_class
 from formatters.base import Formatter
-from lmi_handlers.cli import main
+from lmi_handlers.commands.cli import main
 from lmi_handlers.core.errors import ConfigError
 
 PLUGIN = SUPPORT / "plugin"

@@ -115,7 +115,7 @@ def test_start_up_error_is_one_line(tmp_path: Path, tiny_llama: Path) -> None:
     shutil.copytree(tiny_llama, model)
     (model / "serving.properties").write_text(f"{QUICK}option.quantize=foo\n")
     port = str(free_port())
-    command = [sys.executable, "-m", "lmi_handlers.cli", "serve", "--model-dir", str(model), "--port", port]
+    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "serve", "--model-dir", str(model), "--port", port]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=800, cwd=model)
     assert ended.returncode not in (0, None)
     errors = [line for line in ended.stderr.splitlines() if line.startswith("lmi: error: ")]
@@ -127,7 +127,7 @@ def test_start_up_error_is_one_line(tmp_path: Path, tiny_llama: Path) -> None:
 CHECK_BOTH = """
 import json, sys
 from click.testing import CliRunner
-from lmi_handlers.cli import main
+from lmi_handlers.commands.cli import main
 for folder in ("block_size", "blok_size", "quantize"):
     result = CliRunner().invoke(main, ["check", "--model-dir", folder, "--port", sys.argv[1]])
     told = {"exit_code": result.exit_code, "stdout": result.stdout, "stderr": result.stderr}

@@ -316,7 +316,15 @@ def test_job_stops_its_own_server(tmp_path: Path) -> None:
     model.mkdir()
     (model / "serving.properties").write_text("option.rolling_batch=echo\noption.echo_tokens_per_second=1\n")
     source = write_lines(tmp_path / "records.jsonl", [prompt(0), {"inputs": "a" * 100}])
-    command = [sys.executable, "-m", "lmi_handlers.cli", "transform", "--input", str(source), "--batch-strategy"]
+    command = [
+        sys.executable,
+        "-m",
+        "lmi_handlers.commands.cli",
+        "transform",
+        "--input",
+        str(source),
+        "--batch-strategy",
+    ]
     command += ["SingleRecord", "--output", str(tmp_path / "out"), "--model-dir", str(model)]
     with (tmp_path / "log").open("wb") as log:
         job = subprocess.Popen(command, stderr=log, env=ENVIRON)
@@ -338,7 +346,7 @@ def test_memory_does_not_grow_with_the_file(foreign: Container, tmp_path: Path) 
             file.write((b"x," * 5000 + b"\n") * 100)
         file.write(b"y" * (60 << 20) + b"\n1,2\n")
     program = (  # not `ru_maxrss`, which begins with that of the process that has forked this one
-        "import atexit, re; from lmi_handlers.cli import main; "
+        "import atexit, re; from lmi_handlers.commands.cli import main; "
         "atexit.register(lambda: print(*re.findall(r'VmHWM:\\s*(\\d+) kB', open('/proc/self/status').read()))); main()"
     )
     command = [sys.executable, "-c", program, "transform", "--input", str(tmp_path / "rows.csv")]

@@ -176,7 +176,7 @@ def test_datasets(tmp_path: Path) -> None:
 
 def test_the_command(echo_server: Server, tmp_path: Path) -> None:
     url = echo_server.url.replace("://", "://user:s3@")
-    command = [sys.executable, "-m", "lmi_handlers.cli", "bench", "--url", url, "--header", "x-secret: s3"]
+    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "bench", "--url", url, "--header", "x-secret: s3"]
     files = ["--json", str(tmp_path / "r.json"), "--page", str(tmp_path / "r.html")]
     sizes = [
         "--requests",

@@ -325,7 +325,8 @@ def test_bytes_that_are_no_text(reasoning: str) -> None:
 
 def test_another_encoding(echo_server: Server) -> None:
     """What Windows-1252 does not have is escaped, and bytes are read as what they are there."""
-    command = [sys.executable, "-m", "lmi_handlers.interruptible", "lmi_handlers.cli", "chat", "--url", echo_server.url]
+    command = [sys.executable, "-m", "lmi_handlers.commands.interruptible", "lmi_handlers.commands.cli"]
+    command += ["chat", "--url", echo_server.url]
     ended = subprocess.run(
         command, input="\u00e9\u20ac\n".encode("cp1252"), capture_output=True, timeout=120, check=False,
         env=ENVIRON | {"PYTHONIOENCODING": "cp1252"},

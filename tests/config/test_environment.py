@@ -8,9 +8,9 @@ import pytest
 from lmi_command import lmi
 
 from lmi_handlers.config.environment import integer, seconds, switch
-from lmi_handlers.configuration import read_configuration, read_store
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.start_up import mistakes
+from lmi_handlers.preflight.checks import mistakes
+from lmi_handlers.preflight.configuration import read_configuration, read_store
 
 SWITCHES = (
     "SAGEMAKER_SECURE_MODE",

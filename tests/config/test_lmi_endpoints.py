@@ -11,7 +11,7 @@ import pytest
 from paths import DATA
 
 from lmi_handlers.config.report import effect_of
-from lmi_handlers.configuration import read_configuration
+from lmi_handlers.preflight.configuration import read_configuration
 
 FILES = DATA / "lmi_endpoints"
 ENGINE = {"engine": "accepted, no effect here: the engine is chosen by option.rolling_batch and option.backend"}

@@ -11,8 +11,8 @@ from backends import registry
 from backends.gpu_memory import smallest, smallest_gpu_memory
 from lmi_handlers.config.properties import load_properties
 from lmi_handlers.config.replicas import plan_replicas
-from lmi_handlers.configuration import read_configuration
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.preflight.configuration import read_configuration
 
 
 def plan(
@@ -141,8 +141,8 @@ def test_transformers_on_four_gpus(
     nvml = None if memory is None else FourGpus(*[(memory + more) * 2**30 for more in (1, 0, 2, 3)])
     found = None if nvml is None else smallest(nvml)
     assert found == (None if memory is None else memory * 2**30)
-    monkeypatch.setattr("lmi_handlers.configuration.smallest_gpu_memory", lambda visible: found)
-    monkeypatch.setattr("lmi_handlers.configuration.count_gpus", lambda environ, devices: 4)
+    monkeypatch.setattr("lmi_handlers.preflight.configuration.smallest_gpu_memory", lambda visible: found)
+    monkeypatch.setattr("lmi_handlers.preflight.configuration.count_gpus", lambda environ, devices: 4)
     (model_dir / "serving.properties").write_text(f"option.backend=transformers\n{properties}")
     configuration = read_configuration({"LMI_MODEL_DIR": str(model_dir), "HOME": str(model_dir)})
     assert configuration.properties.tensor_parallel_degree == degree

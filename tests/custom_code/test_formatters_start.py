@@ -21,7 +21,7 @@ def check(directory: Path, script: str, *arguments: str, properties: str = ECHO)
     directory.mkdir(exist_ok=True)
     (directory / "model.py").write_text(script)
     (directory / "serving.properties").write_text(properties)
-    command = [sys.executable, "-m", "lmi_handlers.cli", "check", "--model-dir", str(directory), *arguments]
+    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "check", "--model-dir", str(directory), *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=ENVIRON, cwd=directory, timeout=120, check=False)
 
 

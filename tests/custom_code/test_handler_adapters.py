@@ -14,12 +14,12 @@ from serving import Server
 from waiting import wait_until
 
 from lmi_handlers.config.custom_code import CustomCode
-from lmi_handlers.configuration import read_configuration
 from lmi_handlers.custom_code.adapter_functions import adapter_function
 from lmi_handlers.custom_code.adapters import model_folder
 from lmi_handlers.custom_code.messages import Batch
 from lmi_handlers.custom_code.once import load_once
 from lmi_handlers.custom_code.runner import CodeError
+from lmi_handlers.preflight.configuration import read_configuration
 
 HANDLER = """
 import os

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from handler_kinds import KINDS, SIBLINGS, SOUND, Kind
 
-from lmi_handlers.configuration import Configuration, read_configuration
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.custom_code.messages import Chunk, End, Head, failure_of
 from lmi_handlers.custom_code.once import call_once, load_once
 from lmi_handlers.custom_code.runner import CodeError
-from lmi_handlers.start_up import mistakes
+from lmi_handlers.preflight.checks import mistakes
+from lmi_handlers.preflight.configuration import Configuration, read_configuration
 from lmi_handlers.web.custom_code import invoke_of
 
 

@@ -105,7 +105,7 @@ def test_changed_properties_need_a_restart(server: Server) -> None:
 
 def test_an_engine_is_not_reloaded(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("option.rolling_batch=echo\n")
-    command = [sys.executable, "-m", "lmi_handlers.cli", "serve", "--model-dir", str(tmp_path), "--reload"]
+    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "serve", "--model-dir", str(tmp_path), "--reload"]
     ended = subprocess.run(command, capture_output=True, text=True, env=ENVIRON, timeout=120, check=False)
     assert ended.returncode == 1
     assert "lmi: error: --reload loads a model's own code again, and this model is served by the backend echo" in (

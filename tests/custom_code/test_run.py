@@ -23,7 +23,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(directory: Path, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "lmi_handlers.cli", "run", "--model-dir", str(directory), *arguments]
+    return [sys.executable, "-m", "lmi_handlers.commands.cli", "run", "--model-dir", str(directory), *arguments]
 
 
 def run(directory: Path, *arguments: str, content: bytes = b"{}") -> subprocess.CompletedProcess[bytes]:

@@ -325,7 +325,8 @@ def test_an_update_that_fails_leaves_what_was_there(server: AwsServer) -> None:
 @pytest.mark.long
 def test_ctrl_c_while_waiting_deletes_nothing(server: AwsServer) -> None:
     server.control(status="Creating")
-    command = [sys.executable, "-m", "lmi_handlers.interruptible", "lmi_handlers.cli", "deploy", "--name", "slow"]
+    command = [sys.executable, "-m", "lmi_handlers.commands.interruptible", "lmi_handlers.commands.cli"]
+    command += ["deploy", "--name", "slow"]
     process = subprocess.Popen(
         [*command, *PLACE, *MODEL, "--wait"],
         env=ENVIRON | server.environ,
@@ -394,7 +395,8 @@ def test_logs(server: AwsServer) -> None:
     shown = lmi("logs", "--name", "logged", "--since", "3h", "--streams").stdout
     assert shown == "AllTraffic/i-1  too old\nAllTraffic/i-1  loading\nAllTraffic/i-1  engine ready\n"
     assert "--since must be a number with s, m, h or d" in lmi("logs", "--name", "logged", "--since", "1y").stderr
-    command = [sys.executable, "-m", "lmi_handlers.interruptible", "lmi_handlers.cli", "logs", "--name", "logged", "-f"]
+    command = [sys.executable, "-m", "lmi_handlers.commands.interruptible", "lmi_handlers.commands.cli"]
+    command += ["logs", "--name", "logged", "-f"]
     with subprocess.Popen(command, env=ENVIRON | server.environ, stdout=subprocess.PIPE, encoding="utf-8") as process:
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == ["loading\n", "engine ready\n"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from doc_snippets import commands, snippets
 from paths import ROOT
 
-from lmi_handlers.commands import TOOLS
+from lmi_handlers.commands.registry import TOOLS
 
 
 def test_the_page_shows_every_command() -> None:

@@ -165,7 +165,16 @@ def on_echo(text: str) -> str:
 def test_check_agrees_with_serve(source: str, command: str, tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text(on_echo(translated(source, command)))
     port = str(free_port())
-    arguments = [sys.executable, "-m", "lmi_handlers.cli", "serve", "--model-dir", str(tmp_path), "--port", port]
+    arguments = [
+        sys.executable,
+        "-m",
+        "lmi_handlers.commands.cli",
+        "serve",
+        "--model-dir",
+        str(tmp_path),
+        "--port",
+        port,
+    ]
     checked = lmi_check(tmp_path, "--port", port)
     log = tmp_path / "log"
     with log.open("wb") as output:

@@ -309,6 +309,6 @@ def test_the_commands_of_the_page(tmp_path: Path) -> None:
     commands = re.findall(r"^(lmi check --from .*?) > serving.properties", page, re.MULTILINE | re.DOTALL)
     assert len(commands) == 2
     for command in commands:
-        line = command.replace("lmi check", f"{sys.executable} -m lmi_handlers.cli check", 1)
+        line = command.replace("lmi check", f"{sys.executable} -m lmi_handlers.commands.cli check", 1)
         printed = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=ENVIRON, check=True).stdout
         assert loaded(printed, tmp_path).properties.model_id == "HuggingFaceTB/SmolLM2-135M-Instruct"

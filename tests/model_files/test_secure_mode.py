@@ -11,10 +11,10 @@ import pytest
 
 from backends import registry
 from lmi_handlers.config.properties import load_properties
-from lmi_handlers.configuration import AnsweredBy, read_configuration
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.model_files.secure_mode import SecureMode
-from lmi_handlers.start_up import mistakes
+from lmi_handlers.preflight.checks import mistakes
+from lmi_handlers.preflight.configuration import AnsweredBy, read_configuration
 
 ALL = (
     "DISALLOW_REQUIREMENTS_TXT, DISALLOW_PICKLE_FILES,DISALLOW_TRUST_REMOTE_CODE,"

@@ -14,7 +14,7 @@ from waiting import wait_until
 from lmi_handlers.config.store_settings import StoreSettings
 from lmi_handlers.core.errors import ConfigError, EngineNotReady, LMIError, LoadFailed, ModelNotFound
 from lmi_handlers.engine.companion import Companion
-from lmi_handlers.model_manager import plan
+from lmi_handlers.launch.model_manager import plan
 from lmi_handlers.models import manager
 from lmi_handlers.models.manager import Manager, Plan
 from lmi_handlers.models.messages import Load

@@ -44,7 +44,7 @@ def cluster() -> Iterator[RayCluster]:
 @pytest.fixture(scope="module")
 def server(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory, port = tmp_path_factory.mktemp("ray") / "m", free_port()
-    command = [sys.executable, "-m", "lmi_handlers.cli", "ray", "serve", "--address", cluster.address]
+    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "ray", "serve", "--address", cluster.address]
     command += ["--model-dir", str(directory), "--num-cpus", "1", "--min-replicas", "1", "--max-replicas", "4"]
     command += ["--upscale-delay-s", "1", "--downscale-delay-s", "2", "--env", "LOG_FORMAT=json"]
     command += ["--port", str(port), "--proxies", "HeadOnly"]

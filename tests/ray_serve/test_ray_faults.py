@@ -18,7 +18,7 @@ from ray_load import Load
 from serving import ENVIRON, Server, free_port
 from waiting import wait_until
 
-from lmi_handlers.log import REPLICA_VARIABLE
+from lmi_handlers.core.log import REPLICA_VARIABLE
 from lmi_handlers.ray.environ import node_environ, ray_environ
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
@@ -59,7 +59,17 @@ def server(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def command_of(cluster: RayCluster, directory: str, port: int, *arguments: str) -> list[str]:
-    command = [sys.executable, "-m", "lmi_handlers.cli", "ray", "serve", "--model-dir", directory, "--num-cpus", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "lmi_handlers.commands.cli",
+        "ray",
+        "serve",
+        "--model-dir",
+        directory,
+        "--num-cpus",
+        "1",
+    ]
     command += ["--address", cluster.address, "--port", str(port), "--proxies", "HeadOnly"]
     return [*command, *arguments]
 

@@ -100,7 +100,16 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory, port = tmp_path_factory.mktemp("ray") / "m", free_port()
-    command = [sys.executable, "-m", "lmi_handlers.cli", "ray", "serve", "--model-dir", str(directory), "--num-cpus"]
+    command = [
+        sys.executable,
+        "-m",
+        "lmi_handlers.commands.cli",
+        "ray",
+        "serve",
+        "--model-dir",
+        str(directory),
+        "--num-cpus",
+    ]
     command += ["0.5", "--replicas", "2", "--routing", "prefix", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--env", "OPTION_SEED=1", "--env", "LMI_LOCAL_RUNTIME=true"]
     environ = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1", "RAY_DEDUP_LOGS": "0"}

@@ -71,7 +71,7 @@ def answers(server: Server) -> list[str]:
 
 def test_check_says_what_is_asked_for_and_what_there_is(cluster: RayCluster, tmp_path: Path, tiny_llama: Path) -> None:
     (tmp_path / "serving.properties").write_text(properties(tiny_llama, 2) + ON_RAY)
-    command = [sys.executable, "-m", "lmi_handlers.cli", "check", "--model-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "check", "--model-dir", str(tmp_path)]
     command += ["--port", str(free_port())]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=500, env=ENVIRON | environ_of(cluster))
     assert ended.returncode == 0, ended.stderr

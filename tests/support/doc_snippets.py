@@ -34,8 +34,8 @@ import yaml  # type: ignore[import-untyped]  # its stubs are a package of their 
 from paths import ROOT
 
 from backends import registry
-from lmi_handlers.cli import main
-from lmi_handlers.commands import subcommands
+from lmi_handlers.commands.cli import main
+from lmi_handlers.commands.registry import subcommands
 from lmi_handlers.config.properties import load_properties
 
 _BLOCK = re.compile(

@@ -6,7 +6,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from lmi_handlers.cli import main
+from lmi_handlers.commands.cli import main
 
 
 def lmi(*arguments: str, **options: Any) -> Result:

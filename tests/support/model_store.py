@@ -31,7 +31,16 @@ class StoreServer(Server):
         for name, properties in models.items():
             self.add(name, properties)
         port = free_port()
-        command = [sys.executable, "-m", "lmi_handlers.cli", "serve", "--host", "127.0.0.1", "--port", str(port)]
+        command = [
+            sys.executable,
+            "-m",
+            "lmi_handlers.commands.cli",
+            "serve",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ]
         command += [*(("--model-store", str(self.store)) if names_store else ()), *arguments]
         self.temporary = Path(tempfile.mkdtemp(prefix="store-"))  # a socket's path is short: 107 bytes
         environ = {"TMPDIR": str(self.temporary)} | (environ or {})
@@ -67,7 +76,7 @@ class StoreServer(Server):
 
     def manager(self) -> psutil.Process:
         """The process that loads and unloads models."""
-        return self.supervised("lmi_handlers.model_manager")
+        return self.supervised("lmi_handlers.launch.model_manager")
 
     def engines(self) -> list[psutil.Process]:
         """All engine processes."""

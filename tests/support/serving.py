@@ -55,7 +55,7 @@ class Server:
         self._log_path = directory / "stderr.log"
         clean = {key: value for key, value in ENVIRON.items() if not key.startswith(("LMI_", "OPTION_", "SERVING_"))}
         if command is None:
-            command = [sys.executable, "-m", "lmi_handlers.cli", "serve", "--model-dir", str(directory)]
+            command = [sys.executable, "-m", "lmi_handlers.commands.cli", "serve", "--model-dir", str(directory)]
             command += ["--host", "127.0.0.1", "--port", str(self.port), *arguments]
         self.log_reader: subprocess.Popen[bytes] | None = None
         with contextlib.ExitStack() as files:
@@ -207,7 +207,7 @@ def lmi_check(
     directory: Path, *arguments: str, environ: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run `lmi check` on a model directory."""
-    command = [sys.executable, "-m", "lmi_handlers.cli", "check", "--model-dir", str(directory), *arguments]
+    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "check", "--model-dir", str(directory), *arguments]
     environ = ENVIRON | (environ or {})
     return subprocess.run(
         command, capture_output=True, text=True, env=environ, cwd=directory.parent, timeout=240, check=False

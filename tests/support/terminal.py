@@ -22,7 +22,7 @@ class Terminal:
 
     def __init__(self, *arguments: str, **environ: str) -> None:
         clean = {key: value for key, value in ENVIRON.items() if not key.startswith(("LMI_", "OPTION_", "SERVING_"))}
-        command = [sys.executable, "-m", "lmi_handlers.interruptible", "lmi_handlers.cli", *arguments]
+        command = [sys.executable, "-m", "lmi_handlers.commands.interruptible", "lmi_handlers.commands.cli", *arguments]
         self.keyboard, end = pty.openpty()
         self.process = subprocess.Popen(
             command,

@@ -18,7 +18,16 @@ def transform(
     source: object, target: Path | str, *arguments: str, environ: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run `lmi transform`."""
-    command = [sys.executable, "-m", "lmi_handlers.cli", "transform", "--input", str(source), "--output", str(target)]
+    command = [
+        sys.executable,
+        "-m",
+        "lmi_handlers.commands.cli",
+        "transform",
+        "--input",
+        str(source),
+        "--output",
+        str(target),
+    ]
     return subprocess.run(
         [*command, *arguments], capture_output=True, text=True, env=ENVIRON | (environ or {}), timeout=120, check=False
     )

@@ -26,7 +26,7 @@ def lmi(*arguments: str, cwd: Path, **environ: str) -> Completed:
     """Run `lmi` until it ends, with only the given configuration."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(CONFIGURATION)}
     clean |= {"LMI_HOST": "127.0.0.1", "SAGEMAKER_BIND_TO_PORT": str(free_port())}
-    command = [sys.executable, "-m", "lmi_handlers.cli", *arguments]
+    command = [sys.executable, "-m", "lmi_handlers.commands.cli", *arguments]
     return subprocess.run(
         command, cwd=cwd, env=clean | environ, capture_output=True, text=True, timeout=240, check=False
     )
@@ -196,7 +196,7 @@ def test_an_invalid_port_from_sagemaker_is_an_error(tmp_path: Path, port: str) -
 def port_by_environment(tmp_path: Path) -> Iterator[Server]:
     port = free_port()
     directory = tmp_path / "m"
-    command = [sys.executable, "-m", "lmi_handlers.cli", "serve", "--host", "127.0.0.1"]
+    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "serve", "--host", "127.0.0.1"]
     server = Server(
         directory,
         "option.rolling_batch=echo\n",

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 from paths import SUPPORT
 
-from lmi_handlers.cli import main
-from lmi_handlers.commands import TOOLS, subcommands
+from lmi_handlers.commands.cli import main
+from lmi_handlers.commands.registry import TOOLS, subcommands
 
 
 @pytest.fixture
@@ -53,11 +53,11 @@ def test_unknown_command() -> None:
 @pytest.mark.parametrize("arguments", [["serve", "--help"], ["check", "--help"], ["run", "--help"]])
 def test_the_servers_commands_import_no_tool(arguments: list[str]) -> None:
     program = (
-        "import sys, atexit; from lmi_handlers.cli import main; "
+        "import sys, atexit; from lmi_handlers.commands.cli import main; "
         "atexit.register(lambda: print(*sorted(sys.modules), sep='\\n')); main()"
     )
     result = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
     loaded = result.stdout.splitlines()
-    assert "lmi_handlers.cli" in loaded
+    assert "lmi_handlers.commands.cli" in loaded
     tools = {location.partition(":")[0].rpartition(".")[0] for location in TOOLS.values()}
     assert not [name for name in loaded if name in tools or name.rpartition(".")[0] in tools]

@@ -15,7 +15,7 @@ from serving import Server, free_port
 
 from lmi_handlers.config.container import in_container
 from lmi_handlers.config.server_settings import default_host
-from lmi_handlers.listening import Address, host_of
+from lmi_handlers.launch.listening import Address, host_of
 
 ECHO = "option.rolling_batch=echo\n"
 
@@ -100,7 +100,7 @@ def test_the_log_says_who_can_connect_and_where_the_console_is(
 ) -> None:
     port = free_port()
     environ = {"LOG_FORMAT": "text", "API_KEY": key}
-    command = [sys.executable, "-m", "lmi_handlers.cli", "serve", "--host", host, "--port", str(port)]
+    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "serve", "--host", host, "--port", str(port)]
     server = Server(tmp_path / "m", ECHO + option, command=command, port=port, environ=environ)
     ends = {
         "on": f"console: http://127.0.0.1:{port}/",
@@ -123,7 +123,7 @@ def test_the_log_says_who_can_connect_and_where_the_console_is(
 def test_without_a_host_only_a_container_listens_on_all_interfaces(tmp_path: Path, variables: dict[str, str]) -> None:
     port = free_port()
     environ = variables | ({"SAGEMAKER_BIND_TO_PORT": str(port)} if variables else {"LMI_PORT": str(port)})
-    command = [sys.executable, "-m", "lmi_handlers.cli", "serve"]
+    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "serve"]
     server = Server(tmp_path / "m", ECHO, command=command, port=port, environ=environ)
     try:
         server.wait_ready()

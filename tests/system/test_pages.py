@@ -22,8 +22,8 @@ from paths import ROOT
 from s3_server import S3Server
 from serving import Server
 
-from lmi_handlers.cli import main
-from lmi_handlers.commands import subcommands
+from lmi_handlers.commands.cli import main
+from lmi_handlers.commands.registry import subcommands
 
 ECHO = "option.rolling_batch=echo\n"
 CONFIG = json.dumps({"hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "vocab_size": 49_152})

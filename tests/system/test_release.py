@@ -23,7 +23,7 @@ from paths import ROOT, TESTS
 from serving import Server, free_port
 
 from lmi_handlers import __version__
-from lmi_handlers.cli import main
+from lmi_handlers.commands.cli import main
 from lmi_handlers.console.routes import static_files
 
 PACKAGES = ("lmi_handlers", "backends", "formatters")

@@ -29,7 +29,7 @@ def server() -> Iterator[S3Server]:
 
 def check(directory: Path, properties: str, environ: dict[str, str]) -> tuple[int, str]:
     (directory / "serving.properties").write_text(properties)
-    command = [sys.executable, "-m", "lmi_handlers.cli", "check", "--model-dir", str(directory)]
+    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "check", "--model-dir", str(directory)]
     done = subprocess.run(command, env=dict(os.environ) | environ, capture_output=True, text=True, cwd=directory)
     return done.returncode, done.stdout + done.stderr
 
@@ -114,7 +114,7 @@ def test_a_model_of_own_code_is_in_s3(server: S3Server, start_server: StartServe
     status, output = check(directory, properties, environ)
     assert (status, "was not loaded, because that would download the model" in output) == (0, True), output
     assert not (tmp_path / "cache").exists()
-    command = [sys.executable, "-m", "lmi_handlers.cli", "run", "--model-dir", str(directory), "--input", "-"]
+    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "run", "--model-dir", str(directory), "--input", "-"]
     ran = subprocess.run(
         command, env=dict(os.environ) | environ, input="x", capture_output=True, text=True, cwd=directory
     )

@@ -31,13 +31,13 @@ from backends import registry
 from lmi_handlers.apis.api import Context
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.registry import ServedApis
-from lmi_handlers.cli import main
+from lmi_handlers.commands.cli import main
 from lmi_handlers.config.not_provided import NOT_PROVIDED, NotProvided, Place
 from lmi_handlers.config.properties import load_properties
 from lmi_handlers.config.server_settings import find_model_dir, parse_origins
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.log import log_level
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
-from lmi_handlers.log import log_level
 from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME
 
 CONFIGURATION = ("LMI_", "OPTION_", "SERVING_", "SAGEMAKER_", "HF_", "MODEL_", "DJL_", "CUDA_")
@@ -100,7 +100,7 @@ def serve(directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     capsys.readouterr()
     status = 0
     try:
-        runpy.run_module("lmi_handlers.gunicorn_conf")
+        runpy.run_module("lmi_handlers.launch.gunicorn_conf")
     except SystemExit as ended:
         status = int(ended.code or 0)
     monkeypatch.delenv("LMI_MODEL_DIR")
@@ -619,7 +619,7 @@ def test_who_chose_the_backend(
 
 
 def test_a_hub_that_does_not_answer_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "from lmi_handlers.cli import main; main()"
+    code = "from lmi_handlers.commands.cli import main; main()"
     directory = write(tmp_path / "m", ECHO)
     (directory / "serving.properties").write_text("option.rolling_batch=echo\noption.model_id=some/model\n")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
@@ -651,7 +651,7 @@ def test_gunicorn_accepts_an_ipv6_address(tmp_path: Path, environ: pytest.Monkey
     environ.setenv("LMI_MODEL_DIR", str(write(tmp_path / "m", ECHO)))
     environ.setenv("LMI_HOST", host)
     environ.setenv("LMI_PORT", "81")
-    [address] = runpy.run_module("lmi_handlers.gunicorn_conf")["bind"]
+    [address] = runpy.run_module("lmi_handlers.launch.gunicorn_conf")["bind"]
     assert parse_address(address) == ("::1", 81)
 
 
@@ -711,7 +711,7 @@ def test_sockets_need_a_temporary_directory_with_a_short_path(
     directory = tmp_path / ("d" * 80)
     directory.mkdir()
     given = ["--model-store" if many_models else "--model-dir", str(tmp_path / "m")]
-    command = [sys.executable, "-m", "lmi_handlers.cli", "serve", *given]
+    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "serve", *given]
     server = Server(tmp_path / "m", ECHO["serving.properties"], environ={"TMPDIR": str(directory)}, command=command)
     assert server.process.wait(240) == 1
     (error,) = server.log.splitlines()

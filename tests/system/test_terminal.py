@@ -17,7 +17,7 @@ from terminal import COLOUR, Terminal
 from waiting import wait_until
 
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.log import JsonLines, TextLines, log_format
+from lmi_handlers.core.log import JsonLines, TextLines, log_format
 
 LINE = re.compile(r"\d\d:\d\d:\d\d\.\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) +\S.*")
 

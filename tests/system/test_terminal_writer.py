@@ -47,7 +47,7 @@ def test_there_is_one_writer() -> None:
 def on_a_terminal(*arguments: str, cwd: Path, environ: dict[str, str] | None = None) -> str:
     """Run `lmi` with standard output and standard error on a terminal, and return what it wrote."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "lmi_handlers.cli", *arguments]
+    command = [sys.executable, "-m", "lmi_handlers.commands.cli", *arguments]
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env=ENVIRON | (environ or {}), cwd=cwd
     ):
@@ -78,7 +78,7 @@ def test_lmi_invoke(server: Server, tmp_path: Path, raw: list[str]) -> None:
     assert "\x1b" not in shown
     assert "aGk=" in shown
     piped = subprocess.run(
-        [sys.executable, "-m", "lmi_handlers.cli", *arguments],
+        [sys.executable, "-m", "lmi_handlers.commands.cli", *arguments],
         capture_output=True,
         env=ENVIRON,
         cwd=tmp_path,

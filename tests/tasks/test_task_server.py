@@ -32,7 +32,7 @@ def post(server: Server, body: object) -> requests.Response:
 
 def check(directory: Path, properties: str) -> subprocess.CompletedProcess[str]:
     (directory / "serving.properties").write_text(properties)
-    command = [sys.executable, "-m", "lmi_handlers.cli", "check", "--model-dir", str(directory)]
+    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "check", "--model-dir", str(directory)]
     return subprocess.run(command, capture_output=True, text=True, env=ENVIRON, timeout=120, check=False)
 
 

@@ -14,8 +14,8 @@ from serving import StartServer, lmi_check
 
 from lmi_handlers.core import redaction
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.log import JsonLines, TextLines
 from lmi_handlers.core.redaction import is_hidden, key_patterns, redacted
-from lmi_handlers.log import JsonLines, TextLines
 
 
 @pytest.fixture

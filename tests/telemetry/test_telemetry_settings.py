@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from serving import lmi_check
 
-from lmi_handlers.configuration import read_store
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.preflight.configuration import read_store
 from lmi_handlers.telemetry import settings
 from lmi_handlers.telemetry.settings import TelemetrySettings
 from lmi_handlers.telemetry.traces import Traces

@@ -28,7 +28,7 @@ class Piped:
         (directory / "serving.properties").write_text(properties)
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "lmi_handlers.cli", "serve", "--model-dir", str(directory)]
+        command = [sys.executable, "-m", "lmi_handlers.commands.cli", "serve", "--model-dir", str(directory)]
         command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
         environ = {key: value for key, value in ENVIRON.items() if not key.startswith(("LMI_", "OPTION_", "SERVING_"))}
         self.process = subprocess.Popen(
@@ -229,7 +229,7 @@ def test_a_server_that_cannot_start_says_so_before_it_ends(tmp_path: Path) -> No
 
 CRASHES = """
 import logging, sys
-from lmi_handlers.log import configure_logging, tell
+from lmi_handlers.core.log import configure_logging, tell
 configure_logging()
 for number in range(200):
     logging.getLogger("lmi_handlers.crash").info("line %d", number)

@@ -262,7 +262,15 @@ def test_local_runtime_is_only_for_this_machine(
     tmp_path: Path, arguments: list[str], environ: dict[str, str], address: str
 ) -> None:
     port = free_port()
-    command = [sys.executable, "-m", "lmi_handlers.cli", "serve", "--model-dir", str(tmp_path), "--local-runtime"]
+    command = [
+        sys.executable,
+        "-m",
+        "lmi_handlers.commands.cli",
+        "serve",
+        "--model-dir",
+        str(tmp_path),
+        "--local-runtime",
+    ]
     command += ["--port", str(port), *arguments]
     server = Server(tmp_path, ECHO, command=command, port=port, environ=environ)
     try:

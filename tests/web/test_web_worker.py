@@ -34,7 +34,7 @@ def resident_mib(process: psutil.Process) -> float:
 # Size
 
 
-@pytest.mark.parametrize("module", ["lmi_handlers.app", "lmi_handlers.gunicorn_conf", "lmi_handlers.cli"])
+@pytest.mark.parametrize("module", ["lmi_handlers.app", "lmi_handlers.gunicorn_conf", "lmi_handlers.commands.cli"])
 def test_web_worker_imports_no_engine_library(module: str, tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("option.rolling_batch=scheduler\n")
     program = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.log import configure_logging, tell
 from lmi_handlers.core.standard_streams import print_to_the_log, read_nothing
 from lmi_handlers.custom_code.failures import author_traceback, load_error, named
 from lmi_handlers.custom_code.formatting.hang_watch import HangWatch
@@ -38,7 +39,6 @@ from lmi_handlers.custom_code.lmi_modules import provide
 from lmi_handlers.engine.channel import Channel, MessageTooLong
 from lmi_handlers.engine.parent import end_with_parent
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings, read_line
-from lmi_handlers.log import configure_logging, tell
 
 _SEND_SECONDS = 5
 """A web worker that does not read for so long is disconnected."""

@@ -1,4 +1,4 @@
-"""The process that manages the models of a server with several: `python -m lmi_handlers.model_manager`.
+"""The process that manages the models of a server with several: `python -m lmi_handlers.launch.model_manager`.
 
 A child of gunicorn's arbiter, which ends with it. It reads its settings on standard input.
 """
@@ -14,16 +14,16 @@ from pathlib import Path
 
 import msgspec
 
-from lmi_handlers.configuration import examine_configuration, model_environ
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.log import configure_logging, tell
 from lmi_handlers.engine.runtime_folder import end_server, watch
 from lmi_handlers.engine.settings import read_line
-from lmi_handlers.log import configure_logging, tell
 from lmi_handlers.models.manager import Manager, Plan
 from lmi_handlers.models.memory import free_for, needed_memory
 from lmi_handlers.models.registry import Registered
 from lmi_handlers.models.settings import ManagerSettings
-from lmi_handlers.start_up import mistakes, warnings
+from lmi_handlers.preflight.checks import mistakes, warnings
+from lmi_handlers.preflight.configuration import examine_configuration, model_environ
 
 
 def plan(entry: Registered, runtime_dir: Path) -> Plan:

@@ -11,14 +11,14 @@ from typing import BinaryIO, NoReturn
 
 from lmi_handlers.apis.lmi.dynamic import LmiDynamicDialect
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.configuration import examine_configuration
 from lmi_handlers.core.errors import ConfigError, LMIError, PayloadTooLarge
+from lmi_handlers.core.log import fail, tell
 from lmi_handlers.core.terminal import ByteWriter, show_error
 from lmi_handlers.custom_code.messages import Chunk, End, Head, failure_of
 from lmi_handlers.custom_code.once import call_once
 from lmi_handlers.custom_code.runner import CodeError
-from lmi_handlers.log import fail, tell
-from lmi_handlers.start_up import mistakes
+from lmi_handlers.preflight.checks import mistakes
+from lmi_handlers.preflight.configuration import examine_configuration
 from lmi_handlers.web.custom_code import invoke_of, response_headers
 
 _TYPES = {".npy": "application/x-npy", ".npz": "tensor/npz", ".jsonl": "application/jsonlines"}

@@ -1,4 +1,4 @@
-"""`lmi`: the server's commands `serve`, `check` and `run`. `commands.py` finds all others."""
+"""`lmi`: the server's commands `serve`, `check` and `run`. `registry` finds all others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import BinaryIO
 import click
 
 from lmi_handlers import __version__
-from lmi_handlers.commands import Commands
+from lmi_handlers.commands.registry import Commands
 from lmi_handlers.config.local_runtime import MAX_CONCURRENCY
 from lmi_handlers.core.program import command
 from lmi_handlers.core.terminal import show
@@ -127,9 +127,14 @@ def serve(
         LMI_ASYNC_ERROR_URL=async_error_url,
         LMI_RELOAD="true" if reload else None,
     )
-    gunicorn = ("lmi_handlers.gunicorn_app", "-c", "python:lmi_handlers.gunicorn_conf", "lmi_handlers.app:create_app()")
+    gunicorn = (
+        "lmi_handlers.launch.gunicorn_app",
+        "-c",
+        "python:lmi_handlers.gunicorn_conf",
+        "lmi_handlers.app:create_app()",
+    )
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))  # until `interruptible` can end without a traceback
-    os.execve(sys.executable, command("lmi_handlers.interruptible", *gunicorn), environ)  # noqa: S606  our own module, no shell
+    os.execve(sys.executable, command("lmi_handlers.commands.interruptible", *gunicorn), environ)  # noqa: S606  our own module, no shell
 
 
 @main.command("check")
@@ -170,7 +175,10 @@ def check_command(
 
     Examples: lmi check --model-dir ./model, lmi check --from vllm 'vllm serve Qwen/Qwen3-8B -tp 2'
     """
-    from lmi_handlers.check import check, translate  # `lmi serve` needs none of these imports, which take 0.25 s
+    from lmi_handlers.commands.check import (  # `lmi serve` needs none of these imports, which take 0.25 s
+        check,
+        translate,
+    )
 
     if source is not None:
         show(translate(*source), end="")
@@ -200,7 +208,7 @@ def run_command(
 
     Example: lmi run --model-dir ./model --input payload.json
     """
-    from lmi_handlers.run import run
+    from lmi_handlers.commands.run import run
 
     environ = _for_people(_environ(LMI_MODEL_DIR=model_dir))
     run(environ, content, content_type=content_type, headers=headers, include=include)

@@ -1,7 +1,7 @@
 """Starts a program so that Ctrl-C during its imports ends the process at once, without a traceback.
 
     lmi ..                                                     the command line
-    python -m lmi_handlers.interruptible lmi_handlers.cli ..   any module, as `python -m` would run it
+    python -m lmi_handlers.commands.interruptible lmi_handlers.commands.cli ..   any module, as `python -m` would run it
 
 By default Python raises `KeyboardInterrupt` wherever it happens to be. Here SIGINT keeps the system's default action
 until the program installs its own handler, once it has something to clean up.
@@ -19,7 +19,7 @@ import sys
 def main() -> None:
     """Entry point of `lmi`."""
     _end_at_once()
-    from lmi_handlers.cli import main as command_line
+    from lmi_handlers.commands.cli import main as command_line
 
     command_line()
 

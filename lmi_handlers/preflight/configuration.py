@@ -27,9 +27,9 @@ from lmi_handlers.config.store_settings import StoreSettings
 from lmi_handlers.config.tasks import find_task
 from lmi_handlers.config.variables import SM_VLLM, Given
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.log import log_format
 from lmi_handlers.core.redaction import key_patterns
 from lmi_handlers.engine.settings import EngineSettings
-from lmi_handlers.log import log_format
 from lmi_handlers.model_files.cache_dir import default_cache_dir
 from lmi_handlers.model_files.locate import (
     DEFAULT_MODEL_NAME,

@@ -12,17 +12,16 @@ from backends import registry
 from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.config.report import render_settings
-from lmi_handlers.configuration import AnsweredBy, examine_configuration, model_environ, read_store
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.log import fail
 from lmi_handlers.core.terminal import show, show_error
 from lmi_handlers.custom_code.once import load_once
 from lmi_handlers.custom_code.runner import CodeError
-from lmi_handlers.log import fail
 from lmi_handlers.migration.tgi import translate_tgi
 from lmi_handlers.migration.vllm import translate_vllm
 from lmi_handlers.model_files.s3_url import is_s3
 from lmi_handlers.models.source import models_in
-from lmi_handlers.start_up import (
+from lmi_handlers.preflight.checks import (
     SOCKET,
     SOCKET_OF_MANY_MODELS,
     PortTaken,
@@ -36,6 +35,7 @@ from lmi_handlers.start_up import (
     preview_resources,
     warnings,
 )
+from lmi_handlers.preflight.configuration import AnsweredBy, examine_configuration, model_environ, read_store
 
 
 def check(environ: Mapping[str, str], *, show_all: bool, runs_code: bool) -> None:

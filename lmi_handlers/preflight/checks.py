@@ -27,7 +27,6 @@ from lmi_handlers.config.not_provided import check_scripts
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.config.scripts import find_requirements
 from lmi_handlers.config.server_settings import netloc, parse_origins
-from lmi_handlers.configuration import AnsweredBy, Configuration, local_model, unreadable
 from lmi_handlers.core.capabilities import NO_MARKS, check_default_budget
 from lmi_handlers.core.child_environment import VARIABLE, withheld_from_code, withhold_credentials
 from lmi_handlers.core.errors import ConfigError, LMIError, LoadFailed
@@ -43,6 +42,7 @@ from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME, check_conversion
 from lmi_handlers.model_files.pickled import check_weights
 from lmi_handlers.model_files.s3_url import is_s3
 from lmi_handlers.model_files.secure_mode import SecureMode
+from lmi_handlers.preflight.configuration import AnsweredBy, Configuration, local_model, unreadable
 from lmi_handlers.telemetry.settings import TelemetrySettings
 from lmi_handlers.text.bundle import build_gguf_bundle, build_text_bundle, read_chat_template
 from lmi_handlers.text.chat_template import syntax_error

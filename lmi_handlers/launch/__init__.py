@@ -1,0 +1,1 @@
+"""The processes of a server: what they are, and how they start and end."""

@@ -1,0 +1,307 @@
+"""The Flask application: what the APIs declare, put together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flask import Flask, request
+from werkzeug.exceptions import HTTPException
+
+from lmi_handlers.apis.api import Api, Context
+from lmi_handlers.apis.custom_code import DOCUMENTATION as CODE_DOCUMENTATION
+from lmi_handlers.apis.custom_code import custom_code_routes
+from lmi_handlers.apis.documentation import Documentation
+from lmi_handlers.apis.models.routes import DOCUMENTATION as MODELS_DOCUMENTATION
+from lmi_handlers.apis.models.routes import management_routes
+from lmi_handlers.apis.models.server import store_routes
+from lmi_handlers.apis.registry import ServedApis
+from lmi_handlers.apis.routes import Route
+from lmi_handlers.apis.server import document_routes, server_routes
+from lmi_handlers.config.custom_code import REGISTER
+from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.config.server_settings import ServerSettings, default_workers, is_loopback
+from lmi_handlers.console.configuration import ConfigurationView, configuration_view
+from lmi_handlers.console.routes import add_console, is_for_console, is_on
+from lmi_handlers.console.state import Watched
+from lmi_handlers.core.beside import RunBeside
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.custom_code.formatting.client import FormatterClient
+from lmi_handlers.engine.settings import SOCKET_VARIABLE, formatter_socket_path, recent_dir
+from lmi_handlers.models.registry import RUNTIME_VARIABLE, Registered
+from lmi_handlers.models.shelf import Shelf
+from lmi_handlers.openapi.document import openapi_document
+from lmi_handlers.preflight.configuration import (
+    AnsweredBy,
+    Configuration,
+    StoreConfiguration,
+    model_environ,
+    read_configuration,
+    read_store,
+)
+from lmi_handlers.sagemaker_runtime.routes import local_runtime
+from lmi_handlers.serving.custom_model import CustomModel
+from lmi_handlers.serving.served import Served
+from lmi_handlers.serving.served_model import ServedModel
+from lmi_handlers.swagger_ui.routes import add_docs, is_for_docs
+from lmi_handlers.telemetry.recent import RecentRequests
+from lmi_handlers.telemetry.tracing import worker_traces
+from lmi_handlers.web.access_control import AccessControl
+from lmi_handlers.web.connection import local_port
+from lmi_handlers.web.dispatcher import Dispatcher
+from lmi_handlers.web.exchange import ArrivingBodies
+from lmi_handlers.web.front import add_front_routes, front_app
+from lmi_handlers.web.front_end_errors import FrontEndErrors
+from lmi_handlers.web.request_path import PathReader
+from lmi_handlers.web.routes import add_routes
+from lmi_handlers.web.start_page import add_start_page
+
+
+class ModelApp(Flask):
+    """The application that serves one model. Without `async def` views: Flask would look for them three times per request."""
+
+    model: Served
+
+    def use_threads(self, run_beside: RunBeside) -> None:
+        """Run long work with `run_beside`, off the event loop."""
+        self.model.run_beside = run_beside
+
+    def start_draining(self) -> None:
+        """Make `/ping` report that the worker is shutting down."""
+        self.model.start_draining()
+
+    def end_draining(self) -> None:
+        """Fail all requests that are still in flight."""
+        self.model.end_draining()
+
+    def ensure_sync(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        return func
+
+
+def create_app() -> ModelApp | Dispatcher:
+    """Create the application from serving.properties and the environment. Raises `ConfigError`.
+
+    The engine runs in another process. The environment variable `LMI_ENGINE_SOCKET` names its socket; gunicorn's
+    configuration `python:lmi_handlers.gunicorn_conf` starts an engine and sets the variable.
+    """
+    worker_traces()  # its imports take a moment, which no request should wait for
+    if (store := read_store(os.environ)) is not None:
+        return store_app(store)
+    configuration = read_configuration(os.environ)
+    if SOCKET_VARIABLE not in os.environ:
+        raise ConfigError(_not_started(SOCKET_VARIABLE))
+    bodies = ArrivingBodies.of(configuration.properties.max_request_size)
+    app = model_app(configuration, [Path(path) for path in os.environ[SOCKET_VARIABLE].split(os.pathsep)], bodies)
+    app.wsgi_app = PathReader(app.wsgi_app)  # type: ignore[method-assign]  # Flask's place for WSGI middleware
+    if _has_console(configuration.settings, configuration.properties):
+        _add_console(app, configuration)
+    return app
+
+
+def _not_started(variable: str) -> str:
+    """Say how to run gunicorn: its arbiter starts the engine, which must happen before the application is made."""
+    return f"{variable} is not set: run gunicorn with -c python:lmi_handlers.gunicorn_conf and without --preload"
+
+
+def _add_console(app: ModelApp, configuration: Configuration) -> None:
+    """Serve the console of a server with one model."""
+    settings, properties, model = configuration.settings, configuration.properties, app.model
+    model.keep_recent()
+    watched = Watched(
+        models=lambda: [model],
+        runtime_dir=model.runtime_dir,
+        workers=settings.workers or properties.web_workers or default_workers(),
+        dialect=properties.dialect,
+        keeps_prompts=properties.console_prompts,
+    )
+    view = cache(lambda: configuration_view(configuration))
+    add_console(app, watched.snapshot, lambda _: view())
+    add_docs(app)
+
+
+class FrontRoutes(NamedTuple):
+    """The routes of a server with several models that no model answers.
+
+    Those of `management` exist only for requests of which `may_manage` is true.
+    """
+
+    always: Sequence[Route] = ()
+    management: Sequence[Route] = ()
+    may_manage: Callable[[], bool] = lambda: False
+
+    def over(self, others: Iterable[Route], *, manages: bool) -> Sequence[Route]:
+        """Return these routes, and of `others` those that they do not hide."""
+        routes = [*others, *self.always, *(self.management if manages else ())]
+        return list({(route.method, route.path): route for route in routes}.values())
+
+
+def model_app(
+    configuration: Configuration, socket_paths: Sequence[Path], bodies: ArrivingBodies, front: FrontRoutes | None = None
+) -> ModelApp:
+    """Create the application for one model, whose engines listen on `socket_paths`. Raises `ConfigError`.
+
+    `bodies` reads the request bodies of all applications of this worker. `front` has the routes that are answered before
+    this application is asked.
+    """
+    front = front or FrontRoutes()
+    settings, properties = configuration.settings, configuration.properties
+    app = ModelApp(__name__, static_folder=None)
+    # One byte more than allowed, because Werkzeug silently truncates a chunked body at its limit.
+    app.config["MAX_CONTENT_LENGTH"] = properties.max_request_size + 1
+    app.extensions["lmi_bodies"] = bodies
+    access = _access(settings, properties)
+    workers = settings.workers or properties.web_workers or default_workers()
+    model: Served
+    own: Sequence[Route]
+    documentation: Sequence[Documentation] = ()
+    served_apis: Iterable[Api] = ()
+    if configuration.custom_code is not None:
+        model = CustomModel(properties, socket_paths[0])
+        own = custom_code_routes(
+            properties,
+            root=configuration.answered_by is AnsweredBy.TASK,
+            adapters=REGISTER in configuration.custom_code.adapter_functions,
+        )
+        documentation = (CODE_DOCUMENTATION,)
+    else:
+        has_formatters = configuration.formatters is not None
+        formatters = FormatterClient(formatter_socket_path(socket_paths[0].parent)) if has_formatters else None
+        model = generating = ServedModel(properties, socket_paths, formatters)
+        apis = ServedApis(
+            Context(
+                properties=properties,
+                facts=lambda: generating.facts,
+                sampled_defaults=configuration.backend.sampled_defaults,
+                workers=workers,
+            )
+        )
+        own, documentation, served_apis = apis.routes(), apis.documentation(), apis.apis.values()
+    app.model = app.extensions["lmi_model"] = model
+
+    @cache
+    def document(manages: bool) -> bytes:
+        return openapi_document(
+            front.over(routes, manages=manages),
+            [*documentation, MODELS_DOCUMENTATION],
+            properties,
+            has_api_key=access.has_key,
+            checks_names=access.checks_names,
+        )
+
+    routes = [*own, *server_routes(lambda: document(front.may_manage()), properties)]
+    add_routes(app, routes, model, properties)
+    if isinstance(model, ServedModel):
+        add_start_page(app, model)
+    app.register_error_handler(HTTPException, FrontEndErrors(served_apis).answer)
+    access.install(app)
+    if settings.local_runtime is not None:
+        app.register_blueprint(local_runtime(settings.local_runtime, workers=workers))
+    model.start()
+    return app
+
+
+def store_app(configuration: StoreConfiguration) -> Dispatcher:
+    """Create the application of a server with several models. Raises `ConfigError`.
+
+    The manager of models runs in another process. `LMI_MODELS_RUNTIME` names the directory that it shares with us.
+    """
+    if RUNTIME_VARIABLE not in os.environ:
+        raise ConfigError(_not_started(RUNTIME_VARIABLE))
+    settings, store, properties = configuration.settings, configuration.store, configuration.properties
+    limit = properties.max_request_size
+    bodies = ArrivingBodies.of(limit)
+    has_console = _has_console(settings, properties)
+    access = _access(settings, properties)
+
+    def may_manage() -> bool:
+        if store.management is not None:
+            return local_port(request.environ) == store.management[1]
+        return store.multi_model or is_loopback(settings.host) or access.has_key
+
+    @cache
+    def document(manages: bool) -> bytes:
+        """Return the document of a server of which no model is asked."""
+        return openapi_document(
+            routes.over((), manages=manages),
+            [MODELS_DOCUMENTATION],
+            properties,
+            has_api_key=access.has_key,
+            checks_names=access.checks_names,
+        )
+
+    own = [*store_routes(), *document_routes(lambda: document(may_manage()))]
+    routes = FrontRoutes(own, management_routes(multi_model=store.multi_model), may_manage)
+    shelf = Shelf(
+        Path(os.environ[RUNTIME_VARIABLE]),
+        partial(_app_of, bodies, has_console, routes),
+        patience=properties.predict_timeout,
+        most_waiting=properties.job_queue_size,
+        default_model=store.default_model,
+    )
+    apis = ServedApis(Context(properties=properties)).apis.values()
+    front = front_app(shelf, access, apis, bodies, limit)
+    add_front_routes(front, routes.always, shelf, properties)
+    add_front_routes(front, routes.management, shelf, properties, may_manage)
+    dispatcher = Dispatcher(front, shelf, access, limit, *([_is_for_page] if has_console else []))
+    workers = settings.workers or properties.web_workers or default_workers()
+    if has_console:
+        shelf.recent = RecentRequests(recent_dir(shelf.runtime_dir))
+        watched = Watched(
+            models=lambda: [held.app.model for held in shelf.held],
+            runtime_dir=shelf.runtime_dir,
+            workers=workers,
+            dialect=properties.dialect,
+            keeps_prompts=properties.console_prompts,
+            shelf=shelf,
+        )
+        add_console(front, watched.snapshot, partial(_view_of, shelf), may_manage)
+        add_docs(front)
+    if settings.local_runtime is not None:
+        front.register_blueprint(local_runtime(settings.local_runtime, workers=workers))
+    shelf.start()
+    return dispatcher
+
+
+def _is_for_page(path: str, environ: Mapping[str, Any]) -> bool:
+    return is_for_console(path, environ) or is_for_docs(path, environ)
+
+
+def _app_of(
+    bodies: ArrivingBodies, has_console: bool, front: FrontRoutes, entry: Registered, runtime_dir: Path
+) -> ModelApp:
+    configuration = _configuration_of(entry)
+    engines = configuration.engine_settings(str(runtime_dir), 0.0).each
+    app = model_app(configuration, [engine.socket_path for engine in engines], bodies, front)
+    if has_console:
+        app.model.keep_recent()
+    return app
+
+
+def _configuration_of(entry: Registered) -> Configuration:
+    environ = model_environ(os.environ, entry.directory)
+    return read_configuration(environ, {"option.model_name": entry.name} | entry.options)
+
+
+def _view_of(shelf: Shelf, name: str | None) -> ConfigurationView:
+    """Return the configuration of one of several models. Raises `KeyError`."""
+    held = {each.entry.name: each.entry for each in shelf.held}
+    return configuration_view(_configuration_of(held[name or shelf.default or ""]))
+
+
+def _has_console(settings: ServerSettings, properties: ServingProperties) -> bool:
+    return is_on(properties.console, on_loopback=is_loopback(settings.host), has_key=bool(os.environ.get("API_KEY")))
+
+
+def _access(settings: ServerSettings, properties: ServingProperties) -> AccessControl:
+    api_key = os.environ.get("API_KEY")  # a secret: read only here and kept out of the settings
+    management = None if settings.store is None else settings.store.management
+    loopback_port = management[1] if management is not None and is_loopback(management[0]) else None
+    return AccessControl(
+        properties.cors_allowed_origin,
+        api_key,
+        loopback_only=is_loopback(settings.host),
+        loopback_port=loopback_port,
+    )
