@@ -22,6 +22,25 @@ _MARGIN = 512
 """Most extra connections above `worker_connections`, for those that were told to end but have not yet."""
 
 
+class _Listener:
+    """A listener that knows its address after it has been closed.
+
+    A worker that ends closes it, and connections that it accepted just before are handled only then: gunicorn, which asks
+    the listener for its address first, would close them without an answer.
+    """
+
+    def __init__(self, sock: Any) -> None:
+        self._sock = sock
+        self._address = sock.getsockname()
+
+    def getsockname(self) -> Any:
+        """Return the address."""
+        return self._address
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
 class ClientLimitingWorker(GeventWorker):  # type: ignore[misc]  # gunicorn has no types
     """Applies the limits of `ClientSocket` to every connection, and always has room for a new one.
 
@@ -37,6 +56,7 @@ class ClientLimitingWorker(GeventWorker):  # type: ignore[misc]  # gunicorn has 
         super().__init__(*args, **kwargs)
         self._waiting: Waiting = {}
         self._open = 0
+        self._listeners: dict[Any, _Listener] = {}
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.worker_connections += min(_MARGIN, files // 4)
 
@@ -48,6 +68,7 @@ class ClientLimitingWorker(GeventWorker):  # type: ignore[misc]  # gunicorn has 
             super().patch()
         finally:
             importlib.metadata.entry_points = read_again
+        self._listeners = {sock: _Listener(sock) for sock in self.sockets}
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         limits = Limits(self.client_timeout, self.cfg.keepalive)
@@ -55,7 +76,7 @@ class ClientLimitingWorker(GeventWorker):  # type: ignore[misc]  # gunicorn has 
         if self._open > self.cfg.worker_connections:
             self._make_room()
         try:
-            super().handle(listener, ClientSocket(client, limits, self._waiting), addr)
+            super().handle(self._listeners[listener], ClientSocket(client, limits, self._waiting), addr)
         finally:
             self._open -= 1
 

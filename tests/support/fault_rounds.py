@@ -168,7 +168,10 @@ class Rounds:
         """What the processes hold that faults do not end: gunicorn's arbiter, the engine's supervisor, the web workers."""
         arbiter = psutil.Process(self.server.process.pid)
         lasting = [arbiter, self.server.supervisor(), *self.server.web_workers()]
-        return {process: Footprint.of(process) for process in lasting}
+        try:
+            return {process: Footprint.of(process) for process in lasting}
+        except psutil.NoSuchProcess as error:
+            raise AssertionError(f"{error}:\n{self.server.log[-3000:]}") from error
 
     def _compare(self, before: dict[psutil.Process, Footprint], after: dict[psutil.Process, Footprint]) -> None:
         assert before.keys() == after.keys(), "a web worker or the supervisor was replaced"
@@ -202,8 +205,10 @@ class Rounds:
             done = [pool.submit(fault.run, self, random.Random(rng.random())) for fault in faults]
             for (api, prompt), answer in zip(asked, answers, strict=True):
                 self._judge(api, prompt, answer.result(), names, may_fail=not spared)
-            for one in done:
-                one.result()
+            for fault, one in zip(faults, done, strict=True):
+                assert (error := one.exception()) is None, (
+                    f"{names}: {fault.name}: {error!r}\n{self.server.log[-3000:]}"
+                )
         self._settle(names)
         statuses = set(pinger.statuses[seen:])
         if spared:
