@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from lmi_handlers.apis.parameters import names_of
 from lmi_handlers.core.json_types import Schema
 from lmi_handlers.core.request import MAX_CACHE_SALT, MAX_PRIORITY
 from lmi_handlers.core.sampling_params import ABOVE_ZERO, RANGES, StructuredOutputs
@@ -48,8 +49,13 @@ GUIDED_BOUNDS: Bounds = dict.fromkeys(("guided_json", "guided_regex", "guided_ch
 STRUCTURED_OUTPUTS_BOUNDS: Bounds = dict.fromkeys(StructuredOutputs.__struct_fields__, NON_EMPTY)
 
 
-def sampling_bounds() -> dict[str, dict[str, Any]]:
-    """Return the bounds of the fields of `SamplingParams`."""
+def parameter_bounds(body: type[msgspec.Struct]) -> dict[str, Mapping[str, Any]]:
+    """Return the bounds of the fields of `body` that set a field of `SamplingParams`."""
+    known = _sampling_bounds()
+    return {field: known[name] for field, name in names_of(body).items() if name in known}
+
+
+def _sampling_bounds() -> dict[str, dict[str, Any]]:
     bounds: dict[str, dict[str, Any]] = {
         name: {"minimum": low, "maximum": high} for name, (low, high) in RANGES.items()
     }

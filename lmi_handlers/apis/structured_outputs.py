@@ -6,8 +6,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from lmi_handlers.apis.parameters import Affects
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.core.sampling_params import StructuredOutputs
+
+CONSTRAINT = Affects("structured_outputs")
+"""Marks a body's fields for structured output."""
 
 
 class StructuredOutputsBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from lmi_handlers.apis.base import Payload, Reply
 from lmi_handlers.apis.openai.body import ChatCompletionBody, StreamOptions
 from lmi_handlers.apis.openai.dialect import ChatDialect, decode_body, status_of
 from lmi_handlers.apis.openai.messages import Message
+from lmi_handlers.apis.parameters import Param, values_of
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.core.errors import DeadlineExceeded, InvalidRequest, LMIError, QueueFull, UnsupportedFeature, entry_of
 from lmi_handlers.serving.parsed import ModelFacts, Parsed
@@ -47,7 +48,7 @@ class AlephAlphaBody(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     max_tokens: Positive | None = None
-    maximum_tokens: Positive | None = None
+    maximum_tokens: Annotated[Positive, Param("max_tokens")] | None = None
     n: Positive | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
@@ -58,12 +59,8 @@ class AlephAlphaBody(msgspec.Struct, frozen=True, kw_only=True):
 
     def chat(self) -> ChatCompletionBody:
         """Convert to OpenAI's body."""
-        given = {name: getattr(self, name) for name in _SAME_NAME}
-        return ChatCompletionBody(
-            **given,
-            messages=[Message(message.role, message.content) for message in self.messages],
-            max_tokens=self.maximum_tokens if self.max_tokens is None else self.max_tokens,
-        )
+        messages = [Message(message.role, message.content) for message in self.messages]
+        return ChatCompletionBody(**{**values_of(self, ChatCompletionBody), "messages": messages})
 
 
 class AlephAlphaDialect(ChatDialect):
@@ -113,7 +110,4 @@ def _check_order(roles: list[str]) -> None:
         )
 
 
-_SAME_NAME = tuple(
-    name for name in AlephAlphaBody.__struct_fields__ if name not in ("messages", "max_tokens", "maximum_tokens")
-)
 _STATUS: dict[type[LMIError], int] = {DeadlineExceeded: 408, QueueFull: 503}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -17,6 +17,7 @@ from lmi_handlers.apis.aleph_alpha.chat import Penalty, error_response
 from lmi_handlers.apis.base import Payload, Reply
 from lmi_handlers.apis.openai.body import MAX_LOGPROBS
 from lmi_handlers.apis.openai.dialect import OpenAIDialect, check_length, decode_body
+from lmi_handlers.apis.parameters import Affects, Param, client_field, sampling_params
 from lmi_handlers.core.errors import InvalidRequest, LMIError, UnsupportedFeature, aliased
 from lmi_handlers.core.request import GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
@@ -54,27 +55,31 @@ class TokenIdsPromptItem(msgspec.Struct, frozen=True, tag_field="type", tag="tok
 AlephAlphaPrompt = str | list[TextPromptItem | TokenIdsPromptItem]
 
 
+def _not_zero(value: float) -> float | None:
+    return value or None
+
+
 class AlephAlphaCompletionBody(msgspec.Struct, frozen=True, kw_only=True):
     """The body of `/complete`. Fields from `disable_optimizations` on are ignored."""
 
-    model: str
+    model: Annotated[str, Affects("adapters")]
     prompt: AlephAlphaPrompt
-    maximum_tokens: int | None = None
-    minimum_tokens: int | None = None
-    echo: bool | None = None
+    maximum_tokens: Annotated[int, Param("max_tokens")] | None = None
+    minimum_tokens: Annotated[int, Param("min_tokens")] | None = None
+    echo: Annotated[bool, Affects("prompt_logprobs")] | None = None
     temperature: float | None = None
     top_k: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    top_p: float | None = None
+    top_p: Annotated[float, Param(convert=_not_zero)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     n: int | None = None
-    best_of: int | None = None
+    best_of: Annotated[int, Param("n", first=True)] | None = None
     logit_bias: dict[int, float] | None = None
-    log_probs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    stop_sequences: list[str] | None = None
+    log_probs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS), Param("logprobs")] | None = None
+    stop_sequences: Annotated[list[str], Param("stop")] | None = None
     tokens: bool | None = None
     raw_completion: bool | None = None
-    completion_bias_exclusion: list[str] | None = None
+    completion_bias_exclusion: Annotated[list[str], Param("bad_words")] | None = None
     stream: bool | None = None
 
     sequence_penalty: float | None = None
@@ -125,29 +130,19 @@ class AlephAlphaCompletionBody(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self, name) not in (None, neutral):
                 raise UnsupportedFeature(f"only {msgspec.json.encode(neutral).decode()} is supported", field=name)
         count = self.log_probs
-        values: dict[str, Any] = {
+        computed: dict[str, object] = {
             "n": self.candidates,
             "max_tokens": 1 if self.prompt_only else self.maximum_tokens,
-            "min_tokens": self.minimum_tokens,
             "temperature": self._temperature(),
-            "top_k": self.top_k,
-            "top_p": self.top_p or None,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "logit_bias": self.logit_bias,
             "logprobs": 0 if count is None and self.candidates > self.shown else count,
             "prompt_logprobs": (count or 0) if self.echo and (count is not None or self.tokens) else None,
-            "stop": tuple(self.stop_sequences or ()),
-            "bad_words": tuple(self.completion_bias_exclusion or ()),
         }
         with aliased(self.alias):
-            return SamplingParams(**{name: value for name, value in values.items() if value is not None})
+            return sampling_params(self, {}, computed)
 
     def alias(self, field: str) -> str:
         """Return the name under which the client set a field of `SamplingParams`."""
-        if field == "n" and self.best_of is not None:
-            return "best_of"
-        return _ALIASES.get(field, field)
+        return client_field(self, field)
 
     def _temperature(self) -> float:
         """A `temperature` of 0 means greedy, or with `top_k` or `top_p` sampling at temperature 1."""
@@ -204,14 +199,3 @@ class AlephAlphaCompletionDialect(OpenAIDialect):
 
     def error(self, error: LMIError) -> Reply:
         return error_response(error)
-
-
-_ALIASES = {
-    "max_tokens": "maximum_tokens",
-    "min_tokens": "minimum_tokens",
-    "logprobs": "log_probs",
-    "prompt_logprobs": "echo",
-    "stop": "stop_sequences",
-    "bad_words": "completion_bias_exclusion",
-    "adapters": "model",
-}

@@ -23,7 +23,7 @@ from lmi_handlers.apis.aleph_alpha.embedding import (
     SemanticEmbedDialect,
 )
 from lmi_handlers.apis.api import Api, Context
-from lmi_handlers.apis.documentation import CHAT_EXAMPLE, QUESTION, Bounds, Documentation, sampling_bounds
+from lmi_handlers.apis.documentation import CHAT_EXAMPLE, QUESTION, Bounds, Documentation, parameter_bounds
 from lmi_handlers.apis.routes import EVENTS, JSON, Contents, Route, generation
 from lmi_handlers.core.sampling_params import RANGES
 
@@ -31,20 +31,17 @@ TAG = "Aleph Alpha"
 
 
 def _chat_bounds() -> Bounds:
-    known = sampling_bounds()
-    same = {name: known[name] for name in ("n", "max_tokens", "stop", "logit_bias")}
-    return same | {"maximum_tokens": known["max_tokens"], "messages": {"minItems": 1}}
+    declared: Bounds = {name: {} for name in ("temperature", "top_k", "top_p")}  # by their types, which are stricter
+    return {**parameter_bounds(AlephAlphaBody), **declared, "messages": {"minItems": 1}}
 
 
 def _completion_bounds() -> Bounds:
-    known = sampling_bounds()
-    return {name: known[name] for name in ("temperature", "n", "logit_bias")} | {
+    return {
+        **parameter_bounds(AlephAlphaCompletionBody),
         "maximum_tokens": {"minimum": 0, "maximum": RANGES["max_tokens"][1]},  # 0 is for `echo`
-        "minimum_tokens": known["min_tokens"],
+        "top_k": {},  # has stricter bounds in its type, and so has `log_probs`
+        "log_probs": {},
         "top_p": {"minimum": 0, "maximum": 1},
-        "best_of": known["n"],
-        "stop_sequences": known["stop"],
-        "completion_bias_exclusion": known["bad_words"],
         **{name: {"const": neutral} for name, neutral in NEUTRAL.items()},
     }
 

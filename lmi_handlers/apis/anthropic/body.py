@@ -15,6 +15,7 @@ from lmi_handlers.apis.anthropic.blocks import InputMessage, InputText, conversa
 from lmi_handlers.apis.openai.body import ChatCompletionBody, JsonSchemaFormat
 from lmi_handlers.apis.openai.response_items import decode_by_type
 from lmi_handlers.apis.openai.tools import FUNCTION_NAME, Function, FunctionName, Tool, ToolChoice
+from lmi_handlers.apis.parameters import Affects, Param, fields_of, values_of
 from lmi_handlers.apis.structured_outputs import NamedSchema
 from lmi_handlers.config.budget import MAX_NAME_CHARACTERS, Budget
 from lmi_handlers.core.errors import InvalidRequest
@@ -152,18 +153,17 @@ class CountTokensBody(Ignored, frozen=True, kw_only=True):
         choice, output = self.tool_choice, self.output_config or OutputConfig()
         serial = not isinstance(choice, ChooseNone | None) and choice.disable_parallel_tool_use
         schema = None if output.format is None else NamedSchema(output.format.schema, strict=True)
-        body = ChatCompletionBody(
-            messages=[message for _, message in placed],
-            model=self.model,
-            tools=tools,
-            tool_choice=_chat_choice(choice),
-            parallel_tool_calls=False if serial else None,
-            response_format=None if schema is None else JsonSchemaFormat(json_schema=schema),
-            reasoning_effort=output.effort,
-            chat_template_kwargs={"enable_thinking": self.thinks},
-            include_reasoning=self.thinks,
-            **fields,
-        )
+        computed: dict[str, Any] = {
+            "messages": [message for _, message in placed],
+            "tools": tools,
+            "tool_choice": _chat_choice(choice),
+            "parallel_tool_calls": False if serial else None,
+            "response_format": None if schema is None else JsonSchemaFormat(json_schema=schema),
+            "reasoning_effort": output.effort,
+            "chat_template_kwargs": {"enable_thinking": self.thinks},
+            "include_reasoning": self.thinks,
+        }
+        body = ChatCompletionBody(**{**values_of(self, ChatCompletionBody), **computed, **fields})
         return body, [field for field, _ in placed]
 
     @property
@@ -176,12 +176,12 @@ class MessagesBody(CountTokensBody, frozen=True, kw_only=True):
     """The body of `/v1/messages`. `metadata` is ignored, and so is what `anthropic_version` says. `cache_salt` is vLLM's."""
 
     max_tokens: int
-    stop_sequences: list[str] | None = None
+    stop_sequences: Annotated[list[str], Param("stop")] | None = None
     stream: bool | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
-    metadata: MessageMetadata | None = None
+    metadata: Annotated[MessageMetadata, Affects()] | None = None
     anthropic_version: Name | None = None
 
     cache_salt: str | None = None
@@ -197,22 +197,13 @@ class MessagesBody(CountTokensBody, frozen=True, kw_only=True):
 
     def message_chat(self, *, system_first: bool) -> tuple[ChatCompletionBody, list[str]]:
         """Return `chat` with the parameters of the answer."""
-        return self.chat(
-            system_first=system_first,
-            max_tokens=self.max_tokens,
-            stop=self.stop_sequences,
-            stream=self.stream,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            cache_salt=self.cache_salt,
-            thinking_token_budget=self.thinking.budget_tokens if isinstance(self.thinking, ThinkingEnabled) else None,
-        )
+        budget = self.thinking.budget_tokens if isinstance(self.thinking, ThinkingEnabled) else None
+        return self.chat(system_first=system_first, thinking_token_budget=budget)
 
 
 def client_name(field: str) -> str:
     """Return the name in Anthropic's bodies of a chat's field."""
-    return _NAMES.get(field) or re.sub(r"\.image_url$", ".source", field)
+    return _NAMES.get(field) or re.sub(r"\.image_url$", ".source", fields_of(MessagesBody, field)[0])
 
 
 def _chat_choice(choice: ChooseAuto | ChooseAny | ChooseTool | ChooseNone | None) -> str | ToolChoice | None:
@@ -228,7 +219,6 @@ def _chat_choice(choice: ChooseAuto | ChooseAny | ChooseTool | ChooseNone | None
 
 _TOOLS = {"custom": CustomTool}
 _NAMES = {
-    "stop": "stop_sequences",
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
     "thinking_token_budget": "thinking.budget_tokens",

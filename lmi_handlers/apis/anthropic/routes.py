@@ -15,7 +15,7 @@ from lmi_handlers.apis.anthropic import blocks
 from lmi_handlers.apis.anthropic.body import CountTokensBody, CustomTool, InvokedMessagesBody, MessagesBody
 from lmi_handlers.apis.anthropic.dialect import MessagesDialect, count_tokens
 from lmi_handlers.apis.api import Api, Context
-from lmi_handlers.apis.documentation import CHAT_EXAMPLE, REQUEST_BOUNDS, Bounds, Documentation, sampling_bounds
+from lmi_handlers.apis.documentation import CHAT_EXAMPLE, REQUEST_BOUNDS, Bounds, Documentation, parameter_bounds
 from lmi_handlers.apis.routes import JSON, READING, Document, Generation, Route, Types, generation
 
 TAG = "Anthropic"
@@ -35,14 +35,13 @@ class AnthropicApi(Api):
         if lines:  # for requests whose `Accept` names neither
             streams.reverse()
         self.claims = {"anthropic_version": self._generation(streams, InvokedMessagesBody)}
-        known, budget = sampling_bounds(), context.budget
+        budget = context.budget
         parts = {"maxItems": budget.max_content_parts}
         prompt: Bounds = {"messages": {"minItems": 1}, "system": parts}
         messages: Bounds = {
             **prompt,
-            **{name: known[name] for name in ("max_tokens", "temperature", "top_k")},
+            **parameter_bounds(MessagesBody),
             "top_p": {"minimum": 0, "maximum": 1},
-            "stop_sequences": known["stop"],
             "cache_salt": REQUEST_BOUNDS["cache_salt"],
         }
         self.documentation = Documentation(

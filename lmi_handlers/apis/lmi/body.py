@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.decoding import decode_json, decode_typed, unknown_names
-from lmi_handlers.apis.structured_outputs import StructuredOutputsBody, constraint_of
+from lmi_handlers.apis.parameters import Affects, Param, as_tuple, client_field, sampling_params, values_of
+from lmi_handlers.apis.structured_outputs import CONSTRAINT, StructuredOutputsBody, constraint_of
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.core.errors import InvalidBody, InvalidRequest, aliased
 from lmi_handlers.core.request import BeamSearchParams, Prompt
@@ -25,59 +26,77 @@ DEFAULT_MAX_NEW_TOKENS = 30
 T = TypeVar("T")
 
 
+def _integer(value: int | str) -> int:
+    """Convert a seed. It may be a string: DJL's front end writes seeds as strings, and clients do the same."""
+    if not isinstance(value, str):
+        return value
+    # Limits the digits: int() raises a different error for thousands of them.
+    if not re.fullmatch(r"[0-9]{1,20}", value):
+        raise InvalidRequest(f"must be an integer from 0 to {RANGES['seed'][1]}, got {value[:32]!r}", field="seed")
+    return int(value)
+
+
+def _strings(value: list[str] | str | bool) -> tuple[str, ...] | None:
+    """Convert stop strings.
+
+    TensorRT-LLM's boolean `stop` cancels a running request. It is ignored here: HTTP clients disconnect instead.
+    """
+    return None if isinstance(value, bool) else as_tuple(value)
+
+
 class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
     """The `parameters` object. null means absent, because many clients write out all their fields."""
 
-    do_sample: bool | None = None
-    seed: int | str | None = None
-    random_seed: int | str | None = None
+    do_sample: Annotated[bool, Affects("temperature", "top_k", "top_p")] | None = None
+    seed: Annotated[int | str | None, Param(convert=_integer)] = None
+    random_seed: Annotated[int | str | None, Param("seed", _integer, first=True)] = None
     temperature: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     top_k: int | None = None
-    runtime_top_k: int | None = None
+    runtime_top_k: Annotated[int, Param("top_k", first=True)] | None = None
     top_p: float | None = None
-    runtime_top_p: float | None = None
+    runtime_top_p: Annotated[float, Param("top_p", first=True)] | None = None
     min_p: float | None = None
     typical_p: float | None = None
     prompt_lookup_num_tokens: int | None = None
     thinking_token_budget: int | None = None
     logit_bias: dict[int, float] | None = None
     bad_words: list[str] | str | None = None
-    bad_sequences: list[str] | str | None = None
+    bad_sequences: Annotated[list[str] | str | None, Param("bad_words")] = None
     allowed_token_ids: list[int] | None = None
-    structured_outputs: StructuredOutputsBody | None = None
-    guided_json: dict[str, Any] | bool | str | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
+    structured_outputs: Annotated[StructuredOutputsBody, CONSTRAINT] | None = None
+    guided_json: Annotated[dict[str, Any] | bool | str | None, CONSTRAINT] = None
+    guided_regex: Annotated[str, CONSTRAINT] | None = None
+    guided_choice: Annotated[list[str], CONSTRAINT] | None = None
+    guided_grammar: Annotated[str, CONSTRAINT] | None = None
     priority: int | None = None
     cache_salt: str | None = None
-    max_new_tokens: int | None = None
+    max_new_tokens: Annotated[int, Param("max_tokens")] | None = None
     max_tokens: int | None = None
-    request_output_len: int | None = None
-    min_new_tokens: int | None = None
+    request_output_len: Annotated[int, Param("max_tokens", first=True)] | None = None
+    min_new_tokens: Annotated[int, Param("min_tokens")] | None = None
     min_tokens: int | None = None
-    min_length: int | None = None
-    stop_sequences: list[str] | str | None = None
-    stop: list[str] | str | bool | None = None
+    min_length: Annotated[int, Param("min_tokens")] | None = None
+    stop_sequences: Annotated[list[str] | str | None, Param("stop")] = None
+    stop: Annotated[list[str] | str | bool | None, Param(convert=_strings)] = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
-    ignore_eos_token: bool | None = None
+    ignore_eos_token: Annotated[bool, Param("ignore_eos")] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate: int | None = None
     n: int | None = None
-    best_of: int | None = None
+    best_of: Annotated[int, Param("n")] | None = None
     num_beams: int | None = None
     length_penalty: float | None = None
-    len_penalty: float | None = None
+    len_penalty: Annotated[float, Param("length_penalty", first=True)] | None = None
     early_stopping: bool | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    top_n_tokens: int | None = None
+    top_n_tokens: Annotated[int, Param("logprobs", first=True)] | None = None
     details: bool | None = None
     decoder_input_details: bool | None = None
     return_full_text: bool | None = None
@@ -93,53 +112,28 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
         only show the first sequence, so only one is generated.
         """
         defaults = sampled_defaults if self.do_sample else {}
-        values: dict[str, object] = {
+        computed: dict[str, object] = {
             "n": 1 if stream else self.sequences,
-            "max_tokens": _first(self.request_output_len, self.max_new_tokens, self.max_tokens, DEFAULT_MAX_NEW_TOKENS),
-            "min_tokens": _first(self.min_new_tokens, self.min_tokens, self.min_length),
             "temperature": self._temperature(defaults),
-            "top_k": _first(self.runtime_top_k, self.top_k, defaults.get("top_k")),
-            "top_p": _first(self.runtime_top_p, self.top_p, defaults.get("top_p")),
-            "seed": _integer("seed", self.seed)
-            if self.random_seed is None
-            else _integer("random_seed", self.random_seed),
-            "bad_words": _strings(self.bad_sequences if self.bad_words is None else self.bad_words),
-            "allowed_token_ids": None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
-            "stop": _strings(self.stop_strings),
-            "stop_token_ids": None if self.stop_token_ids is None else tuple(self.stop_token_ids),
-            "ignore_eos": _first(self.ignore_eos_token, self.ignore_eos),
             "logprobs": self.top_tokens if needs_logprobs else None,
             "prompt_logprobs": self.prefill_logprobs,
         }
-        for name in _SAME_NAME:
-            values[name] = getattr(self, name)
-        given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
         with aliased(self.alias):
-            return SamplingParams(**given, structured_outputs=constraint_of(self))
+            computed["structured_outputs"] = constraint_of(self)
+            return sampling_params(self, {"max_tokens": DEFAULT_MAX_NEW_TOKENS, **defaults}, computed)
 
     def beam_search_params(self) -> BeamSearchParams | None:
         """Translate the beam search parameters. Returns None for fewer than two beams. Raises `InvalidRequest`."""
         if _at_least("num_beams", self.num_beams, 1) == 1:
             return None
-        values: dict[str, Any] = {name: getattr(self, name) for name in BeamSearchParams.__struct_fields__}
-        values["length_penalty"] = _first(self.len_penalty, self.length_penalty)
         with aliased(self.alias):
-            return BeamSearchParams(**{name: value for name, value in values.items() if value is not None})
+            return BeamSearchParams(**values_of(self, BeamSearchParams))
 
     @property
     def sequences(self) -> int:
         """How many sequences to generate. LMI shows all `best_of` sequences; without `n` and `best_of`, all beams."""
         sequences = max(_at_least("n", self.n, 1), _at_least("best_of", self.best_of, 1))
         return sequences if sequences > 1 else _at_least("num_beams", self.num_beams, 1)
-
-    @property
-    def stop_strings(self) -> list[str] | str | None:
-        """The stop strings, under either name.
-
-        TensorRT-LLM's boolean `stop` cancels a running request. It is ignored here: HTTP clients disconnect instead.
-        """
-        stop = None if isinstance(self.stop, bool) else self.stop
-        return stop if self.stop_sequences is None else self.stop_sequences
 
     @property
     def top_tokens(self) -> int:
@@ -166,42 +160,13 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
         """Return the name under which the client set a field of `SamplingParams`, with its path in the body."""
         if field == "adapters":
             return field  # next to `parameters`, not in it
-        names = ALIASES.get(field, ())
-        return f"parameters.{next((name for name in names if getattr(self, name) is not None), field)}"
+        return f"parameters.{client_field(self, field)}"
 
     def _temperature(self, defaults: Mapping[str, float]) -> float:
         if self.do_sample is False or (self.do_sample is None and self.temperature is None):
             return 0.0
         return defaults.get("temperature", 1.0) if self.temperature is None else self.temperature
 
-
-_SAME_NAME = (
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_p",
-    "typical_p",
-    "prompt_lookup_num_tokens",
-    "thinking_token_budget",
-    "logit_bias",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-)
-ALIASES = {
-    "n": ("n", "best_of"),
-    "max_tokens": ("request_output_len", "max_new_tokens", "max_tokens"),
-    "min_tokens": ("min_new_tokens", "min_tokens", "min_length"),
-    "bad_words": ("bad_words", "bad_sequences"),
-    "temperature": ("temperature", "do_sample"),
-    "top_k": ("runtime_top_k", "top_k", "do_sample"),
-    "top_p": ("runtime_top_p", "top_p", "do_sample"),
-    "length_penalty": ("len_penalty", "length_penalty"),
-    "seed": ("random_seed", "seed"),
-    "structured_outputs": ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-    "stop": ("stop_sequences", "stop"),
-    "logprobs": ("top_n_tokens", "logprobs"),
-}
-"""LMI's names for fields of `SamplingParams`, where they differ."""
 
 # Parameters that are ignored, with their defaults: fast tokenizers join special tokens in one way only, and beam search
 # parameters need beam search. A value other than the default is reported as ignored.
@@ -316,24 +281,6 @@ def _first(*values: T | None) -> T | None:
         if value is not None:
             return value
     return None
-
-
-def _strings(value: list[str] | str | None) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    return (value,) if isinstance(value, str) else tuple(value)
-
-
-def _integer(field: str, value: int | str | None) -> int | None:
-    """Convert a seed. It may be a string: DJL's front end writes seeds as strings, and clients do the same."""
-    if not isinstance(value, str):
-        return value
-    # Limits the digits: int() raises a different error for thousands of them.
-    if not re.fullmatch(r"[0-9]{1,20}", value):
-        raise InvalidRequest(
-            f"must be an integer from 0 to {RANGES['seed'][1]}, got {value[:32]!r}", field=f"parameters.{field}"
-        )
-    return int(value)
 
 
 def _at_least(field: str, value: int | None, low: int) -> int:

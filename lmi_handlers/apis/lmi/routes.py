@@ -19,9 +19,9 @@ from lmi_handlers.apis.documentation import (
     REQUEST_BOUNDS,
     Bounds,
     Documentation,
-    sampling_bounds,
+    parameter_bounds,
 )
-from lmi_handlers.apis.lmi.body import ALIASES, LmiParameters
+from lmi_handlers.apis.lmi.body import LmiParameters
 from lmi_handlers.apis.lmi.dialect import LmiDialect
 from lmi_handlers.apis.lmi.dynamic import LmiDynamicDialect
 from lmi_handlers.apis.lmi.embedding import LmiEmbeddingDialect, LmiEmbeddingRequest
@@ -41,19 +41,13 @@ class LmiRequest(msgspec.Struct):
 
 def _parameter_bounds() -> Bounds:
     """Return the bounds of `SamplingParams` under LMI's names, and the bounds of LMI's own fields."""
-    known = sampling_bounds()
-    bounds: dict[str, Mapping[str, Any]] = {
-        alias: keywords
-        for name, keywords in known.items()
-        for alias in ALIASES.get(name, (name,))
-        if alias != "do_sample"
-    }
-    seed = known["seed"] | {"pattern": "^[0-9]{1,19}$"}
+    bounds = parameter_bounds(LmiParameters)
+    seed = {**bounds["seed"], "pattern": "^[0-9]{1,19}$"}
     return {
         **bounds,
         "seed": seed,
         "random_seed": seed,
-        "num_beams": {"minimum": 1, "maximum": known["n"]["maximum"]},
+        "num_beams": {"minimum": 1, "maximum": bounds["n"]["maximum"]},
         "truncate": {"minimum": 1},
         "length_penalty": {"minimum": -10, "maximum": 10},
         "len_penalty": {"minimum": -10, "maximum": 10},

@@ -14,7 +14,7 @@ from lmi_handlers.apis.mindie.body import DOCUMENTED, MAX_INPUT_CHARACTERS, Mind
 from lmi_handlers.apis.mindie.body import MindieParameters as DecodedParameters
 from lmi_handlers.apis.mindie.dialect import MindieDialect
 from lmi_handlers.apis.routes import EVENTS, JSON, Route, generation
-from lmi_handlers.apis.tgi.bounds import MAX_SEED, parameter_bounds
+from lmi_handlers.apis.tgi.bounds import MAX_SEED, tgi_bounds
 
 # For the document only: nulls and parameters that MindIE does not document are dropped before bodies are converted.
 MindieParameters = msgspec.defstruct(
@@ -46,7 +46,7 @@ class MindieApi(Api):
             bounds={
                 "MindieRequest": {"inputs": {"minLength": 1, "maxLength": MAX_INPUT_CHARACTERS}},
                 # TGI's, except that the seed must not be 0
-                "MindieParameters": parameter_bounds(properties) | {"seed": {"minimum": 1, "maximum": MAX_SEED}},
+                "MindieParameters": tgi_bounds(properties) | {"seed": {"minimum": 1, "maximum": MAX_SEED}},
             },
         )
 

@@ -7,13 +7,15 @@ Sources: OpenAI's API reference, vLLM for the additional parameters, and TGI for
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import msgspec
 
 from lmi_handlers.apis.openai.messages import Message
 from lmi_handlers.apis.openai.tools import Tool, ToolChoice
+from lmi_handlers.apis.parameters import Affects, Param, client_field, sampling_params
 from lmi_handlers.apis.structured_outputs import (
+    CONSTRAINT,
     JsonGrammar,
     JsonObjectGrammar,
     NamedSchema,
@@ -76,17 +78,14 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-_ALIASES: dict[str, tuple[str, ...]] = {
-    "adapters": ("model",),
-    "structured_outputs": (
-        "response_format",
-        "structured_outputs",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-    ),
-}
+def _unsigned(seed: int) -> int:
+    """Convert a seed, which may be negative in OpenAI's API."""
+    return seed % 2**64
+
+
+def _biases(given: dict[int, float] | list[float]) -> dict[int, float]:
+    """Convert TGI's list, which has one bias per vocabulary token, to a dict."""
+    return {token: bias for token, bias in enumerate(given) if bias} if isinstance(given, list) else given
 
 
 class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,14 +99,14 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None
-    seed: int | None = None
+    seed: Annotated[int, Param(convert=_unsigned)] | None = None
     stop: str | list[str] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | list[float] | None = None
+    logit_bias: Annotated[dict[int, float] | list[float] | None, Param(convert=_biases)] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
+    response_format: Annotated[ResponseFormat | None, CONSTRAINT] = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -126,17 +125,14 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
-    structured_outputs: StructuredOutputsBody | None = None
-    guided_json: dict[str, Any] | bool | str | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
+    structured_outputs: Annotated[StructuredOutputsBody, CONSTRAINT] | None = None
+    guided_json: Annotated[dict[str, Any] | bool | str | None, CONSTRAINT] = None
+    guided_regex: Annotated[str, CONSTRAINT] | None = None
+    guided_choice: Annotated[list[str], CONSTRAINT] | None = None
+    guided_grammar: Annotated[str, CONSTRAINT] | None = None
     truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     priority: int | None = None
     cache_salt: str | None = None
-
-    aliases: ClassVar[Mapping[str, tuple[str, ...]]]
-    """The client's names for fields of `SamplingParams` that have other names here."""
 
     def constraint(self) -> StructuredOutputs | None:
         """Return the structured output that is asked for, if any. Raises `InvalidRequest`."""
@@ -159,35 +155,29 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
 
     def alias(self, field: str) -> str:
         """Return the name under which the client set a field of `SamplingParams`."""
-        names = self.aliases.get(field, ())
-        return next((name for name in names if getattr(self, name) is not None), field)
+        if field == "adapters":
+            return field if self.model is None else "model"
+        return client_field(self, field)
 
-    def sampling_params(self, defaults: Mapping[str, Any], **values: Any) -> SamplingParams:
-        """Translate. `values` holds the fields that chat and text completions express differently.
+    def sampling_params(self, defaults: Mapping[str, object], computed: Mapping[str, object]) -> SamplingParams:
+        """Translate. `computed` holds the fields that chat and text completions express differently.
 
-        Raises `InvalidRequest`.
+        Raises `InvalidRequest` with OpenAI's name for the field.
         """
-        taken: dict[str, Any] = {name: getattr(self, name) for name in _SAME_NAME}
-        taken["seed"] = None if self.seed is None else self.seed % 2**64  # OpenAI allows negative seeds
-        taken["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        taken["logit_bias"] = _logit_bias(self.logit_bias)
-        for name in ("stop_token_ids", "bad_words", "allowed_token_ids"):
-            given = getattr(self, name)
-            taken[name] = None if given is None else tuple(given)
         if self.top_p == 0:  # in OpenAI's API, this means the most probable token only
-            taken["top_p"], taken["top_k"] = None, 1
-        taken |= values
-        return SamplingParams(**{**defaults, **{name: value for name, value in taken.items() if value is not None}})
+            computed = {"top_p": None, "top_k": 1, **computed}
+        with aliased(self.alias):
+            return sampling_params(self, defaults, computed)
 
 
 class ChatCompletionBody(OpenAIBody, frozen=True, kw_only=True):
     """The body of `/v1/chat/completions`."""
 
     messages: list[Message]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[Tool] | None = None
+    max_completion_tokens: Annotated[int, Param("max_tokens", first=True)] | None = None
+    logprobs: Annotated[bool, Affects("logprobs")] | None = None
+    top_logprobs: Annotated[int, Param("logprobs", first=True)] | None = None
+    tools: Annotated[list[Tool], CONSTRAINT] | None = None
     tool_choice: str | ToolChoice | None = None
     tool_prompt: str | None = None
     parallel_tool_calls: bool | None = None
@@ -198,17 +188,6 @@ class ChatCompletionBody(OpenAIBody, frozen=True, kw_only=True):
     guideline: str | None = None
     include_reasoning: bool | None = None
     reasoning_effort: str | None = None
-
-    aliases = _ALIASES | {
-        "max_tokens": ("max_completion_tokens",),
-        "logprobs": ("top_logprobs",),
-        "structured_outputs": (*_ALIASES["structured_outputs"], "tools"),
-    }
-
-    @property
-    def most_tokens(self) -> int | None:
-        """Maximum tokens to generate, under either name. None means as many as fit."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def num_logprobs(self) -> int | None:
@@ -222,12 +201,10 @@ class CompletionBody(OpenAIBody, frozen=True, kw_only=True):
     """The body of `/v1/completions`."""
 
     prompt: Prompts
-    best_of: int | None = None
+    best_of: Annotated[int, Param("n", first=True)] | None = None
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: Annotated[int, Affects("prompt_logprobs")] | None = None
     suffix: Annotated[str, msgspec.Meta(extra_json_schema={"maxLength": 0})] | None = None  # only accepted if empty
-
-    aliases = _ALIASES | {"n": ("best_of",), "prompt_logprobs": ("logprobs",)}
 
     @property
     def num_logprobs(self) -> int | None:
@@ -255,30 +232,6 @@ def split_prompts(given: Prompts, field: str) -> tuple[str | tuple[int, ...], ..
     if token_ids:
         raise InvalidRequest("must be token ids or a list of prompts, not both", field=field)
     return tuple(item if isinstance(item, str) else tuple(item) for item in given if not isinstance(item, int))
-
-
-_SAME_NAME = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "typical_p",
-    "prompt_lookup_num_tokens",
-    "thinking_token_budget",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_tokens",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "skip_special_tokens",
-)
-
-
-def _logit_bias(given: dict[int, float] | list[float] | None) -> dict[int, float] | None:
-    """Convert TGI's list, which has one bias per vocabulary token, to a dict."""
-    return {token: bias for token, bias in enumerate(given) if bias} if isinstance(given, list) else given
 
 
 def _at_most_20(field: str, value: int) -> int:

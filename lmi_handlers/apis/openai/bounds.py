@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lmi_handlers.apis.documentation import GUIDED_BOUNDS, REQUEST_BOUNDS, Bounds, sampling_bounds
-from lmi_handlers.apis.openai.body import MAX_LOGPROBS
+import msgspec
+
+from lmi_handlers.apis.documentation import GUIDED_BOUNDS, REQUEST_BOUNDS, Bounds, parameter_bounds
+from lmi_handlers.apis.openai.body import MAX_LOGPROBS, ChatCompletionBody, CompletionBody
+from lmi_handlers.apis.openai.response_body import ResponseBody
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.core.sampling_params import RANGES
 
@@ -15,12 +18,12 @@ _LOGPROBS = {"minimum": 0, "maximum": MAX_LOGPROBS}
 
 def chat_bounds() -> Bounds:
     """Return the bounds of chat completions."""
-    return _common_bounds() | {"top_logprobs": _LOGPROBS, "messages": {"minItems": 1}}
+    return _bounds(ChatCompletionBody) | {"top_logprobs": _LOGPROBS, "messages": {"minItems": 1}}
 
 
 def completion_bounds() -> Bounds:
     """Return the bounds of text completions."""
-    return _common_bounds() | {
+    return _bounds(CompletionBody) | {
         "max_tokens": {"minimum": 0, "maximum": RANGES["max_tokens"][1]},  # 0 is for `echo`
         "logprobs": _LOGPROBS,
     }
@@ -28,22 +31,17 @@ def completion_bounds() -> Bounds:
 
 def response_bounds(budget: Budget) -> Bounds:
     """Return the bounds of responses."""
-    common = _common_bounds()
-    return common | {
+    return _bounds(ResponseBody) | {
         "input": {"minItems": 1, "maxItems": budget.max_messages},
-        "max_output_tokens": common["max_tokens"],
         "background": {"const": False},
     }
 
 
-def _common_bounds() -> dict[str, Mapping[str, Any]]:
-    known = sampling_bounds()
+def _bounds(body: type[msgspec.Struct]) -> dict[str, Mapping[str, Any]]:
     return {
-        **known,
+        **parameter_bounds(body),
         "seed": {},  # may be negative
         "top_p": {"minimum": 0, "maximum": 1},  # 0 means the most probable token only
-        "max_completion_tokens": known["max_tokens"],
-        "best_of": known["n"],
         "truncate_prompt_tokens": {"minimum": 1},
         **GUIDED_BOUNDS,
         **REQUEST_BOUNDS,

@@ -48,7 +48,6 @@ from lmi_handlers.core.errors import (
     TurnConflict,
     UnsupportedFeature,
     UnsupportedMediaType,
-    aliased,
     entry_of,
 )
 from lmi_handlers.core.request import ChatPrompt, GenerationRequest, Prompt, PromptContent
@@ -109,12 +108,6 @@ class OpenAIDialect(Dialect):
     def answer_headers(self, request: GenerationRequest, usage: Usage) -> Mapping[str, str]:  # noqa: ARG002  as in the base class
         """Return headers that keep proxies from buffering a stream."""
         return {"Cache-Control": "no-cache", "x-accel-buffering": "no"} if request.stream else {}
-
-    def _sampling_params(self, body: OpenAIBody, values: dict[str, Any]) -> SamplingParams:
-        """Translate. Raises `InvalidRequest` with OpenAI's name for the field."""
-        given = {name: value for name, value in values.items() if value is not None}
-        with aliased(body.alias):
-            return body.sampling_params(self._facts().sampling_defaults, **given)
 
     def _request(
         self,
@@ -194,14 +187,10 @@ class ChatDialect(OpenAIDialect):
         constraint, parser = self._tool_calls(body, choice)
         reasoning = self._reasoning() if constraint is None else None
         marked = constraint is None and (choice == "auto" or reasoning is not None)
-        values = {
-            "max_tokens": body.most_tokens,
-            "logprobs": body.num_logprobs,
-            "structured_outputs": constraint,
-            # Some models mark tool calls or reasoning with special tokens.
-            "skip_special_tokens": False if marked else None,
-        }
-        params = self._sampling_params(body, values)
+        computed: dict[str, object] = {"logprobs": body.num_logprobs, "structured_outputs": constraint}
+        if marked:  # some models mark tool calls or reasoning with special tokens
+            computed["skip_special_tokens"] = False
+        params = body.sampling_params(self._facts().sampling_defaults, computed)
         chat = self._prompt(body, [] if choice == "none" else [tool.plain() for tool in tools], places)
         request = self._request(payload, body, ignored, params, (chat,))
         options = ChatOptions(
@@ -304,14 +293,14 @@ class CompletionsDialect(OpenAIDialect):
             )
         most = self._default_max_tokens if body.max_tokens is None else body.max_tokens
         prompt_only = most == 0 and bool(body.echo)
-        values = {
+        computed: dict[str, object] = {
             "n": best_of,
             "max_tokens": 1 if prompt_only else most,
             "logprobs": 0 if count is None and best_of > shown else count,
             "prompt_logprobs": count if body.echo else None,
             "structured_outputs": body.constraint(),
         }
-        params = self._sampling_params(body, values)
+        params = body.sampling_params(self._facts().sampling_defaults, computed)
         request = self._request(payload, body, ignored, params, prompts)
         options = CompletionOptions(
             model=self._model_name(body),

@@ -26,6 +26,7 @@ from lmi_handlers.apis.openai.response_items import (
     decode_by_type,
 )
 from lmi_handlers.apis.openai.tools import FUNCTION_NAME, Function, FunctionName, Tool, ToolChoice
+from lmi_handlers.apis.parameters import Param, fields_of, values_of
 from lmi_handlers.apis.structured_outputs import NamedSchema, StructuredOutputsBody
 from lmi_handlers.config.budget import MAX_NAME_CHARACTERS
 from lmi_handlers.core.errors import InvalidRequest
@@ -135,7 +136,7 @@ class ResponseBody(msgspec.Struct, frozen=True, kw_only=True):
     instructions: str | None = None
     model: str | None = None
     stream: bool | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Annotated[int, Param("max_tokens")] | None = None
     temperature: float | None = None
     top_p: float | None = None
     text: ResponseText | None = None
@@ -197,36 +198,28 @@ class ResponseBody(msgspec.Struct, frozen=True, kw_only=True):
         shows_logprobs = LOGPROBS in (self.include or ())
         effort = None if self.reasoning is None else self.reasoning.effort
         thinking = {} if effort is None else {"enable_thinking": effort != "none"}  # as vLLM
-        body = ChatCompletionBody(
-            **{name: getattr(self, name) for name in _SAME_NAME},
-            messages=[message for _, message in placed],
-            max_tokens=self.max_output_tokens,
-            logprobs=shows_logprobs,
-            top_logprobs=self.top_logprobs if shows_logprobs else None,
-            response_format=None if form is None else form.chat(),
-            tools=[tool.chat() for tool in tools],
-            tool_choice=ToolChoice(FunctionName(choice.name)) if isinstance(choice, FunctionChoice) else choice,
-            reasoning_effort=effort,
-            chat_template_kwargs=thinking | (self.chat_template_kwargs or {}),
-            continue_final_message=continues(items),
-        )
+        computed: dict[str, Any] = {
+            "messages": [message for _, message in placed],
+            "logprobs": shows_logprobs,
+            "top_logprobs": self.top_logprobs if shows_logprobs else None,
+            "response_format": None if form is None else form.chat(),
+            "tools": [tool.chat() for tool in tools],
+            "tool_choice": ToolChoice(FunctionName(choice.name)) if isinstance(choice, FunctionChoice) else choice,
+            "reasoning_effort": effort,
+            "chat_template_kwargs": thinking | (self.chat_template_kwargs or {}),
+            "continue_final_message": continues(items),
+        }
+        body = ChatCompletionBody(**{**values_of(self, ChatCompletionBody), **computed})
         return body, [field for field, _ in placed]
 
 
 def client_name(field: str) -> str:
     """Return the name in a response's body of a chat's field."""
-    return _NAMES.get(field, field)
+    return _NAMES.get(field) or fields_of(ResponseBody, field)[0]
 
 
 _NAMES = {
     "messages": "input",
-    "max_tokens": "max_output_tokens",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
-_TRANSLATED = ("tools", "tool_choice", "top_logprobs", "chat_template_kwargs")
-_SAME_NAME = tuple(
-    name
-    for name in ResponseBody.__struct_fields__
-    if name in ChatCompletionBody.__struct_fields__ and name not in _TRANSLATED
-)

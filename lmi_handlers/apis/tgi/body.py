@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import secrets
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from formatters.tgi.float32 import to_float32
 from lmi_handlers.apis.base import Payload
 from lmi_handlers.apis.decoding import decode_json
-from lmi_handlers.apis.structured_outputs import Grammar
+from lmi_handlers.apis.parameters import Affects, Param, client_field, sampling_params
+from lmi_handlers.apis.structured_outputs import CONSTRAINT, Grammar
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.conversion import conversion_error
@@ -48,7 +49,7 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True):
     For a field whose default is null, null means absent; for other fields it is an error, as in TGI.
     """
 
-    best_of: Unsigned | None = None
+    best_of: Annotated[Unsigned, Param("n")] | None = None
     temperature: float | None = None
     repetition_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -56,18 +57,18 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float | None = None
     typical_p: float | None = None
     do_sample: bool = False
-    max_new_tokens: Unsigned32 | None = None
+    max_new_tokens: Annotated[Unsigned32, Param("max_tokens")] | None = None
     return_full_text: bool | None = None
     stop: list[str] = []
-    stop_sequences: list[str] | None = None
+    stop_sequences: Annotated[list[str], Param("stop")] | None = None
     truncate: Unsigned | None = None
     watermark: bool = False
     details: bool = False
-    decoder_input_details: bool = False
+    decoder_input_details: Annotated[bool, Affects("prompt_logprobs")] = False
     seed: Unsigned | None = None
-    top_n_tokens: Unsigned32 | None = None
-    grammar: Grammar | None = None
-    adapter_id: str | None = None
+    top_n_tokens: Annotated[Unsigned32, Param("logprobs")] | None = None
+    grammar: Annotated[Grammar | None, CONSTRAINT] = None
+    adapter_id: Annotated[str, Affects("adapters")] | None = None
     cache_salt: str | None = None
 
     @property
@@ -94,9 +95,8 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True):
             seed = secrets.randbits(64)
         best_of, top = max(self.best_of or 1, 1), self.top_n_tokens or 0
         needs_logprobs = stream or self.details or self.decoder_input_details or best_of > 1
-        values: dict[str, object] = {
+        computed: dict[str, object] = {
             "n": best_of,
-            "max_tokens": self.max_new_tokens,
             "temperature": (self.temperature or 1.0) if samples else 0.0,
             "seed": seed if samples else None,
             "stop": tuple(self.stop_strings),
@@ -104,29 +104,13 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True):
             "logprobs": top if needs_logprobs else None,
             "prompt_logprobs": 0 if self.decoder_input_details else None,
         }
-        for name in _SAME_NAME:
-            values[name] = getattr(self, name)
-        given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
-        with aliased(alias):
-            if self.grammar is not None:
-                given["structured_outputs"] = self.grammar.structured_outputs()
-            return SamplingParams(**given)
+        with aliased(self.alias):
+            computed["structured_outputs"] = None if self.grammar is None else self.grammar.structured_outputs()
+            return sampling_params(self, {}, computed)
 
-
-_SAME_NAME = ("top_p", "top_k", "typical_p", "repetition_penalty", "frequency_penalty", "watermark")
-_ALIASES = {
-    "n": "best_of",
-    "max_tokens": "max_new_tokens",
-    "logprobs": "top_n_tokens",
-    "prompt_logprobs": "decoder_input_details",
-    "structured_outputs": "grammar",
-    "adapters": "adapter_id",
-}
-
-
-def alias(field: str) -> str:
-    """Return TGI's name for the field of `SamplingParams`, with its path in the body."""
-    return f"parameters.{_ALIASES.get(field, field)}"
+    def alias(self, field: str) -> str:
+        """Return TGI's name for the field of `SamplingParams`, with its path in the body."""
+        return f"parameters.{client_field(self, field)}"
 
 
 class TgiBody(msgspec.Struct, frozen=True):

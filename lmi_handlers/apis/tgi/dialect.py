@@ -18,7 +18,6 @@ from lmi_handlers.apis.base import Dialect, Payload, Reply
 from lmi_handlers.apis.tgi.body import (
     TgiBody,
     TgiCompatBody,
-    alias,
     check_body,
     check_length,
     decode_body,
@@ -133,7 +132,7 @@ class TgiDialect(Dialect):
             top_n_tokens=parameters.top_n_tokens or 0,
             ignored_parameters=ignored,
         )
-        return Parsed(request, formatter, alias, check_length)
+        return Parsed(request, formatter, parameters.alias, check_length)
 
 
 class GenerateDialect(TgiDialect):

@@ -27,7 +27,7 @@ from lmi_handlers.apis.documentation import (
 from lmi_handlers.apis.routes import EVENTS, HTML, JSON, READING, Document, Route, Status, generation
 from lmi_handlers.apis.structured_outputs import Grammar, StructuredOutputsBody
 from lmi_handlers.apis.tgi.body import TgiBody, TgiCompatBody, TgiParameters, TokenizeBody, decode_body
-from lmi_handlers.apis.tgi.bounds import parameter_bounds
+from lmi_handlers.apis.tgi.bounds import tgi_bounds
 from lmi_handlers.apis.tgi.chat import ChatBody, decode_chat
 from lmi_handlers.apis.tgi.dialect import COMPAT_FORMATTERS, CompatDialect, GenerateDialect
 from lmi_handlers.apis.tgi.tokenize import chat_tokenize, tokenize
@@ -90,7 +90,7 @@ class TgiApi(Api):
             bounds={
                 "GenerateRequest": prompt,
                 "CompatGenerateRequest": prompt,
-                "GenerateParameters": parameter_bounds(properties),
+                "GenerateParameters": tgi_bounds(properties),
                 "RegexGrammar": {"value": NON_EMPTY},
                 "StructuredOutputs": STRUCTURED_OUTPUTS_BOUNDS,
                 "ChatBody": {},
