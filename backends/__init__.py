@@ -9,9 +9,11 @@ import functools
 
 from backends.base import Backend
 from lmi_handlers.config.declaration import BackendDeclaration
+from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.config.registry import Registry
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.core.plugins import load_class, load_instance, with_entry_points
+from lmi_handlers.core.gguf import GgufHeader
+from lmi_handlers.core.plugins import load_class, load_function, load_instance, with_entry_points
 
 BACKENDS: dict[str, str] = {
     "echo": "backends.echo:DECLARATION",
@@ -52,6 +54,18 @@ def load_backend_class(name: str, *, pools: bool = False) -> type[Backend]:
     """
     location = declaration(name).pooling if pools else declaration(name).location
     return load_class("backend", {name: location}, name, Backend)  # type: ignore[type-abstract]  # for a type check
+
+
+def preview_precision(name: str, properties: ServingProperties, header: GgufHeader | None) -> tuple[str, str] | None:
+    """Return what the backend called `name` would compute in, and why, or None if only the engine knows.
+
+    `header` is that of the model's GGUF file. Raises `ConfigError` if the backend's function cannot be imported.
+    """
+    location = declaration(name).precision
+    if not location:
+        return None
+    chosen: tuple[str, str] = load_function("precision of backend", {name: location}, name)(properties, header)
+    return chosen
 
 
 @functools.lru_cache(maxsize=1)

@@ -32,6 +32,7 @@ DECLARATION = BackendDeclaration(
     ),
     choices={"quantize": ("int8", "int4")},
     defaults={"max_rolling_batch_size": DEFAULT_BATCH_SIZE},
+    precision="backends.openvino.precision:choose_precision",
     reads_gguf=GgufFormats(("llama", "qwen2", "qwen3"), ("F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")),
     architectures=(
         "Ernie4_5ForCausalLM",

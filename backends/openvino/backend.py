@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -12,9 +13,10 @@ from backends.max_model_len import choose_max_model_len
 from backends.openvino import DECLARATION
 from backends.openvino.checkpoint import context_length, convert_checkpoint, converter
 from backends.openvino.gguf import convert_gguf
-from backends.openvino.integer import asks_for_integers, use_integers
+from backends.openvino.integer import use_integers
 from backends.openvino.model import EXACT, INTEGER, MODEL_NAME, compile_model
 from backends.openvino.options import OpenVinoOptions
+from backends.openvino.precision import INTEGERS, choose_precision, multiplies_integers
 from backends.openvino.quantize import quantize
 from backends.openvino.runner import OpenVinoRunner, kv_block
 from backends.paged.backend import MAX_LOGPROBS, PagedBackend
@@ -27,6 +29,8 @@ from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.gguf import read_gguf_header
 from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.text.bundle import TOKENIZER_FILE
+
+logger = logging.getLogger(__name__)
 
 
 class OpenVinoBackend(PagedBackend):
@@ -45,7 +49,13 @@ class OpenVinoBackend(PagedBackend):
 
         DECLARATION.check_choices(properties)
         method = properties.quantize
-        integers = asks_for_integers(properties.dtype)
+        dtype, reason = choose_precision(properties, header)
+        if (integers := dtype == INTEGERS) and not multiplies_integers():
+            logger.warning(
+                "option.dtype: this CPU has no int8 arithmetic and is slow at emulating it; float32 is faster",
+                extra={"dtype": dtype},
+            )
+        logger.info("dtype selected", extra={"dtype": dtype, "reason": reason})
 
         def convert(partial: Path) -> None:
             if gguf_file is None:
@@ -90,7 +100,7 @@ class OpenVinoBackend(PagedBackend):
                 max_logprobs=MAX_LOGPROBS,
                 unsupported=tuple(DECLARATION.unsupported),
                 device="cpu",
-                dtype="int8" if integers else "float32",
+                dtype=dtype,
                 takes_cache_salt=True,
             ),
             eos_token_ids=model.eos_token_ids,

@@ -13,7 +13,6 @@ The first has fewer operations, the second half of the memory to be read for eac
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -25,35 +24,11 @@ from openvino import opset13
 
 from backends.openvino.model import GROUP_SIZE
 
-logger = logging.getLogger(__name__)
-
 _SMALL = 2**20
 """Up to so many weights, a matrix is stored with 8 bits: its bytes are read faster than a second product computed."""
 
 _STEP = 2**-8
 """How far from an integer a zero point may be, in steps, to be taken for one."""
-
-
-def asks_for_integers(dtype: str) -> bool:
-    """Tell whether `option.dtype` asks for products with integers."""
-    if dtype == "int8":
-        if not _has_integer_instructions():
-            logger.warning(
-                "option.dtype: this CPU has no int8 arithmetic and is slow at emulating it; float32 is faster",
-                extra={"dtype": dtype},
-            )
-    elif dtype in ("fp16", "bf16"):
-        logger.info("dtype selected", extra={"dtype": "float32", "reason": f"openvino does not compute in {dtype}"})
-    return dtype == "int8"
-
-
-def _has_integer_instructions() -> bool:
-    """Tell whether this CPU multiplies and adds 8-bit integers in one instruction. True where nobody says."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text().split()
-    except OSError:
-        return True
-    return "flags" not in flags or not {"avx512_vnni", "avx_vnni", "amx_int8"}.isdisjoint(flags)
 
 
 def use_integers(ir_file: Path) -> None:

@@ -73,6 +73,8 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
         `defaults`         its defaults for shared options that have none, for the documentation
         `without_effect`   names of options that it accepts for LMI's sake -> why they have no effect
         `remote`           options, with values of which the engine computes on the machines of a cluster
+        `precision`        location of a function that chooses what is computed in, `(ServingProperties, GgufHeader or
+                           None) -> (type, reason)`, for `lmi check`; its module must not import the engine
         `passes_options`   options that it does not read are passed to the engine, which checks them
                            (`passed_on`, `Backend.check_options`)
         `needs_model`      false if it generates without weights; it then gets a byte-level tokenizer
@@ -110,6 +112,7 @@ class BackendDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     defaults: Mapping[str, Any] = NOTHING
     without_effect: Mapping[str, str] = NOTHING
     remote: Mapping[str, str] = NOTHING
+    precision: str = ""
     passes_options: bool = False
     needs_model: bool = True
     reads_gguf: GgufFormats | None = None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lmi_handlers.core.errors import ConfigError
 
@@ -47,6 +47,14 @@ def load_instance(kind: str, locations: Mapping[str, str], name: str, of: type[T
     loaded = _load(kind, locations, name)
     if not isinstance(loaded, of):
         raise ConfigError(f"{kind} {name!r} is not a {of.__module__}.{of.__name__}: {locations[name]}")
+    return loaded
+
+
+def load_function(kind: str, locations: Mapping[str, str], name: str) -> Callable[..., Any]:
+    """Import the function called `name`. Raises `ConfigError` like `load_class`."""
+    loaded = _load(kind, locations, name)
+    if not callable(loaded):
+        raise ConfigError(f"{kind} {name!r} is not a function: {locations[name]}")
     return loaded
 
 

@@ -82,7 +82,7 @@ def make_openvino(reference: Reference, cache: Path) -> PagedBackend:
             eos_token_ids=(),
             vocab_size=reference.model.config.vocab_size,
         ),
-        serving_properties(rolling_batch="openvino", prompt_lookup_num_tokens=DRAFT),
+        serving_properties(rolling_batch="openvino", dtype="fp32", prompt_lookup_num_tokens=DRAFT),
         lambda phase: None,
     )
 

@@ -19,13 +19,15 @@ from serving_properties import serving_properties
 from tokenizers import Tokenizer
 
 from backends.base import ModelFiles
-from backends.openvino import DECLARATION, integer
+from backends.openvino import DECLARATION, integer, precision
 from backends.openvino.backend import OpenVinoBackend
 from backends.openvino.gguf import convert_gguf
-from backends.openvino.integer import asks_for_integers, use_integers
+from backends.openvino.integer import use_integers
 from backends.openvino.model import EXACT, INTEGER, MODEL_NAME, compile_model
+from backends.openvino.precision import choose_precision
 from backends.openvino.runner import OpenVinoRunner
 from backends.paged.sequence import Chunk, Sequence
+from lmi_handlers.core.gguf import GgufHeader, GgufTensor
 from lmi_handlers.model_files.cache_dir import default_cache_dir
 from lmi_handlers.model_files.locate import locate_model
 from lmi_handlers.model_files.resolve import prepare_gguf, resolve_model
@@ -120,8 +122,40 @@ def test_loss_of_the_default_model(default_model: Path, tmp_path: Path) -> None:
     assert abs(loss(INTEGER) - expected) < 0.01
 
 
-def test_only_int8_asks_for_integers() -> None:
-    assert [dtype for dtype in ("auto", "fp32", "bf16", "int8") if asks_for_integers(dtype)] == ["int8"]
+def header(kind: str) -> GgufHeader:
+    return GgufHeader({}, (GgufTensor("w", (2, 32), kind, 0),))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantize", "file", "instructions", "expected"),
+    [
+        ("auto", None, "Q4_1", True, "int8"),
+        ("auto", None, "Q4_1", False, "float32"),
+        ("auto", None, "F16", True, "float32"),
+        ("auto", "int8", "F16", True, "int8"),
+        ("auto", "int4", None, True, "int8"),
+        ("auto", None, None, True, "float32"),
+        ("fp32", None, "Q4_1", True, "float32"),
+        ("bf16", None, "Q4_1", True, "float32"),
+        ("int8", None, "Q4_1", False, "int8"),
+    ],
+)
+def test_the_choice(
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: Any,
+    quantize: str | None,
+    file: str | None,
+    instructions: bool,
+    expected: str,
+) -> None:
+    monkeypatch.setattr(precision, "multiplies_integers", lambda: instructions)
+    properties = serving_properties(dtype=dtype, quantize=quantize)
+    assert choose_precision(properties, None if file is None else header(file))[0] == expected
+
+
+def test_a_processor_without_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "avx2")
+    assert not precision.multiplies_integers()
 
 
 def test_a_backend_with_integers(tmp_path: Path) -> None:
