@@ -56,7 +56,7 @@ def load_backend_class(name: str, *, pools: bool = False) -> type[Backend]:
     return load_class("backend", {name: location}, name, Backend)  # type: ignore[type-abstract]  # for a type check
 
 
-def preview_precision(name: str, properties: ServingProperties, header: GgufHeader | None) -> tuple[str, str] | None:
+def choose_precision(name: str, properties: ServingProperties, header: GgufHeader | None) -> tuple[str, str] | None:
     """Return what the backend called `name` would compute in, and why, or None if only the engine knows.
 
     `header` is that of the model's GGUF file. Raises `ConfigError` if the backend's function cannot be imported.

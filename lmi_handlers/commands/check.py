@@ -32,6 +32,7 @@ from lmi_handlers.preflight.checks import (
     check_tokenizer,
     mistakes,
     preview_download,
+    preview_precision,
     preview_resources,
     warnings,
 )
@@ -105,6 +106,8 @@ def _check_model(environ: Mapping[str, str], *, show_all: bool, runs_code: bool)
     show(f"Model {configuration.properties.name} {where}: {selection.reason}\n")
     if download and certain:
         show(f"{download}\n")
+    if not causes and (precision := preview_precision(configuration)):
+        show(f"{precision}\n")
     if configuration.chat_streams:
         show(f"{configuration.chat_streams}\n")
     show(render_settings(loaded, configuration.backend, show_all=show_all), end="")

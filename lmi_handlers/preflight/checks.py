@@ -15,7 +15,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from backends import load_backend_class, registry
+from backends import choose_precision, load_backend_class, registry
 from backends.paged.memory import free_memory, warn_of_excess
 from backends.paged.options import PagedOptions
 from backends.selection import check_format, check_gpus, check_installed, count_gpus, find_gpu
@@ -31,6 +31,7 @@ from lmi_handlers.core.capabilities import NO_MARKS, check_default_budget
 from lmi_handlers.core.child_environment import VARIABLE, withheld_from_code, withhold_credentials
 from lmi_handlers.core.errors import ConfigError, LMIError, LoadFailed
 from lmi_handlers.core.files import temporary_directory
+from lmi_handlers.core.gguf import read_gguf_header
 from lmi_handlers.engine.adapters import AdapterSources, find_adapters
 from lmi_handlers.engine.companion import check_loading
 from lmi_handlers.engine.settings import EngineSettings
@@ -197,6 +198,16 @@ def preview_resources(configuration: Configuration) -> tuple[str, bool]:
     if configuration.custom_code is not None or not backend.is_remote(properties):
         return "", True
     return load_backend_class(configuration.selection.name, pools=properties.pools).preview_resources(properties)
+
+
+def preview_precision(configuration: Configuration) -> str:
+    """Say what the engine would compute in, and why, or return "" where only the engine knows that."""
+    if configuration.answered_by is not AnsweredBy.ENGINE or is_s3(configuration.properties.model_id):
+        return ""
+    file = find_gguf(configuration.properties.model_id, configuration.model_dir)
+    header = None if file is None else read_gguf_header(file)
+    chosen = choose_precision(configuration.selection.name, configuration.properties, header)
+    return "" if chosen is None else f"Computes in {chosen[0]}: {chosen[1]}"
 
 
 def check_formatters(configuration: Configuration) -> None:

@@ -31,6 +31,8 @@ from lmi_handlers.core.gguf import GgufHeader, GgufTensor
 from lmi_handlers.model_files.cache_dir import default_cache_dir
 from lmi_handlers.model_files.locate import locate_model
 from lmi_handlers.model_files.resolve import prepare_gguf, resolve_model
+from lmi_handlers.preflight.checks import preview_precision
+from lmi_handlers.preflight.configuration import examine_configuration
 
 PROMPT = list(range(100, 140))
 
@@ -151,6 +153,14 @@ def test_the_choice(
     monkeypatch.setattr(precision, "multiplies_integers", lambda: instructions)
     properties = serving_properties(dtype=dtype, quantize=quantize)
     assert choose_precision(properties, None if file is None else header(file))[0] == expected
+
+
+def test_lmi_check_says_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(precision, "multiplies_integers", lambda: False)
+    configuration = examine_configuration({"LMI_MODEL_DIR": str(tmp_path), "OPTION_ROLLING_BATCH": "openvino"})
+    assert preview_precision(configuration) == "Computes in float32: this CPU has neither VNNI nor AMX"
+    echo = examine_configuration({"LMI_MODEL_DIR": str(tmp_path), "OPTION_ROLLING_BATCH": "echo"})
+    assert preview_precision(echo) == ""
 
 
 def test_a_processor_without_integers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,8 @@ def load(file: Path, method: str | None, cache: Path) -> tuple[OpenVinoBackend, 
         vocab_size=12,
     )
     before = set(folder.glob("openvino-*/"))
-    backend = OpenVinoBackend.load(files, serving_properties(quantize=method, max_rolling_batch_size=2), ignore)
+    properties = serving_properties(quantize=method, dtype="fp32", max_rolling_batch_size=2)
+    backend = OpenVinoBackend.load(files, properties, ignore)
     return backend, (set(folder.glob("openvino-*/")) - before).pop() / MODEL_NAME
 
 
