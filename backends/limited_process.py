@@ -9,21 +9,20 @@ Both directions use frames: a length of 4 bytes, big-endian, followed by the dat
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import resource
 import signal
 import struct
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 from typing import IO
 
-from lmi_handlers.core.child_environment import child_environment
-from lmi_handlers.core.program import command
+from lmi_handlers.workers.environment import child_environment
+from lmi_handlers.workers.process import KeptProcess
 
 NICENESS = 5
 """With all cores busy, a question still gets a quarter of one: 10 s of CPU time take at most 40 s."""
@@ -72,7 +71,7 @@ class LimitedProcess:
         self._module = module
         self._setup = setup
         self._patience = patience
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: KeptProcess | None = None
         self._killed = False
 
     def ask(self, question: bytes, *, seconds: float) -> bytes:
@@ -100,18 +99,15 @@ class LimitedProcess:
     def close(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
-            # Closes the pipes, discards what is left in them, and waits for the child.
-            with contextlib.suppress(BrokenPipeError), process:
-                pass
+            process.end()
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        process = self._process = subprocess.Popen(
-            command(self._module),
-            env=child_environment(os.environ),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # error messages of libraries; the client gets the cause
+    def _start(self) -> KeptProcess:
+        process = self._process = KeptProcess(
+            self._module,
+            environ=child_environment(os.environ),
+            group=False,  # so that a question does not outlive this process's group
+            stdout=PIPE,
+            stderr=DEVNULL,  # error messages of libraries; the client gets the cause
         )
         if self._killed:
             process.kill()
@@ -179,7 +175,7 @@ def _answer(server: int, answer: Callable[[], bytes], limits: tuple[float, ...],
         os._exit(status)
 
 
-def _exchange(process: subprocess.Popen[bytes], *frames: bytes) -> bytes | None:
+def _exchange(process: KeptProcess, *frames: bytes) -> bytes | None:
     """Return the child's answer, or None if the child has ended."""
     assert process.stdin is not None  # noqa: S101  for the type checker; it is a pipe
     assert process.stdout is not None  # noqa: S101

@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from lmi_handlers.core.child_environment import child_environment
 from lmi_handlers.core.errors import ConfigError, ConversionRefused, LMIError, LoadFailed, UnsupportedModel
 from lmi_handlers.core.install import install_command
-from lmi_handlers.core.program import command
+from lmi_handlers.workers.environment import child_environment
+from lmi_handlers.workers.program import command
 
 _NEEDED = ("torch", "transformers")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lmi_handlers.batch_transform.endpoint import Endpoint
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.core.program import command
+from lmi_handlers.workers.program import command
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 30

@@ -14,8 +14,8 @@ import click
 from lmi_handlers import __version__
 from lmi_handlers.commands.registry import Commands
 from lmi_handlers.config.local_runtime import MAX_CONCURRENCY
-from lmi_handlers.core.program import command
 from lmi_handlers.core.terminal import show
+from lmi_handlers.workers.program import command
 
 _model_dir = click.option(
     "--model-dir",

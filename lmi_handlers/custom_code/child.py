@@ -27,7 +27,7 @@ from lmi_handlers.custom_code.inputs import Input
 from lmi_handlers.custom_code.lmi_modules import provide
 from lmi_handlers.custom_code.messages import Load
 from lmi_handlers.custom_code.outputs import Output
-from lmi_handlers.engine.parent import end_with_parent
+from lmi_handlers.workers.parent import end_with_parent
 
 
 def load_handler(load: Load) -> Handler | AsyncHandler:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from lmi_handlers.config.custom_code import CustomCode
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.core.back_off import back_off
 from lmi_handlers.core.errors import EngineNotReady
 from lmi_handlers.custom_code.adapters import CodeAdapters
 from lmi_handlers.custom_code.job import Job, WaitingJobs
@@ -18,6 +17,7 @@ from lmi_handlers.custom_code.messages import ChangeAdapter
 from lmi_handlers.custom_code.runner import CodeError, Runner
 from lmi_handlers.engine.admission import DynamicBatch
 from lmi_handlers.engine.status import not_ready
+from lmi_handlers.workers.back_off import back_off
 
 _MOMENT = 0.2
 """Seconds that a request waits before another process is started for it."""

@@ -22,9 +22,9 @@ from pathlib import Path
 import msgspec
 
 from lmi_handlers.config.custom_code import CustomCode
-from lmi_handlers.core.child_environment import child_environment
 from lmi_handlers.core.convert_once import convert_once
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.workers.environment import child_environment
 
 _PACKAGES = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 _WHEELS = "requirements"

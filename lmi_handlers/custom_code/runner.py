@@ -14,9 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from lmi_handlers.config.custom_code import CustomCode
-from lmi_handlers.core.child_environment import child_environment
 from lmi_handlers.core.errors import ConfigError, DeadlineExceeded, InvalidRequest, LoadFailed, RequestFailed
-from lmi_handlers.core.program import command
 from lmi_handlers.custom_code.job import Job, OwnJob
 from lmi_handlers.custom_code.messages import (
     NOT_LOADED,
@@ -35,6 +33,8 @@ from lmi_handlers.custom_code.messages import (
 )
 from lmi_handlers.custom_code.streams import receive
 from lmi_handlers.engine.channel import MessageTooLong, ProtocolError, frame
+from lmi_handlers.workers.environment import child_environment
+from lmi_handlers.workers.program import command
 
 _OVERDUE = 2.0
 """Seconds after which a process that should have said that its code hangs is assumed to hang itself."""

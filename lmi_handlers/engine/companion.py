@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import subprocess
 import tempfile
 import threading
@@ -14,14 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-import msgspec
-
-from lmi_handlers.core.back_off import back_off
-from lmi_handlers.core.child_environment import child_environment
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.log import tell
-from lmi_handlers.core.program import command
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings
+from lmi_handlers.workers.back_off import back_off
+from lmi_handlers.workers.environment import child_environment
+from lmi_handlers.workers.process import KeptProcess, describe
 
 _MODULE = "lmi_handlers.custom_code.formatting.process"
 _LOOK_INTERVAL = 0.05
@@ -92,20 +89,20 @@ class Companion:
         late = False
         while (status := process.poll()) is None:
             if self._stopping.wait(_LOOK_INTERVAL):
-                _end_group(process.pid)
+                process.kill()
             self.serving = self.serving or self._settings.formatter_socket_path.exists()
             if not self.serving and time.monotonic() > deadline:
                 late = True
-                _end_group(process.pid)
-        _end(process)
+                process.kill()
+        process.end()
         if (
             may_tell
             and not self.serving
             and not self._stopping.is_set()
             and status not in (EXIT_CONFIG, EXIT_LOAD_FAILED)
         ):
-            tell("error", _LATE if late else f"{_CRASHED} {_describe(status)}")
-        return self.serving, _describe(status)
+            tell("error", _LATE if late else f"{_CRASHED} {describe(status)}")
+        return self.serving, describe(status)
 
     def _where_it_hung(self) -> str | None:
         """Return the stacks of a process that has not returned from a formatter, or None."""
@@ -123,41 +120,13 @@ def check_loading(settings: EngineSettings) -> None:
         except subprocess.TimeoutExpired:
             raise ConfigError(_LATE) from None
         finally:
-            _end(process)
+            process.end()
         log.seek(0)
         errors = [line for line in log.read().decode(errors="replace").splitlines() if line.startswith(_ERROR)]
     if status:
-        raise ConfigError(errors[-1].removeprefix(_ERROR) if errors else f"{_CRASHED} {_describe(status)}")
+        raise ConfigError(errors[-1].removeprefix(_ERROR) if errors else f"{_CRASHED} {describe(status)}")
 
 
-def _start(settings: EngineSettings, *arguments: str, stderr: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        command(_MODULE, *arguments),
-        stdin=subprocess.PIPE,
-        stderr=stderr,
-        start_new_session=True,
-        env=child_environment(os.environ) | settings.labels,
-    )
-    assert process.stdin is not None  # noqa: S101  follows from stdin=PIPE
-    with contextlib.suppress(BrokenPipeError):  # it has ended already; its exit status says why
-        process.stdin.write(msgspec.json.encode(settings) + b"\n")
-        process.stdin.flush()
-    return process
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process, if it still runs, and everything that it has started."""
-    _end_group(process.pid)
-    process.wait()
-    assert process.stdin is not None  # noqa: S101  as above
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.close()
-
-
-def _describe(status: int) -> str:
-    return f"exit status {status}" if status >= 0 else signal.Signals(-status).name
-
-
-def _end_group(leader: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises the latter if only zombies are left
-        os.killpg(leader, signal.SIGKILL)
+def _start(settings: EngineSettings, *arguments: str, stderr: IO[bytes] | None = None) -> KeptProcess:
+    environ = child_environment(os.environ) | settings.labels
+    return KeptProcess(_MODULE, *arguments, settings=settings, environ=environ, stderr=stderr)

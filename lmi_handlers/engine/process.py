@@ -19,7 +19,6 @@ from backends.base import Backend, ModelFiles
 from backends.selection import FALLBACK, check_format, select_backend
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import NO_MARKS, Capabilities, check_default_budget
-from lmi_handlers.core.child_environment import withhold_credentials
 from lmi_handlers.core.errors import ConfigError, EngineDead, InvalidRequest, UnsupportedModel
 from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.core.sampling_params import SamplingParams
@@ -50,6 +49,7 @@ from lmi_handlers.text.bundle import (
 from lmi_handlers.text.output_parsers.reasoning import choose_reasoning_format
 from lmi_handlers.text.thinking import thinking_marks
 from lmi_handlers.text.tokenizer import Tokenizer
+from lmi_handlers.workers.environment import withhold_credentials
 
 EXIT_STUCK = 70
 _WATCH_INTERVAL = 0.2

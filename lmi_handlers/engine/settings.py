@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -136,14 +135,3 @@ def formatter_socket_path(runtime_dir: Path) -> Path:
 def heartbeat_path(socket_path: Path) -> Path:
     """Return the heartbeat file of the engine that listens on `socket_path`."""
     return socket_path.with_suffix(".heartbeat")
-
-
-def read_line(descriptor: int) -> bytes:
-    """Return the line with the settings. The end-of-file that follows once the parent is gone is left unread."""
-    line = b""
-    while not line.endswith(b"\n"):
-        chunk = os.read(descriptor, 1 << 16)
-        if not chunk:
-            raise SystemExit("this process expects its settings on standard input")
-        line += chunk
-    return line

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn
-
-import msgspec
 
 from lmi_handlers.core.errors import ConfigError, LoadFailed
 from lmi_handlers.core.log import configure_logging, tell
 from lmi_handlers.core.standard_streams import print_to_the_log
 from lmi_handlers.engine.heartbeat import explain
-from lmi_handlers.engine.parent import end_with_parent
-from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings, read_line
+from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings
+from lmi_handlers.workers.parent import end_with_parent, ignore_signals, read_settings
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +25,8 @@ def run_supervised(serve: Callable[[EngineSettings], object]) -> NoReturn:
     """
     configure_logging()
     print_to_the_log()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal goes to the whole group; the parent decides
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    settings = msgspec.json.decode(read_line(sys.stdin.fileno()), type=EngineSettings)
+    ignore_signals()
+    settings = read_settings(EngineSettings)
     end_with_parent()
     status = _run(serve, settings)
     sys.stderr.flush()

@@ -2,76 +2,52 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
-from lmi_handlers.core.back_off import back_off
-from lmi_handlers.core.child_environment import child_environment
 from lmi_handlers.core.log import configure_logging, tell
-from lmi_handlers.core.program import command
 from lmi_handlers.engine.companion import Companion
 from lmi_handlers.engine.heartbeat import Heartbeat, HeartbeatReader, explain
 from lmi_handlers.engine.runtime_folder import end_server, watch
-from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings, read_line
+from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings
 from lmi_handlers.telemetry.publisher import Publisher, close_publishers, metrics_publishers
 from lmi_handlers.telemetry.settings import TelemetrySettings
+from lmi_handlers.workers.back_off import Restarts
+from lmi_handlers.workers.environment import child_environment
+from lmi_handlers.workers.parent import ignore_signals, read_settings, wait_for_end_of_parent
+from lmi_handlers.workers.process import KeptProcess, ProcessStays, describe
 
 _LOOK_INTERVAL = 0.1
 _OWN_GAP = 2.0
 """If this process did not run for this many seconds (in a paused container, say), neither could the engine."""
 
-_KILL_TIMEOUT = 30.0
-"""If an engine still exists this many seconds after SIGKILL, it is stuck in the kernel (in a driver, for example)."""
+_HINTS = {
+    EXIT_CONFIG: "it did not load",
+    EXIT_LOAD_FAILED: "it did not load",
+    -signal.SIGKILL: "was it out of memory?",
+}
+"""Comments on exit statuses."""
 
 logger = logging.getLogger("lmi_handlers.engine.supervisor")  # __name__ is "__main__" here
 
 
-class Restarts:
-    """Decides whether and when a dead engine may be restarted: at most `limit` times within `window` seconds."""
-
-    def __init__(self, limit: int, window: float) -> None:
-        self._limit = limit
-        self._window = window
-        self._deaths: deque[float] = deque()
-
-    def after_death(self, now: float) -> float | None:
-        """Return the number of seconds to wait before the next start, or None to give up."""
-        while self._deaths and now - self._deaths[0] > self._window:
-            self._deaths.popleft()
-        if len(self._deaths) >= self._limit:
-            return None
-        self._deaths.append(now)
-        return back_off(len(self._deaths))
-
-
-class EngineStays(Exception):
-    """An engine still exists after it was killed."""
-
-
 class Supervisor:
-    """Runs engines, one at a time.
-
-    The engine reads from a pipe that this process holds open, and ends when the pipe closes, however this process ends.
-    The engine leads its own process group, which is killed with it.
-    """
+    """Runs engines, one at a time. No engine outlives this process."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
         self._properties = settings.properties
         self._heartbeat = HeartbeatReader(settings.heartbeat_path, title=settings.title)
-        self._engine: subprocess.Popen[bytes] | None = None
+        self._engine: KeptProcess | None = None
         self._starting = threading.Lock()
         self._stopping = threading.Event()
         self._ended_for: str | None = None
@@ -91,7 +67,7 @@ class Supervisor:
         while True:
             try:
                 status = self._run_engine()
-            except EngineStays as error:
+            except ProcessStays as error:
                 self._give_up(f"{error}; giving up")
                 return 1
             except OSError as error:  # no disk or no more processes, for example
@@ -101,10 +77,10 @@ class Supervisor:
                 return 0
             has_loaded = has_loaded or self._heartbeat.serving
             if status == EXIT_CONFIG and not has_loaded:
-                self.cause = self._ended_for or self._heartbeat.cause or _describe(status)
+                self.cause = self._ended_for or self._heartbeat.cause or _explained(status)
                 return status
             delay = restarts.after_death(time.monotonic())
-            last = self._ended_for or _describe(status)
+            last = self._ended_for or _explained(status)
             if not self._heartbeat.cause:  # it could not say so itself
                 explain(self._settings.heartbeat_path, last)
             phase = None if self._heartbeat.serving else self._heartbeat.load_phase.value
@@ -132,7 +108,7 @@ class Supervisor:
         self._stopping.set()  # its death is no failure
         self._starting.acquire()
         if self._engine is not None:
-            _end_group(self._engine.pid)
+            self._engine.kill()
 
     @property
     def serving(self) -> bool:
@@ -153,37 +129,31 @@ class Supervisor:
         self._stopping.set()
         with self._starting:
             if self._engine is not None and self._engine.returncode is None:
-                _end_group(self._engine.pid)
+                self._engine.kill()
 
     def _give_up(self, cause: str) -> None:
         self.cause = cause
         tell("error", f"model {self._settings.model}: {cause}" if self._settings.model else cause)
 
     def _run_engine(self) -> int:
-        """Start an engine, wait until it ends or kill it, and return its exit status. Raises `EngineStays`."""
+        """Start an engine, wait until it ends or kill it, and return its exit status. Raises `ProcessStays`."""
         self._ended_for = None
         Heartbeat.create(self._settings.heartbeat_path)  # a dead engine's must not be mistaken for the new one's
         with self._starting:
             if self._stopping.is_set():
                 return 0
-            self._engine = engine = subprocess.Popen(
-                command(self._settings.module),
-                stdin=subprocess.PIPE,
-                start_new_session=True,
-                env=child_environment(os.environ, gets_models=True) | self._settings.environ,
+            self._engine = engine = KeptProcess(
+                self._settings.module,
+                settings=self._settings,
+                environ=child_environment(os.environ, gets_models=True) | self._settings.environ,
             )
-        assert engine.stdin is not None  # noqa: S101  follows from stdin=PIPE
         try:
-            with contextlib.suppress(BrokenPipeError):  # the engine has ended already; its exit status says why
-                engine.stdin.write(msgspec.json.encode(self._settings) + b"\n")
-                engine.stdin.flush()
             return self._wait(engine)
         finally:
-            _end_group(engine.pid)
-            with contextlib.suppress(BrokenPipeError):
-                engine.stdin.close()
+            engine.kill()
+            engine.close()
 
-    def _wait(self, engine: subprocess.Popen[bytes]) -> int:
+    def _wait(self, engine: KeptProcess) -> int:
         properties = self._properties
         started = since = looked = time.monotonic()
         while True:
@@ -199,41 +169,20 @@ class Supervisor:
                     extra = {"model": properties.name, "cause": cause}
                     logger.critical(f"{self._settings.title} is stalled; killing it", extra=extra)
                     self._ended_for = f"it was stalled and was killed: {cause}"
-                    return _kill(engine)
+                    return engine.end()
             elif now - max(started, self._heartbeat.last_arrival) > self._settings.loading_limit:
                 self._ended_for = (
                     f"loading took longer than model_loading_timeout ({properties.model_loading_timeout:g} s), "
                     f"the last phase was {self._heartbeat.load_phase.value!r}"
                 )
                 tell("error", self._ended_for)
-                _kill(engine)
+                engine.end()
                 return EXIT_CONFIG
 
 
-def _kill(engine: subprocess.Popen[bytes]) -> int:
-    """Kill an engine and return its exit status. Raises `EngineStays`."""
-    _end_group(engine.pid)
-    try:
-        return engine.wait(_KILL_TIMEOUT)
-    except subprocess.TimeoutExpired as error:
-        raise EngineStays(
-            f"process {engine.pid} still exists {_KILL_TIMEOUT:g} s after SIGKILL: it is stuck in the kernel"
-        ) from error
-
-
-def _end_group(leader: int) -> None:
-    """Kill the engine's process group, so that none of its worker processes outlives it."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises the latter if only zombies are left
-        os.killpg(leader, signal.SIGKILL)
-
-
-def _describe(status: int) -> str:
-    if status in (EXIT_CONFIG, EXIT_LOAD_FAILED):
-        return f"exit status {status}; it did not load"
-    if status >= 0:
-        return f"exit status {status}"
-    name = signal.Signals(-status).name
-    return f"{name}; was it out of memory?" if name == "SIGKILL" else name
+def _explained(status: int) -> str:
+    hint = _HINTS.get(status)
+    return f"{describe(status)}; {hint}" if hint else describe(status)
 
 
 def main() -> int:
@@ -243,10 +192,9 @@ def main() -> int:
     arbiter's `on_exit` hook sets the exit status.
     """
     configure_logging()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # requests in flight must finish first; then the pipe closes
+    ignore_signals()  # requests in flight must finish first; then the pipe closes
     parent = os.getppid()
-    settings = msgspec.json.decode(read_line(sys.stdin.fileno()), type=EngineSettings)
+    settings = read_settings(EngineSettings)
     supervisors = [Supervisor(replica) for replica in settings.each]
     telemetry = TelemetrySettings.from_environ(os.environ)
     publishers = metrics_publishers(telemetry, settings.metrics_dir, settings.properties.name)
@@ -283,8 +231,7 @@ def needed(supervisors: Iterable[Supervisor], companion: Companion | None) -> It
 
 def _end_with_parent(supervisors: Iterable[Supervisor], publishers: Iterable[Publisher]) -> None:
     """Kill the engines and exit when standard input ends, because the arbiter and all its workers are gone."""
-    while os.read(sys.stdin.fileno(), 1024):  # not `sys.stdin`, whose lock would interfere with this process's exit
-        pass
+    wait_for_end_of_parent()
     for supervisor in supervisors:
         supervisor.end_engine()
     close_publishers(publishers)

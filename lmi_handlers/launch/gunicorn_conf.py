@@ -21,7 +21,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from gunicorn.glogging import Logger
 from gunicorn.http.body import Body
 from gunicorn.systemd import listen_fds
@@ -31,7 +30,6 @@ from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.log import configure_logging, fail, relay_log, tell
 from lmi_handlers.core.log_relay import LogRelay
 from lmi_handlers.core.open_files import for_clients
-from lmi_handlers.core.program import command
 from lmi_handlers.engine.runtime_folder import end_server, has_given_up, make_runtime_folder
 from lmi_handlers.engine.settings import SOCKET_VARIABLE, EngineSettings
 from lmi_handlers.launch.listening import Address, host_of, who_can_connect
@@ -54,6 +52,7 @@ from lmi_handlers.web.body_reader import BodyReader
 from lmi_handlers.web.client_socket import ClientSocket
 from lmi_handlers.web.malformed_requests import without_content
 from lmi_handlers.web.reloads import count_reload, reloads
+from lmi_handlers.workers.process import KeptProcess
 
 
 def _start_up() -> Configuration | StoreConfiguration:
@@ -180,14 +179,12 @@ def on_starting(server: Any) -> None:
             _cells = Cells(_engine.metrics_dir, CATALOGUE)
         os.environ[SOCKET_VARIABLE] = os.pathsep.join(str(replica.socket_path) for replica in _engine.each)
     # Ctrl-C reaches every process of a terminal. The supervisor and its engine ignore it: this process handles it.
-    supervisor = subprocess.Popen(
-        command(program),
-        stdin=subprocess.PIPE,
+    supervisor = KeptProcess(
+        program,
+        settings=_engine,
+        group=False,
         preexec_fn=_ignore_ctrl_c,  # the only other threads read and write the log
     )
-    assert supervisor.stdin is not None  # noqa: S101  follows from stdin=PIPE
-    supervisor.stdin.write(msgspec.json.encode(_engine) + b"\n")
-    supervisor.stdin.flush()
     # The pipe stays open while this process or one of its forked workers lives. The engine exits when it closes.
     server.lmi_supervisor = supervisor
     _supervisor_pid = supervisor.pid

@@ -6,24 +6,20 @@ A child of gunicorn's arbiter, which ends with it. It reads its settings on stan
 from __future__ import annotations
 
 import os
-import signal
-import sys
 import threading
 import time
 from pathlib import Path
 
-import msgspec
-
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.log import configure_logging, tell
 from lmi_handlers.engine.runtime_folder import end_server, watch
-from lmi_handlers.engine.settings import read_line
 from lmi_handlers.models.manager import Manager, Plan
 from lmi_handlers.models.memory import free_for, needed_memory
 from lmi_handlers.models.registry import Registered
 from lmi_handlers.models.settings import ManagerSettings
 from lmi_handlers.preflight.checks import mistakes, warnings
 from lmi_handlers.preflight.configuration import examine_configuration, model_environ
+from lmi_handlers.workers.parent import ignore_signals, read_settings, wait_for_end_of_parent
 
 
 def plan(entry: Registered, runtime_dir: Path) -> Plan:
@@ -43,10 +39,9 @@ def plan(entry: Registered, runtime_dir: Path) -> Plan:
 def main() -> None:
     """Manage the models until the server ends."""
     configure_logging()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # requests in flight must finish first; then the pipe closes
+    ignore_signals()  # requests in flight must finish first; then the pipe closes
     parent = os.getppid()
-    settings = msgspec.json.decode(read_line(sys.stdin.fileno()), type=ManagerSettings)
+    settings = read_settings(ManagerSettings)
     manager = Manager(settings, plan)
     threading.Thread(target=_end_with_parent, args=(manager,), daemon=True).start()
     folder = Path(settings.runtime_dir)
@@ -60,8 +55,7 @@ def main() -> None:
 
 def _end_with_parent(manager: Manager) -> None:
     """Kill the engines and exit when standard input ends, because the arbiter and all its workers are gone."""
-    while os.read(sys.stdin.fileno(), 1024):
-        pass
+    wait_for_end_of_parent()
     manager.kill()
     os._exit(0)
 

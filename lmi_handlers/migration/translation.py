@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from javaproperties import join_key_value, to_comment
 
 from lmi_handlers.config.option import DeclaredOption
-from lmi_handlers.core.child_environment import child_environment
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.redaction import is_hidden, is_secret, redacted
 from lmi_handlers.migration.command import Command
+from lmi_handlers.workers.environment import child_environment
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.config.scripts import find_requirements
 from lmi_handlers.config.server_settings import netloc, parse_origins
 from lmi_handlers.core.capabilities import NO_MARKS, check_default_budget
-from lmi_handlers.core.child_environment import VARIABLE, withheld_from_code, withhold_credentials
 from lmi_handlers.core.errors import ConfigError, LMIError, LoadFailed
 from lmi_handlers.core.files import temporary_directory
 from lmi_handlers.core.gguf import read_gguf_header
@@ -49,6 +48,7 @@ from lmi_handlers.text.bundle import build_gguf_bundle, build_text_bundle, read_
 from lmi_handlers.text.chat_template import syntax_error
 from lmi_handlers.text.output_parsers.reasoning import choose_reasoning_format, reasoning_format
 from lmi_handlers.text.output_parsers.tool_formats import choose_tool_format
+from lmi_handlers.workers.environment import VARIABLE, withheld_from_code, withhold_credentials
 
 SOCKET = "lmi-01234567/formatters.sock"
 """A socket in the directory for temporary files, as an example: with one model, no other has a longer name."""

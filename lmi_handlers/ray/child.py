@@ -11,8 +11,8 @@ import os
 import signal
 import sys
 
-from lmi_handlers.core.program import command
-from lmi_handlers.engine.parent import end_with_parent
+from lmi_handlers.workers.parent import end_with_parent
+from lmi_handlers.workers.program import command
 
 
 def main(socket_path: str) -> None:

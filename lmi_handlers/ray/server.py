@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import aiohttp
 
-from lmi_handlers.core.program import command
+from lmi_handlers.workers.process import KeptProcess, ProcessStays
 
 _POLL_SECONDS = 0.2
 _ANSWER_SECONDS = 10.0
@@ -45,10 +44,10 @@ class ReplicaServer:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="lmi-ray-"))
         self._path = self._directory / "web.sock"
-        self._process = subprocess.Popen(
-            command("lmi_handlers.ray.child", str(self._path)),
-            stdin=subprocess.PIPE,  # the server ends when this closes, however the replica ends
-            env={**os.environ, **environ, "LMI_STARTED": str(time.monotonic())},
+        self._process = KeptProcess(
+            "lmi_handlers.ray.child",
+            str(self._path),
+            environ={**os.environ, **environ, "LMI_STARTED": str(time.monotonic())},
         )
         self._session: aiohttp.ClientSession | None = None
 
@@ -99,11 +98,8 @@ class ReplicaServer:
         """End the server. It finishes the requests that it still has."""
         if self._session is not None:
             await self._session.close()
-        self._process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(self._process.wait, _END_SECONDS)
-        if self._process.stdin is not None:
-            self._process.stdin.close()  # ends what is left
+        with contextlib.suppress(ProcessStays):
+            await asyncio.to_thread(self._process.end, signal.SIGTERM, _END_SECONDS)
         self.remove_files()
 
     def remove_files(self) -> None:

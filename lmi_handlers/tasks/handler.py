@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 
 from lmi_handlers.config.custom_code import CustomCode
-from lmi_handlers.core.child_environment import withhold_credentials
 from lmi_handlers.core.errors import InvalidRequest
 from lmi_handlers.custom_code.encode_decode import encode
 from lmi_handlers.custom_code.failures import MustBeReplaced
@@ -23,6 +22,7 @@ from lmi_handlers.model_files.resolve import resolve_model
 from lmi_handlers.tasks.body import Body, read_body
 from lmi_handlers.tasks.loading import use_device
 from lmi_handlers.tasks.task import Task
+from lmi_handlers.workers.environment import withhold_credentials
 
 _TEXT = "lmi_handlers.tasks.text:"
 _LOCATIONS = {

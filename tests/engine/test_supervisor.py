@@ -20,10 +20,10 @@ from waiting import still_running, wait_until
 
 from backends import registry
 from lmi_handlers.config.properties import load_properties
-from lmi_handlers.core.back_off import back_off
-from lmi_handlers.engine import supervisor
 from lmi_handlers.engine.settings import EngineSettings
-from lmi_handlers.engine.supervisor import Restarts
+from lmi_handlers.workers import process
+from lmi_handlers.workers.back_off import Restarts, back_off
+from lmi_handlers.workers.process import KeptProcess, ProcessStays
 
 ECHO = "option.rolling_batch=echo\noption.echo_faults=true\n"
 
@@ -172,17 +172,17 @@ time.sleep(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="uses ptrace as Linux has it")
 def test_supervisor_does_not_wait_for_an_engine_that_survives_sigkill(monkeypatch: pytest.MonkeyPatch) -> None:
     """A traced process stays visible to its parent until the tracer has seen its end, and this tracer never looks."""
-    monkeypatch.setattr(supervisor, "_KILL_TIMEOUT", 0.5)
+    monkeypatch.setattr(process, "KILL_TIMEOUT", 0.5)
     with (
-        subprocess.Popen(["sleep", "600"], start_new_session=True) as engine,
+        KeptProcess("http.server", "--bind", "127.0.0.1", "0") as engine,
         subprocess.Popen([sys.executable, "-c", TRACER, str(engine.pid)], stdout=subprocess.PIPE) as tracer,
     ):
         assert tracer.stdout is not None
         try:
             if tracer.stdout.readline() != b"True\n":
                 pytest.skip("ptrace is not allowed here")
-            with pytest.raises(supervisor.EngineStays, match="after SIGKILL"):
-                supervisor._kill(engine)
+            with pytest.raises(ProcessStays, match="after SIGKILL"):
+                engine.end()
         finally:
             tracer.kill()
             engine.kill()

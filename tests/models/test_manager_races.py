@@ -199,7 +199,7 @@ def test_an_engine_that_cannot_be_started_ends_the_load(bench: Bench, monkeypatc
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     with monkeypatch.context() as patch:
-        patch.setattr(subprocess, "Popen", refuse)
+        patch.setattr(subprocess.Popen, "__init__", refuse)
         with pytest.raises(LoadFailed, match="Resource temporarily unavailable"):
             bench.load("a")
     assert (bench.models, bench.directories) == ({}, [])

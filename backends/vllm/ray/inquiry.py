@@ -10,7 +10,7 @@ import msgspec
 
 from backends.vllm.ray.demand import Supply, demand, demand_in_words, kind_of, supply_in_words
 from lmi_handlers.core.errors import LoadFailed
-from lmi_handlers.core.program import command
+from lmi_handlers.workers.program import command
 
 _ANSWER_SECONDS = 10.0
 _PROCESS_SECONDS = 90.0  # importing Ray takes a while on a busy machine

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import signal
 import socket
 import struct
 import sys
@@ -37,8 +36,8 @@ from lmi_handlers.custom_code.formatting.token_answers import TokenAnswer
 from lmi_handlers.custom_code.formatting.tokenizer import LazyTokenizer
 from lmi_handlers.custom_code.lmi_modules import provide
 from lmi_handlers.engine.channel import Channel, MessageTooLong
-from lmi_handlers.engine.parent import end_with_parent
-from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings, read_line
+from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings
+from lmi_handlers.workers.parent import end_with_parent, ignore_signals, read_settings
 
 _SEND_SECONDS = 5
 """A web worker that does not read for so long is disconnected."""
@@ -185,9 +184,8 @@ def main() -> int:
     With the argument "check", it only loads the files. Without, it then listens until its parent ends.
     """
     configure_logging()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in an engine process
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    settings = msgspec.json.decode(read_line(sys.stdin.fileno()), type=EngineSettings)
+    ignore_signals()
+    settings = read_settings(EngineSettings)
     code = settings.formatters
     assert code is not None  # noqa: S101  otherwise there is no such process
     end_with_parent()

@@ -1,0 +1,1 @@
+"""Processes that the server and its tools keep: how they are started, watched and ended."""

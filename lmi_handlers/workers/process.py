@@ -1,0 +1,109 @@
+"""The parent's side of a process that it keeps. `parent` is the other side.
+
+Every kept process has the same parts:
+
+* The command is a module of ours, run by `program`, which keeps the working directory off `sys.path`.
+* The environment is the parent's. For processes that run or load a model, `environment` withholds credentials.
+* Standard input is its pipe of life. The first line may be its settings, as JSON. Nothing else is written. The pipe
+  closes when the parent ends, however that happens, and then the process and its group end (`end_with_parent`).
+* It leads a process group of its own, which is killed with it, so that nothing that it has started outlives it.
+* It ignores Ctrl-C and SIGTERM (`ignore_signals`): a terminal and a container send these to all processes, and the
+  parent decides. A server, which finishes its requests first, is asked with a signal and has a grace period.
+* Its exit status is said in the same words everywhere (`describe`).
+* Whoever starts it again waits in between: `back_off`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from typing import IO
+
+import msgspec
+
+from lmi_handlers.workers.program import command
+
+KILL_TIMEOUT = 30.0
+"""If a process still exists this many seconds after SIGKILL, it is stuck in the kernel (in a driver, for example)."""
+
+
+class ProcessStays(Exception):
+    """A process still exists after it was killed."""
+
+
+class KeptProcess(subprocess.Popen[bytes]):
+    """`python -m module`, which ends with this process.
+
+    `settings` is its first line on standard input. Without a `group` of its own, it belongs to this process's group, and
+    ends together with that. `environ` defaults to this process's environment. Raises `OSError` if it cannot be started.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        settings: msgspec.Struct | None = None,
+        environ: Mapping[str, str] | None = None,
+        group: bool = True,
+        stdout: int | IO[bytes] | None = None,
+        stderr: int | IO[bytes] | None = None,
+        pass_fds: tuple[int, ...] = (),
+        preexec_fn: Callable[[], object] | None = None,
+    ) -> None:
+        super().__init__(
+            command(module, *arguments),
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
+            env=environ,
+            pass_fds=pass_fds,
+            preexec_fn=preexec_fn,
+            start_new_session=group,
+        )
+        self._leads = group
+        assert self.stdin is not None  # noqa: S101  follows from stdin=PIPE
+        if settings is not None:
+            with contextlib.suppress(BrokenPipeError):  # it has ended already; its exit status says why
+                self.stdin.write(msgspec.json.encode(settings) + b"\n")
+                self.stdin.flush()
+
+    def kill(self) -> None:
+        """Kill the process, if it still runs, and the rest of its group."""
+        if not self._leads:
+            super().kill()
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises the latter for zombies
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def end(self, ask: signal.Signals | None = None, grace: float = 0.0) -> int:
+        """End the process and the rest of its group, and return its exit status.
+
+        If it is asked with a signal, it has `grace` seconds to end by itself. Raises `ProcessStays`.
+        """
+        if ask is not None:
+            self.send_signal(ask)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.wait(grace)
+        self.kill()
+        self.close()
+        try:
+            return self.wait(KILL_TIMEOUT)
+        except subprocess.TimeoutExpired as error:
+            raise ProcessStays(
+                f"process {self.pid} still exists {KILL_TIMEOUT:g} s after SIGKILL: it is stuck in the kernel"
+            ) from error
+
+    def close(self) -> None:
+        """Close the pipes. A process that has not ended does so now."""
+        for pipe in (self.stdin, self.stdout, self.stderr):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):  # of what is left in the buffer
+                    pipe.close()
+
+
+def describe(status: int) -> str:
+    """Return how a process has ended: its exit status, or the signal that has killed it."""
+    return f"exit status {status}" if status >= 0 else signal.Signals(-status).name
