@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from lmi_handlers.batch_transform.endpoint import Endpoint
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.workers.program import command
+from lmi_handlers.workers.process import KeptProcess, describe
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 30
@@ -28,26 +27,20 @@ def own_server(model_dir: Path | None) -> Iterator[str]:
     """
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
-    arguments = ["serve", "--host", "127.0.0.1", "--port", str(port)]
+    arguments = ["lmi_handlers.commands.interruptible", "lmi_handlers.commands.cli", "serve"]
+    arguments += ["--host", "127.0.0.1", "--port", str(port)]
     if model_dir is not None:
         arguments += ["--model-dir", str(model_dir)]
-    process = subprocess.Popen(
-        command("lmi_handlers.commands.interruptible", "lmi_handlers.commands.cli", *arguments), stdout=sys.stderr
-    )
+    process = KeptProcess("lmi_handlers.workers.bound", *arguments, stdout=sys.stderr)
     try:
         endpoint = Endpoint(url)
         while not endpoint.is_ready():
             if process.poll() is not None:
-                raise ConfigError(f"the server has ended with status {process.returncode}")
+                raise ConfigError(f"the server has ended with {describe(process.returncode)}")
             time.sleep(_POLL_SECONDS)
         yield url
     finally:
-        process.send_signal(signal.SIGQUIT)  # at once: nobody else waits for an answer
-        try:
-            process.wait(_GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.end(signal.SIGQUIT, _GRACE_SECONDS)  # at once: nobody else waits for an answer
 
 
 def _free_port() -> int:

@@ -34,6 +34,7 @@ from lmi_handlers.custom_code.messages import (
 from lmi_handlers.custom_code.streams import receive
 from lmi_handlers.engine.channel import MessageTooLong, ProtocolError, frame
 from lmi_handlers.workers.environment import child_environment
+from lmi_handlers.workers.process import describe, kill_group
 from lmi_handlers.workers.program import command
 
 _OVERDUE = 2.0
@@ -295,8 +296,7 @@ class Runner:
         await asyncio.wait({self.ended}, timeout=_LINGER)
         if not self.ended.done():
             return "closed the server's connection, and was replaced,"
-        status = self.ended.result()
-        return f"ended with status {status}" if status >= 0 else f"ended with {signal.Signals(-status).name}"
+        return f"ended with {describe(self.ended.result())}"
 
     async def _wait(self) -> None:
         """Wait for the process's end, end what it has left behind, and close the connection."""
@@ -309,10 +309,7 @@ class Runner:
     def _kill(self) -> None:
         if not self.ended.done():
             asyncio.get_running_loop().call_later(_UNKILLABLE, self._give_up)
-        with contextlib.suppress(
-            ProcessLookupError, PermissionError
-        ):  # macOS raises the latter if only zombies are left
-            os.killpg(self._process.pid, signal.SIGKILL)
+        kill_group(self._process.pid)
 
     def _give_up(self) -> None:
         """Go on without the process if it has not ended."""

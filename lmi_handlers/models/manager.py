@@ -35,6 +35,7 @@ from lmi_handlers.models.settings import ManagerSettings
 from lmi_handlers.models.slots import Slot, Slots
 from lmi_handlers.models.source import models_at_start, opened
 from lmi_handlers.telemetry.publisher import close_publishers
+from lmi_handlers.workers.back_off import back_off
 
 _LOOK_INTERVAL = 0.05
 _IDLE_INTERVAL = 0.5
@@ -253,7 +254,7 @@ class Manager:
         if not processes.wait_serving() and processes.failure is not None:
             raise processes.failure
         self._slots.advance(slot, ModelState.READY)
-        slot.back_off = 0.0
+        slot.failures = 0
         logger.info("model loaded", extra={"model": slot.entry.name, "url": slot.entry.url})
 
     def _not_started(self, slot: Slot, error: Exception) -> LMIError:
@@ -270,8 +271,9 @@ class Manager:
             self._fail(slot, cause)
             return cause
         if isinstance(cause, LoadFailed):
-            slot.back_off = min(max(_FIRST_BACK_OFF, 2 * slot.back_off), _LONGEST_BACK_OFF)
-            slot.retry_at = time.monotonic() + slot.back_off
+            slot.failures += 1
+            delay = back_off(slot.failures, first=_FIRST_BACK_OFF, longest=_LONGEST_BACK_OFF)
+            slot.retry_at = time.monotonic() + delay
         self._slots.change(slot, ModelState.SLEEPING, cause=str(cause))
         return cause
 

@@ -32,7 +32,7 @@ class Slot:
         self.processes: Processes | None = None
         self.files = contextlib.ExitStack()
         self.idle_timeout: int | None = None
-        self.back_off = 0.0
+        self.failures = 0
         self.retry_at = 0.0
         """When a model that could not be woken may be tried again, on the monotonic clock."""
         self.room: int | None = None

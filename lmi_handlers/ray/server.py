@@ -43,10 +43,17 @@ class ReplicaServer:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="lmi-ray-"))
-        self._path = self._directory / "web.sock"
+        self._path = self._directory / "web.sock"  # needs no free port, and its directory keeps other users out
         self._process = KeptProcess(
-            "lmi_handlers.ray.child",
-            str(self._path),
+            "lmi_handlers.workers.bound",
+            "lmi_handlers.launch.gunicorn_app",
+            *(
+                "-c",
+                "python:lmi_handlers.gunicorn_conf",
+                "--bind",
+                f"unix:{self._path}",
+                "lmi_handlers.app:create_app()",
+            ),
             environ={**os.environ, **environ, "LMI_STARTED": str(time.monotonic())},
         )
         self._session: aiohttp.ClientSession | None = None

@@ -11,6 +11,9 @@ Every kept process has the same parts:
   parent decides. A server, which finishes its requests first, is asked with a signal and has a grace period.
 * Its exit status is said in the same words everywhere (`describe`).
 * Whoever starts it again waits in between: `back_off`.
+
+Event loops start theirs with asyncio, in the same way, and share the functions of this module (`custom_code/runner.py`).
+Web workers start none: gevent would not know of it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
@@ -48,9 +51,8 @@ class KeptProcess(subprocess.Popen[bytes]):
         settings: msgspec.Struct | None = None,
         environ: Mapping[str, str] | None = None,
         group: bool = True,
-        stdout: int | IO[bytes] | None = None,
-        stderr: int | IO[bytes] | None = None,
-        pass_fds: tuple[int, ...] = (),
+        stdout: int | IO[Any] | None = None,
+        stderr: int | IO[Any] | None = None,
         preexec_fn: Callable[[], object] | None = None,
     ) -> None:
         super().__init__(
@@ -59,7 +61,6 @@ class KeptProcess(subprocess.Popen[bytes]):
             stdout=stdout,
             stderr=stderr,
             env=environ,
-            pass_fds=pass_fds,
             preexec_fn=preexec_fn,
             start_new_session=group,
         )
@@ -72,11 +73,10 @@ class KeptProcess(subprocess.Popen[bytes]):
 
     def kill(self) -> None:
         """Kill the process, if it still runs, and the rest of its group."""
-        if not self._leads:
+        if self._leads:
+            kill_group(self.pid)
+        else:
             super().kill()
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises the latter for zombies
-            os.killpg(self.pid, signal.SIGKILL)
 
     def end(self, ask: signal.Signals | None = None, grace: float = 0.0) -> int:
         """End the process and the rest of its group, and return its exit status.
@@ -102,6 +102,12 @@ class KeptProcess(subprocess.Popen[bytes]):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):  # of what is left in the buffer
                     pipe.close()
+
+
+def kill_group(leader: int) -> None:
+    """Kill all processes of the group that a process leads or, if that has ended, has led."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises the latter if only zombies are left
+        os.killpg(leader, signal.SIGKILL)
 
 
 def describe(status: int) -> str:

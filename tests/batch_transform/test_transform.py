@@ -310,8 +310,11 @@ def test_missing_input_is_told(tmp_path: Path) -> None:
     assert "has no files" in transform(tmp_path / "empty", tmp_path / "out").stderr
 
 
-def test_job_stops_its_own_server(tmp_path: Path) -> None:
-    """Also if a signal ends it, which leaves no part of an output."""
+@pytest.mark.parametrize(
+    ("ended_by", "status"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_job_stops_its_own_server(ended_by: signal.Signals, status: int, tmp_path: Path) -> None:
+    """However a signal ends it. If it can be handled, it leaves no part of an output."""
     model = tmp_path / "model"
     model.mkdir()
     (model / "serving.properties").write_text("option.rolling_batch=echo\noption.echo_tokens_per_second=1\n")
@@ -332,10 +335,11 @@ def test_job_stops_its_own_server(tmp_path: Path) -> None:
     time.sleep(1)
     children = psutil.Process(job.pid).children(recursive=True)
     assert children
-    job.send_signal(signal.SIGTERM)
-    assert job.wait(60) == 128 + signal.SIGTERM
+    job.send_signal(ended_by)
+    assert job.wait(60) == status
     assert still_running(children) == []
-    assert names_in(tmp_path / "out") == []
+    if ended_by is not signal.SIGKILL:
+        assert names_in(tmp_path / "out") == []
 
 
 @pytest.mark.long

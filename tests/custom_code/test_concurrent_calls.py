@@ -126,7 +126,7 @@ def test_an_exit_ends_all_calls_with_the_cause(server: Server, threads: ThreadPo
     other = begin(threads, server, "wait", tmp_path / "left")
     answers = [call(server, "exit"), other.result()]
     assert {answer.json()["error"] for answer in answers} == {
-        "the process that runs handle ended with status 3 while it worked on this request"
+        "the process that runs handle ended with exit status 3 while it worked on this request"
     }
     assert call(server, "pid").status_code == 200
 

@@ -167,10 +167,10 @@ def test_an_asynchronous_answer(server: Server) -> None:
         ("code", "handle returned the status 99: it must be from 200 to 599"),
         ("not json", "Out of range float values are not JSON compliant"),
         ("sys.exit", "handle raised SystemExit: 3"),
-        ("os._exit", "the process that runs handle ended with status 5 while it worked on this request"),
-        ("fork and die", "the process that runs handle ended with status 6 while it worked on this request"),
+        ("os._exit", "the process that runs handle ended with exit status 5 while it worked on this request"),
+        ("fork and die", "the process that runs handle ended with exit status 6 while it worked on this request"),
         ("rubbish", "the process that runs handle was replaced, because it wrote to the server's connection"),
-        ("close descriptors", "the process that runs handle ended with status 1 while it worked on this request"),
+        ("close descriptors", "the process that runs handle ended with exit status 1 while it worked on this request"),
         ("huge", "handle returned 2147483648 bytes at once: at most 268369920 are possible"),
         ("stream raises at once", "no more numbers"),
     ],
@@ -202,7 +202,7 @@ def test_a_stream_that_raises_ends_with_a_record(server: Server) -> None:
 def test_a_stream_whose_process_dies_ends_with_a_record(server: Server) -> None:
     first, last = call(server, "stream dies").content.splitlines()
     assert first == b"good"
-    assert "ended with status 4" in json.loads(last)["error"]
+    assert "ended with exit status 4" in json.loads(last)["error"]
 
 
 def test_a_handler_that_does_not_return_is_replaced(impatient: Server) -> None:
@@ -255,7 +255,7 @@ def test_the_code_may_use_processes_of_its_own(server: Server, method: str) -> N
 
 def test_a_thread_that_is_left_keeps_no_process(server: Server) -> None:
     assert call(server, "leave a thread").content == b"left"
-    assert "ended with status 5" in call(server, "os._exit").json()["error"]
+    assert "ended with exit status 5" in call(server, "os._exit").json()["error"]
     assert [call(server, "echo", b"1").json() for _ in range(4)] == [1] * 4
 
 

@@ -97,7 +97,7 @@ LIMITS = {HANGS: "option.model_loading_timeout=6\n", LOOPS: "option.model_loadin
         ("open('nowhere/file')\n" + HANDLER, ", line 1: FileNotFoundError: "),
         ("def handle(inputs):\n    return unknown\n", ", line 2: NameError: name 'unknown' is not defined"),
         ("import sys\nsys.exit(2)\n" + HANDLER, ", line 2: SystemExit: 2"),
-        ("import os\nos._exit(2)\n" + HANDLER, ": its process ended with status 2 while it was loaded"),
+        ("import os\nos._exit(2)\n" + HANDLER, ": its process ended with exit status 2 while it was loaded"),
         ("import os\nos.kill(os.getpid(), 11)\n" + HANDLER, ": its process ended with SIGSEGV while it was loaded"),
         ("def handle(inputs):\n    return 'text'\n", "Invalid output type: <class 'str'>"),
         ("x = 1\ndef handle():\n    return None\n", ", line 2: handle must take one argument, as in handle(inputs)"),

@@ -72,7 +72,7 @@ def test_fields_of_a_form_are_content(directory: Path) -> None:
         ("status", b"404", b"404 Not Found", b"text"),
         ("raise", b"{}", b"424 Failed Dependency", b'"error":"a good reason"'),
         ("loop", b"{}", b"504 Gateway Timeout", b"did not return within option.predict_timeout (2 s)"),
-        ("os._exit", b"{}", b"424 Failed Dependency", b"ended with status 5"),
+        ("os._exit", b"{}", b"424 Failed Dependency", b"ended with exit status 5"),
         ("echo", b"x" * 10_001, b"413 ", b"larger than max_request_size (10000 bytes)"),
     ],
 )
