@@ -220,3 +220,20 @@ class EngineDead(EngineError):
 def entry_of(error: LMIError, table: Mapping[type[LMIError], T], default: T) -> T:
     """Return the table's entry for the error's class or, if that has none, for its nearest base class."""
     return next((table[kind] for kind in type(error).__mro__ if kind in table), default)
+
+
+def told(error: LMIError) -> tuple[str, str, str | None]:
+    """Return the error as another process is told of it: the name of its class, its message, and its field or None.
+
+    A class of another distribution is told as its nearest base class in this module.
+    """
+    name = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__)
+    return (name, error.message, error.field) if isinstance(error, InvalidRequest) else (name, str(error), None)
+
+
+def error_of(name: str, message: str, field: str | None = None) -> LMIError:
+    """Return the error that another process has told. An unknown name, which none of ours sends, is a `RequestFailed`."""
+    kind = globals().get(name)
+    if not (isinstance(kind, type) and issubclass(kind, LMIError)):
+        return RequestFailed(message)
+    return kind(message, field=field) if issubclass(kind, InvalidRequest) else kind(message)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lmi_handlers.core.errors import RequestError
+from lmi_handlers.core.errors import RequestError, told
 from lmi_handlers.custom_code.failures import author_traceback, described, named, plain
 from lmi_handlers.custom_code.inputs import Input
 from lmi_handlers.custom_code.messages import Batch, Chunk, End, Head
@@ -119,7 +119,7 @@ class Call:
         """Return the end of a request that failed. LMI answers 507 if memory ran out."""
         number, cause = self._numbers[index], plain(described(error))
         if isinstance(error, RequestError):  # of ours: it says what is wrong with the request
-            return [End(number, cause, type(error).__name__)]
+            return [End(number, cause, told(error)[0])]
         extra = {"request_id": self._batch.invocations[index].request_id, "exception": author_traceback(error)}
         logger.error("%s failed", self._name, extra=extra)
         if type(error).__name__ in _OUT_OF_MEMORY and not self._begun:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from lmi_handlers.core.errors import LMIError, QueueFull
-from lmi_handlers.custom_code.messages import Chunk, End, Head, Invoke, failure_of
+from lmi_handlers.custom_code.messages import Chunk, End, Head, Invoke, failed, failure_of
 from lmi_handlers.engine.admission import DynamicBatch
 from lmi_handlers.engine.channel import MAX_MESSAGE_SIZE, frame
 
@@ -54,7 +54,7 @@ class Job:
 
     def fail(self, error: LMIError) -> None:
         """End the request with an error, unless it has ended."""
-        self.send(End(0, str(error), type(error).__name__))
+        self.send(failed(0, error))
 
     def leave(self) -> None:
         """Note that nobody waits any more."""

@@ -13,8 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from lmi_handlers.config.custom_code import CustomCode
-from lmi_handlers.core import errors
-from lmi_handlers.core.errors import LMIError
+from lmi_handlers.core.errors import LMIError, error_of, told
 from lmi_handlers.engine.messages import Loading
 
 # From a web worker
@@ -136,8 +135,12 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 def failure_of(end: End) -> LMIError | None:
     """Return the error with which a request has ended, if it has failed."""
-    kind: type[LMIError] = getattr(errors, end.kind)
-    return None if end.error is None else kind(end.error)
+    return None if end.error is None else error_of(end.kind, end.error)
+
+
+def failed(number: int, error: LMIError) -> End:
+    """Return the message that says why a request has failed."""
+    return End(number, str(error), told(error)[0])
 
 
 # From the pool to a web worker

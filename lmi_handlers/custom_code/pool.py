@@ -20,7 +20,17 @@ from lmi_handlers.core.errors import ConfigError, LMIError, LoadFailed, QueueFul
 from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.custom_code.adapters import CodeAdapters
 from lmi_handlers.custom_code.job import Job
-from lmi_handlers.custom_code.messages import ChangeAdapter, Chunk, End, FromWorker, Head, Invoke, Serving, Watch
+from lmi_handlers.custom_code.messages import (
+    ChangeAdapter,
+    Chunk,
+    End,
+    FromWorker,
+    Head,
+    Invoke,
+    Serving,
+    Watch,
+    failed,
+)
 from lmi_handlers.custom_code.prepare import prepared
 from lmi_handlers.custom_code.processes import Processes, log_error
 from lmi_handlers.custom_code.runner import CodeError
@@ -166,7 +176,7 @@ class Pool:
         except RefusedByCode as error:
             answer = [Head(0, error.status, {}, streams=False), Chunk(0, str(error).encode()), End(0)]
         except LMIError as error:
-            answer = [End(0, str(error), type(error).__name__)]
+            answer = [failed(0, error)]
         except OSError as error:  # the disk is full
             answer = [End(0, f"the adapter cannot be registered: {error}")]
         writer.write(b"".join(map(frame, answer)))

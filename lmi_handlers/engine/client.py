@@ -18,15 +18,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from lmi_handlers.core import errors
 from lmi_handlers.core.errors import (
     ClientDisconnected,
     DeadlineExceeded,
     EngineDead,
     EngineNotReady,
-    InvalidRequest,
     LMIError,
     TextDeadline,
+    error_of,
 )
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.pooling_params import PoolingParams
@@ -365,7 +364,7 @@ class EngineClient:
         elif isinstance(message, Failed):
             failed = self._generations.get(message.number) or self._changes.get(message.number)
             if failed is not None:
-                failed.put(_error_of(message))
+                failed.put(error_of(message.error, message.message, message.field))
         elif isinstance(message, AdapterChanged):
             if message.number in self._changes:
                 self._changes[message.number].put(None)
@@ -398,10 +397,3 @@ class EngineClient:
                     generation.end(DeadlineExceeded("the request did not finish within predict_timeout"))
                 else:
                     generation.wake(now)
-
-
-def _error_of(message: Failed) -> LMIError:
-    kind: type[LMIError] = getattr(errors, message.error)  # both ends run the same version of this package
-    if issubclass(kind, InvalidRequest):
-        return kind(message.message, field=message.field)
-    return kind(message.message)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from lmi_handlers.core.capabilities import Capabilities
-from lmi_handlers.core.errors import InvalidRequest, LMIError
+from lmi_handlers.core.errors import LMIError, told
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.pooling_params import PoolingParams
 from lmi_handlers.core.request import EncodedPrompt
@@ -142,7 +142,4 @@ EngineMessage = Loading | Ready | Outputs | Failed | AdapterChanged | Sync
 
 def failed(number: int, error: LMIError) -> Failed:
     """Return the message that says why the worker's request `number` has failed."""
-    kind = type(error).__name__
-    if isinstance(error, InvalidRequest):
-        return Failed(number, kind, error.message, error.field)
-    return Failed(number, kind, str(error))
+    return Failed(number, *told(error))

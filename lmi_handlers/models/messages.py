@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from lmi_handlers.core import errors
-from lmi_handlers.core.errors import InvalidRequest, LMIError
+from lmi_handlers.core.errors import LMIError, error_of, told
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -52,14 +51,11 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     @classmethod
     def of(cls, error: LMIError) -> Refused:
-        if isinstance(error, InvalidRequest):
-            return cls(type(error).__name__, error.message, error.field)
-        return cls(type(error).__name__, str(error))
+        return cls(*told(error))
 
     def as_error(self) -> LMIError:
         """Return the error of which this was made."""
-        kind: type[LMIError] = getattr(errors, self.error)  # both ends run the same version of this package
-        return kind(self.message, field=self.field) if issubclass(kind, InvalidRequest) else kind(self.message)
+        return error_of(self.error, self.message, self.field)
 
 
 Command = Load | Unload | Wake | Scale
