@@ -32,9 +32,9 @@ from ray_nodes import OTHERS, Cluster, ray_cluster, replicas
 from report import Target, number, print_table
 from servers import Server, lmi_server
 
-from lmi_handlers.bench.load import Load, Timing, send
-from lmi_handlers.bench.report import distribution
-from lmi_handlers.bench.workload import Lengths, random_items
+from lmi_handlers.tools.bench.load import Load, Timing, send
+from lmi_handlers.tools.bench.report import distribution
+from lmi_handlers.tools.bench.workload import Lengths, random_items
 
 PACE = 20
 """Tokens per second of a stream."""

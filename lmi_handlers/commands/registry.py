@@ -14,16 +14,16 @@ from lmi_handlers.core.plugins import installed, load_instance
 ENTRY_POINT_GROUP = "lmi_handlers.commands"
 
 TOOLS = {
-    "bench": "lmi_handlers.bench.commands:bench",
-    "chat": "lmi_handlers.chat.commands:chat",
-    "deploy": "lmi_handlers.deploy.commands:deploy_command",
-    "instances": "lmi_handlers.deploy.commands:instances_command",
-    "invoke": "lmi_handlers.deploy.invoke_command:invoke_command",
-    "logs": "lmi_handlers.deploy.commands:logs_command",
+    "bench": "lmi_handlers.tools.bench.commands:bench",
+    "chat": "lmi_handlers.tools.chat.commands:chat",
+    "deploy": "lmi_handlers.tools.deploy.commands:deploy_command",
+    "instances": "lmi_handlers.tools.deploy.commands:instances_command",
+    "invoke": "lmi_handlers.tools.deploy.invoke_command:invoke_command",
+    "logs": "lmi_handlers.tools.deploy.commands:logs_command",
     "ray": "lmi_handlers.ray.commands:ray",
-    "status": "lmi_handlers.deploy.commands:status_command",
-    "transform": "lmi_handlers.batch_transform.commands:transform",
-    "undeploy": "lmi_handlers.deploy.commands:undeploy_command",
+    "status": "lmi_handlers.tools.deploy.commands:status_command",
+    "transform": "lmi_handlers.tools.batch_transform.commands:transform",
+    "undeploy": "lmi_handlers.tools.deploy.commands:undeploy_command",
 }
 """Command names to "module:name"."""
 

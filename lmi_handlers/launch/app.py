@@ -24,13 +24,15 @@ from lmi_handlers.apis.server import document_routes, server_routes
 from lmi_handlers.config.custom_code import REGISTER
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.config.server_settings import ServerSettings, default_workers, is_loopback
-from lmi_handlers.console.configuration import ConfigurationView, configuration_view
-from lmi_handlers.console.routes import add_console, is_for_console, is_on
-from lmi_handlers.console.state import Watched
 from lmi_handlers.core.beside import RunBeside
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.custom_code.formatting.client import FormatterClient
 from lmi_handlers.engine.settings import SOCKET_VARIABLE, formatter_socket_path, recent_dir
+from lmi_handlers.laptop.console.configuration import ConfigurationView, configuration_view
+from lmi_handlers.laptop.console.routes import add_console, is_for_console, is_on
+from lmi_handlers.laptop.console.state import Watched
+from lmi_handlers.laptop.sagemaker_runtime.routes import local_runtime
+from lmi_handlers.laptop.swagger_ui.routes import add_docs, is_for_docs
 from lmi_handlers.models.registry import RUNTIME_VARIABLE, Registered
 from lmi_handlers.models.shelf import Shelf
 from lmi_handlers.openapi.document import openapi_document
@@ -42,11 +44,9 @@ from lmi_handlers.preflight.configuration import (
     read_configuration,
     read_store,
 )
-from lmi_handlers.sagemaker_runtime.routes import local_runtime
 from lmi_handlers.serving.custom_model import CustomModel
 from lmi_handlers.serving.served import Served
 from lmi_handlers.serving.served_model import ServedModel
-from lmi_handlers.swagger_ui.routes import add_docs, is_for_docs
 from lmi_handlers.telemetry.recent import RecentRequests
 from lmi_handlers.telemetry.tracing import worker_traces
 from lmi_handlers.web.access_control import AccessControl

@@ -240,7 +240,7 @@ def _addresses(server: Any) -> list[Address]:
 
 def _tell_host(addresses: list[Address]) -> None:
     """Pass the listening host to the workers, which are forked later, and log who can connect."""
-    from lmi_handlers.console.routes import is_on  # imports Flask: see `_preload`
+    from lmi_handlers.laptop.console.routes import is_on  # imports Flask: see `_preload`
 
     os.environ["LMI_HOST"] = host = host_of(addresses)
     has_key = bool(os.environ.get("API_KEY"))

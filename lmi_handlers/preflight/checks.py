@@ -298,7 +298,7 @@ def _check_origins(configuration: Configuration, environ: Mapping[str, str]) -> 
 def _check_local_runtime(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
     if (settings := configuration.settings.local_runtime) is not None:
         # Flask brings a log handler, which the arbiter must not have before gevent (see web/gevent_worker.py).
-        from lmi_handlers.sagemaker_runtime.routes import check_local_runtime
+        from lmi_handlers.laptop.sagemaker_runtime.routes import check_local_runtime
 
         check_local_runtime(settings)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lmi_handlers.batch_transform.json_path import JsonPath
+from lmi_handlers.tools.batch_transform.json_path import JsonPath
 
 RECORD = {"id": 7, "features": [1, 2, 3], "rows": [{"a": 1, "b": 2}, {"a": 3, "b": 4}], "x y": {"z": None}}
 

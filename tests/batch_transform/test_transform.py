@@ -22,12 +22,12 @@ from serving import ENVIRON, Server, StartServer, free_port
 from transform import Container, container, read_lines, transform, write_lines
 from waiting import still_running, wait_until
 
-from lmi_handlers.batch_transform.endpoint import Endpoint, Unreachable
-from lmi_handlers.batch_transform.job import FileReport, Job
-from lmi_handlers.batch_transform.settings import Choices, ExecutionParameters, settle
-from lmi_handlers.batch_transform.storage import find_inputs, open_folder
-from lmi_handlers.batch_transform.transform import Transform
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.tools.batch_transform.endpoint import Endpoint, Unreachable
+from lmi_handlers.tools.batch_transform.job import FileReport, Job
+from lmi_handlers.tools.batch_transform.settings import Choices, ExecutionParameters, settle
+from lmi_handlers.tools.batch_transform.storage import find_inputs, open_folder
+from lmi_handlers.tools.batch_transform.transform import Transform
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi_handlers.batch_transform.records import SPLITTERS, InvalidFile, Record, TooLarge, batches
-from lmi_handlers.batch_transform.settings import Choices, ExecutionParameters, SplitType, settle
+from lmi_handlers.tools.batch_transform.records import SPLITTERS, InvalidFile, Record, TooLarge, batches
+from lmi_handlers.tools.batch_transform.settings import Choices, ExecutionParameters, SplitType, settle
 
 MAGIC = struct.pack("<I", 0xCED7230A)
 

@@ -19,11 +19,11 @@ import numpy
 import pytest
 from serving import API_KEY, ENVIRON, Server, StartServer
 
-from lmi_handlers.bench.load import Load, Timing, send
-from lmi_handlers.bench.page import as_page
-from lmi_handlers.bench.report import make_report
-from lmi_handlers.bench.workload import Item, Lengths, arrival_gaps, items_of_file, random_items
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.tools.bench.load import Load, Timing, send
+from lmi_handlers.tools.bench.page import as_page
+from lmi_handlers.tools.bench.report import make_report
+from lmi_handlers.tools.bench.workload import Item, Lengths, arrival_gaps, items_of_file, random_items
 
 WORDS = Item("one two three four five six", 8)
 

@@ -21,11 +21,11 @@ from serving import API_KEY, ENVIRON, Server, StartServer, free_port
 from terminal import COLOUR, Terminal
 from waiting import wait_until
 
-from lmi_handlers.chat.apis import APIS
-from lmi_handlers.chat.conversation import Conversation, parse_setting
-from lmi_handlers.chat.server import Server as ChatServer
 from lmi_handlers.core.terminal import visible
 from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME
+from lmi_handlers.tools.chat.apis import APIS
+from lmi_handlers.tools.chat.conversation import Conversation, parse_setting
+from lmi_handlers.tools.chat.server import Server as ChatServer
 
 Pipe = Callable[..., Result]
 ENDPOINT_APIS = [name for name, api in APIS.items() if api.on_endpoints]

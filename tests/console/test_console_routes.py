@@ -14,10 +14,10 @@ import requests
 from serving import API_KEY, Server, StartServer
 from waiting import wait_until
 
-from lmi_handlers.console import routes
-from lmi_handlers.console.routes import is_on, static_files
-from lmi_handlers.console.state import ServerView, Snapshot, State
 from lmi_handlers.core.usage import Usage
+from lmi_handlers.laptop.console import routes
+from lmi_handlers.laptop.console.routes import is_on, static_files
+from lmi_handlers.laptop.console.state import ServerView, Snapshot, State
 from lmi_handlers.metrics.requests import RequestMetrics
 from lmi_handlers.telemetry.recent import KEPT, RecentReader, RecentRequest, RecentRequests
 

@@ -79,7 +79,7 @@ def write(directory: Path, files: dict[str, str]) -> Path:
 def test_own_code_gets_its_own_modules_from_lmi_run(tmp_path: Path, case: str) -> None:
     files, value = OWN[case]
     directory = write(tmp_path / "m", files)
-    command = [sys.executable, "-m", "lmi_handlers.cli", "run", "--model-dir", str(directory), "--input", "-"]
+    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "run", "--model-dir", str(directory), "--input", "-"]
     ended = subprocess.run(command, input=b"{}", capture_output=True, env=ENVIRON, timeout=240, check=False)
     assert ended.returncode == 0, ended.stderr.decode()
     assert json.loads(ended.stdout) == value

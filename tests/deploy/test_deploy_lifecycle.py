@@ -286,7 +286,7 @@ def test_an_endpoint_is_kept_while_aws_does_not_answer(server: AwsServer, monkey
     assert "done all the same: CreateEndpoint: ServiceUnavailable: lost" in result.stdout
     other = ("--model-data", "s3://bucket/other/", "--update", "--wait")
     server.control(lose=["UpdateEndpoint", "DescribeEndpoint"])
-    monkeypatch.setattr("lmi_handlers.deploy.run._PATIENCE_SECONDS", 0)
+    monkeypatch.setattr("lmi_handlers.tools.deploy.run._PATIENCE_SECONDS", 0)
     result = deploy("lost", *other)
     assert result.exit_code == 1
     assert (

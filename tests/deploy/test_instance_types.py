@@ -11,8 +11,8 @@ from botocore.session import get_session
 from lmi_command import lmi
 
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.deploy.instances import instance_types, propose
-from lmi_handlers.deploy.model_size import ModelSize, model_size
+from lmi_handlers.tools.deploy.instances import instance_types, propose
+from lmi_handlers.tools.deploy.model_size import ModelSize, model_size
 
 GIB = 2**30
 LLAMA_8B = {

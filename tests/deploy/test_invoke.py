@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lmi_command import lmi
 from serving import Server
 
-from lmi_handlers.deploy.answer_text import AnswerFailed, texts
+from lmi_handlers.tools.deploy.answer_text import AnswerFailed, texts
 
 PROMPT = {"inputs": "one two", "parameters": {"max_new_tokens": 7}}
 CHAT = {"messages": [{"role": "user", "content": "one two"}], "max_tokens": 13}

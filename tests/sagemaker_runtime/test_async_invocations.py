@@ -23,7 +23,7 @@ from serving import Server, StartServer
 from waiting import wait_until
 
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.sagemaker_runtime.storage import parse_folder, parse_input
+from lmi_handlers.laptop.sagemaker_runtime.storage import parse_folder, parse_input
 
 if TYPE_CHECKING:
     from mypy_boto3_sagemaker_runtime import SageMakerRuntimeClient

@@ -12,7 +12,7 @@ from botocore.eventstream import ChecksumMismatch, EventStreamBuffer, EventStrea
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lmi_handlers.sagemaker_runtime.eventstream import (
+from lmi_handlers.laptop.sagemaker_runtime.eventstream import (
     MAX_PAYLOAD_LENGTH,
     encode_message,
     model_stream_error,

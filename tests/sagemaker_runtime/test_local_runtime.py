@@ -24,7 +24,7 @@ from runtime_client import runtime_client
 from serving import ENVIRON, Server, StartServer, free_port
 
 from lmi_handlers.config.local_runtime import LocalRuntimeSettings
-from lmi_handlers.sagemaker_runtime.routes import local_runtime
+from lmi_handlers.laptop.sagemaker_runtime.routes import local_runtime
 
 if TYPE_CHECKING:
     from mypy_boto3_sagemaker_runtime import SageMakerRuntimeClient
@@ -204,7 +204,7 @@ def test_closing_a_stream_frees_its_place(start_server: StartServer) -> None:
 SHORT_LIMITS = """
 from lmi_handlers.app import create_app
 from lmi_handlers.config.local_runtime import LocalRuntimeSettings
-from lmi_handlers.sagemaker_runtime.routes import local_runtime
+from lmi_handlers.laptop.sagemaker_runtime.routes import local_runtime
 
 app = create_app()
 app.register_blueprint(local_runtime(LocalRuntimeSettings(), invoke_time_limit=3, stream_time_limit=3))

@@ -25,7 +25,7 @@ from botocore.session import get_session
 from runtime_client import close_connection
 from serving import Server, lmi_check
 
-from lmi_handlers.sagemaker_runtime import constraints
+from lmi_handlers.laptop.sagemaker_runtime import constraints
 
 KEYS = {"AKIALOCAL": "a/secret+key", "AKIAOTHER": "other"}
 TIME = "%Y%m%dT%H%M%SZ"

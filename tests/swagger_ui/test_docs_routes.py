@@ -10,7 +10,7 @@ import requests
 from model_store import ECHO, StoreServer
 from serving import Server, StartServer
 
-from lmi_handlers.swagger_ui import routes
+from lmi_handlers.laptop.swagger_ui import routes
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
 FILES = ("page.css", "page.js", "favicon-32x32.png", "swagger-ui-bundle.js", "swagger-ui.css")

@@ -24,7 +24,7 @@ from serving import Server, free_port
 
 from lmi_handlers import __version__
 from lmi_handlers.commands.cli import main
-from lmi_handlers.console.routes import static_files
+from lmi_handlers.laptop.console.routes import static_files
 
 PACKAGES = ("lmi_handlers", "backends", "formatters")
 INFO = f"lmi_handlers-{__version__}.dist-info"

@@ -1,0 +1,155 @@
+"""`lmi bench`: from its options to its reports."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.install import install_command
+from lmi_handlers.core.redaction import redacted
+from lmi_handlers.core.terminal import show
+from lmi_handlers.tools.bench.apis import APIS
+from lmi_handlers.tools.bench.report import as_json, as_text, make_report
+from lmi_handlers.tools.bench.workload import Lengths, arrival_gaps, items_of_file, random_items
+
+_GOODPUT = ("ttft", "tpot", "e2el")
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What `lmi bench` was asked for. `rate` is requests per second; without it, the loop is closed."""
+
+    url: str
+    api: str
+    model: str
+    concurrency: int | None
+    rate: float | None
+    burstiness: float
+    requests: int
+    duration: float | None
+    warm_up: int
+    input_tokens: str
+    output_tokens: str
+    dataset: Path | None
+    tokenizer: Path | None
+    ignore_eos: bool
+    goodput: Mapping[str, float]
+    timeout: float
+    seed: int
+    headers: Mapping[str, str]
+
+
+def run(options: Options, json_file: Path | None, page_file: Path | None) -> None:
+    """Send the requests, print the figures and write the files. Exits with status 1 if no request was answered.
+
+    Raises `ConfigError`.
+    """
+    try:
+        from lmi_handlers.tools.bench.load import Load, send
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed: {install_command('lmi-handlers[bench]')}") from error
+    _check(options)
+    items = _items(options, random.Random(options.seed))  # noqa: S311  reproducible, not secret
+    gaps = random.Random(options.seed + 1)  # noqa: S311
+    load = Load(
+        url=options.url.rstrip("/"),
+        api=options.api,
+        model=options.model,
+        items=items,
+        concurrency=options.concurrency or (1 if options.rate is None else 0),
+        requests=options.requests,
+        duration=options.duration,
+        gaps=None if options.rate is None else arrival_gaps(options.rate, options.burstiness, gaps),
+        timeout=options.timeout,
+        headers=options.headers,
+        ignore_eos=options.ignore_eos,
+    )
+    if options.warm_up:
+        first = {"concurrency": min(options.warm_up, load.concurrency or options.warm_up), "requests": options.warm_up}
+        warm_up, _ = asyncio.run(send(msgspec.structs.replace(load, gaps=None, duration=None, **first)))
+        if all(timing.error is not None for timing in warm_up):
+            raise ConfigError(f"every request of the warm-up failed: {warm_up[0].error}")
+    timings, duration = asyncio.run(send(load))
+    report = make_report(timings, duration, options.goodput)
+    arguments = _arguments(options)
+    show(as_text(report), end="")
+    if json_file is not None:
+        json_file.write_bytes(as_json(report, arguments))
+    if page_file is not None:
+        from lmi_handlers.tools.bench.page import as_page
+
+        page_file.write_text(as_page(report, timings, arguments), encoding="utf-8")
+    if not report.completed:
+        sys.exit(1)
+
+
+def parse_goodput(limits: tuple[str, ...]) -> dict[str, float]:
+    """Read limits such as `ttft:500`, in milliseconds. Raises `ConfigError`."""
+    parsed = {}
+    for limit in limits:
+        name, _, text = limit.partition(":")
+        try:
+            parsed[name] = float(text)
+        except ValueError:
+            name = ""
+        if name not in _GOODPUT:
+            raise ConfigError(
+                f"--goodput {limit!r} is not a limit such as ttft:500 ({', '.join(_GOODPUT)}; milliseconds)"
+            )
+    return parsed
+
+
+def parse_headers(headers: tuple[str, ...]) -> dict[str, str]:
+    """Read headers such as `Name: value`. Raises `ConfigError`."""
+    parsed = {}
+    for header in headers:
+        name, separator, value = header.partition(":")
+        if not separator or not name.strip():
+            raise ConfigError(f"--header {header!r} is not NAME:VALUE")
+        parsed[name.strip()] = value.strip()
+    return parsed
+
+
+def _check(options: Options) -> None:
+    parts = urlsplit(options.url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"--url {redacted(options.url)!r} is not a URL such as http://127.0.0.1:8080")
+    if math.isnan(options.rate or 0.0) or not math.isfinite(options.burstiness):
+        raise ConfigError("--rate and --burstiness must be numbers")
+    if options.api not in APIS:
+        raise ConfigError(f"--api {options.api!r} is none of {', '.join(APIS)}")
+
+
+def _items(options: Options, source: random.Random) -> Any:
+    lengths = Lengths(options.output_tokens)
+    if options.dataset is not None:
+        return items_of_file(options.dataset, lengths, source)
+    tokenizer = None
+    if options.tokenizer is not None:
+        from tokenizers import Tokenizer
+
+        file = options.tokenizer / "tokenizer.json" if options.tokenizer.is_dir() else options.tokenizer
+        try:
+            tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # tokenizers raises nothing more specific
+            raise ConfigError(f"--tokenizer {file}: {error}") from error
+    return random_items(Lengths(options.input_tokens), lengths, source, tokenizer)
+
+
+def _arguments(options: Options) -> dict[str, Any]:
+    """Return what the report says about the run. Headers and the URL may hold secrets."""
+    given = {name: value for name, value in msgspec.to_builtins(options, enc_hook=str).items() if value is not None}
+    return given | {
+        "url": redacted(options.url),
+        "headers": sorted(options.headers),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }

@@ -1,0 +1,74 @@
+"""The command line of `lmi chat`. What takes long to import is imported in the command, because every `lmi` imports this."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lmi_handlers.tools.deploy.options import explained, region_option
+
+
+@click.command("chat")
+@click.option("--url", help="The server. Defaults to http://127.0.0.1:8080.")
+@click.option("--endpoint", metavar="NAME", help="Endpoint on AWS, instead of --url.")
+@region_option
+@click.option("--target-model", help="Model of a multi-model endpoint.")
+@click.option("--component", metavar="NAME", help="Inference component of the endpoint, or an adapter's.")
+@click.option(
+    "--api",
+    type=click.Choice(["openai-chat", "responses", "openai", "lmi", "tgi", "mindie", "aleph-alpha"]),
+    default="openai-chat",
+    show_default=True,
+    help="The API in which to ask.",
+)
+@click.option("--model", default="", help="Name of the model, for APIs that have one. Defaults to the server's own.")
+@click.option("--system", metavar="TEXT", help="System prompt.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of each request. May be repeated."
+)
+@click.option("--api-key", envvar="API_KEY", help="Key of the server at --url. Defaults to the variable API_KEY.")
+@click.option(
+    "--history-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Keep what you type in this file, for the arrow keys of the next chat.",
+)
+@explained
+def chat(
+    *,
+    url: str | None,
+    endpoint: str | None,
+    region: str | None,
+    target_model: str | None,
+    component: str | None,
+    api: str,
+    model: str,
+    system: str | None,
+    settings: tuple[str, ...],
+    api_key: str | None,
+    history_file: Path | None,
+) -> None:
+    """Chat with a model in the terminal.
+
+    Ctrl-C stops an answer. /help lists the commands. If standard input is no terminal, each of its lines is asked, and only
+    the answers are printed; then the exit status is 1 if anything failed.
+
+    Examples: lmi chat --api tgi, lmi chat --endpoint my-model --system 'Answer in one sentence.'
+    """
+    from lmi_handlers.tools.chat.conversation import Conversation, parse_setting
+    from lmi_handlers.tools.chat.server import Endpoint, Server
+    from lmi_handlers.tools.chat.session import run
+
+    if url is not None and endpoint is not None:
+        raise click.UsageError("--url and --endpoint are alternatives")
+    chosen: Any
+    if endpoint is None:
+        chosen = Server(url or "http://127.0.0.1:8080", api, api_key)
+    else:
+        chosen = Endpoint(endpoint, api, region=region, target_model=target_model, component=component)
+    conversation = Conversation(model=model, system=system or None)
+    for setting in settings:
+        name, value = parse_setting(setting, "=")
+        conversation.set(name, value)
+    run(chosen, conversation, history_file)

@@ -1,0 +1,117 @@
+"""Makes calls with boto3, and says in one sentence why one failed."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.install import install_command
+from lmi_handlers.tools.deploy.answer_text import failure_cause
+from lmi_handlers.tools.deploy.calls import Call
+
+
+class Refused(Exception):
+    """AWS or a server refused a call, or could not be reached. `code` is AWS's name of the error, an HTTP status, or empty."""
+
+    def __init__(self, message: str, *, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+    @property
+    def is_missing(self) -> bool:
+        """What was asked for does not exist. SageMaker has no error code for that."""
+        return self.code in _MISSING or (self.code == "ValidationException" and "could not find" in str(self).lower())
+
+    @property
+    def is_duplicate(self) -> bool:
+        return self.code == "ValidationException" and "already exist" in str(self).lower()
+
+
+_MISSING = ("ResourceNotFound", "ResourceNotFoundException", "ObjectNotFoundException", "NoSuchBucket")
+
+
+def check_boto3() -> None:
+    """Raise `ConfigError` if boto3 is missing."""
+    if importlib.util.find_spec("boto3") is None:
+        raise ConfigError(f"this command needs boto3: {install_command('lmi-handlers[aws]')}")
+
+
+class Aws:
+    """AWS's APIs, in the region and with the credentials that boto3 finds."""
+
+    def __init__(self, region: str | None) -> None:
+        check_boto3()
+        import boto3
+
+        # boto3 itself reads AWS_DEFAULT_REGION only
+        self._session = boto3.Session(region_name=region or os.environ.get("AWS_REGION"))
+
+    @functools.cache  # noqa: B019  lives as long as the process
+    def client(self, service: str) -> Any:
+        """Return boto3's client. Raises `Refused` if there is no region, for example."""
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
+
+        # A model may take long to answer, and a request that is repeated costs as much again.
+        patient = Config(read_timeout=600, retries={"total_max_attempts": 1})
+        try:
+            config = patient if service == "sagemaker-runtime" else None
+            return self._session.client(service, config=config)  # type: ignore[call-overload]
+        except (BotoCoreError, ValueError) as error:
+            raise Refused(_sentence(error)) from error
+
+    def __call__(self, call: Call) -> dict[str, Any]:
+        """Make the call once. Raises `Refused`."""
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            client = self.client(call.service)
+            if call.file is not None:  # in parts, if the file is large
+                where = {name: value for name, value in call.parameters.items() if name in ("Bucket", "Key")}
+                client.upload_file(call.file, **where, ExtraArgs={"Metadata": call.parameters["Metadata"]})
+                return {}
+            answer: dict[str, Any] = getattr(client, call.operation)(**call.parameters)
+            return answer
+        except ClientError as error:
+            details = error.response.get("Error", {})
+            code = details.get("Code", "")
+            raise Refused(f"{call.api_name}: {code}: {_cause(error.response)}", code=code) from error
+        except (BotoCoreError, Boto3Error, OSError) as error:
+            raise Refused(f"{call.api_name}: {_sentence(error)}") from error
+
+    def pages(self, service: str, operation: str, key: str, **parameters: Any) -> Iterator[dict[str, Any]]:
+        """Yield the items of all pages of a listing. Raises `Refused`."""
+        token: dict[str, str] = {}
+        while True:
+            answer = self(Call(service, operation, parameters | token))
+            yield from answer.get(key, [])
+            if not answer.get("NextToken"):
+                return
+            token = {"NextToken": answer["NextToken"]}
+
+    def find(self, call: Call) -> dict[str, Any] | None:
+        """Return the answer, or None if what the call asks for does not exist. Raises `Refused`."""
+        try:
+            return self(call)
+        except Refused as refused:
+            if refused.is_missing:
+                return None
+            raise
+
+
+def _cause(response: Mapping[str, Any]) -> str:
+    """Return AWS's message, or the model's own if that is what AWS passes on."""
+    original = response.get("OriginalMessage")
+    if isinstance(original, str):
+        return f"{response.get('OriginalStatusCode', '')}: {failure_cause(original.encode())}"
+    return _sentence(response.get("Error", {}).get("Message", ""))
+
+
+def _sentence(error: object) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

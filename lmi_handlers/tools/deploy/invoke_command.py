@@ -1,0 +1,95 @@
+"""The command line of `lmi invoke`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lmi_handlers.tools.deploy.options import explained, region_option
+
+if TYPE_CHECKING:
+    from lmi_handlers.tools.deploy.invoke import Invocation
+
+
+@click.command("invoke")
+@click.argument("body", required=False)
+@click.option("--url", help="Server to call directly, such as http://127.0.0.1:8080.")
+@click.option("--endpoint-name", help="Endpoint to call on AWS.")
+@region_option
+@click.option("--content-type", default="application/json", show_default=True)
+@click.option("--accept")
+@click.option("--target-model", help="Model of a multi-model endpoint.")
+@click.option("--target-variant")
+@click.option("--component", metavar="NAME", help="Inference component, or an adapter's.")
+@click.option("--session-id", help="Session of the request, or NEW_SESSION.")
+@click.option("--custom-attributes")
+@click.option("--inference-id")
+@click.option("--api-key", envvar="API_KEY", help="Key of the server at --url. Defaults to the variable API_KEY.")
+@click.option("--raw", is_flag=True, help="Print the bytes of the answer as they are.")
+@explained
+def invoke_command(
+    *,
+    body: str | None,
+    url: str | None,
+    endpoint_name: str | None,
+    region: str | None,
+    api_key: str | None,
+    raw: bool,
+    **options: Any,
+) -> None:
+    """Send one request, and print the generated text as it arrives.
+
+    BODY is the request's body, @FILE for a file, or - for standard input, which is the default. Exits with status 1 if the
+    request or the generation fails.
+
+    Example: lmi invoke --url http://127.0.0.1:8080 '{"inputs": "Hello", "stream": true}'
+    """
+    from lmi_handlers.tools.deploy.answer_text import AnswerFailed
+    from lmi_handlers.tools.deploy.aws import Aws, Refused
+    from lmi_handlers.tools.deploy.invoke import invoke_endpoint, invoke_url, show
+
+    if (url is None) == (endpoint_name is None):
+        raise click.UsageError("exactly one of --url and --endpoint-name is needed")
+    invocation = _invocation(_read_body(body), options)
+    if url is not None:
+        answering = invoke_url(url, invocation, api_key)
+    else:
+        # The operation that streams has no target model, and cannot begin a session.
+        whole = "TargetModel" in invocation.parameters or invocation.parameters.get("SessionId") == "NEW_SESSION"
+        answering = invoke_endpoint(Aws(region), str(endpoint_name), invocation, streams=not whole)
+    with answering as answer:
+        try:
+            show(answer, raw=raw)
+        except AnswerFailed as error:
+            raise Refused(str(error)) from error
+
+
+def _invocation(body: bytes, options: dict[str, Any]) -> Invocation:
+    from lmi_handlers.tools.deploy.invoke import Invocation
+
+    names = {
+        "target_model": "TargetModel",
+        "target_variant": "TargetVariant",
+        "component": "InferenceComponentName",
+        "session_id": "SessionId",
+        "custom_attributes": "CustomAttributes",
+        "inference_id": "InferenceId",
+    }
+    parameters = {aws: options[ours] for ours, aws in names.items() if options[ours] is not None}
+    return Invocation(body=body, content_type=options["content_type"], accept=options["accept"], parameters=parameters)
+
+
+def _read_body(body: str | None) -> bytes:
+    from lmi_handlers.core.errors import ConfigError
+
+    if body is None or body == "-":
+        return sys.stdin.buffer.read()
+    if not body.startswith("@"):
+        return body.encode()
+    try:
+        return Path(body[1:]).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{body[1:]} cannot be read: {error.strerror}") from error

@@ -1,0 +1,215 @@
+"""Makes the calls of a plan, and takes back what it made if one of them fails."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lmi_handlers.core.terminal import show
+from lmi_handlers.tools.deploy.aws import Aws, Refused
+from lmi_handlers.tools.deploy.calls import Call
+
+_INVERSE = {
+    "create_model": ("delete_model", ("ModelName",)),
+    "create_endpoint_config": ("delete_endpoint_config", ("EndpointConfigName",)),
+    "create_endpoint": ("delete_endpoint", ("EndpointName",)),
+    "create_inference_component": ("delete_inference_component", ("InferenceComponentName",)),
+    "register_scalable_target": (
+        "deregister_scalable_target",
+        ("ServiceNamespace", "ResourceId", "ScalableDimension"),
+    ),
+}
+"""What takes a call back, and which of its parameters that needs. A policy goes with its target."""
+
+IN_SERVICE = "InService"
+FAILED = ("Failed", "OutOfService", "UpdateRollbackFailed")
+_PATIENCE_SECONDS = 300
+"""For descriptions that fail: without a connection, with too many calls, or with a token that has expired."""
+_MAX_WAIT_SECONDS = 3 * 3600  # longer than the longest download and start-up that SageMaker allows
+GONE = "gone"
+"""The `until` of a call that is repeated until there is nothing to describe."""
+
+
+class Unknown(Refused):
+    """AWS does not say what became of something. It may be well, so nothing is taken back."""
+
+
+def run(aws: Aws, calls: Iterable[Call], *, keep_failed: bool = False) -> None:
+    """Make the calls. If one fails, delete what was made, unless `keep_failed`. Raises `Refused`.
+
+    Ctrl-C ends this, but not what AWS is doing: nothing is deleted. The same if AWS no longer answers.
+    """
+    made: list[Call] = []  # deletions
+    used: list[Call] = []  # those of what an update has put to use
+    update = None
+    with _interruptible():
+        try:
+            for call in calls:
+                if call.until is not None:
+                    answer = wait(aws, call)
+                    if update is not None and _is_rolled_back(update, answer):
+                        made, used = used + made, []
+                        reason = status_of(answer)[1] or "it gives no reason"
+                        raise Refused(f"SageMaker has rolled the update back: {reason}")
+                elif (deletion := _perform(aws, call)) is not None:
+                    made.append(deletion)
+                if call.operation == "update_endpoint":
+                    update = call
+                if call.operation.startswith("update_"):
+                    made, used = [], used + made
+        except KeyboardInterrupt as error:
+            raise Refused("interrupted; what was made is still there: see `lmi status` and `lmi undeploy`") from error
+        except Unknown as error:
+            raise Refused(f"{error}{_kept(used + made)}; see `lmi status` and `lmi undeploy`") from error
+        except Refused as error:
+            raise Refused(f"{error}{_kept(used + made) if keep_failed or used else _take_back(aws, made)}") from error
+
+
+def inverse(call: Call) -> Call | None:
+    """Return the call that deletes what `call` creates."""
+    if call.operation not in _INVERSE:
+        return None
+    operation, names = _INVERSE[call.operation]
+    return Call(call.service, operation, {name: call.parameters[name] for name in names})
+
+
+def _perform(aws: Aws, call: Call) -> Call | None:
+    """Make one call, and return the one that deletes what it created."""
+    show(f"{call.api_name} {call.subject}")
+    is_change = call.operation == "register_scalable_target" and _is_registered(aws, call)
+    try:
+        aws(call)
+    except Refused as refused:
+        # Models and configurations are named after what they say: an earlier run was interrupted.
+        if refused.is_duplicate and call.operation in ("create_model", "create_endpoint_config"):
+            show(f"  exists already: {refused.message}")
+            return None
+        if not _is_done(aws, call):
+            raise
+        show(f"  done all the same: {refused.message}")
+    return None if is_change else inverse(call)
+
+
+def _is_done(aws: Aws, call: Call) -> bool:
+    """Tell whether an endpoint has the configuration asked for: only the answer was lost, or boto3 has sent it twice."""
+    if call.operation not in ("create_endpoint", "update_endpoint"):
+        return False
+    named = {"EndpointName": call.parameters["EndpointName"]}
+    endpoint = _find(aws, Call(call.service, "describe_endpoint", named)) or {}
+    descriptions = [endpoint, endpoint.get("PendingDeploymentSummary", {})]
+    return call.parameters["EndpointConfigName"] in [found.get("EndpointConfigName") for found in descriptions]
+
+
+def _is_registered(aws: Aws, call: Call) -> bool:
+    """Tell whether the target scales already, so that registering it changes it."""
+    named = {"ServiceNamespace": call.parameters["ServiceNamespace"], "ResourceIds": [call.parameters["ResourceId"]]}
+    return bool(aws(Call(call.service, "describe_scalable_targets", named))["ScalableTargets"])
+
+
+def _is_rolled_back(update: Call, answer: dict[str, Any]) -> bool:
+    """Tell whether an endpoint that is in service has its former configuration."""
+    asked = update.parameters["EndpointConfigName"]
+    return bool(answer.get("EndpointConfigName", asked) != asked)
+
+
+def _kept(made: list[Call]) -> str:
+    """Return what to add to the error if nothing is deleted."""
+    return f". What was made is kept: {', '.join(call.subject for call in made)}" if made else ""
+
+
+def _take_back(aws: Aws, made: list[Call]) -> str:
+    """Delete what was made, last first. Returns what to add to the error."""
+    remaining = [left for deletion in reversed(made) if (left := _left(aws, deletion))]
+    if not made:
+        return ". Nothing was created"
+    if not remaining:
+        return ". What was created has been deleted again"
+    return f". This is still there, until `lmi undeploy` deletes it: {', '.join(remaining)}"
+
+
+def _left(aws: Aws, deletion: Call) -> str:
+    """Delete something. Returns what is left and why, or nothing."""
+    try:
+        delete(aws, deletion)
+    except Refused as refused:
+        return f"{deletion.subject} ({refused})"
+    return ""
+
+
+def delete(aws: Aws, deletion: Call) -> None:
+    """Delete something, and wait for that where it takes time. What is missing already is no error. Raises `Refused`."""
+    show(f"{deletion.api_name} {deletion.subject}")
+    try:
+        aws(deletion)
+    except Refused as refused:
+        if not refused.is_missing:
+            raise
+    if deletion.operation in ("delete_endpoint", "delete_inference_component"):
+        described = deletion.operation.replace("delete_", "describe_")
+        wait(aws, Call(deletion.service, described, deletion.parameters, until=GONE))
+
+
+def wait(aws: Aws, call: Call) -> dict[str, Any]:
+    """Repeat a call until the status is `call.until`, and return the last answer. Prints each new status.
+
+    Raises `Refused` once that cannot happen, and `Unknown`.
+    """
+    what = "to be deleted" if call.until == GONE else f"to be {call.until}"
+    show(f"waiting for {call.subject} {what}")
+    seen, deadline = "", time.monotonic() + _MAX_WAIT_SECONDS
+    for pause in _pauses():
+        answer = _find(aws, call)
+        status, reason = status_of(answer)
+        if status != seen:
+            show(f"  {status}")
+            seen = status
+        if status == call.until:
+            return answer or {}
+        if status in FAILED or answer is None:
+            raise Refused(f"{call.subject} is {status}: {reason or 'SageMaker gives no reason'}")
+        if time.monotonic() > deadline:
+            raise Refused(f"{call.subject} is still {status} after {_MAX_WAIT_SECONDS // 3600} hours")
+        time.sleep(pause)
+    raise AssertionError("pauses never end")
+
+
+def _find(aws: Aws, call: Call) -> dict[str, Any] | None:
+    """Describe something, or return None if it does not exist. Raises `Unknown` if that fails for some minutes."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    for pause in _pauses():
+        try:
+            return aws.find(call)
+        except Refused as refused:
+            if time.monotonic() > deadline:
+                raise Unknown(f"{refused}. So it is not known what became of {call.subject}") from refused
+            show(f"  {refused}; trying again")
+        time.sleep(pause)
+    raise AssertionError("pauses never end")
+
+
+def status_of(answer: dict[str, Any] | None) -> tuple[str, str]:
+    """Return the status in a description, and the reason of a failure, which may be empty."""
+    if answer is None:
+        return GONE, ""
+    status = answer.get("EndpointStatus") or answer.get("InferenceComponentStatus") or ""
+    return status, answer.get("FailureReason", "")
+
+
+def _pauses() -> Iterator[float]:
+    """Yield seconds: short ones first, because a deletion may take only seconds."""
+    yield from (0.5, 1.0, 2.0, 5.0)
+    while True:
+        yield 15.0
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` on Ctrl-C, because there is something to clean up. `interruptible` says why not earlier."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
