@@ -26,13 +26,14 @@ class Documentation(msgspec.Struct, frozen=True, kw_only=True):
     `names` are the names of types in the document, where they differ from the class names, or for types that have none.
     `examples` has examples of bodies and answers, by their types. That of a type serves for lists of it, too. `bounds` are
     bounds of fields, by the name of the type in the document. `union_bounds` are JSON schema keywords for types in `names`
-    that are unions.
+    that are unions. `kept` are names that the document has even if no route refers to them.
     """
 
     names: Mapping[str, Any] = {}
     examples: Mapping[Any, object] = {}
     bounds: Mapping[str, Bounds] = {}
     union_bounds: Mapping[str, Mapping[str, Any]] = {}
+    kept: tuple[str, ...] = ()
 
 
 QUESTION = "What is Deep Learning?"

@@ -15,6 +15,7 @@ from lmi_handlers.apis.routes import (
     JSON,
     JSON_LINES,
     TEXT,
+    TEXT_RANKING,
     Contents,
     Endpoint,
     Failure,
@@ -25,6 +26,7 @@ from lmi_handlers.apis.routes import (
     Types,
 )
 from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.capabilities import ServedTask
 from lmi_handlers.core.errors import InvalidRequest, ModelNotFound
 
 ADAPTER_IDENTIFIER = "X-Amzn-SageMaker-Adapter-Identifier"
@@ -60,10 +62,14 @@ class Invocations(Endpoint, frozen=True, kw_only=True):
         return next((dialect for name, dialect in self.claims.items() if name in fields), self.native)
 
 
-def invocations(native: Generation, claims: Mapping[str, Generation], *, takes_text: bool = True) -> Invocations:
-    """Return the endpoint of the invoke routes. `takes_text` tells whether plain text is a prompt."""
-    generations = (native, *claims.values())
-    dialects = tuple(generation.dialect for generation in generations)
+def invocations(native: Generation, claims: Mapping[str, Generation], served: ServedTask) -> Invocations:
+    """Return the endpoint of the invoke routes of a server with the task `served`.
+
+    Bodies for another task are known, because the error says which task that is, but are not documented.
+    """
+    generations = [native, *(claimed for claimed in claims.values() if claimed.task in (None, served))]
+    dialects = tuple(dict.fromkeys(generation.dialect for generation in generations))
+    takes_text = served != TEXT_RANKING  # a single text is no pair
     bodies = _joined(JSON, [generation.bodies for generation in generations])
     found = [generation.answers for generation in generations]
     whole = _joined(JSON, found)
@@ -90,7 +96,7 @@ def invocations(native: Generation, claims: Mapping[str, Generation], *, takes_t
 
 
 def _joined(content_type: str, contents: Iterable[Contents]) -> Types:
-    return tuple(kind for content in contents for kind in content.get(content_type, ()))
+    return tuple(dict.fromkeys(kind for content in contents for kind in content.get(content_type, ())))
 
 
 def invoke_routes(endpoint: Invocations, properties: ServingProperties) -> Sequence[Route]:
@@ -103,19 +109,25 @@ def invoke_routes(endpoint: Invocations, properties: ServingProperties) -> Seque
         else "Generate text from a prompt, or an answer to a conversation."
     )
     summary = f"{what} JSON lines are answered line by line."
-    parameters = (
+    adapters = (
         Parameter(name="adapter", place="query", description="The adapter to use, unless the body names one."),
         Parameter(
             name=ADAPTER_IDENTIFIER,
             place="header",
             description="The adapter to use, unless the body names one. Takes precedence over `adapter`.",
         ),
+    )
+    sessions = (
         Parameter(
             name="X-Amzn-SageMaker-Session-Id",
             place="header",
             description='The session of this request. The body `{"requestType": "NEW_SESSION"}` begins one, and '
             '`{"requestType": "CLOSE"}` ends it.',
         ),
+    )
+    parameters = (
+        *(adapters if properties.enable_lora else ()),
+        *(sessions if properties.enable_stateful_sessions else ()),
     )
     return model_routes(endpoint, properties.name, summary, parameters)
 

@@ -11,6 +11,7 @@ from lmi_handlers.apis.invocations import DOCUMENTATION, Invocations, invocation
 from lmi_handlers.apis.routes import Generation, Route
 from lmi_handlers.apis.server import server_routes
 from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.capabilities import other_task
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.plugins import load_class, one_line, with_entry_points
 
@@ -41,17 +42,22 @@ def load_api_class(name: str) -> type[Api]:
 
 
 class ServedApis:
-    """All APIs of a server. `invocations` answers the invoke routes, and `root` answers `POST /`."""
+    """All APIs of a server. `invocations` answers the invoke routes, and `root` answers `POST /`.
+
+    `absent` says for each path that only servers with another task have which task that is.
+    """
 
     def __init__(self, context: Context) -> None:
         """Raises `ConfigError` if an API cannot be used, or one of its options is wrong, or two APIs collide."""
         self.apis = {name: _api(name, context) for name in available_apis()}
         chosen = _chosen(self.apis, context.properties)
-        native = next(api.native for api in (chosen, self.apis["lmi"]) if api.native is not None)
+        served = context.properties.served_task
+        natives = (api.native for api in (chosen, self.apis["lmi"]))
+        native = next(native for native in natives if native is not None and native.task in (None, served))
         # TEI's has `POST /` only if the server embeds or scores texts.
         root = next(api.root for api in (self.apis["tei"], chosen, self.apis["tgi"]) if api.root is not None)
         claims = {field: generation for api in self.apis.values() for field, generation in api.claims.items()}
-        self.invocations: Invocations = invocations(native, claims, takes_text=not context.properties.ranks)
+        self.invocations: Invocations = invocations(native, claims, served)
         self.root: Generation = root
         shared = [
             *invoke_routes(self.invocations, context.properties),
@@ -59,7 +65,10 @@ class ServedApis:
         ]
         own = {name: _routes(name, api) for name, api in self.apis.items()}
         _check_collisions(self.apis, {"server": [*shared, *server_routes(bytes, context.properties)], **own})
-        self._routes = [*shared, *(route for routes in own.values() for route in routes)]
+        declared = [route for routes in own.values() for route in routes]
+        others = [(route.path, task) for route in declared if (task := route.endpoint.task) not in (None, served)]
+        self.absent: dict[str, str] = {path: other_task(served, task) for path, task in others if task is not None}
+        self._routes = [*shared, *(route for route in declared if route.endpoint.task in (None, served))]
 
     def routes(self) -> Sequence[Route]:
         return self._routes

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from lmi_handlers.apis.base import Dialect, Payload, Reply
+from lmi_handlers.core.capabilities import ServedTask
 from lmi_handlers.core.errors import (
     DeadlineExceeded,
     EngineDead,
@@ -31,6 +32,10 @@ EVENTS = "text/event-stream"
 TEXT = "text/plain"
 HTML = "text/html"
 ANY = "*/*"
+
+TEXT_GENERATION: ServedTask = "text-generation"
+TEXT_EMBEDDING: ServedTask = "text-embedding"
+TEXT_RANKING: ServedTask = "text-ranking"
 
 Types = tuple[Any, ...]
 """Alternative types."""
@@ -96,7 +101,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """What answers a route, with the types of its request bodies and of its answers with status 200.
 
     `examples` has an example of an answer by content type, where its type alone does not tell what it is. Errors are of
-    the classes `errors`, in the format of one of `dialects`. Without `answers`, the response has no body.
+    the classes `errors`, in the format of one of `dialects`. Without `answers`, the response has no body. With `task`,
+    only servers with this task have the route.
     """
 
     answers: Contents = {}
@@ -104,6 +110,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     examples: Mapping[str, object] = {}
     dialects: tuple[Dialect, ...] = ()
     errors: Kinds = ()
+    task: ServedTask | None = None
 
 
 class Generation(Endpoint, frozen=True, kw_only=True):
@@ -124,9 +131,9 @@ class Generation(Endpoint, frozen=True, kw_only=True):
         return next((dialect for name, dialect in self.claims.items() if name in payload.fields), self.dialect)
 
 
-def generation(dialect: Dialect, body: Any, answers: Contents) -> Generation:
-    """Return the endpoint that answers JSON bodies of type `body`."""
-    return Generation(dialects=(dialect,), bodies={JSON: (body,)}, answers=answers)
+def generation(dialect: Dialect, body: Any, answers: Contents, task: ServedTask | None = None) -> Generation:
+    """Return the endpoint that answers JSON bodies of type `body`, on servers with `task` or on all."""
+    return Generation(dialects=(dialect,), bodies={JSON: (body,)}, answers=answers, task=task)
 
 
 class Document(Endpoint, frozen=True, kw_only=True):

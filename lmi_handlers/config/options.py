@@ -14,6 +14,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from lmi_handlers.config.option import Fraction, NonNegativeInt, Option, PositiveFloat, PositiveInt, Value
+from lmi_handlers.core.capabilities import ServedTask
 from lmi_handlers.core.request import MAX_PRIORITY
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -686,6 +687,11 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     def pools(self) -> bool:
         """Whether the server answers with embeddings or scores."""
         return self.embeds or self.ranks
+
+    @property
+    def served_task(self) -> ServedTask:
+        """The task of the routes that the server has, if an engine answers them."""
+        return "text-embedding" if self.embeds else "text-ranking" if self.ranks else "text-generation"
 
     @property
     def streams_lines(self) -> bool:

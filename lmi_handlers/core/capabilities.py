@@ -6,12 +6,16 @@ Web workers call the checks before they submit a request. Errors use the field n
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError, InvalidRequest, UnsupportedFeature
 from lmi_handlers.core.pooling_params import PoolingParams, PoolingTask
 from lmi_handlers.core.sampling_params import SamplingParams
+
+ServedTask = Literal["text-generation", "text-embedding", "text-ranking"]
+"""Values of `option.task` with which an engine answers, and what it then does with texts."""
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,18 +82,24 @@ def check_task(params: PoolingParams | None, capabilities: Capabilities) -> None
     Raises `UnsupportedFeature`, or `InvalidRequest` if the vectors have too few dimensions.
     """
     tasks, size = capabilities.pooling_tasks, capabilities.embedding_size
+    served: ServedTask = _OPTION[tasks[0]] if tasks else "text-generation"
+    asked: ServedTask = "text-generation" if params is None else _OPTION[params.task]
+    if asked != served:
+        raise UnsupportedFeature(other_task(served, asked))
     if params is None:
-        if tasks:
-            does = "scores" if "classify" in tasks else "embeds"
-            raise UnsupportedFeature(f"this server {does} texts and generates none (option.task={_OPTION[tasks[0]]})")
-    elif params.task not in tasks:
-        if tasks and _OPTION[params.task] == _OPTION[tasks[0]]:
-            raise UnsupportedFeature(_OTHER_MODEL[params.task])
-        does = "generates text" if not tasks else "scores texts" if "classify" in tasks else "embeds texts"
-        asked = "scores need" if params.task == "classify" else "embeddings need"
-        raise UnsupportedFeature(f"this server {does}; {asked} a server with option.task={_OPTION[params.task]}")
-    elif params.dimensions is not None and size is not None and params.dimensions > size:
+        return
+    if params.task not in tasks:
+        raise UnsupportedFeature(_OTHER_MODEL[params.task])
+    if params.dimensions is not None and size is not None and params.dimensions > size:
         raise InvalidRequest(f"must be at most {size}, got {params.dimensions}", field="dimensions")
+
+
+def other_task(served: ServedTask, asked: ServedTask) -> str:
+    """Say that a server with `option.task` `served` does not do what was asked of it, and which server does."""
+    if asked == "text-generation":
+        return f"this server {_DOES[served]} and generates none (option.task={served})"
+    needs = "scores need" if asked == "text-ranking" else "embeddings need"
+    return f"this server {_DOES[served]}; {needs} a server with option.task={asked}"
 
 
 def check_sampling_params(params: SamplingParams, capabilities: Capabilities) -> None:
@@ -152,11 +162,17 @@ NO_MARKS = (
 
 _DEFAULTS = SamplingParams()
 
-_OPTION: Mapping[PoolingTask, str] = {
+_OPTION: Mapping[PoolingTask, ServedTask] = {
     "embed": "text-embedding",
     "embed_all": "text-embedding",
     "embed_sparse": "text-embedding",
     "classify": "text-ranking",
+}
+
+_DOES: Mapping[ServedTask, str] = {
+    "text-generation": "generates text",
+    "text-embedding": "embeds texts",
+    "text-ranking": "scores texts",
 }
 
 _OTHER_MODEL: Mapping[PoolingTask, str] = {

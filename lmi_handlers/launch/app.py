@@ -158,6 +158,7 @@ def model_app(
     own: Sequence[Route]
     documentation: Sequence[Documentation] = ()
     served_apis: Iterable[Api] = ()
+    absent: Mapping[str, str] = {}
     if configuration.custom_code is not None:
         model = CustomModel(properties, socket_paths[0])
         own = custom_code_routes(
@@ -179,6 +180,7 @@ def model_app(
             )
         )
         own, documentation, served_apis = apis.routes(), apis.documentation(), apis.apis.values()
+        absent = apis.absent
     app.model = app.extensions["lmi_model"] = model
 
     @cache
@@ -195,7 +197,7 @@ def model_app(
     add_routes(app, routes, model, properties)
     if isinstance(model, ServedModel):
         add_start_page(app, model)
-    app.register_error_handler(HTTPException, FrontEndErrors(served_apis).answer)
+    app.register_error_handler(HTTPException, FrontEndErrors(served_apis, absent).answer)
     access.install(app)
     if settings.local_runtime is not None:
         app.register_blueprint(local_runtime(settings.local_runtime, workers=workers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args, get_origin
 
@@ -12,7 +13,7 @@ from lmi_handlers.apis.documentation import Documentation
 from lmi_handlers.apis.routes import Action, Contents, Failure, Parameter, Route, Types
 from lmi_handlers.config.budget import Budget
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.core.json_types import Schema
+from lmi_handlers.core.json_types import PREFIX, Schema
 from lmi_handlers.openapi.bounds import narrowed
 from lmi_handlers.openapi.failures import failures
 from lmi_handlers.openapi.schemas import bind, components
@@ -50,7 +51,7 @@ def openapi_document(
         },
         "paths": paths,
         "components": {
-            "schemas": parts,
+            "schemas": _used(parts, paths, described.kept),
             "securitySchemes": {
                 API_KEY: {"type": "http", "scheme": "bearer", "description": "The server's API_KEY, if it has one."}
             },
@@ -64,12 +65,20 @@ def _merged(documentation: Iterable[Documentation]) -> Documentation:
     examples: dict[Any, object] = {}
     bounds: dict[str, Any] = {}
     union_bounds: dict[str, Any] = {}
+    kept: list[str] = []
     for part in documentation:
         names |= part.names
         examples |= part.examples
         bounds |= part.bounds
         union_bounds |= part.union_bounds
-    return Documentation(names=dict(sorted(names.items())), examples=examples, bounds=bounds, union_bounds=union_bounds)
+        kept += part.kept
+    return Documentation(
+        names=dict(sorted(names.items())),
+        examples=examples,
+        bounds=bounds,
+        union_bounds=union_bounds,
+        kept=tuple(kept),
+    )
 
 
 def _types(routes: Iterable[Route]) -> list[Any]:
@@ -91,6 +100,20 @@ def _bind(parts: Mapping[str, Schema], described: Documentation, budget: Budget)
             bind(schema, within.get(field, {}))
     for name, keywords in described.union_bounds.items():
         bind(parts[name], keywords)
+
+
+def _used(parts: Mapping[str, Schema], paths: Mapping[str, Schema], kept: Iterable[str]) -> dict[str, Schema]:
+    """Return the components that the paths refer to, directly or not, and those in `kept`."""
+    used: set[str] = set()
+    found = {*_referred(paths), *kept}
+    while new := found - used:
+        used |= new
+        found = {name for each in new for name in _referred(parts[each])}
+    return {name: schema for name, schema in parts.items() if name in used}
+
+
+def _referred(schema: object) -> list[str]:
+    return re.findall(rf'"{re.escape(PREFIX)}(.*?)"', msgspec.json.encode(schema).decode())
 
 
 class _Writer:

@@ -37,7 +37,7 @@ def front_app(
     app.config["MAX_CONTENT_LENGTH"] = max_request_size + 1
     app.extensions["lmi_bodies"] = bodies
     app.extensions["lmi_model"] = shelf
-    errors = FrontEndErrors(apis)
+    errors = FrontEndErrors(apis, {})
     access.install(app)
 
     @app.before_request

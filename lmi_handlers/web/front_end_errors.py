@@ -8,7 +8,7 @@ DJL Serving's format.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 from flask import Response, current_app, request
@@ -31,7 +31,9 @@ _PAGES = ("console.", "docs.")
 class FrontEndErrors:
     """Answers requests that the router or the access control refused."""
 
-    def __init__(self, apis: Iterable[Api]) -> None:
+    def __init__(self, apis: Iterable[Api], absent: Mapping[str, str]) -> None:
+        """`absent` has the messages for paths that this server does not have, but others do."""
+        self._absent = absent
         shapes = _SHAPES | {prefix: api.router_error for api in apis for prefix in api.prefixes}
         self._shapes = sorted(shapes.items(), key=lambda item: -len(item[0]))
 
@@ -40,7 +42,7 @@ class FrontEndErrors:
         status, kind, message = error.code or 500, type(error).__name__, str(error.description)
         methods = sorted(set(getattr(error, "valid_methods", None) or ()) - set(_HIDDEN))
         if status == 404 and message == NotFound.description:  # no view has said anything better
-            message = _missing(request.path)
+            message = self._absent.get(request.path) or _missing(request.path)
         elif status == 405:
             message = f"{request.method} is not allowed on {request.path[:200]}; allowed: {', '.join(methods)}"
         response = self._document(request.path, status, kind, message)
@@ -108,7 +110,8 @@ def _missing(path: str) -> str:
         return f"{start}: responses are not stored"
     if meant := _meant(path):
         return f"{start}; did you mean {meant}?"
-    if instead := next((route for prefix, route in _INSTEAD.items() if _below(path, prefix)), None):
+    instead = next((route for prefix, route in _INSTEAD.items() if _below(path, prefix)), "")
+    if instead in _routes().values():
         return f"{start}, which does not support this API; use {instead}"
     if _below(path, "/v1"):
         return f"{start}; below /v1 there are {_listed('/v1')}"

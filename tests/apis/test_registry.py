@@ -162,7 +162,8 @@ class OtherApi(Api):
 def test_body_of_a_native_dialect_need_not_be_a_struct() -> None:
     apis = served().apis
     assert apis["tgi"].root is not None
-    endpoint = invocations(generation(apis["tgi"].root.dialect, dict[str, str], {}), apis["openai"].claims)
+    native = generation(apis["tgi"].root.dialect, dict[str, str], {})
+    endpoint = invocations(native, apis["openai"].claims, "text-generation")
     assert endpoint.of(Payload(data=b'{"prompt": "a"}', request_id="r")) is not endpoint.native
     assert endpoint.of(Payload(data=b'{"say": "prompt"}', request_id="r")) is endpoint.native
 

@@ -241,9 +241,9 @@ def test_plain_text_is_no_pair(server: Server) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "cause"),
     [
-        ("/v1/completions", {"prompt": "a"}, 400, "this server scores texts and generates none"),
-        ("/v1/embeddings", {"input": "a"}, 400, "this server scores texts; embeddings need a server with"),
-        ("/embed", {"inputs": "a"}, 424, "option.task=text-embedding"),
+        ("/v1/completions", {"prompt": "a"}, 404, "this server scores texts and generates none"),
+        ("/v1/embeddings", {"input": "a"}, 404, "this server scores texts; embeddings need a server with"),
+        ("/embed", {"inputs": "a"}, 404, "option.task=text-embedding"),
     ],
 )
 def test_a_server_that_scores_does_nothing_else(
@@ -256,7 +256,7 @@ def test_a_server_that_scores_does_nothing_else(
 def test_a_server_that_generates_rejects_requests_for_scores(echo_server: Server) -> None:
     answer = echo_server.invoke({"query": "a", "texts": ["a"]}, path="/rerank")
     cause = "this server generates text; scores need a server with option.task=text-ranking"
-    assert (answer.status_code, answer.json()) == (424, {"error": cause, "error_type": "Backend"})
+    assert (answer.status_code, answer.json()) == (404, {"error": cause, "error_type": "Validation"})
 
 
 @pytest.mark.parametrize("dialect", ["tgi", "tei"])

@@ -43,6 +43,13 @@ def test_document_describes_rejected_host_names(checks_names: bool) -> None:
     assert all("403" in path["post"]["responses"] for path in paths.values() if "post" in path)
 
 
+@pytest.mark.parametrize("task", ["text-embedding", "text-ranking"])
+def test_every_component_is_used(task: str) -> None:
+    described = document(task=task)
+    text = json.dumps(described)
+    assert [name for name in described["components"]["schemas"] if f'/schemas/{name}"' not in text] == []
+
+
 def test_every_component_is_used_or_part_of_tgis_document() -> None:
     """The document has no unused components of our own."""
     ours, theirs = document(), json.loads((DATA / "tgi" / "openapi-2.3.2.json").read_text())
@@ -238,6 +245,7 @@ def described(document: dict[str, Any]) -> Routes:
         {"rolling_batch": "disable"},
         {"task": "text-embedding"},
         {"task": "text-ranking"},
+        {"task": "text-embedding", "tgi_compat": True},
         {"enable_lora": True},
         {"enable_lora": True, "allow_runtime_lora_updating": True},
         {"enable_lora": True, "adapter_management": False},
@@ -247,6 +255,31 @@ def described(document: dict[str, Any]) -> Routes:
 def test_document_has_exactly_the_routes_of_the_application(options: dict[str, Any], tmp_path: Path) -> None:
     variables = {f"OPTION_{name.upper()}": str(value).lower() for name, value in options.items()}
     assert routing_table(tmp_path, **variables) == described(document(**options))
+
+
+TASKS = {
+    "text-generation": {"/v1/chat/completions", "/v1/messages", "/generate", "/chat_tokenize", "/complete"},
+    "text-embedding": {"/v1/embeddings", "/embed", "/similarity", "/semantic_embed"},
+    "text-ranking": {"/rerank", "/v1/rerank", "/score", "/predict"},
+}
+"""Some of the routes of each task."""
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_document_has_only_the_routes_of_the_task(task: str) -> None:
+    paths = document(task=task)["paths"]
+    assert {name for name, routes in TASKS.items() if routes & paths.keys()} == {task}
+    assert {"/invocations", "/", "/ping", "/v1/models", "/tokenize", "/info"} | TASKS[task] <= paths.keys()
+
+
+def test_parameters_are_those_of_features_that_are_on() -> None:
+    def named(**options: Any) -> set[str]:
+        parameters = document(**options)["paths"]["/invocations"]["post"]["parameters"]
+        return {each["name"] for each in parameters}
+
+    assert named(enable_stateful_sessions=False) == {"model_name"}
+    assert named(enable_lora=True) - named() == {"adapter", "X-Amzn-SageMaker-Adapter-Identifier"}
+    assert named() == {"model_name", "X-Amzn-SageMaker-Session-Id"}
 
 
 def without_front(tmp_path: Path) -> tuple[Routes, Routes]:

@@ -143,7 +143,7 @@ def djl(answer: Any) -> str:
     return str(answer["message"])
 
 
-BELOW_V1 = "POST /v1/completions, POST /v1/embeddings, POST /v1/responses, GET /v1/models, GET /v1/models/<model>"
+BELOW_V1 = "POST /v1/completions, POST /v1/responses, GET /v1/models, GET /v1/models/<model>"
 
 
 @pytest.mark.parametrize(

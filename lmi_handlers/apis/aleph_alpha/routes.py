@@ -24,7 +24,7 @@ from lmi_handlers.apis.aleph_alpha.embedding import (
 )
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.documentation import CHAT_EXAMPLE, QUESTION, Bounds, Documentation, parameter_bounds
-from lmi_handlers.apis.routes import EVENTS, JSON, Contents, Route, generation
+from lmi_handlers.apis.routes import EVENTS, JSON, TEXT_EMBEDDING, TEXT_GENERATION, Contents, Route, generation
 from lmi_handlers.core.sampling_params import RANGES
 
 TAG = "Aleph Alpha"
@@ -78,17 +78,21 @@ class AlephAlphaApi(Api):
     def routes(self) -> Sequence[Route]:
         facts, budget = self._context.facts, self._context.budget
         answers: Contents = {JSON: (ChatCompletion,), EVENTS: (responses.AlephAlphaChunk,)}
-        chat = generation(AlephAlphaDialect(facts, budget=budget), AlephAlphaBody, answers)
+        chat = generation(AlephAlphaDialect(facts, budget=budget), AlephAlphaBody, answers, TEXT_GENERATION)
         events = (
             responses.AlephAlphaStreamChunk,
             responses.AlephAlphaStreamSummary,
             responses.AlephAlphaCompletionSummary,
         )
         answers = {JSON: (responses.AlephAlphaCompletions,), EVENTS: events}
-        complete = generation(AlephAlphaCompletionDialect(facts, budget=budget), AlephAlphaCompletionBody, answers)
+        complete = generation(
+            AlephAlphaCompletionDialect(facts, budget=budget), AlephAlphaCompletionBody, answers, TEXT_GENERATION
+        )
         one, several = SemanticEmbedDialect(facts, budget=budget), BatchSemanticEmbedDialect(facts, budget=budget)
-        embed = generation(one, SemanticEmbedBody, {JSON: (responses.SemanticEmbedding,)})
-        batch_embed = generation(several, BatchSemanticEmbedBody, {JSON: (responses.SemanticEmbeddings,)})
+        embed = generation(one, SemanticEmbedBody, {JSON: (responses.SemanticEmbedding,)}, TEXT_EMBEDDING)
+        batch_embed = generation(
+            several, BatchSemanticEmbedBody, {JSON: (responses.SemanticEmbeddings,)}, TEXT_EMBEDDING
+        )
         return (
             Route("POST", "/chat/completions", "aleph_alpha_chat_completions", TAG, "Continue a conversation.", chat),
             Route("POST", "/complete", "aleph_alpha_complete", TAG, "Generate text from a prompt.", complete),

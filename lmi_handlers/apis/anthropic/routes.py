@@ -16,7 +16,7 @@ from lmi_handlers.apis.anthropic.body import CountTokensBody, CustomTool, Invoke
 from lmi_handlers.apis.anthropic.dialect import MessagesDialect, count_tokens
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.documentation import CHAT_EXAMPLE, REQUEST_BOUNDS, Bounds, Documentation, parameter_bounds
-from lmi_handlers.apis.routes import JSON, READING, Document, Generation, Route, Types, generation
+from lmi_handlers.apis.routes import JSON, READING, TEXT_GENERATION, Document, Generation, Route, Types, generation
 
 TAG = "Anthropic"
 
@@ -81,6 +81,7 @@ class AnthropicApi(Api):
             answers={JSON: (responses.TokenCount,)},
             dialects=(dialect,),
             errors=READING,
+            task=TEXT_GENERATION,
         )
         return (
             Route("POST", "/v1/messages", "create_message", TAG, "Continue a conversation.", self._messages),
@@ -104,4 +105,4 @@ class AnthropicApi(Api):
         )
         answers: dict[str, Types] = {JSON: (responses.MessageAnswer,)}
         answers.update((kind.content_type, (responses.MessageEvent,)) for kind in streams)
-        return generation(dialect, body, answers)
+        return generation(dialect, body, answers, TEXT_GENERATION)

@@ -13,7 +13,7 @@ from lmi_handlers.apis.documentation import PROMPT_EXAMPLE, Documentation
 from lmi_handlers.apis.mindie.body import DOCUMENTED, MAX_INPUT_CHARACTERS, MindieBody
 from lmi_handlers.apis.mindie.body import MindieParameters as DecodedParameters
 from lmi_handlers.apis.mindie.dialect import MindieDialect
-from lmi_handlers.apis.routes import EVENTS, JSON, Route, generation
+from lmi_handlers.apis.routes import EVENTS, JSON, TEXT_GENERATION, Route, generation
 from lmi_handlers.apis.tgi.bounds import MAX_SEED, tgi_bounds
 
 # For the document only: nulls and parameters that MindIE does not document are dropped before bodies are converted.
@@ -39,7 +39,7 @@ class MindieApi(Api):
     def __init__(self, context: Context) -> None:
         properties = context.properties
         answers = {JSON: (responses.MindieResponse,), EVENTS: (responses.MindieStreamResponse,)}
-        self.root = generation(MindieDialect(properties), MindieRequest, answers)
+        self.root = generation(MindieDialect(properties), MindieRequest, answers, TEXT_GENERATION)
         self.native = self.root if properties.tgi_compat else None
         self.documentation = Documentation(
             examples={**ANSWERS, MindieRequest: PROMPT_EXAMPLE},

@@ -29,6 +29,8 @@ from lmi_handlers.apis.openai.response_dialect import ResponseDialect
 from lmi_handlers.apis.routes import (
     EVENTS,
     JSON,
+    TEXT_EMBEDDING,
+    TEXT_GENERATION,
     Document,
     Failure,
     FrontEndError,
@@ -61,7 +63,7 @@ class OpenAIApi(Api):
         self._chat = self._chats([ChatSseFormatter])
         self._completion = self._completions([CompletionSseFormatter])
         embeddings = EmbeddingsDialect(context.facts, budget=context.budget, normalize=context.properties.normalize)
-        self._embeddings = generation(embeddings, EmbeddingsBody, {JSON: (responses.EmbeddingList,)})
+        self._embeddings = generation(embeddings, EmbeddingsBody, {JSON: (responses.EmbeddingList,)}, TEXT_EMBEDDING)
         self._response = self._responses()
         self.claims = {
             "messages": self._chats(_ordered(ChatSseFormatter, ChatJsonLinesFormatter, as_lines=as_lines)),
@@ -120,6 +122,7 @@ class OpenAIApi(Api):
                 "Prompt": {"minItems": 1},
                 "MessageContent": {"maxItems": context.budget.max_content_parts},
             },
+            kept=() if context.properties.pools else ("Completion", "ToolType"),  # TGI's document has them
         )
 
     def routes(self) -> Sequence[Route]:
@@ -168,12 +171,12 @@ class OpenAIApi(Api):
         chunk: Types = (responses.ChatCompletionChunk,)
         answers: dict[str, Types] = {JSON: (responses.ChatCompletion,)}
         answers.update((kind.content_type, chunk) for kind in stream_formatters)
-        return generation(dialect, ChatCompletionBody, answers)
+        return generation(dialect, ChatCompletionBody, answers, TEXT_GENERATION)
 
     def _responses(self) -> Generation:
         dialect = ResponseDialect(self._context.facts, **self._parsers(), budget=self._context.budget)
         answers = {JSON: (response_objects.ResponseObject,), EVENTS: (response_objects.StreamEvent,)}
-        return generation(dialect, response_body.ResponseBody, answers)
+        return generation(dialect, response_body.ResponseBody, answers, TEXT_GENERATION)
 
     def _parsers(self) -> dict[str, Any]:
         """Return the options that say how to find tool calls and reasoning."""
@@ -191,7 +194,7 @@ class OpenAIApi(Api):
         )
         answers: dict[str, Types] = {JSON: (responses.CompletionFinal,)}
         answers.update((kind.content_type, (responses.Chunk,)) for kind in stream_formatters)
-        return generation(dialect, CompletionBody, answers)
+        return generation(dialect, CompletionBody, answers, TEXT_GENERATION)
 
     def _models(self, model: ServedModel, _: object) -> responses.ModelList:
         return responses.ModelList("list", self._infos(model))

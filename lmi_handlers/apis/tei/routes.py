@@ -27,7 +27,7 @@ from lmi_handlers import __version__
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.base import Reply
 from lmi_handlers.apis.documentation import QUESTION, Bounds, Documentation
-from lmi_handlers.apis.routes import JSON, READING, Document, Route, Status, generation
+from lmi_handlers.apis.routes import JSON, READING, TEXT_EMBEDDING, TEXT_RANKING, Document, Route, Status, generation
 from lmi_handlers.apis.tei.embed import (
     EmbedAllBody,
     EmbedBody,
@@ -103,11 +103,11 @@ class TeiApi(Api):
         self._properties, self._workers, self._dialects = properties, context.workers, (embed,)
         self._read_texts = partial(read_texts, budget=budget)
         self._read_ids = partial(read_ids, budget=budget)
-        self._embed = generation(embed, EmbedBody, {JSON: (list[list[float]],)})
-        self._embed_all = generation(embed_all, EmbedAllBody, {JSON: (list[list[list[float]]],)})
-        self._embed_sparse = generation(embed_sparse, EmbedAllBody, {JSON: (list[list[SparseValue]],)})
-        self._similarity = generation(similarity, SimilarityBody, {JSON: (list[float],)})
-        self._rerank = generation(rerank, RerankBody, {JSON: (list[Rank],)})
+        self._embed = generation(embed, EmbedBody, {JSON: (list[list[float]],)}, TEXT_EMBEDDING)
+        self._embed_all = generation(embed_all, EmbedAllBody, {JSON: (list[list[list[float]]],)}, TEXT_EMBEDDING)
+        self._embed_sparse = generation(embed_sparse, EmbedAllBody, {JSON: (list[list[SparseValue]],)}, TEXT_EMBEDDING)
+        self._similarity = generation(similarity, SimilarityBody, {JSON: (list[float],)}, TEXT_EMBEDDING)
+        self._rerank = generation(rerank, RerankBody, {JSON: (list[Rank],)}, TEXT_RANKING)
         documents = RerankDocumentsDialect(facts, budget=budget)
         self._any_rerank = msgspec.structs.replace(
             self._rerank,
@@ -116,7 +116,9 @@ class TeiApi(Api):
             bodies={JSON: (RerankBody, RerankDocumentsBody)},
             answers={JSON: (list[Rank], RerankResponse)},
         )
-        self._predict = generation(predict, PredictBody, {JSON: (list[Prediction], list[list[Prediction]])})
+        self._predict = generation(
+            predict, PredictBody, {JSON: (list[Prediction], list[list[Prediction]])}, TEXT_RANKING
+        )
         if properties.pools:  # otherwise, these paths are TGI's
             self.prefixes = (*self.prefixes, *_MODEL_PATHS)
             described = self.documentation

@@ -24,7 +24,7 @@ from lmi_handlers.apis.documentation import (
     Bounds,
     Documentation,
 )
-from lmi_handlers.apis.routes import EVENTS, HTML, JSON, READING, Document, Route, Status, generation
+from lmi_handlers.apis.routes import EVENTS, HTML, JSON, READING, TEXT_GENERATION, Document, Route, Status, generation
 from lmi_handlers.apis.structured_outputs import Grammar, StructuredOutputsBody
 from lmi_handlers.apis.tgi.body import TgiBody, TgiCompatBody, TgiParameters, TokenizeBody, decode_body
 from lmi_handlers.apis.tgi.bounds import tgi_bounds
@@ -65,8 +65,8 @@ class TgiApi(Api):
         self._compat = CompatDialect(properties)
         invoked = CompatDialect(properties, properties.output_formatter)
         answers = {JSON: (list[responses.GenerateResponse],), EVENTS: (responses.StreamResponse,)}
-        self.root = generation(self._compat, TgiCompatBody, answers)
-        self.native = generation(invoked, TgiCompatBody, answers) if properties.tgi_compat else None
+        self.root = generation(self._compat, TgiCompatBody, answers, TEXT_GENERATION)
+        self.native = generation(invoked, TgiCompatBody, answers, TEXT_GENERATION) if properties.tgi_compat else None
         prompt: Bounds = {"inputs": {"minLength": 1}}
         self.documentation = Documentation(
             # TGI's own names. Clients generated from TGI's document expect them.
@@ -100,8 +100,8 @@ class TgiApi(Api):
     def routes(self) -> Sequence[Route]:
         properties, dialects = self._properties, (self._compat,)
         whole, events = {JSON: (responses.GenerateResponse,)}, {EVENTS: (responses.StreamResponse,)}
-        generate = generation(GenerateDialect(properties, TgiJsonFormatter), TgiBody, whole)
-        generate_stream = generation(GenerateDialect(properties, TgiSseFormatter), TgiBody, events)
+        generate = generation(GenerateDialect(properties, TgiJsonFormatter), TgiBody, whole, TEXT_GENERATION)
+        generate_stream = generation(GenerateDialect(properties, TgiSseFormatter), TgiBody, events, TEXT_GENERATION)
         tokens = Document(
             find=tokenize,
             read=partial(decode_body, kind=TokenizeBody),
@@ -117,6 +117,7 @@ class TgiApi(Api):
             answers={JSON: (responses.ChatTokenizeResponse,)},
             dialects=dialects,
             errors=(*READING, InvalidChat),
+            task=TEXT_GENERATION,
         )
         not_ready = (EngineNotReady,)
         health = Status(reply=self._health, dialects=dialects, errors=not_ready)

@@ -9,7 +9,7 @@ from formatters.vllm import responses
 from formatters.vllm.examples import ANSWERS
 from lmi_handlers.apis.api import Api, Context
 from lmi_handlers.apis.documentation import QUESTION, REQUEST_BOUNDS, Documentation
-from lmi_handlers.apis.routes import JSON, READING, Document, Route, generation
+from lmi_handlers.apis.routes import JSON, READING, TEXT_RANKING, Document, Route, generation
 from lmi_handlers.apis.vllm.detokenize import DetokenizeBody, detokenize, read_tokens
 from lmi_handlers.apis.vllm.scores import RerankDocumentsBody, RerankDocumentsDialect, ScoreBody, ScoreDialect
 
@@ -36,8 +36,8 @@ class VllmApi(Api):
     def __init__(self, context: Context) -> None:
         rerank = RerankDocumentsDialect(context.facts, budget=context.budget)
         score = ScoreDialect(context.facts, budget=context.budget)
-        self._rerank = generation(rerank, RerankDocumentsBody, {JSON: (responses.RerankResponse,)})
-        self._score = generation(score, ScoreBody, {JSON: (responses.ScoreResponse,)})
+        self._rerank = generation(rerank, RerankDocumentsBody, {JSON: (responses.RerankResponse,)}, TEXT_RANKING)
+        self._score = generation(score, ScoreBody, {JSON: (responses.ScoreResponse,)}, TEXT_RANKING)
         self._detokenize = Document(
             find=detokenize,
             read=read_tokens,
