@@ -19,6 +19,7 @@ import pytest
 import requests
 from capabilities import facts
 from click.testing import CliRunner
+from configurations_page import configurations
 from empty_weights import NO_TENSORS, NO_TENSORS_GGUF
 from gunicorn.util import parse_address
 from prompts import rendered
@@ -41,6 +42,7 @@ from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
 from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME
 
 CONFIGURATION = ("LMI_", "OPTION_", "SERVING_", "SAGEMAKER_", "HF_", "MODEL_", "DJL_", "CUDA_")
+CONFIGURATIONS = {name: files for named in configurations().values() for name, files in named.items()}
 ECHO = {"serving.properties": "option.rolling_batch=echo\n"}
 CONFIG = {"config.json": '{"architectures": ["LlamaForCausalLM"]}'}
 CHECKPOINT = CONFIG | {
@@ -849,3 +851,18 @@ def test_headers_for_unsupported_features_are_rejected(
 def test_headers_that_ask_for_no_feature_are_accepted(echo_server: Server) -> None:
     headers = {"x-synchronous": "true", "X-Amzn-SageMaker-Custom-Attributes": "x-synchronous=true;accept_eula=true"}
     assert echo_server.invoke({"inputs": "x"}, headers=headers).status_code == 200
+
+
+# Configurations of LMI
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGURATIONS if not name.startswith("s3")])
+def test_a_configuration_of_lmi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Without the hub and without most of the engines: `lmi check` and `lmi serve` have the same errors and warnings."""
+    directory = write(tmp_path / "m", CONFIGURATIONS[name])
+    checked, served = check(directory), serve(directory, monkeypatch, capsys)
+    assert (checked.errors, checked.warnings) == (served.errors, served.warnings)
+    is_unknown = any(warning.startswith("unknown option ") for warning in checked.warnings)  # only check fails then
+    assert (checked.status, served.status) == ((1, 1) if served.errors else (int(is_unknown), 0))
