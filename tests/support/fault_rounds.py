@@ -439,7 +439,7 @@ def plan(faults: list[Fault], seed: int, rounds: int | None = None) -> list[list
     while to_come if rounds is None else len(planned) < rounds:
         at_once = [next(deadly), next(harmless)] if len(planned) % 3 < 2 else [next(harmless) for _ in range(3)]
         to_come -= {*at_once}
-        planned.append(at_once)
+        planned.append([*dict.fromkeys(at_once)])  # a fault beside itself is no other fault
     return planned
 
 
