@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from http_load import invocation, post, run_load
 from machine import fastest_dtype
@@ -30,6 +31,9 @@ ROUNDS_LIMIT = 20.0
 
 AGAINST_BEST = Target(1.0)
 AGAINST_GENERATE = {1: Target(3.0), 8: Target(3.0)}
+
+Settings = dict[str, Any]
+"""Arguments of `_ours`."""
 
 Generate = Callable[[list[Prompt], int], float]
 """Generates that many tokens for each of the prompts, all at once. Returns the seconds. Raises if there are fewer."""
@@ -54,7 +58,7 @@ class Peer:
 
 def bench_engines(directory: Path) -> None:
     """Print tokens per second at each concurrency. A peer that is missing or fails is reported, and the others run."""
-    ours = {f"ours, rolling_batch={name}": _measure(_ours(directory / name, name)) for name in ("auto", "scheduler")}
+    ours = {name: _measure(_ours(directory / name, **settings)) for name, settings in OURS.items()}
     peers: dict[str, Speeds] = {}
     failures: list[str] = []
     for peer in PEERS:
@@ -119,21 +123,31 @@ def _against_generate(speeds: Speeds, peers: dict[str, Speeds], n: int) -> str:
 
 # Ours
 
+OURS: dict[str, Settings] = {
+    "ours": {},
+    "ours, streamed": {"stream": True},
+    "ours, exact": {"dtype": "fp32"},
+    "ours, rolling_batch=scheduler": {"rolling_batch": "scheduler"},
+}
+
 
 @contextmanager
-def _ours(directory: Path, rolling_batch: str) -> Iterator[Running]:
-    with lmi_server(directory, {"option.rolling_batch": rolling_batch}) as server:
+def _ours(
+    directory: Path, rolling_batch: str = "auto", dtype: str = "auto", *, stream: bool = False
+) -> Iterator[Running]:
+    with lmi_server(directory, {"option.rolling_batch": rolling_batch, "option.dtype": dtype}) as server:
 
         def generate(prompts: list[Prompt], new_tokens: int) -> float:
             requests = [
-                invocation(text, max_new_tokens=new_tokens, ignore_eos_token=True, details=True) for text, _ in prompts
+                invocation(text, stream=stream, max_new_tokens=new_tokens, ignore_eos_token=True, details=True)
+                for text, _ in prompts
             ]
             load = run_load(server.port, requests, len(requests))
             details = [json.loads(answer.body.splitlines()[-1])["details"] for answer in load.answers]
             _check(sum(detail["generated_tokens"] for detail in details), len(prompts) * new_tokens)
             return load.seconds
 
-        yield Running(f"{server.backend}, HTTP", generate)
+        yield Running(f"{server.backend}, {server.dtype}, HTTP", generate)
 
 
 # Peers
@@ -157,8 +171,8 @@ def _transformers(directory: Path, method: str) -> AbstractContextManager[Runnin
     return _in_process(directory / method, "peer_transformers.py", str(default_model()), method)
 
 
-def _openvino(directory: Path) -> AbstractContextManager[Running]:
-    return _in_process(directory, "peer_openvino.py", str(default_gguf()))
+def _openvino(directory: Path, precision: str) -> AbstractContextManager[Running]:
+    return _in_process(directory / precision, "peer_openvino.py", str(default_gguf()), precision)
 
 
 @contextmanager
@@ -194,7 +208,8 @@ def _openai(server: Server, fields: dict[str, object]) -> Generate:
 PEERS = (
     Peer(GENERATE, "transformers", lambda directory: _transformers(directory, "generate")),
     Peer("model.generate_batch", "transformers", lambda directory: _transformers(directory, "generate_batch")),
-    Peer("ContinuousBatchingPipeline", "openvino_genai", _openvino),
+    Peer("ContinuousBatchingPipeline", "openvino_genai", lambda directory: _openvino(directory, "defaults")),
+    Peer("ContinuousBatchingPipeline, exact", "openvino_genai", lambda directory: _openvino(directory, "exact")),
     Peer("llama.cpp's server", "xllamacpp", _llama_cpp),
     Peer("vllm serve", "vllm", _vllm),
 )

@@ -1,4 +1,4 @@
-"""Peer: OpenVINO GenAI's continuous batching in this process. `peer_openvino.py GGUF_FILE`."""
+"""Peer: OpenVINO GenAI's continuous batching in this process. `peer_openvino.py GGUF_FILE PRECISION`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ import openvino
 import openvino_genai
 from peer import Answers
 
+PRECISIONS: dict[str, dict[str, str]] = {
+    "defaults": {},
+    "exact": {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"},
+}
 
-def main(gguf_file: str) -> None:
-    """Answer questions until standard input ends."""
+
+def main(gguf_file: str, precision: str) -> None:
+    """Answer questions until standard input ends. `precision` is a key of `PRECISIONS`."""
     answers = Answers.on_standard_output()
-    pipeline: Any = openvino_genai.ContinuousBatchingPipeline(gguf_file, openvino_genai.SchedulerConfig(), "CPU")
+    scheduler = openvino_genai.SchedulerConfig()
+    pipeline: Any = openvino_genai.ContinuousBatchingPipeline(gguf_file, scheduler, "CPU", PRECISIONS[precision])
 
     def generate(prompts: list[list[int]], new_tokens: int) -> int:
         config: Any = openvino_genai.GenerationConfig()
@@ -23,7 +29,7 @@ def main(gguf_file: str) -> None:
         results = pipeline.generate(inputs, [config] * len(inputs))
         return sum(len(result.m_generation_ids[0]) for result in results)
 
-    answers.run(f"OpenVINO {openvino_genai.__version__}", generate)
+    answers.run(f"OpenVINO {openvino_genai.__version__}, {precision}", generate)
 
 
 if __name__ == "__main__":

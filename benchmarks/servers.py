@@ -121,8 +121,16 @@ class Server:
     @property
     def backend(self) -> str:
         """The backend that our server has loaded."""
+        return self._logged("engine ready", "backend")
+
+    @property
+    def dtype(self) -> str:
+        """The type that our engine computes in."""
+        return self._logged("model loaded", "dtype")
+
+    def _logged(self, message: str, field: str) -> str:
         lines = (json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{"))
-        return next(str(line["backend"]) for line in lines if line["message"] == "engine ready")
+        return next(str(line[field]) for line in lines if line["message"] == message)
 
     @property
     def web_worker(self) -> Process:
