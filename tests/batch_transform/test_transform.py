@@ -269,7 +269,7 @@ def test_job_from_s3_to_s3(s3: S3Server, echo_server: Server) -> None:
         (("--join-source", "Input", "--assemble-with", "None"), "need --split-type Line and --assemble-with Line"),
         (("--max-payload-in-mb", "50", "--max-concurrent-transforms", "3"), "must not exceed 100"),
         (("--accept", "é€"), "--accept must have printable ASCII characters only"),
-        (("--url", "localhost:80"), "--url localhost:80: it must be like"),
+        (("--url", "localhost:80"), "--url must be an http or https URL, got localhost:80"),
         (("--url", "http://127.0.0.1:1"), "http://127.0.0.1:1: Connection refused"),
         (("--model-dir", "/nowhere/at/all", "--url", "http://x"), "exclude each other"),
         (("--model-dir", "/nowhere/at/all"), "'/nowhere/at/all' is not a directory"),

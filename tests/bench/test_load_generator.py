@@ -33,7 +33,7 @@ def run(server: Server, api: str, item: Item = WORDS, **given: object) -> tuple[
     return asyncio.run(send(msgspec.structs.replace(load, **given)))
 
 
-@pytest.mark.parametrize("api", ["openai-chat", "openai", "lmi", "tgi", "aleph-alpha"])
+@pytest.mark.parametrize("api", ["openai-chat", "responses", "openai", "lmi", "tgi", "aleph-alpha"])
 def test_each_api(echo_server: Server, api: str) -> None:
     timings, duration = run(echo_server, api)
     report = make_report(timings, duration, {})
@@ -199,7 +199,7 @@ def test_the_command(echo_server: Server, tmp_path: Path) -> None:
     assert "s3" not in (tmp_path / "r.json").read_text() + (tmp_path / "r.html").read_text() + done.stdout
     for wrong, cause in (
         (["--goodput", "x:1"], "--goodput 'x:1' is not a limit such as ttft:500"),
-        (["--url", "ftp://u:s3@x"], "--url 'ftp://******@x' is not a URL"),
+        (["--url", "ftp://u:s3@x"], "--url must be an http or https URL, got ftp://******@x"),
         (["--api", "tgi", "--url", "http://127.0.0.1:1"], "every request of the warm-up failed: ClientConnectorError"),
     ):
         refused = subprocess.run([*command, *wrong], capture_output=True, text=True, env=ENVIRON, check=False)

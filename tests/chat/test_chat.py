@@ -23,9 +23,9 @@ from waiting import wait_until
 
 from lmi_handlers.core.terminal import visible
 from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME
-from lmi_handlers.tools.chat.apis import APIS
 from lmi_handlers.tools.chat.conversation import Conversation, parse_setting
 from lmi_handlers.tools.chat.server import Server as ChatServer
+from lmi_handlers.tools.client.apis import APIS
 
 Pipe = Callable[..., Result]
 ENDPOINT_APIS = [name for name, api in APIS.items() if api.on_endpoints]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmi_command import lmi
 
-from lmi_handlers.tools.deploy.calls import Call, as_printed, mistakes
+from lmi_handlers.tools.client.calls import Call, as_printed, mistakes
 
 DATA = Path(__file__).parent.parent / "data" / "deploy"
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/lmi-handlers:1"

@@ -1,8 +1,7 @@
-"""`lmi invoke`: the same command line for a server, for its local runtime as AWS, and the text of every format."""
+"""`lmi invoke`: the same command line for a server and for its local runtime as AWS."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import socket
 from collections.abc import Iterator
@@ -10,12 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from lmi_command import lmi
 from serving import Server
-
-from lmi_handlers.tools.deploy.answer_text import AnswerFailed, texts
 
 PROMPT = {"inputs": "one two", "parameters": {"max_new_tokens": 7}}
 CHAT = {"messages": [{"role": "user", "content": "one two"}], "max_tokens": 13}
@@ -104,75 +99,3 @@ def test_answers_that_are_no_whole_answers(answer: bytes, cause: str) -> None:
         assert request.startswith(b"POST /path?version=2 ")
         assert result.result().exit_code == 1
         assert cause in result.result().stderr
-
-
-SSE, LINES, JSON = "text/event-stream", "application/jsonlines", "application/json; charset=utf-8"
-
-
-def sse(*records: object) -> bytes:
-    return b"".join(b"event: x\ndata: " + json.dumps(record).encode() + b"\n\n" for record in records)
-
-
-def json_lines(*records: object) -> bytes:
-    return b"".join(json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records)
-
-
-STREAMS = {
-    "lmi": (json_lines({"token": {"text": "Grü"}}, {"token": {"text": "ße"}, "generated_text": "Grüße"}), LINES),
-    "tgi": (
-        sse(
-            {"token": {"text": "Grü"}},
-            {"token": {"text": "ße", "special": False}},
-            {"token": {"text": "</s>", "special": True}, "generated_text": "Grüße"},
-        ),
-        SSE,
-    ),
-    "chat": (sse({"choices": [{"delta": {"content": "Grü"}}]}, {"choices": [{"delta": {"content": "ße"}}]}), SSE),
-    "chat-lines": (json_lines({"choices": [{"delta": {"role": "a"}}]}, {"choices": [{"text": "Grüße"}]}), LINES),
-    "responses": (sse({"type": "response.created"}, {"type": "response.output_text.delta", "delta": "Grüße"}), SSE),
-    "done": (sse({"choices": [{"text": "Grüße"}]}) + b": comment\n\ndata: [DONE]\n\n", SSE),
-    "plain": ("Grüße".encode(), "text/plain; charset=utf-8"),
-}
-ANSWERS = {
-    "lmi": {"generated_text": "Grüße"},
-    "tgi": [{"generated_text": "Grüße"}],
-    "chat": {"choices": [{"message": {"content": "Grüße"}}]},
-    "completion": {"choices": [{"text": "Grüße"}]},
-    "aleph-alpha": {"completions": [{"completion": "Grüße"}]},
-    "responses": {"output": [{"type": "reasoning"}, {"content": [{"type": "output_text", "text": "Grüße"}]}]},
-    "summary": [{"summary_text": "Grüße"}],
-}
-
-
-@given(st.sampled_from(sorted(STREAMS)), st.lists(st.integers(0, 300)))
-def test_parts_may_end_anywhere(name: str, cuts: list[int]) -> None:
-    data, content_type = STREAMS[name]
-    parts = [data[start:end] for start, end in itertools.pairwise([0, *sorted(cuts), len(data)])]
-    assert "".join(texts(parts, content_type)) == "Grüße"
-
-
-@pytest.mark.parametrize("name", sorted(ANSWERS))
-def test_text_of_whole_answers(name: str) -> None:
-    assert "".join(texts([json.dumps(ANSWERS[name]).encode()], JSON)) == "Grüße"
-
-
-def test_anything_else_is_printed_as_it_is() -> None:
-    for body in (b'{"scores": [1, 2]}', b"[]", b"no JSON", b"1", b'{"output": 3, "choices": 4}'):
-        assert "".join(texts([body], JSON)) == body.decode()
-    assert "".join(texts([b"no JSON\n{}\n[1"], LINES)) == "no JSON\n[1\n"
-
-
-@pytest.mark.parametrize(
-    ("data", "content_type", "cause"),
-    [
-        (sse({"token": {"text": "a"}}, {"error": {"message": "out of memory"}}), SSE, "out of memory"),
-        (json_lines({"token": {"error_msg": "dead"}, "details": {"finish_reason": "error"}}), LINES, "dead"),
-        (b'{"error": "no"}', JSON, "no"),
-        (sse({"type": "error", "code": "server_error", "message": "it died"}), SSE, "it died"),
-        (sse({"type": "response.failed", "response": {"error": {"message": "it fell"}}}), SSE, "it fell"),
-        (sse({"type": "response.failed", "response": {"error": None}}), SSE, "generation failed"),
-    ],
-)
-def test_failures_in_answers(data: bytes, content_type: str, cause: str) -> None:
-    with pytest.raises(AnswerFailed, match=cause):
-        list(texts([data], content_type))

@@ -11,12 +11,12 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError, LMIError
 from lmi_handlers.tools.batch_transform.settings import ExecutionParameters
+from lmi_handlers.tools.client.server import ServerUrl
 
 _PING_SECONDS = 5.0
 _LOADING_SECONDS = 3600.0
@@ -60,16 +60,9 @@ class Endpoint:
 
     def __init__(self, url: str, *, timeout: float = 600, max_retries: int = 3) -> None:
         """Raises `ConfigError` if the URL or the environment's `API_KEY` is not valid."""
-        parts = urlsplit(url)
-        try:
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ValueError("it must be like http://127.0.0.1:8080")
-            self._address = (parts.hostname, parts.port)
-        except ValueError as error:
-            raise ConfigError(f"--url {url}: {error}") from None
         self.url = url
-        self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._base = parts.path.rstrip("/").removesuffix("/invocations")
+        self._server = ServerUrl.parse(url)
+        self._base = self._server.path.removesuffix("/invocations")
         self._timeout = timeout
         self._max_retries = max_retries
         self._threads = threading.local()
@@ -157,6 +150,6 @@ class Endpoint:
         """Return this thread's connection."""
         connection: http.client.HTTPConnection | None = getattr(self._threads, "connection", None)
         if connection is None or connection.timeout != timeout:
-            connection = self._kind(*self._address, timeout=timeout)
+            connection = self._server.connection(timeout)
             self._threads.connection = connection
         return connection

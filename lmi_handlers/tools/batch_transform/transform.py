@@ -11,9 +11,7 @@ from lmi_handlers.tools.batch_transform.endpoint import BUSY, Answer, Endpoint, 
 from lmi_handlers.tools.batch_transform.processing import BadRecord, DataProcessor
 from lmi_handlers.tools.batch_transform.records import Record, TooLarge
 from lmi_handlers.tools.batch_transform.settings import JSON_LINES, Settings
-
-_ERROR_FIELDS = {"error", "error_type", "code", "message", "type"}
-"""Fields of an error document, in all APIs of this server."""
+from lmi_handlers.tools.client.errors import code_of, error_document, is_error
 
 _TIMED_OUT = 504
 _SENT_AGAIN = (429, 500, 503, 504)
@@ -77,13 +75,13 @@ class Transform:
     def _sent(self, record: Record) -> Sent | bytes:
         """Return a record with what the model gets of it, or the error if there is nothing to send."""
         if isinstance(record, TooLarge):
-            return _error(
+            return error_document(
                 413, f"the record has {record.size} bytes, more than a request may have (--max-payload-in-mb)"
             )
         try:
             return record, self._processor.request(record)
         except BadRecord as error:
-            return _error(400, str(error))
+            return error_document(400, str(error))
 
     def _outputs(self, run: list[Sent]) -> Iterator[Transformed]:
         if not run:
@@ -99,7 +97,7 @@ class Transform:
             yield Transformed(answer.body, len(run), 0)
         elif answer.ok and len(lines := _lines(answer.body)) == len(run):
             for sent, line in zip(run, lines, strict=True):
-                if self._settings.max_retries and _code_of(line) in _SENT_AGAIN:
+                if self._settings.max_retries and code_of(line) in _SENT_AGAIN:
                     yield from self._outputs([sent])
                 else:
                     yield self._output(sent[0], line)
@@ -124,7 +122,7 @@ class Transform:
         try:
             return msgspec.json.format(line, indent=0)
         except (msgspec.DecodeError, RecursionError):
-            return _error(400, "its output is not one line, nor one JSON document: a stream is not supported")
+            return error_document(400, "its output is not one line, nor one JSON document: a stream is not supported")
 
     def _output(self, record: bytes, line: bytes) -> Transformed:
         if is_error(line):
@@ -132,7 +130,7 @@ class Transform:
         try:
             return Transformed(self._ended(self._processor.output(record, line)), 1, 0)
         except BadRecord as error:
-            return self._failed(record, _error(400, str(error)))
+            return self._failed(record, error_document(400, str(error)))
 
     def _failed(self, record: Record, error: bytes) -> Transformed:
         if not self._settings.in_place:
@@ -142,36 +140,6 @@ class Transform:
 
     def _ended(self, data: bytes) -> bytes:
         return data if data.endswith(self._end) else data + self._end
-
-
-def is_error(line: bytes) -> bool:
-    """Tell whether an answer is an error document, such as a line for a record that has failed."""
-    return bool(_error_fields(line))
-
-
-def _error_fields(line: bytes) -> dict[str, msgspec.Raw]:
-    """Return the fields of an error document, or of anything else none."""
-    if not line.startswith(b"{") or b'"error"' not in line:
-        return {}
-    try:
-        fields = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, RecursionError):
-        return {}
-    return fields if fields.keys() <= _ERROR_FIELDS else {}
-
-
-def _code_of(line: bytes) -> int | None:
-    """Return the status in an error document, if there is one: `code`, or in OpenAI's `error.code`."""
-    fields = _error_fields(line)
-    try:
-        code = msgspec.json.decode(fields.get("code") or msgspec.json.decode(fields["error"], type=_OpenAIError).code)
-    except (LookupError, msgspec.DecodeError, RecursionError):
-        return None
-    return code if isinstance(code, int) else None
-
-
-class _OpenAIError(msgspec.Struct):
-    code: msgspec.Raw
 
 
 def _lines(body: bytes) -> list[bytes]:
@@ -184,9 +152,4 @@ def _error_of(answer: Answer) -> bytes:
         document = msgspec.json.format(answer.body.strip(), indent=-1)
     except (msgspec.DecodeError, RecursionError):
         document = b""
-    return document if document.startswith(b"{") else _error(answer.status, answer.cause)
-
-
-def _error(code: int, cause: str) -> bytes:
-    """Return an error document as LMI writes it."""
-    return msgspec.json.encode({"error": cause, "code": code})
+    return document if document.startswith(b"{") else error_document(answer.status, answer.cause)

@@ -8,12 +8,14 @@ from typing import Any
 
 import click
 
+from lmi_handlers.tools.client.apis import APIS
+
 
 @click.command()
 @click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The server.")
 @click.option(
     "--api",
-    type=click.Choice(["openai-chat", "openai", "lmi", "tgi", "mindie", "aleph-alpha"]),
+    type=click.Choice(list(APIS)),
     default="openai-chat",
     show_default=True,
     help="Which API's streams to ask for.",

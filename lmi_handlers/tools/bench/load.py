@@ -10,8 +10,10 @@ import aiohttp
 import msgspec
 
 from lmi_handlers.core.redaction import redacted
-from lmi_handlers.tools.bench.apis import APIS, Sent, read_line
 from lmi_handlers.tools.bench.workload import Item
+from lmi_handlers.tools.client.answer import document, parsed
+from lmi_handlers.tools.client.apis import APIS, Question, said
+from lmi_handlers.tools.client.errors import AnswerFailed
 
 _LONGEST_ERROR = 200
 
@@ -108,8 +110,7 @@ class _Run:
         return timing
 
     async def _request(self, session: aiohttp.ClientSession, item: Item, timing: Timing) -> None:
-        sent = Sent(item.prompt, item.output_tokens, self._load.model, self._load.ignore_eos)
-        body = msgspec.json.encode(self._api.body(sent))
+        body = msgspec.json.encode(self._api.body(self._question(item)))
         try:
             async with session.post(
                 self._load.url + self._api.path, data=body, headers={"Content-Type": "application/json"}
@@ -121,9 +122,19 @@ class _Run:
                     timing.error = f"{response.status}: {' '.join(text.split())}"
         except asyncio.TimeoutError:
             timing.error = f"no complete answer within {self._load.timeout:g} s"
-        except (aiohttp.ClientError, OSError, msgspec.MsgspecError) as error:
+        except (aiohttp.ClientError, OSError) as error:
             timing.error = redacted(f"{type(error).__name__}: {error}")[:_LONGEST_ERROR]
         timing.ended = self.now()
+
+    def _question(self, item: Item) -> Question:
+        ignored = {"ignore_eos": True} if self._load.ignore_eos and self._api.ignores_eos else {}
+        return Question(
+            messages=[{"role": "user", "content": item.prompt}],
+            prompt=item.prompt,
+            model=self._load.model,
+            limit=item.output_tokens,
+            parameters={**self._api.measured, **ignored},
+        )
 
     async def _read(self, response: aiohttp.ClientResponse, timing: Timing) -> None:
         """Read a stream. Events that arrive together get the same time, as their reader would see them."""
@@ -138,12 +149,18 @@ class _Run:
             timing.error = "the stream ended without a token"
 
     def _note(self, line: bytes, now: float, timing: Timing) -> None:
-        if (event := read_line(self._api, line)) is None:
+        if (data := document(line)) is None:
             return
-        if event.text:
+        try:
+            if (record := parsed(data)) is None:
+                raise AnswerFailed(redacted(f"an event is not a JSON document: {data.decode(errors='replace')}"))
+            event = said(record)
+        except AnswerFailed as error:
+            timing.error = timing.error or str(error)[:_LONGEST_ERROR]
+            return
+        if event.text or event.reasoning or event.special:
             timing.arrivals.append(now)
         if event.prompt_tokens is not None:
             timing.prompt_tokens = event.prompt_tokens
         if event.output_tokens is not None:
             timing.output_tokens = event.output_tokens
-        timing.error = timing.error or event.error

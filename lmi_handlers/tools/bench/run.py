@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -18,9 +17,9 @@ from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.install import install_command
 from lmi_handlers.core.redaction import redacted
 from lmi_handlers.core.terminal import show
-from lmi_handlers.tools.bench.apis import APIS
 from lmi_handlers.tools.bench.report import as_json, as_text, make_report
 from lmi_handlers.tools.bench.workload import Lengths, arrival_gaps, items_of_file, random_items
+from lmi_handlers.tools.client.server import ServerUrl
 
 _GOODPUT = ("ttft", "tpot", "e2el")
 
@@ -120,13 +119,9 @@ def parse_headers(headers: tuple[str, ...]) -> dict[str, str]:
 
 
 def _check(options: Options) -> None:
-    parts = urlsplit(options.url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"--url {redacted(options.url)!r} is not a URL such as http://127.0.0.1:8080")
+    ServerUrl.parse(options.url)
     if math.isnan(options.rate or 0.0) or not math.isfinite(options.burstiness):
         raise ConfigError("--rate and --burstiness must be numbers")
-    if options.api not in APIS:
-        raise ConfigError(f"--api {options.api!r} is none of {', '.join(APIS)}")
 
 
 def _items(options: Options, source: random.Random) -> Any:

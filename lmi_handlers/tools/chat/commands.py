@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from lmi_handlers.tools.deploy.options import explained, region_option
+from lmi_handlers.tools.client.apis import APIS
+from lmi_handlers.tools.client.options import explained, region_option
 
 
 @click.command("chat")
@@ -18,7 +19,7 @@ from lmi_handlers.tools.deploy.options import explained, region_option
 @click.option("--component", metavar="NAME", help="Inference component of the endpoint, or an adapter's.")
 @click.option(
     "--api",
-    type=click.Choice(["openai-chat", "responses", "openai", "lmi", "tgi", "mindie", "aleph-alpha"]),
+    type=click.Choice(list(APIS)),
     default="openai-chat",
     show_default=True,
     help="The API in which to ask.",

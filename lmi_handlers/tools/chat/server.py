@@ -10,15 +10,19 @@ import msgspec
 
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.model_files.locate import DEFAULT_MODEL_NAME, DEFAULT_MODEL_TEMPERATURE
-from lmi_handlers.tools.chat.apis import APIS, transcript, with_transcript_end
 from lmi_handlers.tools.chat.conversation import Conversation
-from lmi_handlers.tools.deploy.answer_text import Piece, pieces
-from lmi_handlers.tools.deploy.aws import Aws, Refused
-from lmi_handlers.tools.deploy.invoke import Invocation, invoke_endpoint, invoke_url
+from lmi_handlers.tools.client.answer import Piece, parsed, pieces
+from lmi_handlers.tools.client.apis import APIS, Api, Question
+from lmi_handlers.tools.client.aws import Aws
+from lmi_handlers.tools.client.endpoint import invoke_endpoint
+from lmi_handlers.tools.client.errors import Refused
+from lmi_handlers.tools.client.server import Invocation, invoke_url
 
 _LONGEST_DOCUMENT = 64 * 2**20
 _NOT_KNOWN = ("400", "404", "405", "422")
 """Statuses of a server without these routes, or of a model without a chat template."""
+
+_TRANSCRIPT_END = "\nUser:"
 
 
 class Answering(Protocol):
@@ -47,12 +51,8 @@ class Server:
 
     def answer(self, conversation: Conversation) -> Generator[Piece, None, None]:
         api = self._api
-        text = "" if api.takes_messages else self._templated(conversation)
-        if text is not None:
-            body = api.body(conversation, text)
-        else:
-            body = with_transcript_end(api, api.body(conversation, transcript(conversation)))
-        with invoke_url(self._url, _invocation(body), self._key, route=api.path) as answer:
+        prompt = None if api.takes_messages else self._templated(conversation)
+        with invoke_url(self._url, _invocation(_body(api, conversation, prompt)), self._key, route=api.path) as answer:
             yield from pieces(answer.parts, answer.content_type)
 
     def suggested(self, conversation: Conversation) -> dict[str, Any]:
@@ -99,10 +99,7 @@ class Server:
             if refused.code in _NOT_KNOWN:
                 return None
             raise
-        try:
-            return json.loads(data)
-        except (ValueError, RecursionError):
-            return None
+        return parsed(bytes(data))
 
 
 class Endpoint:
@@ -129,16 +126,39 @@ class Endpoint:
         return self._name
 
     def answer(self, conversation: Conversation) -> Generator[Piece, None, None]:
-        api = self._api
-        if api.takes_messages:
-            body = api.body(conversation, "")
-        else:
-            body = with_transcript_end(api, api.body(conversation, transcript(conversation)))
         # The operation that streams has no target model.
         streams = "TargetModel" not in self._parameters
-        invocation = msgspec.structs.replace(_invocation(body), parameters=self._parameters)
+        invocation = msgspec.structs.replace(_invocation(_body(self._api, conversation)), parameters=self._parameters)
         with invoke_endpoint(self._aws, self._name, invocation, streams=streams) as answer:
             yield from pieces(answer.parts, answer.content_type)
+
+
+def _body(api: Api, conversation: Conversation, prompt: str | None = None) -> dict[str, Any]:
+    """Return the body of a request. Without a prompt, an API that needs one gets a transcript of the conversation."""
+    parameters = conversation.parameters
+    if prompt is None and not api.takes_messages:
+        # The answer ends where the model goes on with the user's part.
+        prompt, parameters = _transcript(conversation), {api.stop: [_TRANSCRIPT_END]} | parameters
+    return api.body(
+        Question(
+            messages=conversation.messages,
+            prompt=prompt or "",
+            model=conversation.model,
+            limit=conversation.limit,
+            parameters=parameters,
+        )
+    )
+
+
+def _transcript(conversation: Conversation) -> str:
+    """Return the text of a conversation for a model without a chat template."""
+    system = [] if conversation.system is None else [f"{conversation.system}\n"]
+    turns = [
+        # TGI's answers include what ended them.
+        f"{'User' if turn.role == 'user' else 'Assistant'}: {turn.content.removesuffix(_TRANSCRIPT_END)}"
+        for turn in conversation.turns
+    ]
+    return "\n".join([*system, *turns, "Assistant:"])
 
 
 def _invocation(body: dict[str, Any]) -> Invocation:

@@ -16,8 +16,8 @@ from lmi_handlers.tools.chat.conversation import Conversation, parse_setting
 from lmi_handlers.tools.chat.lines import Interrupts, piped_lines, typed_lines
 from lmi_handlers.tools.chat.screen import Screen
 from lmi_handlers.tools.chat.server import Answering
-from lmi_handlers.tools.deploy.answer_text import AnswerFailed, Piece
-from lmi_handlers.tools.deploy.aws import Refused
+from lmi_handlers.tools.client.answer import Piece
+from lmi_handlers.tools.client.errors import AnswerFailed, Refused
 
 _LONGEST_ANSWER = 16 * 2**20
 

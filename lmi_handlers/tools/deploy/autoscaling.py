@@ -7,7 +7,7 @@ from typing import Any
 
 from lmi_handlers.telemetry.emf import MODEL
 from lmi_handlers.telemetry.settings import TelemetrySettings
-from lmi_handlers.tools.deploy.calls import Call
+from lmi_handlers.tools.client.calls import Call
 from lmi_handlers.tools.deploy.deployment import Deployment
 
 QUEUE_METRIC = "SequencesWaiting"

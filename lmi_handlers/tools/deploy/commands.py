@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from lmi_handlers.core.terminal import show
-from lmi_handlers.tools.deploy.options import deployment_options, explained, region_option
+from lmi_handlers.tools.client.options import explained, region_option
+from lmi_handlers.tools.deploy.options import deployment_options
 
 _model_dir = click.option(
     "--model-dir", type=click.Path(path_type=Path), help="Model directory on this machine, with serving.properties."
@@ -53,7 +54,7 @@ def deploy_command(**options: Any) -> None:
 
     Example: lmi deploy --name my-model --image <ecr image> --role <role arn> --model-data s3://bucket/prefix/ --wait
     """
-    from lmi_handlers.tools.deploy.aws import check_boto3
+    from lmi_handlers.tools.client.aws import check_boto3
     from lmi_handlers.tools.deploy.deploy import Run, deploy
 
     check_boto3()
@@ -72,7 +73,7 @@ def undeploy_command(*, name: str, region: str | None, component: str | None, ke
 
     What is missing already is no error, so an interrupted run can be repeated.
     """
-    from lmi_handlers.tools.deploy.aws import Aws
+    from lmi_handlers.tools.client.aws import Aws
     from lmi_handlers.tools.deploy.undeploy import undeploy
 
     undeploy(Aws(region), name, component=component, keep_model_data=keep_model_data)
@@ -89,7 +90,7 @@ def status_command(*, name: str, region: str | None, as_json: bool) -> None:
     Exits with status 0 if everything is in service, 1 if something has failed, 3 while something changes, and 4 if there
     is no such endpoint.
     """
-    from lmi_handlers.tools.deploy.aws import Aws
+    from lmi_handlers.tools.client.aws import Aws
     from lmi_handlers.tools.deploy.inventory import scalable_targets, take_inventory
     from lmi_handlers.tools.deploy.status import exit_code, render
 
@@ -124,7 +125,7 @@ def logs_command(
     with_stream: bool,
 ) -> None:
     """Print the log of an endpoint's or a component's containers, from CloudWatch."""
-    from lmi_handlers.tools.deploy.aws import Aws
+    from lmi_handlers.tools.client.aws import Aws
     from lmi_handlers.tools.deploy.logs import log_group, parse_duration, read_log, render
 
     if (name is None) == (component is None):

@@ -14,9 +14,10 @@ from lmi_handlers.config.properties import LoadedProperties, load_properties
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.terminal import show, show_error
 from lmi_handlers.migration.vllm_variables import given_to_vllm
+from lmi_handlers.tools.client.aws import Aws
+from lmi_handlers.tools.client.calls import Call, as_printed, mistakes
+from lmi_handlers.tools.client.errors import Refused
 from lmi_handlers.tools.deploy.autoscaling import queue_environment
-from lmi_handlers.tools.deploy.aws import Aws, Refused
-from lmi_handlers.tools.deploy.calls import Call, as_printed, mistakes
 from lmi_handlers.tools.deploy.deployment import Deployment, s3_url
 from lmi_handlers.tools.deploy.inventory import (
     Inventory,

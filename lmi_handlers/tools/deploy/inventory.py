@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from lmi_handlers.tools.deploy.aws import Aws
-from lmi_handlers.tools.deploy.calls import Call
+from lmi_handlers.tools.client.aws import Aws
+from lmi_handlers.tools.client.calls import Call
 from lmi_handlers.tools.deploy.deployment import DEPLOYMENT_TAG, UPLOAD_TAG
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lmi_handlers.tools.deploy.options import explained, region_option
+from lmi_handlers.tools.client.options import explained, region_option
 
 if TYPE_CHECKING:
-    from lmi_handlers.tools.deploy.invoke import Invocation
+    from lmi_handlers.tools.client.server import Answer, Invocation
 
 
 @click.command("invoke")
@@ -47,9 +47,10 @@ def invoke_command(
 
     Example: lmi invoke --url http://127.0.0.1:8080 '{"inputs": "Hello", "stream": true}'
     """
-    from lmi_handlers.tools.deploy.answer_text import AnswerFailed
-    from lmi_handlers.tools.deploy.aws import Aws, Refused
-    from lmi_handlers.tools.deploy.invoke import invoke_endpoint, invoke_url, show
+    from lmi_handlers.tools.client.aws import Aws
+    from lmi_handlers.tools.client.endpoint import invoke_endpoint
+    from lmi_handlers.tools.client.errors import AnswerFailed, Refused
+    from lmi_handlers.tools.client.server import invoke_url
 
     if (url is None) == (endpoint_name is None):
         raise click.UsageError("exactly one of --url and --endpoint-name is needed")
@@ -62,13 +63,13 @@ def invoke_command(
         answering = invoke_endpoint(Aws(region), str(endpoint_name), invocation, streams=not whole)
     with answering as answer:
         try:
-            show(answer, raw=raw)
+            _show(answer, raw=raw)
         except AnswerFailed as error:
             raise Refused(str(error)) from error
 
 
 def _invocation(body: bytes, options: dict[str, Any]) -> Invocation:
-    from lmi_handlers.tools.deploy.invoke import Invocation
+    from lmi_handlers.tools.client.server import Invocation
 
     names = {
         "target_model": "TargetModel",
@@ -80,6 +81,28 @@ def _invocation(body: bytes, options: dict[str, Any]) -> Invocation:
     }
     parameters = {aws: options[ours] for ours, aws in names.items() if options[ours] is not None}
     return Invocation(body=body, content_type=options["content_type"], accept=options["accept"], parameters=parameters)
+
+
+def _show(answer: Answer, *, raw: bool) -> None:
+    """Print the generated text, or with `raw` the bytes. SageMaker's headers go to standard error. Raises `AnswerFailed`."""
+    from lmi_handlers.core import terminal
+    from lmi_handlers.tools.client.answer import texts
+
+    for name, value in answer.headers.items():
+        terminal.show_error(f"{name}: {value}")
+    if raw:
+        writer = terminal.ByteWriter()
+        for part in answer.parts:
+            writer.write(part)
+        return
+    last = ""
+    try:
+        for text in texts(answer.parts, answer.content_type):
+            terminal.show(text, end="")
+            last = text or last
+    finally:
+        if last and not last.endswith("\n"):
+            terminal.show()
 
 
 def _read_body(body: str | None) -> bytes:

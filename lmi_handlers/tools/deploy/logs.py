@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.tools.deploy.aws import Aws, Refused
-from lmi_handlers.tools.deploy.calls import Call
+from lmi_handlers.tools.client.aws import Aws
+from lmi_handlers.tools.client.calls import Call
+from lmi_handlers.tools.client.errors import Refused
 
 _POLL_SECONDS = 2.0
 _OVERLAP_SECONDS = 30

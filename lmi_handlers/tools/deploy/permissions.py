@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from lmi_handlers.model_files.s3_url import S3Url
-from lmi_handlers.tools.deploy.aws import Aws, Refused
-from lmi_handlers.tools.deploy.calls import Call
+from lmi_handlers.tools.client.aws import Aws
+from lmi_handlers.tools.client.calls import Call
+from lmi_handlers.tools.client.errors import Refused
 from lmi_handlers.tools.deploy.deployment import Deployment, s3_url
 from lmi_handlers.tools.deploy.run import inverse
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from lmi_handlers.tools.client.calls import Call
 from lmi_handlers.tools.deploy.autoscaling import autoscaling_calls
-from lmi_handlers.tools.deploy.calls import Call
 from lmi_handlers.tools.deploy.deployment import UPLOAD_TAG, Deployment, model_data_source
 from lmi_handlers.tools.deploy.run import IN_SERVICE
 

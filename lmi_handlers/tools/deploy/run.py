@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from lmi_handlers.core.terminal import show
-from lmi_handlers.tools.deploy.aws import Aws, Refused
-from lmi_handlers.tools.deploy.calls import Call
+from lmi_handlers.tools.client.aws import Aws
+from lmi_handlers.tools.client.calls import Call
+from lmi_handlers.tools.client.errors import Refused
 
 _INVERSE = {
     "create_model": ("delete_model", ("ModelName",)),

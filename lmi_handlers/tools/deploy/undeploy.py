@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from lmi_handlers.core.terminal import show
-from lmi_handlers.tools.deploy.aws import Aws, Refused
-from lmi_handlers.tools.deploy.calls import Call
+from lmi_handlers.tools.client.aws import Aws
+from lmi_handlers.tools.client.calls import Call
+from lmi_handlers.tools.client.errors import Refused
 from lmi_handlers.tools.deploy.inventory import Inventory, Leftover, is_ours, scalable_targets, take_inventory, unused
 from lmi_handlers.tools.deploy.run import delete
 from lmi_handlers.tools.deploy.upload import delete_upload

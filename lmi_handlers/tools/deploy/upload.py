@@ -13,8 +13,8 @@ import msgspec
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.terminal import show
 from lmi_handlers.model_files.s3_url import S3Url
-from lmi_handlers.tools.deploy.aws import Aws
-from lmi_handlers.tools.deploy.calls import Call
+from lmi_handlers.tools.client.aws import Aws
+from lmi_handlers.tools.client.calls import Call
 
 _UPLOADED_FOR = "lmi-deployment"
 """Metadata of each object that an upload makes. Its value is the deployment's name and the folder's digest."""

@@ -10,29 +10,9 @@ from typing import Any
 
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.install import install_command
-from lmi_handlers.tools.deploy.answer_text import failure_cause
-from lmi_handlers.tools.deploy.calls import Call
-
-
-class Refused(Exception):
-    """AWS or a server refused a call, or could not be reached. `code` is AWS's name of the error, an HTTP status, or empty."""
-
-    def __init__(self, message: str, *, code: str = "") -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-
-    @property
-    def is_missing(self) -> bool:
-        """What was asked for does not exist. SageMaker has no error code for that."""
-        return self.code in _MISSING or (self.code == "ValidationException" and "could not find" in str(self).lower())
-
-    @property
-    def is_duplicate(self) -> bool:
-        return self.code == "ValidationException" and "already exist" in str(self).lower()
-
-
-_MISSING = ("ResourceNotFound", "ResourceNotFoundException", "ObjectNotFoundException", "NoSuchBucket")
+from lmi_handlers.tools.client.answer import failure_cause
+from lmi_handlers.tools.client.calls import Call
+from lmi_handlers.tools.client.errors import Refused
 
 
 def check_boto3() -> None:

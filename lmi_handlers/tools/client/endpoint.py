@@ -1,0 +1,59 @@
+"""Sends a request to an endpoint on AWS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+
+from lmi_handlers.tools.client.aws import Aws
+from lmi_handlers.tools.client.calls import Call
+from lmi_handlers.tools.client.errors import AnswerFailed, Refused
+from lmi_handlers.tools.client.server import CHUNK, Answer, Invocation
+
+if TYPE_CHECKING:
+    from botocore.response import StreamingBody
+
+
+@contextmanager
+def invoke_endpoint(aws: Aws, endpoint: str, invocation: Invocation, *, streams: bool) -> Iterator[Answer]:
+    """Call an endpoint. With `streams`, whatever it answers arrives as it is written. Raises `Refused`."""
+    parameters: dict[str, object] = {
+        "EndpointName": endpoint,
+        "ContentType": invocation.content_type,
+        "Body": invocation.body,
+        **invocation.parameters,
+    }
+    if invocation.accept is not None:
+        parameters["Accept"] = invocation.accept
+    operation = "invoke_endpoint_with_response_stream" if streams else "invoke_endpoint"
+    response = aws(Call("sagemaker-runtime", operation, parameters))
+    headers = {name: response[name] for name in ("NewSessionId", "ClosedSessionId") if response.get(name)}
+    with closing(response["Body"]) as body:
+        parts = _events(body, endpoint) if streams else _body(body, endpoint)
+        yield Answer(response.get("ContentType", ""), headers, parts)
+
+
+def _body(body: StreamingBody, endpoint: str) -> Iterator[bytes]:
+    """Yield the bytes of an answer. Raises `Refused` if the connection breaks."""
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        yield from iter(lambda: body.read(CHUNK), b"")
+    except BotoCoreError as error:
+        raise Refused(f"{endpoint}: {error}") from error
+
+
+def _events(events: Iterable[Mapping[str, Mapping[str, bytes]]], endpoint: str) -> Iterator[bytes]:
+    """Yield the bytes of an event stream. Raises `AnswerFailed` where SageMaker breaks it off, and `Refused`."""
+    from botocore.eventstream import ParserError
+    from botocore.exceptions import EventStreamError
+    from urllib3.exceptions import HTTPError
+
+    try:
+        for event in events:
+            yield event["PayloadPart"]["Bytes"]
+    except EventStreamError as error:
+        raise AnswerFailed(str(error)) from error
+    except (HTTPError, ParserError) as error:
+        raise Refused(f"{endpoint}: {error}") from error

@@ -1,0 +1,68 @@
+"""Why a request failed: exceptions, and the error documents of our APIs."""
+
+from __future__ import annotations
+
+import msgspec
+
+_ERROR_FIELDS = {"error", "error_type", "code", "message", "type"}
+"""Fields of an error document, in all APIs of this server."""
+
+
+class Refused(Exception):
+    """AWS or a server refused a call, or could not be reached. `code` is AWS's name of the error, an HTTP status, or empty."""
+
+    def __init__(self, message: str, *, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+    @property
+    def is_missing(self) -> bool:
+        """What was asked for does not exist. SageMaker has no error code for that."""
+        return self.code in _MISSING or (self.code == "ValidationException" and "could not find" in str(self).lower())
+
+    @property
+    def is_duplicate(self) -> bool:
+        return self.code == "ValidationException" and "already exist" in str(self).lower()
+
+
+_MISSING = ("ResourceNotFound", "ResourceNotFoundException", "ObjectNotFoundException", "NoSuchBucket")
+
+
+class AnswerFailed(Exception):
+    """The answer says that generation failed. The text is the cause."""
+
+
+def is_error(line: bytes) -> bool:
+    """Tell whether an answer is an error document, such as a line for a record that has failed."""
+    return bool(_error_fields(line))
+
+
+def code_of(line: bytes) -> int | None:
+    """Return the status in an error document, if there is one: `code`, or in OpenAI's `error.code`."""
+    fields = _error_fields(line)
+    try:
+        code = msgspec.json.decode(fields.get("code") or msgspec.json.decode(fields["error"], type=_OpenAIError).code)
+    except (LookupError, msgspec.DecodeError, RecursionError):
+        return None
+    return code if isinstance(code, int) else None
+
+
+def error_document(code: int, cause: str) -> bytes:
+    """Return an error document as LMI writes it."""
+    return msgspec.json.encode({"error": cause, "code": code})
+
+
+class _OpenAIError(msgspec.Struct):
+    code: msgspec.Raw
+
+
+def _error_fields(line: bytes) -> dict[str, msgspec.Raw]:
+    """Return the fields of an error document, or of anything else none."""
+    if not line.startswith(b"{") or b'"error"' not in line:
+        return {}
+    try:
+        fields = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return fields if fields.keys() <= _ERROR_FIELDS else {}

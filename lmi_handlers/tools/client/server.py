@@ -1,0 +1,138 @@
+"""Sends a request to a server on this network."""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+
+from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.core.redaction import redacted
+from lmi_handlers.tools.client.answer import failure_cause
+from lmi_handlers.tools.client.errors import Refused
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_PREFIX = "X-Amzn-SageMaker-"
+_CONNECT_SECONDS = 10
+_TIMEOUT_SECONDS = 600  # of silence; SageMaker's own limits are 60 s for an answer and 8 minutes for a stream
+CHUNK = 1 << 16
+"""Maximum number of bytes that are read at a time."""
+
+_LONGEST_CAUSE = 4096
+
+
+class ServerUrl(msgspec.Struct, frozen=True, kw_only=True):
+    """The URL of a server. `path` has no slash at its end."""
+
+    secure: bool
+    host: str
+    port: int | None
+    path: str
+    query: str
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """Read the value of an option `--url`. Raises `ConfigError`."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise ConfigError(f"--url {redacted(url)}: {error}") from error
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"--url must be an http or https URL, got {redacted(url)}")
+        return cls(
+            secure=parts.scheme == "https",
+            host=parts.hostname,
+            port=port,
+            path=parts.path.rstrip("/"),
+            query=parts.query,
+        )
+
+    def connection(self, timeout: float) -> http.client.HTTPConnection:
+        """Return a connection to the server that is not open yet. `timeout` is in seconds."""
+        kind = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
+        return kind(self.host, self.port, timeout=timeout)
+
+
+class Invocation(msgspec.Struct, frozen=True, kw_only=True):
+    """A request, with SageMaker's names: `parameters` has "TargetModel", "SessionId" and so on."""
+
+    body: bytes
+    content_type: str
+    accept: str | None
+    parameters: Mapping[str, str]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The answer's content type, SageMaker's headers (such as a new session's id) and the parts of its body."""
+
+    content_type: str
+    headers: Mapping[str, str]
+    parts: Iterable[bytes]
+
+
+@contextmanager
+def invoke_url(
+    url: str, invocation: Invocation, api_key: str | None, *, route: str | None = None, method: str = "POST"
+) -> Iterator[Answer]:
+    """Ask a server with the headers that SageMaker would send. Raises `Refused` or `ConfigError`.
+
+    The path is that of the URL, or `/invocations` if it has none. With `route`, that is added to the URL's path instead.
+    """
+    server = ServerUrl.parse(url)
+    headers = {f"{_PREFIX}{_header(name)}": value for name, value in invocation.parameters.items()} | {
+        "Content-Type": invocation.content_type
+    }
+    if invocation.accept is not None:
+        headers["Accept"] = invocation.accept
+    if api_key is not None:
+        headers["Authorization"] = f"Bearer {api_key}"
+    path = server.path + route if route is not None else server.path or "/invocations"
+    if server.query:
+        path += f"?{server.query}"
+    with _explained(url):
+        connection = server.connection(_CONNECT_SECONDS)
+    with closing(connection):
+        with _explained(url):
+            connection.connect()
+            connection.sock.settimeout(_TIMEOUT_SECONDS)
+            connection.request(method, path, invocation.body, headers)
+            response = connection.getresponse()
+            if not 200 <= response.status < 300:
+                cause = response.headers.get("Location") or failure_cause(response.read(_LONGEST_CAUSE))
+                raise Refused(f"{response.status}: {cause or response.reason}", code=str(response.status))
+        sagemakers = {name: value for name, value in response.getheaders() if name.lower().startswith(_PREFIX.lower())}
+        yield Answer(response.headers.get("Content-Type", ""), sagemakers, _parts(response, url))
+
+
+@contextmanager
+def _explained(target: str) -> Iterator[None]:
+    """Raise errors of the connection as `Refused`. A `ValueError` is a header that cannot be sent."""
+    try:
+        yield
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise Refused(f"{target}: {error or type(error).__name__}") from error
+
+
+def _parts(response: http.client.HTTPResponse, target: str) -> Iterator[bytes]:
+    """Yield the body as it arrives. Raises `Refused` if the connection breaks, or ends before the body does."""
+    while True:
+        with _explained(target):
+            part = response.read1(CHUNK)
+        if not part:
+            break
+        yield part
+    if response.length:  # http.client checks only chunked bodies
+        raise Refused(f"{target}: the connection ended {response.length} bytes before the end of the answer")
+
+
+def _header(name: str) -> str:
+    """Return the end of a parameter's header: "TargetModel" is "Target-Model"."""
+    words = "".join(f"-{character}" if character.isupper() else character for character in name)
+    return words.lstrip("-").removesuffix("-Name")

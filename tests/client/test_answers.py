@@ -1,0 +1,117 @@
+"""The tools read the answers of every API: the text as it arrives, the numbers of tokens, and failures."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmi_handlers.tools.client.answer import texts
+from lmi_handlers.tools.client.apis import Said, said
+from lmi_handlers.tools.client.errors import AnswerFailed
+
+SSE, LINES, JSON = "text/event-stream", "application/jsonlines", "application/json; charset=utf-8"
+
+
+def sse(*records: object) -> bytes:
+    return b"".join(b"event: x\ndata: " + json.dumps(record).encode() + b"\n\n" for record in records)
+
+
+def json_lines(*records: object) -> bytes:
+    return b"".join(json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records)
+
+
+STREAMS = {
+    "lmi": (json_lines({"token": {"text": "Grü"}}, {"token": {"text": "ße"}, "generated_text": "Grüße"}), LINES),
+    "tgi": (
+        sse(
+            {"token": {"text": "Grü"}},
+            {"token": {"text": "ße", "special": False}},
+            {"token": {"text": "</s>", "special": True}, "generated_text": "Grüße"},
+        ),
+        SSE,
+    ),
+    "chat": (sse({"choices": [{"delta": {"content": "Grü"}}]}, {"choices": [{"delta": {"content": "ße"}}]}), SSE),
+    "chat-lines": (json_lines({"choices": [{"delta": {"role": "a"}}]}, {"choices": [{"text": "Grüße"}]}), LINES),
+    "responses": (sse({"type": "response.created"}, {"type": "response.output_text.delta", "delta": "Grüße"}), SSE),
+    "done": (sse({"choices": [{"text": "Grüße"}]}) + b": comment\n\ndata: [DONE]\n\n", SSE),
+    "not-a-number": (b'{"token": {"text": "Gr\\u00fc\\u00dfe", "logprob": -Infinity}}', LINES),
+    "plain": ("Grüße".encode(), "text/plain; charset=utf-8"),
+}
+ANSWERS = {
+    "lmi": {"generated_text": "Grüße"},
+    "tgi": [{"generated_text": "Grüße"}],
+    "chat": {"choices": [{"message": {"content": "Grüße"}}]},
+    "completion": {"choices": [{"text": "Grüße"}]},
+    "aleph-alpha": {"completions": [{"completion": "Grüße"}]},
+    "responses": {"output": [{"type": "reasoning"}, {"content": [{"type": "output_text", "text": "Grüße"}]}]},
+    "summary": [{"summary_text": "Grüße"}],
+}
+
+
+@given(st.sampled_from(sorted(STREAMS)), st.lists(st.integers(0, 300)))
+def test_parts_may_end_anywhere(name: str, cuts: list[int]) -> None:
+    data, content_type = STREAMS[name]
+    parts = [data[start:end] for start, end in itertools.pairwise([0, *sorted(cuts), len(data)])]
+    assert "".join(texts(parts, content_type)) == "Grüße"
+
+
+@pytest.mark.parametrize("name", sorted(ANSWERS))
+def test_text_of_whole_answers(name: str) -> None:
+    assert "".join(texts([json.dumps(ANSWERS[name]).encode()], JSON)) == "Grüße"
+
+
+def test_anything_else_is_printed_as_it_is() -> None:
+    for body in (b'{"scores": [1, 2]}', b"[]", b"no JSON", b"1", b'{"output": 3, "choices": 4}'):
+        assert "".join(texts([body], JSON)) == body.decode()
+    assert "".join(texts([b"no JSON\n{}\n[1"], LINES)) == "no JSON\n[1\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "content_type", "cause"),
+    [
+        (sse({"token": {"text": "a"}}, {"error": {"message": "out of memory"}}), SSE, "out of memory"),
+        (json_lines({"token": {"error_msg": "dead"}, "details": {"finish_reason": "error"}}), LINES, "dead"),
+        (b'{"error": "no"}', JSON, "no"),
+        (sse({"type": "error", "code": "server_error", "message": "it died"}), SSE, "it died"),
+        (sse({"type": "response.failed", "response": {"error": {"message": "it fell"}}}), SSE, "it fell"),
+        (sse({"type": "response.failed", "response": {"error": None}}), SSE, "generation failed"),
+    ],
+)
+def test_failures_in_answers(data: bytes, content_type: str, cause: str) -> None:
+    with pytest.raises(AnswerFailed, match=cause):
+        list(texts([data], content_type))
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (
+            {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 5}},
+            Said(prompt_tokens=3, output_tokens=5),
+        ),
+        (
+            {"choices": [{"delta": {"content": "a", "reasoning_content": "b"}}], "usage": None},
+            Said(text="a", reasoning="b"),
+        ),
+        (
+            {"type": "response.completed", "response": {"usage": {"input_tokens": 3, "output_tokens": 5}}},
+            Said(prompt_tokens=3, output_tokens=5),
+        ),
+        (
+            {"token": {"text": "a"}, "generated_text": "all", "details": {"input_length": 3, "generated_tokens": 5}},
+            Said(text="a", prompt_tokens=3, output_tokens=5),
+        ),
+        ({"token": {"text": "a"}, "details": {"prompt_tokens": 3}}, Said(text="a", prompt_tokens=3)),
+        ({"token": {"text": "</s>", "special": True}, "details": None}, Said(special="</s>")),
+        ({"completions": [{"completion": "a"}, {"completion": "b"}]}, Said(text="a\nb")),
+        ({"usage": 1, "choices": [1, {}], "details": []}, Said()),
+        ("text", Said()),
+    ],
+)
+def test_what_a_record_says(record: Any, expected: Said) -> None:
+    assert said(record) == expected
