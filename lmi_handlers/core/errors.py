@@ -174,6 +174,9 @@ class QueueFull(RequestError):
 class DeadlineExceeded(RequestError):
     """The request did not finish within `predict_timeout` seconds."""
 
+    def __init__(self, message: str = "the request did not finish within predict_timeout") -> None:
+        super().__init__(message)
+
 
 class TextDeadline(DeadlineExceeded):
     """The time in which the text has to end has passed, as `option` says. It is an error only if there is no text yet."""
@@ -197,6 +200,9 @@ class RefusedByCode(RequestError):
 
 class ClientDisconnected(RequestError):
     """The client closed its connection before the answer was complete."""
+
+    def __init__(self, message: str = "the client closed the connection") -> None:
+        super().__init__(message)
 
 
 class EngineError(LMIError):

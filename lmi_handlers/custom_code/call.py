@@ -12,7 +12,7 @@ from lmi_handlers.custom_code.failures import author_traceback, described, named
 from lmi_handlers.custom_code.inputs import Input
 from lmi_handlers.custom_code.messages import Batch, Chunk, End, Head
 from lmi_handlers.custom_code.outputs import FAILURE, Output, text_or_line
-from lmi_handlers.engine.channel import MAX_MESSAGE_SIZE
+from lmi_handlers.workers.channel import MAX_MESSAGE_SIZE
 
 Messages = list[Head | Chunk | End]
 

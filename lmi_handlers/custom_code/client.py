@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,20 +35,19 @@ from lmi_handlers.custom_code.messages import (
     Watch,
     failure_of,
 )
-from lmi_handlers.engine.channel import LENGTH, Channel, MessageTooLong, decode, frame, payload_length
 from lmi_handlers.engine.heartbeat import HeartbeatReader
 from lmi_handlers.engine.messages import Loading
 from lmi_handlers.engine.settings import POOL, heartbeat_path
-from lmi_handlers.engine.status import EngineStatus
+from lmi_handlers.engine.status import NOT_FINISHED, EngineStatus
+from lmi_handlers.workers.channel import LENGTH, Channel, MessageTooLong, ProtocolError, decode, frame, payload_length
+from lmi_handlers.workers.link import Link, connect
 
 logger = logging.getLogger(__name__)
 
-_RECONNECT_INTERVAL = 0.1
 _LOOK_INTERVAL = 0.1
 _READ_SIZE = 1 << 16
 _GONE = "the process that starts the model's code has ended and is being restarted"
 
-_LATE = "the request did not finish within predict_timeout"
 _SHORTEST = 0.001
 
 _decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
@@ -82,7 +80,7 @@ class Invocation:
         try:
             self._socket.sendall(message)
         except TimeoutError as error:
-            raise DeadlineExceeded(_LATE) from error
+            raise DeadlineExceeded from error
         except OSError as error:
             raise EngineDead(f"{_GONE}; it was reading this request") from error
         self._socket.settimeout(_LOOK_INTERVAL)
@@ -118,12 +116,12 @@ class Invocation:
             if self._ended_by is not None:
                 raise self._ended_by
             if time.monotonic() >= self.deadline:
-                raise DeadlineExceeded(_LATE)
+                raise DeadlineExceeded
             try:
                 data = self._socket.recv(_READ_SIZE)
             except TimeoutError:
                 if not self._connected():
-                    raise ClientDisconnected("the client closed the connection") from None
+                    raise ClientDisconnected from None
                 continue
             except OSError:
                 data = b""
@@ -156,19 +154,15 @@ class CodeClient:
         self.status = EngineStatus(HeartbeatReader(heartbeat_path(socket_path), title=POOL), stall_timeout)
         self._socket_path = socket_path
         self._in_flight: set[Invocation] = set()
-        self._watched: socket.socket | None = None
-        self._closed = threading.Event()
+        self._link = Link(socket_path, self._watch, name="pool-watch")
 
     def start(self) -> None:
         """Start the thread that follows the pool's state."""
-        threading.Thread(target=self._watch, name="pool-watch", daemon=True).start()
+        self._link.start()
 
     def close(self) -> None:
         """Disconnect from the pool, and end the thread."""
-        self._closed.set()
-        if self._watched is not None:
-            with contextlib.suppress(OSError):  # the pool may have closed it already
-                self._watched.shutdown(socket.SHUT_RDWR)
+        self._link.close()
 
     def invoke(self, invoke: Invoke | ChangeAdapter, deadline: float, connected: Callable[[], bool]) -> Invocation:
         """Send a request, and return it once its answer begins. It ends at the monotonic time `deadline`.
@@ -177,7 +171,7 @@ class CodeClient:
         """
         self.status.check()
         try:
-            sock = self._connect()
+            sock = connect(self._socket_path)
         except OSError as error:
             raise EngineNotReady(_GONE) from error
         invocation = Invocation(sock, deadline, connected)
@@ -193,34 +187,25 @@ class CodeClient:
     def end_draining(self) -> None:
         """Fail the requests that are still in flight: the time to finish is over."""
         for invocation in list(self._in_flight):
-            invocation.end(EngineNotReady("the server is shutting down and the request did not finish in time"))
+            invocation.end(EngineNotReady(NOT_FINISHED))
 
-    def _connect(self) -> socket.socket:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.connect(str(self._socket_path))
-        except BaseException:
-            sock.close()
-            raise
-        return sock
-
-    def _watch(self) -> None:
-        """Follow the pool's state until the client is closed."""
+    def _watch(self, sock: socket.socket) -> bool:
+        """Follow the pool's state until the connection ends."""
         serving = False
-        while not self._closed.is_set():
-            with contextlib.suppress(OSError), self._connect() as sock:
-                self._watched = sock
-                if self._closed.is_set():  # meanwhile
-                    return
-                channel: Channel[FromWorker, ToWorker] = Channel(sock, _decoder)
-                channel.send(Watch())
-                for message in channel.receive():
-                    serving = isinstance(message, Serving)
-                    if isinstance(message, Serving):
-                        self.status.ready()
-                    elif isinstance(message, Loading):
-                        self.status.loading(message)
+        channel: Channel[FromWorker, ToWorker] = Channel(sock, _decoder)
+        with contextlib.suppress(OSError):
+            channel.send(Watch())
+        try:
+            for message in channel.receive():
+                serving = isinstance(message, Serving)
+                if isinstance(message, Serving):
+                    self.status.ready()
+                elif isinstance(message, Loading):
+                    self.status.loading(message)
+        except ProtocolError:
+            logger.exception("the pool sent an invalid message; connecting to it again")
+            return False
+        finally:
             if serving:  # otherwise its last words say why
-                serving = False
                 self.status.loading(Loading(_GONE, time.monotonic()))
-            time.sleep(_RECONNECT_INTERVAL)
+        return True

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from lmi_handlers.custom_code.messages import Abort, Batch, FromCode, FromPool, Load, Pause, Resume
-from lmi_handlers.engine.channel import Channel
+from lmi_handlers.workers.channel import Channel
 
 
 class Connection:

@@ -12,7 +12,7 @@ import msgspec
 from lmi_handlers.core.errors import LMIError, QueueFull
 from lmi_handlers.custom_code.messages import Chunk, End, Head, Invoke, failed, failure_of
 from lmi_handlers.engine.admission import DynamicBatch
-from lmi_handlers.engine.channel import MAX_MESSAGE_SIZE, frame
+from lmi_handlers.workers.channel import MAX_MESSAGE_SIZE, frame
 
 MAX_BATCH_SIZE = MAX_MESSAGE_SIZE - (1 << 20)
 """Bytes that the requests of one batch may have together, beside what the message adds to them."""

@@ -3,7 +3,7 @@
     web worker  -- Invoke, ChangeAdapter -->  pool  -- Batch, Pause, Resume, Abort -->  process with model.py
     web worker  <-- Head, Chunk .., End --  pool  <-- Head, Chunk .., End --  process with model.py
 
-Each message is a MessagePack array tagged with its name, framed as in `lmi_handlers.engine.channel`. A web worker opens
+Each message is a MessagePack array tagged with its name, framed as in `lmi_handlers.workers.channel`. A web worker opens
 one connection per request, so closing it aborts the request, and a client that reads slowly slows its own request down
 and nothing else. One more connection, opened with `Watch`, tells it whether requests are accepted.
 """

@@ -36,13 +36,13 @@ from lmi_handlers.custom_code.processes import Processes, log_error
 from lmi_handlers.custom_code.runner import CodeError
 from lmi_handlers.custom_code.sources import PROPERTIES, Sources
 from lmi_handlers.custom_code.streams import receive
-from lmi_handlers.engine.channel import ProtocolError, frame
 from lmi_handlers.engine.heartbeat import PULSE_INTERVAL, Heartbeat
 from lmi_handlers.engine.load_report import LoadReport
 from lmi_handlers.engine.messages import Loading
 from lmi_handlers.engine.settings import EngineSettings
 from lmi_handlers.engine.supervised import run_supervised
 from lmi_handlers.metrics.engine import EngineMetrics
+from lmi_handlers.workers.channel import ProtocolError, frame
 
 _LOAD_INTERVAL = 0.1
 _RELOAD_INTERVAL = 0.5

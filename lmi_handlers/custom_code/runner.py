@@ -32,7 +32,7 @@ from lmi_handlers.custom_code.messages import (
     Resume,
 )
 from lmi_handlers.custom_code.streams import receive
-from lmi_handlers.engine.channel import MessageTooLong, ProtocolError, frame
+from lmi_handlers.workers.channel import MessageTooLong, ProtocolError, frame
 from lmi_handlers.workers.environment import child_environment
 from lmi_handlers.workers.process import describe, kill_group
 from lmi_handlers.workers.program import command

@@ -1,4 +1,4 @@
-"""Messages over asyncio's streams, framed as in `lmi_handlers.engine.channel`."""
+"""Messages over asyncio's streams, framed as in `lmi_handlers.workers.channel`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from lmi_handlers.engine.channel import LENGTH, decode, payload_length
+from lmi_handlers.workers.channel import LENGTH, decode, payload_length
 
 T = TypeVar("T", bound=msgspec.Struct)
 

@@ -33,7 +33,6 @@ from lmi_handlers.core.request import EncodedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.adapter_registry import Registered
 from lmi_handlers.engine.arrivals import Arrivals
-from lmi_handlers.engine.channel import Channel, worker_end
 from lmi_handlers.engine.heartbeat import HeartbeatReader
 from lmi_handlers.engine.messages import (
     Abort,
@@ -49,16 +48,15 @@ from lmi_handlers.engine.messages import (
     Sync,
     Synced,
     UnloadAdapter,
-    WorkerMessage,
+    worker_end,
 )
-from lmi_handlers.engine.sender import Sender
+from lmi_handlers.engine.sender import EngineSender
 from lmi_handlers.engine.settings import heartbeat_path
-from lmi_handlers.engine.status import EngineState, EngineStatus, not_ready
+from lmi_handlers.engine.status import NOT_FINISHED, EngineState, EngineStatus, not_ready
+from lmi_handlers.workers.link import Link
 
 logger = logging.getLogger(__name__)
 
-_RECONNECT_INTERVAL = 0.1
-_LONGEST_RECONNECT_INTERVAL = 10.0
 _WATCH_INTERVAL = 0.1
 
 
@@ -88,7 +86,7 @@ class Generation:
     def __init__(
         self,
         client: EngineClient,
-        sender: Sender,
+        sender: EngineSender,
         submit: Submit,
         deadline: float,
         connected: Callable[[], bool],
@@ -200,27 +198,23 @@ class EngineClient:
     def __init__(
         self, socket_path: Path, on_announcement: Callable[[Loading | Ready], None], stall_timeout: float = 60.0
     ) -> None:
-        self._socket_path = socket_path
         self._on_announcement = on_announcement
         self._heartbeat = HeartbeatReader(heartbeat_path(socket_path))
         self.status = EngineStatus(self._heartbeat, stall_timeout)
-        self._sender: Sender | None = None
-        self._channel: Channel[WorkerMessage, EngineMessage] | None = None
-        self._closed = threading.Event()
+        self._sender: EngineSender | None = None
+        self._link = Link(socket_path, self._serve, name="engine-reader")
         self._generations: dict[int, Generation] = {}
         self._changes: dict[int, queue.SimpleQueue[LMIError | None]] = {}
         self._numbers = itertools.count(1)
 
     def start(self) -> None:
         """Start the threads that read from the engine and watch over the requests."""
-        threading.Thread(target=self._connect_forever, name="engine-reader", daemon=True).start()
+        self._link.start()
         threading.Thread(target=self._watch, name="request-watch", daemon=True).start()
 
     def close(self) -> None:
         """Disconnect, and end the threads. Requests in flight fail."""
-        self._closed.set()
-        if self._channel is not None:
-            self._channel.close()
+        self._link.close()
 
     @property
     def state(self) -> EngineState:
@@ -289,7 +283,7 @@ class EngineClient:
 
     def end_draining(self) -> None:
         """Fail the requests that are still in flight: the time to finish is over."""
-        self._fail_all(EngineNotReady("the server is shutting down and the request did not finish in time"))
+        self._fail_all(EngineNotReady(NOT_FINISHED))
 
     def _change_adapter(self, message: LoadAdapter | UnloadAdapter, timeout: float) -> None:
         self.status.check()
@@ -311,29 +305,10 @@ class EngineClient:
         if error is not None:
             raise error
 
-    def _connect_forever(self) -> None:
-        interval = _RECONNECT_INTERVAL
-        while not self._closed.is_set():
-            with contextlib.ExitStack() as stack:
-                try:
-                    sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-                    sock.connect(str(self._socket_path))
-                except OSError:  # no engine is listening, or no file descriptor is left
-                    time.sleep(_RECONNECT_INTERVAL)
-                    continue
-                if self._closed.is_set():  # meanwhile
-                    return
-                self._channel = worker_end(sock)
-                served = self._serve(self._channel)
-            if served:
-                interval = _RECONNECT_INTERVAL
-                continue
-            time.sleep(interval)  # a permanent failure must not keep the worker busy
-            interval = min(2 * interval, _LONGEST_RECONNECT_INTERVAL)
-
-    def _serve(self, channel: Channel[WorkerMessage, EngineMessage]) -> bool:
+    def _serve(self, sock: socket.socket) -> bool:
         """Handle the engine's messages until the connection ends. Returns False if a message could not be handled."""
-        self._sender = sender = Sender(channel)
+        channel = worker_end(sock)
+        self._sender = sender = EngineSender(channel)
         handled = True
         phase, cause = "the engine process has ended and is being restarted", "the engine process ended"
         try:
@@ -354,7 +329,7 @@ class EngineClient:
         self._fail_all(EngineDead(f"{cause} while it worked on this request"))
         return handled
 
-    def _handle(self, message: EngineMessage, sender: Sender) -> None:
+    def _handle(self, message: EngineMessage, sender: EngineSender) -> None:
         if isinstance(message, Outputs):
             generations = self._generations
             for output in message.outputs:
@@ -385,15 +360,15 @@ class EngineClient:
 
     def _watch(self) -> None:
         """End requests whose client has disconnected or whose time is up, even if the engine sends nothing."""
-        while not self._closed.is_set():
+        while not self._link.closed.is_set():
             time.sleep(_WATCH_INTERVAL)
             now = time.monotonic()
             for generation in list(self._generations.values()):
                 if not generation.connected():
-                    generation.end(ClientDisconnected("the client closed the connection"))
+                    generation.end(ClientDisconnected())
                 elif (cutoff := generation.cutoff) is not None and now >= cutoff.time:
                     generation.end(TextDeadline(cutoff.option))
                 elif now >= generation.deadline:
-                    generation.end(DeadlineExceeded("the request did not finish within predict_timeout"))
+                    generation.end(DeadlineExceeded())
                 else:
                     generation.wake(now)

@@ -1,11 +1,13 @@
 """The whole protocol between web workers and the engine process.
 
-Each message is a MessagePack array tagged with its name; `lmi_handlers.engine.channel` frames them. Every `Submit` is
+Each message is a MessagePack array tagged with its name; `lmi_handlers.workers.channel` frames them. Every `Submit` is
 answered by `Outputs`, in which the last output of each sequence has a finish reason, or by one `Failed`. No answer
 follows an `Abort`.
 """
 
 from __future__ import annotations
+
+import socket
 
 import msgspec
 
@@ -15,6 +17,7 @@ from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.pooling_params import PoolingParams
 from lmi_handlers.core.request import EncodedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.workers.channel import Channel
 
 # From a web worker
 
@@ -143,3 +146,13 @@ EngineMessage = Loading | Ready | Outputs | Failed | AdapterChanged | Sync
 def failed(number: int, error: LMIError) -> Failed:
     """Return the message that says why the worker's request `number` has failed."""
     return Failed(number, *told(error))
+
+
+def worker_end(sock: socket.socket) -> Channel[WorkerMessage, EngineMessage]:
+    """Return the web worker's end, which sends `Submit` and `Abort`."""
+    return Channel(sock, msgspec.msgpack.Decoder(EngineMessage))
+
+
+def engine_end(sock: socket.socket) -> Channel[EngineMessage, WorkerMessage]:
+    """Return the engine process's end, which sends its state, `Outputs` and `Failed`."""
+    return Channel(sock, msgspec.msgpack.Decoder(WorkerMessage))

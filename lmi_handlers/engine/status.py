@@ -12,6 +12,9 @@ from lmi_handlers.core.load_phase import LoadPhase
 from lmi_handlers.engine.heartbeat import HeartbeatReader
 from lmi_handlers.engine.messages import Loading
 
+NOT_FINISHED = "the server is shutting down and the request did not finish in time"
+"""Why requests fail that are in flight at the end of the time for draining."""
+
 
 def not_ready(phase: str) -> str:
     """Return what a client is told while no requests are accepted."""

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lmi_handlers.core.load_phase import LoadPhase
-from lmi_handlers.engine.channel import MessageTooLong, engine_end
 from lmi_handlers.engine.loop import Disconnected, Inbox
-from lmi_handlers.engine.messages import Abort, EngineMessage, Failed, Loading, Outputs, Ready, Sync, Synced
+from lmi_handlers.engine.messages import Abort, EngineMessage, Failed, Loading, Outputs, Ready, Sync, Synced, engine_end
 from lmi_handlers.engine.outbox import Outbox
+from lmi_handlers.workers.channel import MessageTooLong
 
 _ACCEPT_PAUSE = 1.0
 _FLUSH_TIMEOUT = 1.0

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from lmi_handlers.core.errors import EngineNotReady
-from lmi_handlers.engine.channel import Channel
 from lmi_handlers.models.messages import Answer, Command, Refused
 from lmi_handlers.models.registry import manager_socket
+from lmi_handlers.workers.channel import Channel
 
 _decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import msgspec
 
 from lmi_handlers.core.errors import InvalidRequest, LMIError, LoadFailed
-from lmi_handlers.engine.channel import Channel, ProtocolError
 from lmi_handlers.models.messages import Answer, Command, Done, Refused
+from lmi_handlers.workers.channel import Channel, ProtocolError
 
 _ACCEPT_PAUSE = 1.0
 

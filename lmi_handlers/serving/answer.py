@@ -86,7 +86,7 @@ class Answer:
                             generation.silent_at = time.monotonic() + self._keep_alive
                 last = self._runner_of_formatter(self._size)(self._formatter.finish)
             except GeneratorExit:
-                self.failure = self._generation.failure or ClientDisconnected("the client closed the connection")
+                self.failure = self._generation.failure or ClientDisconnected()
                 raise
             except Exception as error:  # noqa: BLE001  every error is reported to the client
                 if not begun:

@@ -147,12 +147,12 @@ class BeamGeneration:
         while True:
             # A step can finish before the engine client has checked the connection and deadline even once.
             if not self._connected():
-                raise ClientDisconnected("the client closed the connection")
+                raise ClientDisconnected
             now = time.monotonic()
             if self._cutoff is not None and now >= self._cutoff.time:
                 raise TextDeadline(self._cutoff.option)
             if now >= self.deadline:
-                raise DeadlineExceeded("the request did not finish within predict_timeout")
+                raise DeadlineExceeded
             try:
                 self._step = self._submit(sampling_params)
                 return self._outputs()

@@ -268,7 +268,7 @@ def _tokenize(
     All work that `takes_long` estimates happens here.
     """
     if time.monotonic() >= deadline:  # it may have waited for a thread
-        raise DeadlineExceeded("the request did not finish within predict_timeout")
+        raise DeadlineExceeded
     tokenized, params = tokenize_prompts(parsed, loaded), parsed.request.sampling_params
     if params.prompt_logprobs is not None:
         tokens = sum(len(prompt.token_ids) for prompt in tokenized)

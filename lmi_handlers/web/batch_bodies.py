@@ -58,7 +58,7 @@ class BatchBodies:
                 outcome: LMIError | None = record.answer if isinstance(record.answer, LMIError) else None
                 if isinstance(record.answer, Answer):
                     record.answer.close()
-                    outcome = ClientDisconnected("the client closed the connection")
+                    outcome = ClientDisconnected()
                 self._model.metrics.ended(record.usage, outcome)
 
     def _begin(self, exchange: Exchange, payload: Payload, usage: Usage, deadline: float) -> _Record:
@@ -107,7 +107,7 @@ class BatchBodies:
             except LMIError as error:
                 return self._endpoint.of(record.payload).error(error).body, error.without_frames()
             if not exchange.connected():
-                return b"", ClientDisconnected("the client closed the connection")
+                return b"", ClientDisconnected()
             record.usage.started = time.monotonic()  # predict_timeout applies to each try, batch_timeout to all
             record = self._begin(exchange, record.payload, record.usage, record.deadline)
 

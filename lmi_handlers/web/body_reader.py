@@ -42,7 +42,7 @@ class BodyReader:
         except TimeoutError as error:
             raise RequestTimeout("the body did not arrive in time (option.client_timeout)") from error
         except OSError as error:
-            raise ClientDisconnected("the client closed the connection") from error
+            raise ClientDisconnected from error
         if self._left is None:
             self.complete = not data
         else:

@@ -92,7 +92,7 @@ class _StreamedAnswer:
 
     def __init__(self, invocation: Invocation, chunks: Iterator[bytes], content_type: str | None) -> None:
         self.deadline = invocation.deadline
-        self.failure: LMIError | None = ClientDisconnected("the client closed the connection")
+        self.failure: LMIError | None = ClientDisconnected()
         self.rest = self._run(chunks)
         self._invocation = invocation
         self._is_events = content_type is not None and content_type.startswith(_EVENTS)

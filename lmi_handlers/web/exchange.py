@@ -260,7 +260,7 @@ class StreamBody:
         self._first = first
         self._rest = rest
         self._answer = answer
-        self._failure: LMIError | None = ClientDisconnected("the client closed the connection")
+        self._failure: LMIError | None = ClientDisconnected()
 
     def __iter__(self) -> Iterator[bytes]:
         with contextlib.suppress(ClientDisconnected):  # from a batch body; the client has gone

@@ -20,8 +20,6 @@ from lmi_handlers.core.capabilities import Capabilities
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
 from lmi_handlers.core.request import EncodedPrompt
 from lmi_handlers.core.sampling_params import SamplingParams
-from lmi_handlers.engine import channel as channel_module
-from lmi_handlers.engine.channel import MessageTooLong, ProtocolError, engine_end, worker_end
 from lmi_handlers.engine.messages import (
     Abort,
     AdapterChanged,
@@ -37,7 +35,11 @@ from lmi_handlers.engine.messages import (
     Synced,
     UnloadAdapter,
     WorkerMessage,
+    engine_end,
+    worker_end,
 )
+from lmi_handlers.workers import channel as channel_module
+from lmi_handlers.workers.channel import MessageTooLong, ProtocolError
 
 ints = st.integers(0, 2**63 - 1)
 texts = st.text(max_size=20)

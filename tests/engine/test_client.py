@@ -23,7 +23,6 @@ from lmi_handlers.core.errors import (
     QueueFull,
     RequestFailed,
 )
-from lmi_handlers.engine import channel as channel_module
 from lmi_handlers.engine.client import EngineClient
 from lmi_handlers.engine.messages import (
     Loading,
@@ -32,6 +31,7 @@ from lmi_handlers.engine.messages import (
     Submit,
 )
 from lmi_handlers.engine.status import EngineState
+from lmi_handlers.workers import channel as channel_module
 
 
 def test_client_reports_what_a_starting_engine_does(tmp_path: Path) -> None:

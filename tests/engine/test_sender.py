@@ -22,7 +22,7 @@ from lmi_handlers.engine.messages import (
     Submit,
     WorkerMessage,
 )
-from lmi_handlers.engine.sender import Sender
+from lmi_handlers.engine.sender import EngineSender
 
 
 def big(number: int) -> Submit:
@@ -30,7 +30,7 @@ def big(number: int) -> Submit:
     return Submit(number, "r", encoded([100_000] * 50_000), SamplingParams())
 
 
-def submit_many(sender: Sender, accepted: list[int]) -> None:
+def submit_many(sender: EngineSender, accepted: list[int]) -> None:
     for number in range(100):
         sender.submit(big(number))
         accepted.append(number)
@@ -38,7 +38,7 @@ def submit_many(sender: Sender, accepted: list[int]) -> None:
 
 def test_messages_to_an_engine_that_does_not_read_are_limited_and_never_block() -> None:
     with connected() as (worker, engine):
-        sender = Sender(worker, max_bytes=4_000_000)
+        sender = EngineSender(worker, max_bytes=4_000_000)
         started = time.monotonic()
         accepted: list[int] = []
         with pytest.raises(EngineNotReady, match=r"the engine does not read its messages: 1[0-9] with"):
@@ -54,7 +54,7 @@ def test_messages_to_an_engine_that_does_not_read_are_limited_and_never_block() 
 
 def test_single_message_may_exceed_the_limit() -> None:
     with connected() as (worker, engine):
-        sender = Sender(worker, max_bytes=1)
+        sender = EngineSender(worker, max_bytes=1)
         sender.submit(big(1))
         assert next(engine.receive()) == big(1)
         sender.close()
@@ -62,7 +62,7 @@ def test_single_message_may_exceed_the_limit() -> None:
 
 def test_closed_sender_rejects_requests() -> None:
     with connected() as (worker, _):
-        sender = Sender(worker)
+        sender = EngineSender(worker)
         sender.close()
         sender.abort(Abort(1))
         with pytest.raises(EngineNotReady, match="has just closed"):
@@ -76,7 +76,7 @@ class Sending(RuleBasedStateMachine):
     def connect(self) -> None:
         self.stack = contextlib.ExitStack()
         worker, self.engine = self.stack.enter_context(connected())
-        self.sender = Sender(worker, max_bytes=1_500_000)
+        self.sender = EngineSender(worker, max_bytes=1_500_000)
         self.messages = self.engine.receive()
         self.submitted: list[int] = []
         self.given_up: set[int] = set()

@@ -22,7 +22,6 @@ from lmi_handlers.core.errors import (
     RequestFailed,
 )
 from lmi_handlers.core.sampling_params import SamplingParams
-from lmi_handlers.engine import channel as channel_module
 from lmi_handlers.engine.client import EngineClient
 from lmi_handlers.engine.loop import Disconnected, Inbox
 from lmi_handlers.engine.messages import (
@@ -34,6 +33,7 @@ from lmi_handlers.engine.messages import (
 )
 from lmi_handlers.engine.process import start_repeating
 from lmi_handlers.engine.worker_server import WorkerServer
+from lmi_handlers.workers import channel as channel_module
 
 
 def test_output_that_exceeds_the_message_size_fails_its_request(

@@ -7,11 +7,13 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from lmi_handlers.engine.channel import Channel, engine_end, worker_end
 from lmi_handlers.engine.messages import (
     EngineMessage,
     WorkerMessage,
+    engine_end,
+    worker_end,
 )
+from lmi_handlers.workers.channel import Channel
 
 WorkerEnd = Channel[WorkerMessage, EngineMessage]
 EngineEnd = Channel[EngineMessage, WorkerMessage]

@@ -13,7 +13,7 @@ from lmi_handlers.config.option import DeclaredOption
 from lmi_handlers.config.options import ServingProperties
 from lmi_handlers.core import gguf
 from lmi_handlers.custom_code import adapters
-from lmi_handlers.engine import adapter_registry, channel, heartbeat, job_queue, sender
+from lmi_handlers.engine import adapter_registry, heartbeat, job_queue
 from lmi_handlers.media import images
 from lmi_handlers.model_files import archive, complete, s3, vocabulary
 from lmi_handlers.models import slots
@@ -21,6 +21,7 @@ from lmi_handlers.serving import conversation, served
 from lmi_handlers.tasks import lengths, task
 from lmi_handlers.text import template_budget
 from lmi_handlers.web.exchange import ArrivingBodies
+from lmi_handlers.workers import channel, sender
 
 PAGE = (ROOT / "docs" / "limits.md").read_text()
 UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "s": 1, "%": 0.01}

@@ -21,7 +21,6 @@ from lmi_handlers.core.errors import (
     ClientDisconnected,
     DeadlineExceeded,
     EngineNotReady,
-    InvalidRequest,
     LMIError,
     RequestFailed,
 )
@@ -34,16 +33,16 @@ from lmi_handlers.custom_code.formatting.messages import (
     Serving,
     ToWorker,
 )
-from lmi_handlers.engine.channel import Channel, MessageTooLong, ProtocolError
+from lmi_handlers.engine.status import NOT_FINISHED
+from lmi_handlers.workers.channel import Channel, ProtocolError
+from lmi_handlers.workers.link import Link
+from lmi_handlers.workers.sender import Sender
 
 logger = logging.getLogger(__name__)
 
-_RECONNECT_INTERVAL = 0.1
 _WATCH_INTERVAL = 0.1
-_MAX_WAITING_BYTES = 64 * 1024 * 1024
-"""Maximum size of the messages that wait for a formatter that does not return."""
-
-_ENDED = "the process that runs the model's formatters ended while it worked on this request"
+_PROCESS = "the process that runs the model's formatters"
+_ENDED = f"{_PROCESS} ended while it worked on this request"
 NOT_READY = "the model's formatters are being started"
 
 
@@ -94,31 +93,21 @@ class FormatterClient:
     """
 
     def __init__(self, socket_path: Path) -> None:
-        self._socket_path = socket_path
         self._ready = threading.Event()
         self._scripts: dict[str, Script] = {}
         self._calls: dict[int, Calls] = {}
         self._numbers = itertools.count(1)
-        self._channel: Channel[FromWorker, ToWorker] | None = None
-        self._frames: list[bytes] = []
-        self._size = 0
-        self._changed = threading.Condition()
-        self._connection: socket.socket | None = None
-        self._closed = threading.Event()
+        self._sender: Sender[FromWorker] | None = None
+        self._link = Link(socket_path, self._serve, name="formatters")
 
     def start(self) -> None:
         """Start the threads."""
-        for target in (self._connect_forever, self._write, self._watch):
-            threading.Thread(target=target, name="formatters", daemon=True).start()
+        self._link.start()
+        threading.Thread(target=self._watch, name="formatters-watch", daemon=True).start()
 
     def close(self) -> None:
         """Disconnect, and end the threads. Requests in flight fail."""
-        with self._changed:
-            self._closed.set()
-            self._changed.notify()
-        if self._connection is not None:
-            with contextlib.suppress(OSError):  # the process may have closed it already
-                self._connection.shutdown(socket.SHUT_RDWR)
+        self._link.close()
 
     @property
     def ready(self) -> bool:
@@ -142,76 +131,50 @@ class FormatterClient:
 
     def send(self, message: FromWorker) -> None:
         """Send a message soon. Raises `EngineNotReady` or `InvalidRequest` if that is not possible."""
-        channel = self._channel
-        if channel is None:
+        sender = self._sender
+        if sender is None:
             raise EngineNotReady(NOT_READY)
-        try:
-            frame = channel.frame(message)
-        except MessageTooLong as error:
-            raise InvalidRequest(f"the request is too long for the model's formatters: {error}") from error
-        with self._changed:
-            if self._frames and self._size + len(frame) > _MAX_WAITING_BYTES:
-                raise EngineNotReady("the process that runs the model's formatters does not read its messages")
-            self._frames.append(frame)
-            self._size += len(frame)
-            self._changed.notify()
+        sender.send(message)
 
     def end_draining(self) -> None:
         """Fail the requests that are still in flight: the time to finish is over."""
-        self._end_all(EngineNotReady("the server is shutting down and the request did not finish in time"))
+        self._end_all(EngineNotReady(NOT_FINISHED))
 
     def _end_all(self, error: LMIError) -> None:
         for calls in list(self._calls.values()):
             calls.put(error)
 
-    def _write(self) -> None:
-        while not self._closed.is_set():
-            with self._changed:
-                while not (self._frames or self._closed.is_set()):
-                    self._changed.wait()
-                frames, self._frames, self._size = self._frames, [], 0
-            if (channel := self._channel) is not None:
-                with contextlib.suppress(OSError):  # the reader notices, and fails the requests
-                    channel.send_frame(b"".join(frames))
-
-    def _connect_forever(self) -> None:
-        while not self._closed.is_set():
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, contextlib.suppress(OSError):
-                sock.connect(str(self._socket_path))
-                self._connection = sock
-                if self._closed.is_set():  # meanwhile
-                    return
-                try:
-                    self._serve(Channel(sock, msgspec.msgpack.Decoder(ToWorker)))
-                except ProtocolError:
-                    logger.exception("the formatters' process sent an invalid message; connecting to it again")
-            time.sleep(_RECONNECT_INTERVAL)
-
-    def _serve(self, channel: Channel[FromWorker, ToWorker]) -> None:
+    def _serve(self, sock: socket.socket) -> bool:
+        """Deliver the replies until the connection ends. Returns False if one cannot be read."""
+        channel: Channel[FromWorker, ToWorker] = Channel(sock, msgspec.msgpack.Decoder(ToWorker))
+        sender = Sender(channel, _PROCESS)
         try:
             for message in channel.receive():
                 if isinstance(message, Serving):
-                    self._scripts, self._channel = message.scripts, channel
+                    self._scripts, self._sender = message.scripts, sender
                     self._ready.set()
                 elif (calls := self._calls.get(message.number)) is not None:
                     calls.put(_error_of(message) if isinstance(message, Failed) else message)
+        except ProtocolError:
+            logger.exception("the formatters' process sent an invalid message; connecting to it again")
+            return False
         finally:
-            self._channel = None
+            self._sender = None
+            sender.close()
             self._ready.clear()
-            with self._changed:
-                self._frames, self._size = [], 0
             self._end_all(RequestFailed(_ENDED))
+        return True
 
     def _watch(self) -> None:
         """End requests that wait for a formatter although their client has disconnected or their time is up."""
-        while not self._closed.is_set():
+        while not self._link.closed.is_set():
             time.sleep(_WATCH_INTERVAL)
             now = time.monotonic()
             for calls in list(self._calls.values()):
                 if calls.waits and not calls.connected():
-                    calls.put(ClientDisconnected("the client closed the connection"))
+                    calls.put(ClientDisconnected())
                 elif calls.waits and now >= calls.deadline:
-                    calls.put(DeadlineExceeded("the request did not finish within predict_timeout"))
+                    calls.put(DeadlineExceeded())
 
 
 def _error_of(message: Failed) -> RequestFailed:

@@ -1,6 +1,6 @@
 """The whole protocol between web workers and the process that runs a model's formatters.
 
-Each message is a MessagePack array tagged with its name, framed as in `lmi_handlers.engine.channel`. A web worker has
+Each message is a MessagePack array tagged with its name, framed as in `lmi_handlers.workers.channel`. A web worker has
 one connection, and chooses a `number` for each request. `FormatInput`, `Tokens` and `Records` are answered in order, by
 `Formatted` or `Failed`. After `Failed`, the process knows nothing of the number any more.
 """

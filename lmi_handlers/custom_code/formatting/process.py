@@ -35,8 +35,8 @@ from lmi_handlers.custom_code.formatting.scripts import Formatters, ScriptFailed
 from lmi_handlers.custom_code.formatting.token_answers import TokenAnswer
 from lmi_handlers.custom_code.formatting.tokenizer import LazyTokenizer
 from lmi_handlers.custom_code.lmi_modules import provide
-from lmi_handlers.engine.channel import Channel, MessageTooLong
 from lmi_handlers.engine.settings import EXIT_CONFIG, EXIT_LOAD_FAILED, EngineSettings
+from lmi_handlers.workers.channel import Channel, MessageTooLong
 from lmi_handlers.workers.parent import end_with_parent, ignore_signals, read_settings
 
 _SEND_SECONDS = 5

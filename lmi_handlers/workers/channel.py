@@ -10,8 +10,6 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from lmi_handlers.engine.messages import EngineMessage, WorkerMessage
-
 Sent = TypeVar("Sent", bound=msgspec.Struct)
 Received = TypeVar("Received", bound=msgspec.Struct)
 
@@ -100,13 +98,3 @@ class Channel(Generic[Sent, Received]):
         with contextlib.suppress(OSError):  # the other end may have closed it already
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()  # takes effect once the reader, in another thread, is gone too
-
-
-def worker_end(sock: socket.socket) -> Channel[WorkerMessage, EngineMessage]:
-    """Return the web worker's end, which sends `Submit` and `Abort`."""
-    return Channel(sock, msgspec.msgpack.Decoder(EngineMessage))
-
-
-def engine_end(sock: socket.socket) -> Channel[EngineMessage, WorkerMessage]:
-    """Return the engine process's end, which sends its state, `Outputs` and `Failed`."""
-    return Channel(sock, msgspec.msgpack.Decoder(WorkerMessage))
