@@ -1,4 +1,7 @@
-"""Objects in S3: the client, the listing, and errors in one sentence. Imports boto3, so no web worker imports it."""
+"""Objects in S3: the client, the listing, and errors in one sentence.
+
+Imports boto3, so web workers import it only for an asynchronous invocation.
+"""
 
 from __future__ import annotations
 
@@ -65,6 +68,11 @@ _TRANSIENT = ("RequestTimeout", "RequestTimeoutException", "SlowDown", "Throttli
 _ANONYMOUS = " (no AWS credentials were found, so the request was anonymous)"
 
 
+def aws_session(region: str | None = None) -> boto3.Session:
+    """Return a session in `region`, or in AWS_REGION, which boto3 does not read, or where boto3 is configured to be."""
+    return boto3.Session(region_name=region or os.environ.get("AWS_REGION") or None)
+
+
 class S3Object(msgspec.Struct, frozen=True):
     """An object. `name` is its path below the URL. `etag` changes with its content."""
 
@@ -83,7 +91,7 @@ class Bucket:
     def __init__(self, url: S3Url) -> None:
         self.url = url
         with self.explained():
-            session = boto3.Session()
+            session = aws_session()
             self.is_anonymous = session.get_credentials() is None
             config = Config(
                 signature_version=UNSIGNED if self.is_anonymous else None,
@@ -91,9 +99,8 @@ class Bucket:
                 connect_timeout=_CONNECT_SECONDS,
                 read_timeout=_READ_SECONDS,
             )
-            region = session.region_name or os.environ.get("AWS_REGION")  # boto3 reads AWS_DEFAULT_REGION only
             try:
-                self.client: S3Client = session.client("s3", region_name=region, config=config)
+                self.client: S3Client = session.client("s3", config=config)
             except ValueError as error:  # AWS_ENDPOINT_URL is no URL, for example
                 raise ConfigError(f"{url}: {_sentence(error)}") from error
 

@@ -17,6 +17,7 @@ from flask import Flask
 from werkzeug.test import EnvironBuilder
 
 from lmi_handlers.config.local_runtime import LocalRuntimeSettings
+from lmi_handlers.core.errors import ConfigError, LoadFailed
 from lmi_handlers.laptop.sagemaker_runtime.constraints import PREFIX
 from lmi_handlers.laptop.sagemaker_runtime.container import (
     INVOCATIONS,
@@ -27,7 +28,7 @@ from lmi_handlers.laptop.sagemaker_runtime.container import (
 )
 from lmi_handlers.laptop.sagemaker_runtime.errors import REGION, ModelError, refusal
 from lmi_handlers.laptop.sagemaker_runtime.notifications import Topic, timestamp
-from lmi_handlers.laptop.sagemaker_runtime.storage import Folder, StorageError, parse_folder, read_input
+from lmi_handlers.laptop.sagemaker_runtime.storage import parse_folder, read_input
 from lmi_handlers.model_files.s3_url import S3Url
 
 MAX_QUEUED = 1000
@@ -63,8 +64,8 @@ class AsyncInvocations:
     def __init__(self, settings: LocalRuntimeSettings, workers: int) -> None:
         """Divides the invocations at a time among so many web `workers`. Raises `ConfigError`."""
         output = settings.async_output or ""
-        self.outputs: Folder = parse_folder("--async-output", output)
-        self.failures: Folder = parse_folder("--async-failure", settings.async_failure or output)
+        self.outputs = parse_folder("--async-output", output)
+        self.failures = parse_folder("--async-failure", settings.async_failure or output)
         self._success, self._error = (
             None if url is None else Topic(name, url)
             for name, url in (
@@ -99,7 +100,7 @@ class AsyncInvocations:
         try:
             call = _call_container(invocation)
             self.outputs.write(invocation.output, call.read(), call.content_type)
-        except (ModelError, StorageError, _Expired) as error:
+        except (ModelError, ConfigError, LoadFailed, _Expired) as error:
             self._fail(invocation, f"ClientError: {error}")
             return
         if self._success is not None:
@@ -111,7 +112,7 @@ class AsyncInvocations:
         logger.warning("asynchronous invocation %s failed: %s", invocation.inference_id, reason)
         try:
             self.failures.write(invocation.failure, reason.encode(), "text/plain; charset=utf-8")
-        except StorageError as error:
+        except (ConfigError, LoadFailed) as error:
             logger.warning("the failure of asynchronous invocation %s is lost: %s", invocation.inference_id, error)
         if self._error is not None:
             self._error.publish(_result(invocation, {"invocationStatus": "Failed", "failureReason": reason}))
@@ -122,7 +123,7 @@ class _Expired(Exception):
 
 
 def _call_container(invocation: Invocation) -> ContainerCall:
-    """Raises `ModelError`, `StorageError` or `_Expired`."""
+    """Raises `ModelError`, `ConfigError`, `LoadFailed` or `_Expired`."""
     if time.monotonic() >= invocation.expires:
         raise _Expired("The request expired before it could be processed (RequestTTLSeconds).")
     app, body = invocation.app, invocation.body

@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 
 from lmi_handlers.core.errors import ConfigError, LMIError, LoadFailed
+from lmi_handlers.model_files.storage import Folder
 from lmi_handlers.tools.batch_transform.endpoint import Unreachable
 from lmi_handlers.tools.batch_transform.records import InvalidFile, Record, batches
 from lmi_handlers.tools.batch_transform.settings import MAX_TRANSFORM_MB, Settings
-from lmi_handlers.tools.batch_transform.storage import SUFFIX, Folder, InputFile, Output
+from lmi_handlers.tools.batch_transform.storage import SUFFIX, InputFile, Output
 from lmi_handlers.tools.batch_transform.transform import Transform, Transformed
 
 _AHEAD = 4

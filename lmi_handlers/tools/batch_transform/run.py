@@ -14,11 +14,12 @@ from typing import NoReturn
 from lmi_handlers.core.errors import ConfigError, LoadFailed
 from lmi_handlers.core.log import fail, tell
 from lmi_handlers.core.terminal import show_error
+from lmi_handlers.model_files.storage import Folder
 from lmi_handlers.tools.batch_transform.endpoint import Endpoint, Unreachable
 from lmi_handlers.tools.batch_transform.job import FileReport, Job
 from lmi_handlers.tools.batch_transform.own_server import own_server
 from lmi_handlers.tools.batch_transform.settings import Choices, ExecutionParameters, settle
-from lmi_handlers.tools.batch_transform.storage import Folder, InputFile, find_inputs, open_folder
+from lmi_handlers.tools.batch_transform.storage import InputFile, find_inputs, open_folder
 from lmi_handlers.tools.batch_transform.transform import Transform
 
 

@@ -6,7 +6,6 @@ import contextlib
 import gzip
 import io
 import os
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -14,6 +13,7 @@ from typing import IO, TYPE_CHECKING
 
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.model_files.s3_url import check_s3_url, is_s3, parse_s3_url
+from lmi_handlers.model_files.storage import Folder, LocalFolder, S3Folder
 
 if TYPE_CHECKING:
     from lmi_handlers.model_files.s3 import Bucket, S3Object
@@ -140,69 +140,13 @@ class Output:
             os.unlink(self._file.name)  # noqa: PTH108  the name of a temporary file is text
 
 
-class Folder(ABC):
-    """Where outputs go."""
-
-    @abstractmethod
-    def new_file(self, name: str) -> IO[bytes]:
-        """Return a temporary file for an output. Raises `OSError` or `ConfigError`."""
-
-    @abstractmethod
-    def add(self, file: IO[bytes], name: str) -> str:
-        """Keep a temporary file, which is complete, under `name`. Returns where it is."""
-
-
-class LocalFolder(Folder):
-    """A folder of this machine."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def new_file(self, name: str) -> IO[bytes]:
-        target = self._target(name)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        return tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False)
-
-    def add(self, file: IO[bytes], name: str) -> str:
-        target = self._target(name)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(file.name).chmod(0o666 & ~umask)  # temporary files are private
-        Path(file.name).replace(target)
-        return str(target)
-
-    def _target(self, name: str) -> Path:
-        """Return the path of an output. Raises `ConfigError` if it is not below the folder: a key in S3 is any text."""
-        if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
-            raise ConfigError(f"the output {name!r} cannot be a file: its name has an empty part, '.', '..' or a NUL")
-        return self._path / name
-
-
-class ObjectFolder(Folder):
-    """A prefix in S3. Outputs are collected in temporary files, because an object is written at once."""
-
-    def __init__(self, bucket: Bucket) -> None:
-        self._bucket = bucket
-        self._prefix = f"{bucket.url.key.rstrip('/')}/" if bucket.url.key else ""
-
-    def new_file(self, name: str) -> IO[bytes]:  # noqa: ARG002
-        return tempfile.NamedTemporaryFile(prefix="lmi-transform-", delete=False)
-
-    def add(self, file: IO[bytes], name: str) -> str:
-        key = self._prefix + name
-        with self._bucket.explained(key):
-            file.seek(0)
-            self._bucket.client.upload_fileobj(file, self._bucket.url.bucket, key)
-        os.unlink(file.name)  # noqa: PTH108  the name of a temporary file is text
-        return f"s3://{self._bucket.url.bucket}/{key}"
-
-
 def open_folder(location: str) -> Folder:
     """Return the folder at a location. Raises `ConfigError` or `LoadFailed`."""
     if is_s3(location):
-        bucket = _bucket(location)
-        bucket.check_exists()
-        return ObjectFolder(bucket)
+        check_s3_url(location)
+        folder = S3Folder(parse_s3_url(location))
+        folder.check_exists()
+        return folder
     path = Path(location)
     try:
         path.mkdir(parents=True, exist_ok=True)

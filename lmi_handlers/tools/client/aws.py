@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,10 +25,9 @@ class Aws:
 
     def __init__(self, region: str | None) -> None:
         check_boto3()
-        import boto3
+        from lmi_handlers.model_files.s3 import aws_session
 
-        # boto3 itself reads AWS_DEFAULT_REGION only
-        self._session = boto3.Session(region_name=region or os.environ.get("AWS_REGION"))
+        self._session = aws_session(region)
 
     @functools.cache  # noqa: B019  lives as long as the process
     def client(self, service: str) -> Any:
