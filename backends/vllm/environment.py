@@ -6,7 +6,8 @@ import logging
 import os
 
 from backends.vllm import LOG_LEVEL
-from lmi_handlers.config.server_settings import safe_ports
+from lmi_handlers.config.environment import declared_variables
+from lmi_handlers.config.server_settings import ServerSettings
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # send no usage data
@@ -17,5 +18,7 @@ os.environ.setdefault("PYTHONWARNINGS", "ignore")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # each process would report how it binds threads and memory
 os.environ["VLLM_LOGGING_LEVEL"] = LOG_LEVEL
 logging.logProcesses = True  # vLLM's format has the number of the process, and the server has turned it off
-if (ports := safe_ports(os.environ)) is not None:  # several containers share the instance
+if (
+    ports := declared_variables(ServerSettings)["safe_ports"].value(os.environ)
+) is not None:  # several containers share the instance
     os.environ.setdefault("VLLM_PORT", str(ports[0]))  # vLLM looks for free ports from here on

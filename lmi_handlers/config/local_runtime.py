@@ -4,67 +4,114 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
-from lmi_handlers.config.environment import integer, switch
+from lmi_handlers.config.environment import Variable, declared_variables, read_values, shown
 from lmi_handlers.core.errors import ConfigError
 
-MAX_CONCURRENCY = 1000
-"""AWS's limit for `MaxConcurrentInvocationsPerInstance`."""
+Concurrency = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+"""The upper limit is AWS's for `MaxConcurrentInvocationsPerInstance`."""
 
 
 class LocalRuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What an endpoint's configuration says on AWS.
+    """The endpoint's configuration, as it would be on AWS. Without `enabled`, there is no local runtime.
 
-    `split_payload_parts` cuts streams inside records and characters, as AWS may. Without `endpoint_name`, an endpoint of
-    any name is found. With `keys_file`, requests must be signed with one of its keys. The `async_` settings are those of
-    an `AsyncInferenceConfig`: `s3://` or `file://` URLs of folders for answers and failures, the number of invocations
-    at a time, and where notifications are posted to.
+    Without `endpoint_name`, an endpoint of any name is found. With `keys_file`, requests must be signed with one of its
+    keys. The `async_` settings are those of an `AsyncInferenceConfig`.
     """
 
-    split_payload_parts: bool = False
-    endpoint_name: str | None = None
-    keys_file: Path | None = None
-    async_output: str | None = None
-    async_failure: str | None = None
-    async_concurrency: int = 4
-    async_success_url: str | None = None
-    async_error_url: str | None = None
+    enabled: Annotated[
+        bool,
+        Variable(
+            "LMI_LOCAL_RUNTIME",
+            "Also serve SageMaker's runtime API, so that boto3 works without changes.",
+            flag="--local-runtime",
+        ),
+    ] = False
+    split_payload_parts: Annotated[
+        bool,
+        Variable(
+            "LMI_SPLIT_PAYLOAD_PARTS",
+            "Make the local runtime split streams inside records and characters, as AWS may.",
+            flag="--split-payload-parts",
+        ),
+    ] = False
+    endpoint_name: Annotated[
+        str | None,
+        Variable(
+            "LMI_ENDPOINT_NAME",
+            "The only endpoint that the local runtime has. By default, it answers to any name.",
+            flag="--endpoint-name",
+        ),
+    ] = None
+    keys_file: Annotated[
+        Path | None,
+        Variable(
+            "LMI_LOCAL_RUNTIME_KEYS",
+            "Check signatures with the access keys in this file, which has the format of ~/.aws/credentials.",
+            flag="--local-runtime-keys",
+            metavar="FILE",
+            read=Path,
+        ),
+    ] = None
+    async_output: Annotated[
+        str | None,
+        Variable(
+            "LMI_ASYNC_OUTPUT",
+            "Answer asynchronous invocations, and write the answers here: s3://bucket/prefix or file:///folder.",
+            flag="--async-output",
+            metavar="URL",
+        ),
+    ] = None
+    async_failure: Annotated[
+        str | None,
+        Variable(
+            "LMI_ASYNC_FAILURE",
+            "Where failures are written. Defaults to --async-output.",
+            flag="--async-failure",
+            metavar="URL",
+        ),
+    ] = None
+    async_concurrency: Annotated[
+        Concurrency,
+        Variable(
+            "LMI_ASYNC_CONCURRENCY",
+            "Number of asynchronous invocations at a time. Defaults to 4.",
+            flag="--async-concurrency",
+        ),
+    ] = 4
+    async_success_url: Annotated[
+        str | None,
+        Variable(
+            "LMI_ASYNC_SUCCESS_URL",
+            "Where to post a notification when an asynchronous invocation succeeds.",
+            flag="--async-success-url",
+            metavar="URL",
+        ),
+    ] = None
+    async_error_url: Annotated[
+        str | None,
+        Variable(
+            "LMI_ASYNC_ERROR_URL",
+            "Where to post a notification when it fails.",
+            flag="--async-error-url",
+            metavar="URL",
+        ),
+    ] = None
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str]) -> LocalRuntimeSettings | None:
-        """Read the settings, or return None if the local runtime is off. Raises `ConfigError`."""
-        given = {field: environ.get(variable) or None for field, variable in _VARIABLES.items()}
-        if not switch(environ, "LMI_LOCAL_RUNTIME"):
-            for field, value in given.items():
-                if value:
-                    raise ConfigError(f"{_VARIABLES[field]}={value} needs --local-runtime")
-            return None
-        if given["async_output"] is None:
-            for field in given:
-                if field.startswith("async_") and given[field]:
-                    raise ConfigError(f"{_VARIABLES[field]}={given[field]} needs --async-output")
-        return cls(
-            split_payload_parts=switch(environ, "LMI_SPLIT_PAYLOAD_PARTS"),
-            endpoint_name=given["endpoint_name"],
-            keys_file=None if given["keys_file"] is None else Path(given["keys_file"]),
-            async_output=given["async_output"],
-            async_failure=given["async_failure"],
-            async_concurrency=integer(
-                _VARIABLES["async_concurrency"], given["async_concurrency"] or "4", MAX_CONCURRENCY
-            ),
-            async_success_url=given["async_success_url"],
-            async_error_url=given["async_error_url"],
-        )
-
-
-_VARIABLES = {
-    "endpoint_name": "LMI_ENDPOINT_NAME",
-    "keys_file": "LMI_LOCAL_RUNTIME_KEYS",
-    "async_output": "LMI_ASYNC_OUTPUT",
-    "async_failure": "LMI_ASYNC_FAILURE",
-    "async_concurrency": "LMI_ASYNC_CONCURRENCY",
-    "async_success_url": "LMI_ASYNC_SUCCESS_URL",
-    "async_error_url": "LMI_ASYNC_ERROR_URL",
-}
+    def from_environ(cls, environ: Mapping[str, str]) -> LocalRuntimeSettings:
+        """Read the settings. Raises `ConfigError`, also if one is set that has no effect without another."""
+        settings = cls(**read_values(cls, environ))
+        declared = declared_variables(cls)
+        without_effect = () if settings.enabled else tuple(declared)
+        needed = "--local-runtime"
+        if settings.enabled and settings.async_output is None:
+            without_effect, needed = tuple(name for name in declared if name.startswith("async_")), "--async-output"
+        for name in without_effect:
+            found = declared[name].given(environ)
+            if found is not None and declared[name].types != (bool,):
+                raise ConfigError(f"{found[0]}={shown(*found)} needs {needed}")
+        return settings

@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -24,6 +24,8 @@ Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 Value = bool | int | float | str
 """What an option may hold, besides None for "not set"."""
+
+M = TypeVar("M")
 
 
 class InvalidValue(ValueError):
@@ -48,19 +50,60 @@ class Option:
     deprecated: str = ""
 
 
-class DeclaredOption(msgspec.Struct, frozen=True, kw_only=True):
-    """A field with its `Option`. It holds values of `types` within `bounds`, and the words in `choices`.
-
-    `read_by` has the names of the backends that read it, after "server" if the server does.
-    """
+class DeclaredField(msgspec.Struct, frozen=True, kw_only=True):
+    """A field that text sets. It holds values of `types` within `bounds`, and the words in `choices`."""
 
     name: str
-    option: Option
     type: Any
     types: tuple[type, ...]
     bounds: msgspec.Meta
     choices: tuple[str, ...]
     default: Any
+
+    @property
+    def range(self) -> str:
+        """The allowed range in words, or "" if there is none."""
+        low, above, high = self.bounds.ge, self.bounds.gt, self.bounds.le
+        if low is not None and high is not None:
+            return f"from {low} to {high}"
+        words = (("at least", low), ("above", above), ("at most", high))
+        return " and ".join(f"{word} {bound}" for word, bound in words if bound is not None)
+
+    @property
+    def allowed(self) -> str:
+        """The allowed values in words, such as "an integer of at least 1, or max"."""
+        if not self.types:
+            return f"one of {', '.join(self.choices)}"
+        kinds = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+        words = " or ".join(kinds[kind] for kind in self.types)
+        of = " of" if self.range.startswith("at ") else ""
+        return ", or ".join([f"{words}{of} {self.range}".rstrip(), *self.choices])
+
+    def parse(self, text: str) -> Any:
+        """Return the value that `text` stands for. Raises `InvalidValue`.
+
+        The numbers and booleans are those that LMI reads (+5, .5, yes, on) and that msgspec does not; it would also
+        accept nan and null. msgspec checks the result against the field's type.
+        """
+        try:
+            return msgspec.convert(self._read(text), self.type)
+        except msgspec.ValidationError as error:
+            raise InvalidValue(f"must be {self.allowed}") from error
+
+    def _read(self, text: str) -> Value:
+        if bool in self.types:
+            return BOOLEANS.get(text.lower(), text)
+        if int in self.types and _INTEGER.fullmatch(text):
+            return int(text)
+        if float in self.types and _DECIMAL.fullmatch(text) and not math.isinf(number := float(text)):
+            return number
+        return text.lower() if self.choices else text
+
+
+class DeclaredOption(DeclaredField, frozen=True, kw_only=True):
+    """A field with its `Option`. `read_by` has the names of the backends that read it, after "server" if the server does."""
+
+    option: Option
     read_by: tuple[str, ...] = ()
 
     @property
@@ -73,74 +116,45 @@ class DeclaredOption(msgspec.Struct, frozen=True, kw_only=True):
         """All accepted names, `key` first. `option.<field>` is accepted even where LMI uses no prefix."""
         return tuple(dict.fromkeys((self.key, f"option.{self.name}", *self.option.aliases)))
 
-    @property
-    def range(self) -> str:
-        """The allowed range in words, or "" if there is none."""
-        low, above, high = self.bounds.ge, self.bounds.gt, self.bounds.le
-        if low is not None and high is not None:
-            return f"from {low} to {high}"
-        words = (("at least", low), ("above", above), ("at most", high))
-        return " and ".join(f"{word} {bound}" for word, bound in words if bound is not None)
-
     def accepts_same(self, other: DeclaredOption) -> bool:
         """Tell whether both are written in the same way. Their defaults and descriptions may differ."""
         return (self.keys, self.type, self.option.spellings) == (other.keys, other.type, other.option.spellings)
 
-    def parse(self, text: str) -> Value:
-        """Return the value that `text` stands for. Raises `InvalidValue`.
-
-        The numbers and booleans are those that LMI reads (+5, .5, yes, on) and that msgspec does not; it would also
-        accept nan and null. msgspec checks the result against the field's type.
-        """
-        spelled = self.option.spellings.get(text.lower(), text)
-        try:
-            value: Value = msgspec.convert(self._read(spelled), self.type)
-        except msgspec.ValidationError as error:
-            raise InvalidValue(f"must be {self.allowed}") from error
-        return value
-
-    @property
-    def allowed(self) -> str:
-        """The allowed values in words, such as "an integer of at least 1, or max"."""
-        if not self.types:
-            return f"one of {', '.join(self.choices)}"
-        kinds = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
-        words = " or ".join(kinds[kind] for kind in self.types)
-        of = " of" if self.range.startswith("at ") else ""
-        return ", or ".join([f"{words}{of} {self.range}".rstrip(), *self.choices])
-
     def _read(self, text: str) -> Value:
-        if bool in self.types:
-            return BOOLEANS.get(text.lower(), text)
-        if int in self.types and _INTEGER.fullmatch(text):
-            return int(text)
-        if float in self.types and _DECIMAL.fullmatch(text) and not math.isinf(number := float(text)):
-            return number
-        return text.lower() if self.choices else text
+        return super()._read(self.option.spellings.get(text.lower(), text))
 
 
 @functools.cache
 def declared_options(struct: type[msgspec.Struct]) -> Mapping[str, DeclaredOption]:
     """Return field name -> declaration, in the order of the fields. Fields without an `Option` are left out."""
+    return MappingProxyType(
+        {field["name"]: DeclaredOption(option=option, **field) for option, field in declared_fields(struct, Option)}
+    )
+
+
+def declared_fields(struct: type[msgspec.Struct], metadata: type[M]) -> Iterator[tuple[M, dict[str, Any]]]:
+    """Yield the metadata of each field that has some of this type, and the field's part of a `DeclaredField`."""
     hints = get_type_hints(struct, include_extras=True)
-    declared = {}
     for item in msgspec.structs.fields(struct):
         annotation = hints[item.name]
-        option = next((data for data in getattr(annotation, "__metadata__", ()) if isinstance(data, Option)), None)
-        if option is None:
+        found = next((data for data in getattr(annotation, "__metadata__", ()) if isinstance(data, metadata)), None)
+        if found is None:
             continue
         held = _held(annotation)
         members = get_args(held) if isinstance(held, UnionType) or get_origin(held) is Union else (held,)
-        declared[item.name] = DeclaredOption(
-            name=item.name,
-            option=option,
-            type=held,
-            types=tuple(kind for member in members if (kind := _plain(member)) in _KINDS),
-            bounds=next((meta for member in members if (meta := _bounds(member))), msgspec.Meta()),
-            choices=tuple(word for member in members if get_origin(member) is Literal for word in get_args(member)),
-            default=item.default,
+        yield (
+            found,
+            {
+                "name": item.name,
+                "type": held,
+                "types": tuple(kind for member in members if (kind := _plain(member)) in _KINDS),
+                "bounds": next((meta for member in members if (meta := _bounds(member))), msgspec.Meta()),
+                "choices": tuple(
+                    word for member in members if get_origin(member) is Literal for word in get_args(member)
+                ),
+                "default": item.default,
+            },
         )
-    return MappingProxyType(declared)
 
 
 def text_of(value: object) -> str:
@@ -158,7 +172,7 @@ _DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 def _held(annotation: Any) -> Any:
-    """Return the type without its `Option`. Python has merged Annotated[Annotated[int, Meta()], Option()] into one."""
+    """Return the type without its metadata of ours. Python has merged Annotated[Annotated[int, Meta()], Option()] into one."""
     held, *metadata = get_args(annotation)
     bounds = [data for data in metadata if isinstance(data, msgspec.Meta)]
     return Annotated[held, bounds[0]] if bounds else held

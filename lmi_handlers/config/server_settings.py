@@ -9,13 +9,15 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import msgspec
 
 from lmi_handlers.config.container import in_container
-from lmi_handlers.config.environment import integer, switch
+from lmi_handlers.config.environment import Variable, declared_variables, read_values
 from lmi_handlers.config.local_runtime import LocalRuntimeSettings
+from lmi_handlers.config.option import InvalidValue
 from lmi_handlers.config.store_settings import StoreSettings
 from lmi_handlers.core.errors import ConfigError
 
@@ -23,53 +25,104 @@ SAGEMAKER_MODEL_DIR = Path("/opt/ml/model")
 ALL_INTERFACES = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
 
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+WorkerCount = Annotated[int, msgspec.Meta(ge=1, le=256)]
+
 _OF_MODELS = ("serving.properties", "config.json", "*.gguf")
 _HOST = re.compile(r"[^\s*\\]+")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 """Browsers leave these out of origins."""
 
 
+def _ports(text: str) -> tuple[int, int]:
+    """Return the first and the last port of a range. Raises `InvalidValue`."""
+    found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text.strip(), re.ASCII)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]) <= 65535:
+        raise InvalidValue("must be two ports, such as 9000-9100")
+    return int(found[1]), int(found[2])
+
+
+def _unbracketed(host: str) -> str:
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the HTTP server.
+    """Settings of the HTTP server. With `store`, several models are served, and not the one in `model_dir`."""
 
-    `local_runtime` adds SageMaker's own runtime API. `reload` loads a model's own code again whenever it has changed. With
-    `store`, several models are served, and not the one in `model_dir`.
-    """
-
-    model_dir: Path | None
-    host: str = ALL_INTERFACES
-    port: int = 8080
-    workers: int | None = None
-    local_runtime: LocalRuntimeSettings | None = None
-    reload: bool = False
+    model_dir: Annotated[
+        Path | None,
+        Variable(
+            "LMI_MODEL_DIR",
+            "Model directory, with serving.properties. Defaults to /opt/ml/model if it exists, or to the current directory "
+            "if it contains that file.",
+            aliases=("SAGEMAKER_MODEL_PATH",),
+            flag="--model-dir",
+            metavar="PATH",
+            read=Path,
+        ),
+    ]
     store: StoreSettings | None = None
+    host: Annotated[
+        str,
+        Variable(
+            "LMI_HOST",
+            "Address to listen on. Defaults to 127.0.0.1, which only this machine reaches; in a container to 0.0.0.0, "
+            "unless --local-runtime is given.",
+            flag="--host",
+            read=_unbracketed,
+        ),
+    ] = ""
+    port: Annotated[
+        Port,
+        Variable(
+            "LMI_PORT",
+            "Port to listen on. Defaults to SAGEMAKER_BIND_TO_PORT, or to 8080.",
+            aliases=("SAGEMAKER_BIND_TO_PORT",),
+            flag="--port",
+        ),
+    ] = 8080
+    safe_ports: Annotated[
+        tuple[int, int] | None,
+        Variable(
+            "SAGEMAKER_SAFE_PORT_RANGE",
+            "Other ports that are free, such as 9000-9100. vLLM's own processes connect to each other on the first ones.",
+            read=_ports,
+        ),
+    ] = None
+    workers: Annotated[
+        WorkerCount | None,
+        Variable(
+            "LMI_WORKERS",
+            "Number of web worker processes. Defaults to a number that depends on the CPU cores.",
+            flag="--workers",
+        ),
+    ] = None
+    local_runtime: LocalRuntimeSettings = LocalRuntimeSettings()
+    reload: Annotated[
+        bool,
+        Variable(
+            "LMI_RELOAD",
+            "For development: load the model's own code again whenever a .py file in its folder changes.",
+            flag="--reload",
+        ),
+    ] = False
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> ServerSettings:
         """Read the settings from environment variables. Raises `ConfigError`.
 
-        SageMaker sets `SAGEMAKER_BIND_TO_PORT` to move a container off port 8080, and `SAGEMAKER_SAFE_PORT_RANGE` to say
-        which other ports are free. Unless a host is given, only this machine can connect. A container listens on all
-        interfaces, except with the local runtime, which is for one machine.
+        Unless a host is given, only this machine can connect. A container listens on all interfaces, except with the local
+        runtime, which is for one machine.
         """
-        safe_ports(environ)
-        port = environ.get("LMI_PORT") or environ.get("SAGEMAKER_BIND_TO_PORT") or "8080"
-        workers = environ.get("LMI_WORKERS")
+        values = read_values(cls, environ)
         local_runtime = LocalRuntimeSettings.from_environ(environ)
-        model_dir = find_model_dir(environ.get("LMI_MODEL_DIR"), environ.get("SAGEMAKER_MODEL_PATH"))
-        number = integer("LMI_PORT or SAGEMAKER_BIND_TO_PORT", port, 65535)
+        named, text = declared_variables(cls)["model_dir"].given(environ) or ("", None)
+        model_dir = find_model_dir(text) if named == "LMI_MODEL_DIR" else find_model_dir(None, text)
         store = StoreSettings.from_environ(environ, model_dir)
-        if store is not None and store.management is not None and store.management[1] == number:
-            raise ConfigError(f"LMI_MANAGEMENT_ADDRESS must have a port of its own: {number} is the server's")
-        return cls(
-            model_dir=model_dir,
-            host=_unbracketed(environ.get("LMI_HOST") or (LOOPBACK if local_runtime else default_host(environ))),
-            port=number,
-            workers=None if workers is None else integer("LMI_WORKERS", workers, 256),
-            local_runtime=local_runtime,
-            reload=switch(environ, "LMI_RELOAD"),
-            store=store,
-        )
+        if store is not None and store.management is not None and store.management[1] == values["port"]:
+            raise ConfigError(f"LMI_MANAGEMENT_ADDRESS must have a port of its own: {values['port']} is the server's")
+        host = values["host"] or (LOOPBACK if local_runtime.enabled else default_host(environ))
+        return cls(**values | {"model_dir": model_dir, "host": host, "store": store, "local_runtime": local_runtime})
 
 
 def default_host(environ: Mapping[str, str]) -> str:
@@ -111,17 +164,6 @@ def _without_folder_of_archive(path: Path) -> Path:
     if len(entries) == 1 and entries[0].is_dir() and any(next(entries[0].glob(name), None) for name in _OF_MODELS):
         return entries[0]
     return path
-
-
-def safe_ports(environ: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return the first and the last port of `SAGEMAKER_SAFE_PORT_RANGE`, if it is set. Raises `ConfigError`."""
-    text = environ.get("SAGEMAKER_SAFE_PORT_RANGE", "")
-    if not text:
-        return None
-    found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text, re.ASCII)
-    if found is None or not 1 <= int(found[1]) <= int(found[2]) <= 65535:
-        raise ConfigError(f"SAGEMAKER_SAFE_PORT_RANGE has value {text!r}: must be two ports, such as 9000-9100")
-    return int(found[1]), int(found[2])
 
 
 def default_workers(cores: int | None = None) -> int:
@@ -171,7 +213,3 @@ def _origin(text: str) -> str:
                 return f"{parts.scheme}://{host if ':' not in host else f'[{host}]'}"
             return f"{parts.scheme}://{netloc(host, port)}"
     raise ConfigError(f"cors_allowed_origin has value {text!r}: an origin must be scheme://host[:port], null or *")
-
-
-def _unbracketed(host: str) -> str:
-    return host[1:-1] if host.startswith("[") and host.endswith("]") else host

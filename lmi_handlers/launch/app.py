@@ -199,7 +199,7 @@ def model_app(
         add_start_page(app, model)
     app.register_error_handler(HTTPException, FrontEndErrors(served_apis, absent).answer)
     access.install(app)
-    if settings.local_runtime is not None:
+    if settings.local_runtime.enabled:
         app.register_blueprint(local_runtime(settings.local_runtime, workers=workers))
     model.start()
     return app
@@ -261,7 +261,7 @@ def store_app(configuration: StoreConfiguration) -> Dispatcher:
         )
         add_console(front, watched.snapshot, partial(_view_of, shelf), may_manage)
         add_docs(front)
-    if settings.local_runtime is not None:
+    if settings.local_runtime.enabled:
         front.register_blueprint(local_runtime(settings.local_runtime, workers=workers))
     shelf.start()
     return dispatcher

@@ -248,7 +248,7 @@ def _tell_host(addresses: list[Address]) -> None:
     told = who_can_connect(addresses, has_key=has_key, has_console=has_console, console=_properties.console)
     logger.info(told)
     runtime = _settings.local_runtime
-    if runtime is not None and runtime.keys_file is None and not is_loopback(host) and not has_key:
+    if runtime.enabled and runtime.keys_file is None and not is_loopback(host) and not has_key:
         tell(
             "warning",
             f"the local runtime does not check signatures, and other machines can reach {bind[0]}; "

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
-from lmi_handlers.config.environment import switch
+from lmi_handlers.config.environment import Variable, declared_variables, read_values
 from lmi_handlers.config.not_provided import SCRIPTS
 from lmi_handlers.config.properties import LoadedProperties
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.gguf import read_gguf_header
-
-SECURE_MODE = "SAGEMAKER_SECURE_MODE"
-CONTROLS = "SAGEMAKER_SECURITY_CONTROLS"
-CHANNELS = "SAGEMAKER_UNTRUSTED_CHANNELS"
 
 NO_REQUIREMENTS = "DISALLOW_REQUIREMENTS_TXT"
 NO_PICKLE = "DISALLOW_PICKLE_FILES"
@@ -69,24 +66,45 @@ ALLOWED = frozenset(
 """The names that may be set, which are DJL's."""
 
 
-class SecureMode(msgspec.Struct, frozen=True):
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(name for item in text.split(",") if (name := item.strip()))
+
+
+def _directories(text: str) -> tuple[Path, ...]:
+    return tuple(map(Path, _list(text)))
+
+
+class SecureMode(msgspec.Struct, frozen=True, kw_only=True):
     """The `controls` to enforce, and the directories, `channels`, whose files nobody vouches for."""
 
-    controls: frozenset[str]
-    channels: tuple[Path, ...]
+    enabled: Annotated[bool, Variable("SAGEMAKER_SECURE_MODE", "Enforce the controls.")] = False
+    controls: Annotated[
+        tuple[str, ...], Variable("SAGEMAKER_SECURITY_CONTROLS", "What is forbidden, separated by commas.", read=_list)
+    ] = ()
+    channels: Annotated[
+        tuple[Path, ...],
+        Variable(
+            "SAGEMAKER_UNTRUSTED_CHANNELS",
+            "Directories whose files are searched, with all folders below, separated by commas.",
+            read=_directories,
+        ),
+    ] = ()
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> SecureMode | None:
         """Return what the platform has asked for, or None if it has not. Raises `ConfigError` if that is not clear."""
-        if not switch(environ, SECURE_MODE):
+        mode = cls(**read_values(cls, environ))
+        if not mode.enabled:
             return None
-        controls = _list(environ, CONTROLS)
-        if CONTROLS not in environ:
-            raise ConfigError(f"{SECURE_MODE}=true needs {CONTROLS}, the controls to enforce: {', '.join(_KNOWN)}")
-        for name in controls:
+        controls = declared_variables(cls)["controls"].variable.name
+        if controls not in environ:
+            raise ConfigError(
+                f"SAGEMAKER_SECURE_MODE=true needs {controls}, the controls to enforce: {', '.join(_KNOWN)}"
+            )
+        for name in mode.controls:
             if name not in _KNOWN:
-                raise ConfigError(f"{CONTROLS}: {name} is not known, and is not enforced: use {', '.join(_KNOWN)}")
-        return cls(frozenset(controls), tuple(map(Path, _list(environ, CHANNELS))))
+                raise ConfigError(f"{controls}: {name} is not known, and is not enforced: use {', '.join(_KNOWN)}")
+        return mode
 
     def check(self, loaded: LoadedProperties, model_dir: Path | None, *, has_custom_code: bool) -> None:
         """Check the configuration and all channels. Raises `ConfigError` for the first thing that is forbidden."""
@@ -103,7 +121,7 @@ class SecureMode(msgspec.Struct, frozen=True):
             self._check_names(directory)
         for channel in self.channels:
             if not channel.is_dir():
-                raise ConfigError(f"{CHANNELS}: {channel} is not a directory")
+                raise ConfigError(f"SAGEMAKER_UNTRUSTED_CHANNELS: {channel} is not a directory")
             self._check_files(channel)
 
     def check_model(self, directory: Path) -> None:
@@ -162,7 +180,3 @@ def _files(directory: Path) -> Iterator[Path]:
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-def _list(environ: Mapping[str, str], variable: str) -> Sequence[str]:
-    return [name for item in environ.get(variable, "").split(",") if (name := item.strip())]

@@ -296,7 +296,7 @@ def _check_origins(configuration: Configuration, environ: Mapping[str, str]) -> 
 
 
 def _check_local_runtime(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
-    if (settings := configuration.settings.local_runtime) is not None:
+    if (settings := configuration.settings.local_runtime).enabled:
         # Flask brings a log handler, which the arbiter must not have before gevent (see web/gevent_worker.py).
         from lmi_handlers.laptop.sagemaker_runtime.routes import check_local_runtime
 

@@ -17,12 +17,12 @@ from formatters import available_formatters
 from lmi_handlers.config.custom_code import MAX_CALLS, CustomCode
 from lmi_handlers.config.declaration import BackendDeclaration
 from lmi_handlers.config.decorators import OUTPUT_FORMATTER
+from lmi_handlers.config.environment import all_variables
 from lmi_handlers.config.formatter_code import FormatterCode, find_formatter_scripts
 from lmi_handlers.config.properties import LoadedProperties, ServingProperties, examine_properties, load_properties
 from lmi_handlers.config.replicas import VISIBLE, plan_replicas
 from lmi_handlers.config.scripts import Script, find_requirements, find_script
 from lmi_handlers.config.server_settings import ServerSettings
-from lmi_handlers.config.store_settings import VARIABLES as STORE_VARIABLES
 from lmi_handlers.config.store_settings import StoreSettings
 from lmi_handlers.config.tasks import find_task
 from lmi_handlers.config.variables import SM_VLLM, Given
@@ -144,7 +144,8 @@ def read_store(environ: Mapping[str, str]) -> StoreConfiguration | None:
 
 def model_environ(environ: Mapping[str, str], directory: str) -> dict[str, str]:
     """Return the environment with which one of several models is configured as if it were the only one."""
-    return {name: text for name, text in environ.items() if name not in STORE_VARIABLES} | {"LMI_MODEL_DIR": directory}
+    of_store = {name for declared in all_variables(StoreSettings) for name in declared.variable.names}
+    return {name: text for name, text in environ.items() if name not in of_store} | {"LMI_MODEL_DIR": directory}
 
 
 def read_configuration(environ: Mapping[str, str], overrides: Mapping[str, str] | None = None) -> Configuration:

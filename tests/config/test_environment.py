@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import pytest
 from lmi_command import lmi
 
-from lmi_handlers.config.environment import integer, seconds, switch
+from lmi_handlers.config.environment import Variable, all_variables, read_values
+from lmi_handlers.config.server_settings import ServerSettings
+from lmi_handlers.core import redaction
 from lmi_handlers.core.errors import ConfigError
+from lmi_handlers.model_files.secure_mode import SecureMode
 from lmi_handlers.preflight.checks import mistakes
 from lmi_handlers.preflight.configuration import read_configuration, read_store
+from lmi_handlers.telemetry.settings import TelemetrySettings
 
 SWITCHES = (
     "SAGEMAKER_SECURE_MODE",
@@ -23,14 +29,51 @@ SWITCHES = (
 )
 
 
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    on: Annotated[bool, Variable("A", "A switch.")] = False
+    number: Annotated[Annotated[int, msgspec.Meta(ge=1, le=10)], Variable("B", "A number.", aliases=("OLD_B",))] = 5
+    period: Annotated[Annotated[float, msgspec.Meta(gt=0, le=100)], Variable("C", "Seconds.")] = 1.0
+    text: Annotated[str | None, Variable("D", "Any text.")] = None
+    path: Annotated[Path | None, Variable("E", "A path.", read=Path)] = None
+    derived: str = ""
+
+
+def read(**environ: str) -> Settings:
+    return Settings(**read_values(Settings, environ))
+
+
 @pytest.mark.parametrize("text", ["true", "TRUE", " True "])
 def test_on(text: str) -> None:
-    assert switch({"A": text}, "A")
+    assert read(A=text).on
 
 
-@pytest.mark.parametrize("environ", [{}, {"A": ""}, {"A": "false"}, {"A": "FALSE "}])
+@pytest.mark.parametrize("environ", [{}, {"A": ""}, {"A": " "}, {"A": "false"}, {"A": "FALSE "}])
 def test_off(environ: dict[str, str]) -> None:
-    assert not switch(environ, "A")
+    assert not read(**environ).on
+
+
+def test_a_variable_that_is_empty_counts_as_not_set() -> None:
+    assert read(A="", B="", C=" ", D="", E="") == read() == Settings()
+
+
+def test_the_first_of_several_names_takes_precedence() -> None:
+    assert read(OLD_B=" 7 ").number == 7
+    assert read(OLD_B="7", B="8").number == 8
+    assert read(OLD_B="seven", B="8").number == 8
+    with pytest.raises(ConfigError, match=r"^OLD_B has value 'seven': must be an integer from 1 to 10$"):
+        read(OLD_B="seven")
+
+
+def test_texts_and_paths_are_taken_as_they_are() -> None:
+    assert (read(D=" a ").text, read(E="a b ").path) == (" a ", Path("a b "))
+
+
+def test_errors_show_no_credentials_and_no_long_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"^B has value 'https://\*{6}@host': "):
+        read(B="https://user:pass@host")
+    monkeypatch.setattr(redaction, "_configured", lambda: redaction.key_patterns({"LMI_REDACTED_KEYS": "B"}))
+    with pytest.raises(ConfigError, match=r"^B has value '\*{6}': "):
+        read(B="x")
 
 
 @pytest.mark.parametrize("text", ["1", "yes", "on", "0", "no", "ture", "true,", "\x1b]52;c;eA==\x07" * 100])
@@ -49,24 +92,30 @@ def test_any_other_word_ends_the_start(tmp_path: Path, name: str, text: str) -> 
         for mistake in mistakes(read_configuration(environ), environ):
             raise ConfigError(mistake)
 
-    with pytest.raises(ConfigError, match=f"^{name} must be true or false, got '") as raised:
+    with pytest.raises(ConfigError, match=f"^{name} has value '.*: must be true or false$") as raised:
         start()
     assert len(str(raised.value)) < 500
     assert "\x1b" not in str(raised.value)
 
 
-@pytest.mark.parametrize("text", ["0", "11", "-1", "1.0", "", "x", "१", "9" * 5000])
+@pytest.mark.parametrize("text", ["0", "11", "-1", "1.0", "x", "१", "9" * 5000])
 def test_integers(text: str) -> None:
-    assert integer("A", "10", 10) == 10
-    with pytest.raises(ConfigError, match=r"^A has value .*: must be an integer from 1 to 10$"):
-        integer("A", text, 10)
+    assert read(B="10").number == 10
+    with pytest.raises(ConfigError, match=r"^B has value .*: must be an integer from 1 to 10$") as raised:
+        read(B=text)
+    assert len(str(raised.value)) < 200
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e3", "1 s"])
-def test_seconds(text: str) -> None:
-    assert (seconds({"A": "0.5"}, "A", 1.0), seconds({}, "A", 1.0)) == (0.5, 1.0)
-    with pytest.raises(ConfigError, match=r"^A must be a number above 0, got "):
-        seconds({"A": text}, "A", 1.0)
+def test_numbers(text: str) -> None:
+    assert (read(C="0.5").period, read(C=" .5 ").period) == (0.5, 0.5)
+    with pytest.raises(ConfigError, match=r"^C has value .*: must be a number above 0 and at most 100$"):
+        read(C=text)
+
+
+def test_all_switches_are_declared() -> None:
+    declared = (*all_variables(ServerSettings), *all_variables(TelemetrySettings), *all_variables(SecureMode))
+    assert {item.variable.name for item in declared if bool in item.types} == set(SWITCHES)
 
 
 def test_a_store_of_sagemaker_is_checked(tmp_path: Path) -> None:

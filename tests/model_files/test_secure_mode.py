@@ -96,7 +96,7 @@ def test_a_chat_template_in_gguf_metadata_is_forbidden(model_dir: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    mode = SecureMode(frozenset(["DISALLOW_CHAT_TEMPLATE"]), (model_dir,))
+    mode = SecureMode(controls=("DISALLOW_CHAT_TEMPLATE",), channels=(model_dir,))
     with pytest.raises(ConfigError, match=r"model\.gguf is forbidden in secure mode"):
         mode.check_model(model_dir)
 
@@ -169,4 +169,4 @@ def test_without_secure_mode_the_other_variables_say_nothing(model_dir: Path) ->
 def test_other_spellings_of_allowed_names_are_allowed(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("option.dtype=fp16\noption.tensor_parallel_size=1\n")
     loaded = load_properties(tmp_path, {}, registry())
-    SecureMode(frozenset(), ()).check(loaded, None, has_custom_code=False)
+    SecureMode().check(loaded, None, has_custom_code=False)

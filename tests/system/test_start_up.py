@@ -662,7 +662,7 @@ def test_an_invalid_port_is_an_error(tmp_path: Path, both: Both, monkeypatch: py
     directory = write(tmp_path / "m", ECHO)
     monkeypatch.setenv("LMI_PORT", port)
     [error] = both(directory).errors
-    assert error.startswith(f"LMI_PORT or SAGEMAKER_BIND_TO_PORT has value '{port}'")
+    assert error == f"LMI_PORT has value '{port}': must be an integer from 1 to 65535"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

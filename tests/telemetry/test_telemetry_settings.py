@@ -37,16 +37,19 @@ def test_signals(environ: dict[str, str], metrics: bool, traces: bool) -> None:
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({"LMI_EMF": "yes"}, "LMI_EMF must be true or false, got 'yes'"),
-        ({"LMI_EMF_PERIOD": "0"}, "LMI_EMF_PERIOD must be a number above 0, got '0'"),
-        ({"LMI_EMF_PERIOD": "1e3"}, "LMI_EMF_PERIOD must be a number above 0, got '1e3'"),
-        ({"LMI_EMF_NAMESPACE": "a b"}, "got 'a b'"),
-        ({"OTEL_TRACES_EXPORTER": "zipkin"}, "OTEL_TRACES_EXPORTER must be one of otlp, none, got 'zipkin'"),
+        ({"LMI_EMF": "yes"}, "LMI_EMF has value 'yes': must be true or false"),
+        ({"LMI_EMF_PERIOD": "0"}, "LMI_EMF_PERIOD has value '0': must be a number above 0"),
+        ({"LMI_EMF_PERIOD": "1e9"}, "LMI_EMF_PERIOD has value '1e9': must be a number above 0"),
+        ({"LMI_EMF_NAMESPACE": "a b"}, "LMI_EMF_NAMESPACE has value 'a b': must be 1 to 255 letters"),
+        ({"OTEL_TRACES_EXPORTER": "zipkin"}, "OTEL_TRACES_EXPORTER has value 'zipkin': must be one of otlp, none"),
         (
             ENDPOINT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
-            "OTEL_EXPORTER_OTLP_PROTOCOL must be http/protobuf, got 'grpc'",
+            "OTEL_EXPORTER_OTLP_PROTOCOL has value 'grpc': must be http/protobuf",
         ),
-        (ENDPOINT | {"OTEL_METRIC_EXPORT_INTERVAL": "-1"}, "OTEL_METRIC_EXPORT_INTERVAL must be a number above 0"),
+        (
+            ENDPOINT | {"OTEL_METRIC_EXPORT_INTERVAL": "-1"},
+            "OTEL_METRIC_EXPORT_INTERVAL has value '-1': must be a number above 0",
+        ),
         (
             {"OTEL_BSP_MAX_QUEUE_SIZE": "0"},
             "OTEL_BSP_MAX_QUEUE_SIZE has value '0': must be an integer from 1 to 1000000000",
@@ -57,13 +60,14 @@ def test_signals(environ: dict[str, str], metrics: bool, traces: bool) -> None:
         ),
         (
             {"OTEL_EXPORTER_OTLP_ENDPOINT": "localhost:4317"},
-            "must be a URL such as http://127.0.0.1:4318, got 'localhost:",
+            "OTEL_EXPORTER_OTLP_ENDPOINT has value 'localhost:4317': must be a URL such as http://127.0.0.1:4318",
         ),
         (
             {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "grpc://u:secret@c:4317"},
-            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT must be a",
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT has value 'grpc://******@c:4317': must be a",
         ),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://"}, "OTEL_EXPORTER_OTLP_ENDPOINT must be a URL"),
+        (ENDPOINT | {"OTEL_TRACES_EXPORTER": "zipkin"}, "OTEL_TRACES_EXPORTER has value"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://"}, "OTEL_EXPORTER_OTLP_ENDPOINT has value 'http://': must be a URL"),
     ],
     ids=str,
 )
@@ -97,8 +101,8 @@ def test_mistakes_are_found_at_start(tmp_path: Path) -> None:
     directory.mkdir()
     (directory / "serving.properties").write_text("option.rolling_batch=echo\n")
     environ = {"LMI_MODEL_STORE": str(tmp_path), "OTEL_TRACES_EXPORTER": "zipkin"}
-    with pytest.raises(ConfigError, match="OTEL_TRACES_EXPORTER must be one of"):
+    with pytest.raises(ConfigError, match="OTEL_TRACES_EXPORTER has value 'zipkin': must be one of"):
         read_store(environ)  # of several models
     result = lmi_check(directory, environ={"LMI_EMF_NAMESPACE": "AWS/SageMaker"})
     assert result.returncode == 1
-    assert "and not begin with AWS/, got 'AWS/SageMaker'" in result.stdout + result.stderr
+    assert "LMI_EMF_NAMESPACE has value 'AWS/SageMaker': must be" in result.stdout + result.stderr
