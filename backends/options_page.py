@@ -6,11 +6,18 @@ from collections.abc import Iterable
 
 from backends import BACKENDS, declaration
 from lmi_handlers.config.declaration import BackendDeclaration
+from lmi_handlers.config.environment import all_variables
 from lmi_handlers.config.no_effect import NO_EFFECT
 from lmi_handlers.config.not_provided import NOT_PROVIDED
-from lmi_handlers.config.option import DeclaredOption, text_of
+from lmi_handlers.config.option import DeclaredField, DeclaredOption, text_of
 from lmi_handlers.config.registry import SERVER, SHARED, Registry
+from lmi_handlers.config.server_settings import ServerSettings
 from lmi_handlers.config.variables import NATIVE, OVERRIDES, TGI
+from lmi_handlers.model_files.secure_mode import SecureMode
+from lmi_handlers.telemetry.settings import TelemetrySettings
+
+SETTINGS = (ServerSettings, TelemetrySettings, SecureMode)
+"""The settings of the server as a whole."""
 
 _PAGE = """\
 # Options
@@ -45,6 +52,12 @@ A backend is chosen by its name, in `option.rolling_batch` or `option.backend`, 
 names for it, which are listed here.
 """
 
+_SETTINGS = """\
+These are settings of the server as a whole. An option of `lmi serve` takes precedence over its
+variable, and the first of two variables over the second. Empty variables count as not set. With a
+value that is not allowed, the server does not start. `true` and `false` may be written in any case.
+"""
+
 _VARIABLES = """\
 `HF_TOKEN` is not an option: the client of the Hugging Face hub reads it from the environment.
 
@@ -52,9 +65,6 @@ _VARIABLES = """\
 is a terminal, in colour unless `NO_COLOR` is set, and to `json` otherwise. Lines about the
 configuration, which begin with `lmi: `, are always text. `SAGEMAKER_CONTAINER_LOG_LEVEL`, or else
 `LOG_LEVEL`, is `INFO` (the default, also numeric: `20`), `WARNING` or `ERROR`.
-
-Variables that switch something on, such as `LMI_LOCAL_RUNTIME`, `LMI_EMF`, `SAGEMAKER_SECURE_MODE`
-and `SAGEMAKER_MULTI_MODEL`, are `true` or `false`, in any case. Any other word ends the start.
 
 `LMI_CODE_VARIABLES` names credentials that a model's own code gets
 ([custom-code.md](custom-code.md#environment-variables)).
@@ -64,12 +74,8 @@ Outside containers, the server listens on 127.0.0.1 only. In a container, which 
 variables such as `KUBERNETES_SERVICE_HOST`, files such as `/.dockerenv` or `/opt/ml/model`, it
 listens on all interfaces. `LMI_HOST` or `--host` decides if set.
 
-`LMI_MODEL_DIR`, `LMI_HOST`, `LMI_PORT` and `LMI_WORKERS` have the same effect as the options
-`--model-dir`, `--host`, `--port` and `--workers` of `lmi serve`. SageMaker's
-`SAGEMAKER_BIND_TO_PORT` and `SAGEMAKER_MODEL_PATH` set the port and the directory if nothing else
-does. vLLM's own processes connect to each other on ports from the start of
-`SAGEMAKER_SAFE_PORT_RANGE` on. `GUNICORN_CMD_ARGS` passes arguments to gunicorn, and
-`VLLM_LOGGING_LEVEL` (`ERROR` by default) sets the level of vLLM's own log.
+`GUNICORN_CMD_ARGS` passes arguments to gunicorn, and `VLLM_LOGGING_LEVEL` (`ERROR` by default) sets
+the level of vLLM's own log.
 
 SageMaker's image of vLLM turns variables into flags: `SM_VLLM_MAX_MODEL_LEN=4096` is
 `--max-model-len 4096`, `true` is a flag without a value, `false` is no flag and a JSON array is
@@ -102,6 +108,9 @@ def options_page() -> str:
             "\n## Environment\n",
             *_environment_table(registry),
             "",
+            _SETTINGS,
+            *_settings_table(),
+            "",
             _VARIABLES,
             "## Accepted, without effect\n",
             "| name | reason |",
@@ -128,7 +137,18 @@ def _options_table(options: Iterable[DeclaredOption], backends: Iterable[Backend
     return rows
 
 
-def _kind(declared: DeclaredOption) -> str:
+def _settings_table() -> list[str]:
+    rows = ["| variable | value | default | option of `lmi serve` | meaning |", "| --- | --- | --- | --- | --- |"]
+    for declared in (item for struct in SETTINGS for item in all_variables(struct)):
+        variable = declared.variable
+        default = f"`{text_of(declared.default)}`" if declared.default not in (None, "", ()) else ""
+        flag = f"`{variable.flag}`" if variable.flag else ""
+        names = ", ".join(f"`{name}`" for name in variable.names)
+        rows.append(f"| {' | '.join([names, _kind(declared) or 'text', default, flag, variable.help])} |")
+    return rows
+
+
+def _kind(declared: DeclaredField) -> str:
     names = {bool: "`true`, `false`", int: "integer", float: "number", str: "text"}
     words = [*(names[kind] for kind in declared.types), *(f"`{choice}`" for choice in declared.choices)]
     return ", ".join(filter(None, [*words, declared.range]))

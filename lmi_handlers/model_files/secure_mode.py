@@ -77,15 +77,18 @@ def _directories(text: str) -> tuple[Path, ...]:
 class SecureMode(msgspec.Struct, frozen=True, kw_only=True):
     """The `controls` to enforce, and the directories, `channels`, whose files nobody vouches for."""
 
-    enabled: Annotated[bool, Variable("SAGEMAKER_SECURE_MODE", "Enforce the controls.")] = False
+    enabled: Annotated[
+        bool, Variable("SAGEMAKER_SECURE_MODE", "SageMaker's secure mode: enforce `SAGEMAKER_SECURITY_CONTROLS`.")
+    ] = False
     controls: Annotated[
-        tuple[str, ...], Variable("SAGEMAKER_SECURITY_CONTROLS", "What is forbidden, separated by commas.", read=_list)
+        tuple[str, ...],
+        Variable("SAGEMAKER_SECURITY_CONTROLS", "What secure mode forbids, separated by commas.", read=_list),
     ] = ()
     channels: Annotated[
         tuple[Path, ...],
         Variable(
             "SAGEMAKER_UNTRUSTED_CHANNELS",
-            "Directories whose files are searched, with all folders below, separated by commas.",
+            "Directories whose files secure mode searches, with all folders below, separated by commas.",
             read=_directories,
         ),
     ] = ()

@@ -39,14 +39,19 @@ def _namespace(text: str) -> str:
 class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
     """What is published. `otlp_interval` and `span_delay` are in milliseconds, `emf_period` in seconds."""
 
-    emf: Annotated[bool, Variable("LMI_EMF", "Write CloudWatch's lines.")] = False
-    emf_period: Annotated[Period, Variable("LMI_EMF_PERIOD", "Seconds between two lines.")] = 60.0
-    emf_namespace: Annotated[str, Variable("LMI_EMF_NAMESPACE", "Namespace of the metrics.", read=_namespace)] = "LMI"
+    emf: Annotated[bool, Variable("LMI_EMF", "Write metrics as log lines that CloudWatch reads.")] = False
+    emf_period: Annotated[Period, Variable("LMI_EMF_PERIOD", "Seconds between two of these lines.")] = 60.0
+    emf_namespace: Annotated[
+        str, Variable("LMI_EMF_NAMESPACE", "Namespace of these metrics in CloudWatch.", read=_namespace)
+    ] = "LMI"
     endpoint_name: Annotated[
         str,
-        Variable("SAGEMAKER_ENDPOINT_NAME", "The dimension `Endpoint`. SageMaker does not tell a container its name."),
+        Variable(
+            "SAGEMAKER_ENDPOINT_NAME",
+            "Dimension `Endpoint` of these metrics. SageMaker does not tell a container its endpoint.",
+        ),
     ] = ""
-    variant_name: Annotated[str, Variable("SAGEMAKER_VARIANT_NAME", "The dimension `Variant`.")] = ""
+    variant_name: Annotated[str, Variable("SAGEMAKER_VARIANT_NAME", "Dimension `Variant` of these metrics.")] = ""
     sdk_disabled: Annotated[bool, Variable("OTEL_SDK_DISABLED", "Export nothing with OpenTelemetry.")] = False
     endpoint: Annotated[
         str,
