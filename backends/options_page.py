@@ -141,7 +141,7 @@ def _settings_table() -> list[str]:
     rows = ["| variable | value | default | option of `lmi serve` | meaning |", "| --- | --- | --- | --- | --- |"]
     for declared in (item for struct in SETTINGS for item in all_variables(struct)):
         variable = declared.variable
-        default = f"`{text_of(declared.default)}`" if declared.default not in (None, "", ()) else ""
+        default = f"`{declared.default_text}`" if declared.default_text else ""
         flag = f"`{variable.flag}`" if variable.flag else ""
         names = ", ".join(f"`{name}`" for name in variable.names)
         rows.append(f"| {' | '.join([names, _kind(declared) or 'text', default, flag, variable.help])} |")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from backends import registry
+from backends.options_page import SETTINGS
 from lmi_handlers.config.custom_code import CustomCode
+from lmi_handlers.config.environment import all_variables
 from lmi_handlers.config.properties import ServingProperties
-from lmi_handlers.config.report import render_settings
+from lmi_handlers.config.report import render_settings, render_variables
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.log import fail
 from lmi_handlers.core.terminal import show, show_error
@@ -39,16 +41,22 @@ from lmi_handlers.preflight.checks import (
 from lmi_handlers.preflight.configuration import AnsweredBy, examine_configuration, model_environ, read_store
 
 
-def check(environ: Mapping[str, str], *, show_all: bool, runs_code: bool) -> None:
-    """Check one model, or each model in a model store. Exits with status 1 after an error or an unknown option."""
+def check(environ: Mapping[str, str], flags: Collection[str], *, show_all: bool, runs_code: bool) -> None:
+    """Check one model, or each model in a model store. Exits with status 1 after an error or an unknown option.
+
+    `flags` has the names of the variables in `environ` that the command line sets.
+    """
     try:
         configuration = read_store(environ)
         check_temporary_directory(SOCKET if configuration is None else SOCKET_OF_MANY_MODELS)
     except ConfigError as error:
         fail(str(error))
+    declared = [item for struct in SETTINGS for item in all_variables(struct)]
+    server = render_variables(declared, environ, flags, show_all=show_all)
     if configuration is None:
-        _check_model(environ, show_all=show_all, runs_code=runs_code)
+        _check_model(environ, server, show_all=show_all, runs_code=runs_code)
         return
+    show(server)
     store, has_failed = configuration.store, False
     try:
         models = [*models_in(store)]
@@ -66,7 +74,7 @@ def check(environ: Mapping[str, str], *, show_all: bool, runs_code: bool) -> Non
             show(f"Model {name} is not checked: {url} is fetched when the server starts\n")
             continue
         try:
-            _check_model(model_environ(environ, str(directory)), show_all=show_all, runs_code=runs_code)
+            _check_model(model_environ(environ, str(directory)), "", show_all=show_all, runs_code=runs_code)
         except SystemExit:  # the others are checked, too
             has_failed = True
         show()
@@ -74,8 +82,8 @@ def check(environ: Mapping[str, str], *, show_all: bool, runs_code: bool) -> Non
         sys.exit(1)
 
 
-def _check_model(environ: Mapping[str, str], *, show_all: bool, runs_code: bool) -> None:
-    """Print warnings, options and errors, and load the model's own code if `runs_code`.
+def _check_model(environ: Mapping[str, str], server: str, *, show_all: bool, runs_code: bool) -> None:
+    """Print warnings, options, the table `server` and errors, and load the model's own code if `runs_code`.
 
     Exits with status 1 after an error or an unknown option.
     """
@@ -111,6 +119,8 @@ def _check_model(environ: Mapping[str, str], *, show_all: bool, runs_code: bool)
     if configuration.chat_streams:
         show(f"{configuration.chat_streams}\n")
     show(render_settings(loaded, configuration.backend, show_all=show_all), end="")
+    if server:
+        show(f"\n{server}", end="")
     try:
         if not causes:
             check_engine(configuration)

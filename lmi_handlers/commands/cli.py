@@ -72,7 +72,8 @@ def check_command(*, show_all: bool, no_code: bool, source: tuple[str, str] | No
     if source is not None:
         show(translate(*source), end="")
         return
-    check(_for_people(overridden(given)), show_all=show_all, runs_code=not no_code)
+    flags = [name for name, value in given.items() if value is not None]
+    check(_for_people(overridden(given)), flags, show_all=show_all, runs_code=not no_code)
 
 
 @main.command("run")

@@ -17,7 +17,7 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from lmi_handlers.config.option import DeclaredField, InvalidValue, declared_fields
+from lmi_handlers.config.option import DeclaredField, InvalidValue, declared_fields, text_of
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.redaction import REDACTED, is_hidden, redacted
 
@@ -49,6 +49,11 @@ class DeclaredVariable(DeclaredField, frozen=True, kw_only=True):
     """A field with its `Variable`."""
 
     variable: Variable
+
+    @property
+    def default_text(self) -> str:
+        """The default as it would be written, "" if there is none."""
+        return "" if self.default == () else text_of(self.default)
 
     def given(self, environ: Mapping[str, str]) -> tuple[str, str] | None:
         """Return the name and the text of the variable that sets the field, None if none does."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from lmi_handlers.config.declaration import BackendDeclaration
+from lmi_handlers.config.environment import DeclaredVariable, shown
 from lmi_handlers.config.options import ServingProperties
-from lmi_handlers.config.properties import LoadedProperties, Setting
+from lmi_handlers.config.properties import DEFAULT, LoadedProperties, Setting
 from lmi_handlers.config.registry import SERVER
 
 
@@ -14,14 +15,9 @@ def render_settings(loaded: LoadedProperties, backend: BackendDeclaration, *, sh
     """Return the tables that `lmi check` prints: what is set and where, and with `show_all` all defaults."""
 
     def table(settings: Iterable[Setting]) -> list[str]:
-        rows = [
+        return _rows(
             (item.key, item.text or "-", item.source, effect_of(item, backend, loaded.properties)) for item in settings
-        ]
-        widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        return [
-            "  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)), row[3]])
-            for row in rows
-        ]
+        )
 
     parts = []
     if loaded.explicit:
@@ -31,6 +27,31 @@ def render_settings(loaded: LoadedProperties, backend: BackendDeclaration, *, sh
     else:
         parts.append(f"{len(loaded.defaults)} options have their defaults; `lmi check --all` shows them.")
     return "\n\n".join(parts) + "\n"
+
+
+def render_variables(
+    declared: Iterable[DeclaredVariable], environ: Mapping[str, str], flags: Collection[str], *, show_all: bool
+) -> str:
+    """Return the table of the settings of the server that are set, or of all of them. It is "" if there are none.
+
+    `flags` has the names of the variables that the command line sets.
+    """
+    rows = []
+    for item in declared:
+        name, text = item.given(environ) or ("", "")
+        if name:
+            source = item.variable.flag if name in flags else f"environment variable {name}"
+            rows.append((item.variable.name, shown(name, text), source))
+        elif show_all:
+            rows.append((item.variable.name, item.default_text or "-", DEFAULT))
+    return "\n".join(["Server", *_rows(rows), ""]) if rows else ""
+
+
+def _rows(cells: Iterable[tuple[str, ...]]) -> list[str]:
+    """Return one line per row, with columns of equal width."""
+    rows = [*cells]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def effect_of(setting: Setting, backend: BackendDeclaration, properties: ServingProperties) -> str:

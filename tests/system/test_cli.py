@@ -87,7 +87,7 @@ def test_check_shows_the_value_the_source_and_the_reader_of_each_option(tmp_path
     result = lmi("check", "--all", "--model-dir", str(tmp_path), cwd=tmp_path, OPTION_MAX_ROLLING_BATCH_SIZE="5")
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
-    head, streams, explicit, defaults = result.stdout.split("\n\n")
+    head, streams, explicit, defaults, server = result.stdout.split("\n\n")
     assert head == f"Model {as_name(tmp_path.name)} on backend echo: serving.properties asks for it"
     assert "JSON lines" in streams
     assert line_with(explicit, "job_queue_size").split()[:3] == ["job_queue_size", "7", "serving.properties"]
@@ -96,12 +96,16 @@ def test_check_shows_the_value_the_source_and_the_reader_of_each_option(tmp_path
     assert "environment variable OPTION_MAX_ROLLING_BATCH_SIZE" in line
     assert "read by " in line
     assert line_with(defaults, "predict_timeout").split()[1:3] == ["240", "default"]
+    assert line_with(server, "LMI_MODEL_DIR").split()[1:] == [str(tmp_path), "--model-dir"]
+    assert line_with(server, "LMI_HOST").split()[1:] == ["127.0.0.1", "environment", "variable", "LMI_HOST"]
+    assert line_with(server, "LMI_PORT").split()[2:] == ["environment", "variable", "SAGEMAKER_BIND_TO_PORT"]
+    assert line_with(server, "LMI_EMF_PERIOD").split()[1:] == ["60.0", "default"]
 
 
 def test_check_shows_warnings_first_and_then_why_the_backend_was_chosen(tmp_path: Path) -> None:
     write(tmp_path, "retry_limit=1\n")
     result = lmi("check", "--model-dir", str(tmp_path), cwd=tmp_path)
-    warnings, head, streams, explicit, rest = result.stdout.split("\n\n")
+    warnings, head, streams, explicit, rest, server = result.stdout.split("\n\n")
     selection = select_backend(ServingProperties(), find_gguf(None, None))
     assert head == f"Model {DEFAULT_MODEL_NAME} on backend {selection.name}: {selection.reason}"
     assert "JSON lines" in streams
@@ -109,7 +113,8 @@ def test_check_shows_warnings_first_and_then_why_the_backend_was_chosen(tmp_path
     assert default.startswith("  option.model_id is not set")
     assert unknown == "  unknown option retry_limit (from serving.properties)"
     assert explicit.startswith("Set\n  retry_limit  1  ")
-    assert rest.endswith(" options have their defaults; `lmi check --all` shows them.\n")
+    assert rest.endswith(" options have their defaults; `lmi check --all` shows them.")
+    assert [line.split()[0] for line in server.splitlines()] == ["Server", "LMI_MODEL_DIR", "LMI_HOST", "LMI_PORT"]
 
 
 @pytest.mark.parametrize(("size", "warned"), [("900T", True), ("1M", False), ("much", False)])
