@@ -8,6 +8,8 @@ The usage has no details. Source: Aleph Alpha's API reference, "Chat".
 
 from __future__ import annotations
 
+from msgspec import UNSET, UnsetType
+
 from formatters.aleph_alpha.errors import error_document
 from formatters.aleph_alpha.responses import AlephAlphaChunk
 from formatters.openai.base import SYSTEM_FINGERPRINT
@@ -29,7 +31,12 @@ class AlephAlphaSseFormatter(ChatSseFormatter):
     def usage(self, cached_tokens: int | None = None) -> Usage:  # noqa: ARG002  not in Aleph Alpha's format
         return super().usage()
 
-    def chunk(self, choices: list[ChatCompletionChoice], usage: Usage | None) -> AlephAlphaChunk:
+    def chunk(
+        self,
+        choices: list[ChatCompletionChoice],
+        usage: Usage | None,
+        prompt_ids: list[int] | UnsetType = UNSET,  # noqa: ARG002  not in Aleph Alpha's format
+    ) -> AlephAlphaChunk:
         """Return one object of the stream. The fingerprint is in each choice's last one and in the usage."""
         options = self.options
         fingerprint = SYSTEM_FINGERPRINT if not choices or choices[0].finish_reason else None

@@ -35,6 +35,11 @@ def finite(logprob: float | None) -> float:
     return python_float(logprob) if logprob is not None and math.isfinite(logprob) else NO_PROBABILITY
 
 
+def token_name(token_id: int) -> str:
+    """Return a token as vLLM's `return_tokens_as_token_ids` writes it, where some tokens have no text of their own."""
+    return f"token_id:{token_id}"
+
+
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None) -> Usage:
     """Return the usage object. It has no details if `cached_tokens` is None."""
     details = UNSET if cached_tokens is None else PromptTokensDetails(cached_tokens)

@@ -20,11 +20,11 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from formatters.base import Formatter, encode, event, line
 from formatters.openai import responses
-from formatters.openai.base import DONE, FINISH_REASONS, SYSTEM_FINGERPRINT, finite, usage
+from formatters.openai.base import DONE, FINISH_REASONS, SYSTEM_FINGERPRINT, finite, token_name, usage
 from formatters.openai.errors import error_document
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import FinishReason, TextDelta, Token
@@ -36,13 +36,16 @@ _ID_CHARACTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9
 """Mistral's chat templates require tool call ids of exactly nine letters and digits. Other templates accept any id."""
 
+_NO_TOKENS: list[Token] = []
+
 
 class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the answer contains.
 
     `created` is a Unix time in seconds. `parser` creates the parser that finds tool calls in one choice. `reasoning`
     says how the model marks its reasoning; if it is None, reasoning stays in the content. If `include_reasoning` is
-    false, the reasoning is left out of the answer.
+    false, the reasoning is left out of the answer. `token_ids` adds the ids of the prompt and the new tokens.
+    `tokens_as_ids` writes tokens as vLLM's `return_tokens_as_token_ids` does.
     """
 
     model: str
@@ -51,12 +54,14 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: ReasoningFormat | None = None
     include_reasoning: bool = True
     logprobs: bool = False
+    token_ids: bool = False
+    tokens_as_ids: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
 
 
 class Choice:
-    """One choice of the answer. `new_tokens` are the tokens whose logprobs have not been sent yet."""
+    """One choice of the answer. `new_tokens` are the tokens whose logprobs and ids have not been sent yet."""
 
     def __init__(self, parser: MessageParser) -> None:
         self._parser = parser
@@ -115,7 +120,16 @@ class ChatFormatter(Formatter):
         """Return the tokens' logprobs, if the request asked for them."""
         if not self.options.logprobs or not tokens:
             return None
-        return responses.ChatCompletionLogprobs([_logprob(token) for token in tokens])
+        return responses.ChatCompletionLogprobs([_logprob(token, self.options.tokens_as_ids) for token in tokens])
+
+    def ids(self, tokens: list[Token]) -> list[int] | UnsetType:
+        """Return the ids of new tokens, if there are any and the request asked for them."""
+        return [token.id for token in tokens] if self.options.token_ids and tokens else UNSET
+
+    @property
+    def prompt_ids(self) -> list[int] | UnsetType:
+        """The ids of the prompt, if the request asked for them."""
+        return [*self.prompts[0].token_ids] if self.options.token_ids else UNSET
 
 
 class ChatJsonFormatter(ChatFormatter):
@@ -139,7 +153,8 @@ class ChatJsonFormatter(ChatFormatter):
         for index, (choice, message) in enumerate(zip(self.choices, self._messages, strict=True)):
             whole = message.complete(choice, include_reasoning=options.include_reasoning)
             logprobs = self.logprobs(choice.new_tokens)
-            choices.append(responses.ChatCompletionComplete(index, whole, logprobs, choice.reason))
+            ids = self.ids(choice.new_tokens)
+            choices.append(responses.ChatCompletionComplete(index, whole, logprobs, choice.reason, ids))
         document = responses.ChatCompletion(
             self.id,
             "chat.completion",
@@ -148,6 +163,7 @@ class ChatJsonFormatter(ChatFormatter):
             SYSTEM_FINGERPRINT,
             choices,
             self.usage(self.cached_tokens),
+            self.prompt_ids,
         )
         return encode(document)
 
@@ -197,7 +213,8 @@ class ChatSseFormatter(ChatFormatter):
         records = []
         if not choice.begun:
             choice.begun = True
-            records.append(self._chunk(index, responses.ChatCompletionDelta(role="assistant", content="")))
+            first = responses.ChatCompletionDelta(role="assistant", content="")
+            records.append(self._chunk(index, first, prompt_ids=self.prompt_ids))
         message = choice.feed(delta)
         parts = []
         if message.reasoning and self.options.include_reasoning:
@@ -205,10 +222,10 @@ class ChatSseFormatter(ChatFormatter):
         if message.content:
             parts.append(responses.ChatCompletionDelta(content=message.content))
         parts += [responses.ChatCompletionDelta(tool_calls=[_call_delta(choice, call)]) for call in message.tool_calls]
-        if not parts and self.options.logprobs and choice.new_tokens:
+        if not parts and (self.options.logprobs or self.options.token_ids) and choice.new_tokens:
             parts.append(responses.ChatCompletionDelta(content=""))
-        for part in parts:  # the first has the logprobs of the new tokens
-            records.append(self._chunk(index, part, logprobs=self.logprobs(choice.new_tokens)))
+        for part in parts:  # the first has the logprobs and ids of the new tokens
+            records.append(self._chunk(index, part, choice.new_tokens))
             choice.new_tokens = []
         if delta.finish_reason is not None:
             records.append(self._chunk(index, responses.ChatCompletionDelta(content=""), reason=choice.reason))
@@ -222,18 +239,37 @@ class ChatSseFormatter(ChatFormatter):
     def error(self, error: LMIError) -> bytes:
         return self.frame(error_document(error)) + self.end
 
-    def chunk(self, choices: list[responses.ChatCompletionChoice], usage: responses.Usage | None) -> msgspec.Struct:
+    def chunk(
+        self,
+        choices: list[responses.ChatCompletionChoice],
+        usage: responses.Usage | None,
+        prompt_ids: list[int] | UnsetType = UNSET,
+    ) -> msgspec.Struct:
         options = self.options
         return responses.ChatCompletionChunk(
-            self.id, "chat.completion.chunk", options.created, options.model, SYSTEM_FINGERPRINT, choices, usage
+            self.id,
+            "chat.completion.chunk",
+            options.created,
+            options.model,
+            SYSTEM_FINGERPRINT,
+            choices,
+            usage,
+            prompt_ids,
         )
 
     def _chunk(
-        self, index: int, delta: responses.ChatCompletionDelta, *, logprobs: Any = None, reason: Any = None
+        self,
+        index: int,
+        delta: responses.ChatCompletionDelta,
+        tokens: list[Token] = _NO_TOKENS,
+        *,
+        reason: Any = None,
+        prompt_ids: list[int] | UnsetType = UNSET,
     ) -> bytes:
         cut_by = UNSET if reason is None else self.cut_by
-        choice = responses.ChatCompletionChoice(index, delta, logprobs, reason, cut_by)
-        return self.frame(encode(self.chunk([choice], self.usage() if self.options.continuous_usage else None)))
+        choice = responses.ChatCompletionChoice(index, delta, self.logprobs(tokens), reason, cut_by, self.ids(tokens))
+        usage = self.usage() if self.options.continuous_usage else None
+        return self.frame(encode(self.chunk([choice], usage, prompt_ids)))
 
 
 class ChatJsonLinesFormatter(ChatSseFormatter):
@@ -251,14 +287,22 @@ def _call_delta(choice: Choice, call: ToolCallDelta) -> responses.DeltaToolCall:
     return responses.DeltaToolCall(index=call.index, id=choice.call_id(call.index), type="function", function=function)
 
 
-def _logprob(token: Token) -> responses.ChatCompletionLogprob:
+def _logprob(token: Token, as_id: bool) -> responses.ChatCompletionLogprob:
     others = [
-        responses.ChatCompletionTopLogprob(_shown(other), finite(other.logprob), list(other.data))
+        responses.ChatCompletionTopLogprob(text, finite(other.logprob), data)
         for other in token.top
+        for text, data in [_shown(other, as_id)]
     ]
-    return responses.ChatCompletionLogprob(_shown(token), finite(token.logprob), list(token.data), others)
+    text, data = _shown(token, as_id)
+    return responses.ChatCompletionLogprob(text, finite(token.logprob), data, others)
 
 
-def _shown(token: Token) -> str:
-    """Return the token's text. If a stop string cut all of it, that is the original text; half a character is ""."""
-    return token.text or token.data.decode(errors="ignore")
+def _shown(token: Token, as_id: bool) -> tuple[str, list[int]]:
+    """Return the token's text and its bytes.
+
+    If a stop string cut all of the text, it is the original text; half a character is "".
+    """
+    if as_id:
+        text = token_name(token.id)
+        return text, [*text.encode()]
+    return token.text or token.data.decode(errors="ignore"), [*token.data]

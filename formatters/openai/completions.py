@@ -8,14 +8,16 @@ The choices of prompt i have the indices i * n to i * n + n - 1. Source: OpenAI'
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import accumulate
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from formatters.base import CollectingFormatter, CompletionOutput, encode, event, line
 from formatters.openai import responses
-from formatters.openai.base import DONE, FINISH_REASONS, SYSTEM_FINGERPRINT, finite, usage
+from formatters.openai.base import DONE, FINISH_REASONS, SYSTEM_FINGERPRINT, finite, token_name, usage
 from formatters.openai.errors import error_document
 from lmi_handlers.core.errors import LMIError
 from lmi_handlers.core.outputs import TextDelta, Token
@@ -26,7 +28,8 @@ class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the answer contains.
 
     It has the `n` best sequences of each prompt. `echo` puts the prompt in front of each, and `prompt_only` returns the
-    prompt alone. `logprobs` is the number of alternatives per token, or None for no logprobs.
+    prompt alone. `logprobs` is the number of alternatives per token, or None for no logprobs. `token_ids` adds the ids of
+    the prompt and the new tokens. `tokens_as_ids` writes tokens as vLLM's `return_tokens_as_token_ids` does.
     """
 
     model: str
@@ -35,6 +38,8 @@ class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):
     echo: bool = False
     prompt_only: bool = False
     logprobs: int | None = None
+    token_ids: bool = False
+    tokens_as_ids: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
 
@@ -76,12 +81,23 @@ class CompletionFormatter(CollectingFormatter):
         if self.options.logprobs is None:
             return None
         *offsets, _ = accumulate((len(token.text) for token in tokens), initial=offset)
+        as_id = self.options.tokens_as_ids
         return responses.CompletionLogprobs(
             offsets,
             [None if token.logprob is None else finite(token.logprob) for token in tokens],
-            [token.text for token in tokens],
-            [None if token.logprob is None else _alternatives(token) for token in tokens],
+            [token_name(token.id) if as_id else token.text for token in tokens],
+            [None if token.logprob is None else _alternatives(token, as_id) for token in tokens],
         )
+
+    def prompt_ids(self, position: int) -> list[int] | UnsetType:
+        """Return the ids of prompt number `position`, if the request asked for them."""
+        return [*self.prompts[position].token_ids] if self.options.token_ids else UNSET
+
+    def ids(self, tokens: Iterable[Token]) -> list[int] | UnsetType:
+        """Return the ids of new tokens, if the request asked for them."""
+        if not self.options.token_ids:
+            return UNSET
+        return [] if self.options.prompt_only else [token.id for token in tokens]
 
 
 class CompletionJsonFormatter(CompletionFormatter):
@@ -106,7 +122,14 @@ class CompletionJsonFormatter(CompletionFormatter):
         text, tokens = self.prompt(output), [*output.prompt_tokens]
         if not self.options.prompt_only:
             text, tokens = text + output.text, [*tokens, *output.tokens]
-        return responses.CompletionComplete(index, text, self.logprobs(tokens, 0), FINISH_REASONS[output.finish_reason])
+        return responses.CompletionComplete(
+            index,
+            text,
+            self.logprobs(tokens, 0),
+            FINISH_REASONS[output.finish_reason],
+            self.prompt_ids(index // self.options.n),
+            self.ids(output.tokens),
+        )
 
 
 class CompletionSseFormatter(CompletionFormatter):
@@ -129,13 +152,16 @@ class CompletionSseFormatter(CompletionFormatter):
         if self.options.prompt_only:
             text, tokens = "", list(delta.prompt_tokens)
         length = self._lengths[delta.index]
+        prompt_ids: list[int] | UnsetType = UNSET
         if length is None:
             length, text = 0, self.prompt(self.outputs[delta.index]) + text
+            prompt_ids = self.prompt_ids(delta.index // self.request.sampling_params.n)
         if not (text or tokens or delta.finish_reason):
             return b""
         self._lengths[delta.index] = length + len(text)
         reason = FINISH_REASONS[delta.finish_reason]
-        choice = responses.CompletionDelta(delta.index, text, self.logprobs(tokens, length), reason, self.cut_by)
+        logprobs, ids = self.logprobs(tokens, length), self.ids(delta.tokens)
+        choice = responses.CompletionDelta(delta.index, text, logprobs, reason, self.cut_by, prompt_ids, ids)
         return self._chunk([choice], self.usage() if self.options.continuous_usage else None)
 
     def finish(self) -> bytes:
@@ -156,7 +182,7 @@ class CompletionJsonLinesFormatter(CompletionSseFormatter):
     end = b""
 
 
-def _alternatives(token: Token) -> dict[str, float]:
+def _alternatives(token: Token, as_id: bool) -> dict[str, float]:
     """Return the logprobs of the most probable tokens and the sampled one, by text.
 
     If two tokens have the same text, the likelier one is shown.
@@ -164,5 +190,5 @@ def _alternatives(token: Token) -> dict[str, float]:
     best: dict[str, float] = {}
     others = () if token.id in [other.id for other in token.top] else (token,)
     for other in (*token.top, *others):
-        best.setdefault(other.text, finite(other.logprob))
+        best.setdefault(token_name(other.id) if as_id else other.text, finite(other.logprob))
     return best

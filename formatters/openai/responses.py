@@ -105,16 +105,20 @@ OutputMessage = Annotated[object, one_of("What the model says.", "TextMessage", 
 
 
 class ChatCompletionComplete(Response):
-    """One of the `n` answers."""
+    """One of the `n` answers. `token_ids` is there if the request has `return_token_ids`, as in vLLM."""
 
     index: Count
     message: OutputMessage
     logprobs: ChatCompletionLogprobs | None
     finish_reason: ChatFinishReason
+    token_ids: list[Count] | UnsetType = UNSET
 
 
 class ChatCompletion(Response):
-    """The complete answer, if it is not streamed. `created` is a Unix time in seconds."""
+    """The complete answer, if it is not streamed. `created` is a Unix time in seconds.
+
+    `prompt_token_ids` is there if the request has `return_token_ids`.
+    """
 
     id: str
     object: Literal["chat.completion"]
@@ -123,6 +127,7 @@ class ChatCompletion(Response):
     system_fingerprint: str
     choices: list[ChatCompletionComplete]
     usage: Usage
+    prompt_token_ids: list[Count] | UnsetType = UNSET
 
 
 class Function(Response, kw_only=True):
@@ -153,7 +158,8 @@ class ChatCompletionDelta(Response, kw_only=True):
 class ChatCompletionChoice(Response):
     """The new part of one of the answers. `finish_reason` is set once that answer has ended.
 
-    `truncated`, which OpenAI does not have, names the option that has ended it before its time.
+    `truncated`, which OpenAI does not have, names the option that has ended it before its time. `token_ids` has the new
+    ids if the request has `return_token_ids`.
     """
 
     index: Count
@@ -161,12 +167,14 @@ class ChatCompletionChoice(Response):
     logprobs: ChatCompletionLogprobs | None
     finish_reason: ChatFinishReason | None
     truncated: str | UnsetType = UNSET
+    token_ids: list[Count] | UnsetType = UNSET
 
 
 class ChatCompletionChunk(Response):
     """One event of a stream. The final usage event has no choices.
 
-    The data of the last event is `[DONE]`, which is not JSON.
+    The first one of each answer has `prompt_token_ids` if the request has `return_token_ids`. The data of the last event
+    is `[DONE]`, which is not JSON.
     """
 
     id: str
@@ -176,6 +184,7 @@ class ChatCompletionChunk(Response):
     system_fingerprint: str
     choices: list[ChatCompletionChoice]
     usage: Usage | None
+    prompt_token_ids: list[Count] | UnsetType = UNSET
 
 
 # Text completions
@@ -191,12 +200,14 @@ class CompletionLogprobs(Response):
 
 
 class CompletionComplete(Response):
-    """One of the `n` answers."""
+    """One of the `n` answers. The ids are there if the request has `return_token_ids`, as in vLLM."""
 
     index: Count
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: TextFinishReason
+    prompt_token_ids: list[Count] | UnsetType = UNSET
+    token_ids: list[Count] | UnsetType = UNSET
 
 
 class CompletionFinal(Response):
@@ -214,7 +225,7 @@ class CompletionFinal(Response):
 class CompletionDelta(Response):
     """The new part of one of the answers. `finish_reason` is set once that answer has ended.
 
-    `truncated` is that of a chat.
+    `truncated` and `token_ids` are those of a chat. The first part has `prompt_token_ids`.
     """
 
     index: Count
@@ -222,6 +233,8 @@ class CompletionDelta(Response):
     logprobs: CompletionLogprobs | None
     finish_reason: TextFinishReason | None
     truncated: str | UnsetType = UNSET
+    prompt_token_ids: list[Count] | UnsetType = UNSET
+    token_ids: list[Count] | UnsetType = UNSET
 
 
 class Chunk(Response):

@@ -148,6 +148,8 @@ SAMPLES: dict[str, Any] = {
     "spaces_between_special_tokens": False,
     "truncate": 5,
     "truncate_prompt_tokens": 5,
+    "return_token_ids": True,
+    "return_tokens_as_token_ids": True,
     "priority": 5,
     "cache_salt": "x" * 256,
     "watermark": True,

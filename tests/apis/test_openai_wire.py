@@ -268,3 +268,60 @@ def test_ids_of_tool_calls_suit_the_strictest_template() -> None:
     )
     (call,) = document["choices"][0]["message"]["tool_calls"]
     assert re.fullmatch("[a-zA-Z0-9]{9}", call["id"])
+
+
+def test_token_ids_of_a_chat() -> None:
+    prompts = (RenderedPrompt("Say: ", 2, (7, 8)),)
+    options = ChatOptions(model="m", created=7, token_ids=True)
+    document = json.loads(written(ChatJsonFormatter(request(), prompts, options=options), *STOP))
+    assert document["prompt_token_ids"] == [7, 8]
+    assert [choice["token_ids"] for choice in document["choices"]] == [[1, 2, 9]]
+    chunks = json_chunks(written(ChatSseFormatter(request(), prompts, options=options), *STOP))
+    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [[7, 8], None, None, None]
+    assert [chunk["choices"][0].get("token_ids") for chunk in chunks] == [None, [1], [2, 9], None]
+
+
+def test_a_token_without_text_has_a_chunk_for_its_id() -> None:
+    prompts, options = (RenderedPrompt("Say: ", 1, (7,)),), ChatOptions(model="m", created=7, token_ids=True)
+    deltas = (delta(HALF), delta(WHOLE), delta(END, reason=FinishReason.EOS_TOKEN))
+    chunks = json_chunks(written(ChatSseFormatter(request(), prompts, options=options), *deltas))
+    ids = [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", [])]
+    assert ids == [4, 5, 9]
+
+
+def test_token_ids_of_completions() -> None:
+    prompts = (RenderedPrompt("a", 1, (7,)), RenderedPrompt("b", 1, (8,)))
+    options = CompletionOptions(model="m", created=7, n=2, token_ids=True)
+    deltas = [
+        delta(token, reason=FinishReason.LENGTH, index=index) for index, token in enumerate((HELLO, LO, HALF, WHOLE))
+    ]
+    asked = GenerationRequest(request_id="r", prompts=(Prompt("a"), Prompt("b")), sampling_params=SamplingParams(n=2))
+    choices = json.loads(written(CompletionJsonFormatter(asked, prompts, options=options), *deltas))["choices"]
+    assert [(choice["prompt_token_ids"], choice["token_ids"]) for choice in choices] == [
+        ([7], [1]),
+        ([7], [2]),
+        ([8], [4]),
+        ([8], [5]),
+    ]
+    chunks = json_chunks(written(CompletionSseFormatter(asked, prompts, options=options), *deltas))
+    streamed = [chunk["choices"][0] for chunk in chunks]
+    assert [(choice["prompt_token_ids"], choice["token_ids"]) for choice in streamed] == [
+        ([7], [1]),
+        ([7], [2]),
+        ([8], [4]),
+        ([8], [5]),
+    ]
+
+
+def test_tokens_are_written_as_ids() -> None:
+    options = ChatOptions(model="m", created=7, logprobs=True, tokens_as_ids=True)
+    document = json.loads(written(ChatJsonFormatter(request(), rendered(1), options=options), *STOP))
+    _, second, _ = document["choices"][0]["logprobs"]["content"]
+    assert second["token"] == "token_id:2"
+    assert bytes(second["bytes"]) == b"token_id:2"
+    assert [other["token"] for other in second["top_logprobs"]] == ["token_id:3", "token_id:2"]
+    completion = CompletionOptions(model="m", created=7, logprobs=1, tokens_as_ids=True)
+    document = json.loads(written(CompletionJsonFormatter(request(), rendered(1), options=completion), *STOP))
+    logprobs = document["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["token_id:1", "token_id:2", "token_id:9"]
+    assert logprobs["top_logprobs"][1] == {"token_id:3": -0.5, "token_id:2": -1.5}

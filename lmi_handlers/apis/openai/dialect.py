@@ -200,6 +200,8 @@ class ChatDialect(OpenAIDialect):
             reasoning=reasoning,
             include_reasoning=body.include_reasoning is not False,
             logprobs=body.num_logprobs is not None,
+            token_ids=bool(body.return_token_ids),
+            tokens_as_ids=bool(body.return_tokens_as_token_ids),
             include_usage=body.include_usage,
             continuous_usage=body.continuous_usage,
         )
@@ -309,6 +311,8 @@ class CompletionsDialect(OpenAIDialect):
             echo=bool(body.echo),
             prompt_only=prompt_only,
             logprobs=count,
+            token_ids=bool(body.return_token_ids),
+            tokens_as_ids=bool(body.return_tokens_as_token_ids),
             include_usage=body.include_usage,
             continuous_usage=body.continuous_usage,
         )
