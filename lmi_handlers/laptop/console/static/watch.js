@@ -14,8 +14,8 @@ const share = (value) => `${(100 * value).toFixed(0)} %`;
 const plots = {
   tokens: new Plot("Tokens per second", ["generated", "prompt"], (value) => value.toFixed(value < 10 ? 1 : 0)),
   load: new Plot("Sequences", ["running", "waiting"], (value) => value.toFixed(0)),
-  first: new Plot("First token", ["median", "95th percentile"], duration),
-  gap: new Plot("Between two tokens", ["median", "95th percentile"], duration),
+  first: new Plot("First token", ["median", "p95"], duration),
+  gap: new Plot("Between two tokens", ["median", "p95"], duration),
   memory: new Plot("KV cache in use", [""], share, 1),
   cache: new Plot("Prompt tokens from the cache", [""], share, 1),
 };
