@@ -30,13 +30,14 @@ class Place(Enum):
 class NotProvided:
     """A name in one place, and what to do instead. `harmless` values need nothing that is missing.
 
-    They are patterns in lower case, in which `*` stands for any text.
+    They are patterns in lower case, in which `*` stands for any text. With `lists`, messages end with them.
     """
 
     place: Place
     name: str
     instead: str
     harmless: tuple[str, ...] = ()
+    lists: bool = False
 
     def refuses(self, value: str) -> bool:
         """Tell whether `value` asks for something that is not supported."""
@@ -70,8 +71,9 @@ NOT_PROVIDED: tuple[NotProvided, ...] = (
     NotProvided(
         Place.OPTION,
         "option.task",
-        "it is not one of the tasks that are supported: use one of them, or remove it",
+        "remove it, or use a task that is supported",
         ("auto", *TASKS, "generate", "text-generation", "image-text-to-text", "text-embedding", "text-ranking"),
+        lists=True,
     ),
     NotProvided(
         Place.OPTION,
@@ -148,7 +150,10 @@ _HEADERS = rows(Place.HEADER)
 def refused_option(key: str, value: str) -> str | None:
     """Return why `key` must not have this value in serving.properties, or None if it may."""
     row = OPTIONS_NOT_PROVIDED.get(key)
-    return f"{key}={value} is not supported: {row.instead}" if row is not None and row.refuses(value) else None
+    if row is None or not row.refuses(value):
+        return None
+    listed = f": {', '.join(row.harmless)}" if row.lists else ""
+    return f"{key}={value} is not supported: {row.instead}{listed}"
 
 
 def refused_variables(environ: Mapping[str, str]) -> Iterator[str]:

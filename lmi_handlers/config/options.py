@@ -706,6 +706,10 @@ class ServingProperties(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     @property
     def ignored(self) -> Mapping[str, str]:
         """Names of the server's options that are not read if an engine batches requests in this way -> why."""
+        if self.pools:
+            limits = "option.max_rolling_batch_size and option.max_rolling_batch_prefill_tokens"
+            reason = f"{limits} limit batches of embeddings and scores"
+            return dict.fromkeys(("batch_size", "max_batch_delay", "option.enable_streaming"), reason)
         if self.rolling:
             reason = "only dynamic batching reads it, with option.rolling_batch=disable"
             return dict.fromkeys(("max_batch_delay", "option.enable_streaming"), reason)

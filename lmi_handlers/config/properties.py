@@ -42,7 +42,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """A name, its effective value and the source of the value: serving.properties, a variable or "default".
 
     `read_by` is empty for unknown names and for names without effect. `note` then says why. `given` is the text as it
-    was written, "" for defaults and for secrets.
+    was written, "" for defaults and for secrets. `hint` says what looks unintended about it. `refused` means that one of
+    the mistakes is about this setting.
     """
 
     key: str
@@ -51,6 +52,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     given: str = ""
     read_by: tuple[str, ...] = ()
     note: str = ""
+    hint: str = ""
+    refused: bool = False
 
     @property
     def text(self) -> str:
@@ -61,6 +64,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 class UnknownName(msgspec.Struct, frozen=True):
     """A name that is not declared, and a warning. `kept` means that `properties.extra` has it for the backend."""
 
+    key: str
+    source: str
     warning: str
     kept: bool
 
@@ -68,9 +73,8 @@ class UnknownName(msgspec.Struct, frozen=True):
 class LoadedProperties(msgspec.Struct, frozen=True, kw_only=True):
     """The properties, and what an operator wants to know about them.
 
-    `explicit` has the options that are set, `defaults` all others. `deprecated` has one sentence per deprecated name, and
-    `comments` one per value that ends in what looks like a comment. An option in one of the `mistakes`, which are sentences,
-    has its default.
+    `explicit` has the options that are set, `defaults` all others. `deprecated` has one sentence per deprecated name. An
+    option in one of the `mistakes`, which are sentences, has its default.
     """
 
     properties: ServingProperties
@@ -78,7 +82,6 @@ class LoadedProperties(msgspec.Struct, frozen=True, kw_only=True):
     defaults: tuple[Setting, ...]
     deprecated: tuple[str, ...]
     unknown: tuple[UnknownName, ...]
-    comments: tuple[str, ...] = ()
     mistakes: tuple[str, ...] = ()
 
     def source(self, *keys: str) -> str:
@@ -95,11 +98,45 @@ class LoadedProperties(msgspec.Struct, frozen=True, kw_only=True):
         return {setting.key: setting.text for setting in self.explicit}
 
     def warnings(self, backend: BackendDeclaration) -> tuple[str, ...]:
-        return (*self.deprecated, *self.comments, *self.unknown_names(backend), *self.unread(backend))
+        """Return all warnings. What is refused has an error instead."""
+        hints = (
+            f"{setting.key} has value {setting.text!r}: {setting.hint} (from {setting.source})"
+            for setting in self.explicit
+            if setting.hint and not setting.refused
+        )
+        unknown = (*self.unknown_names(backend), *self.misspelt(backend))
+        return (*self.deprecated, *hints, *unknown, *self.unread(backend))
+
+    def with_mistake(self, key: str, cause: str) -> LoadedProperties:
+        """Return these properties with one more mistake, about the option `key`."""
+        about = next((setting for setting in self.explicit if setting.key == key), None)
+        hint = f"; {about.hint}" if about is not None and about.hint else ""
+        return msgspec.structs.replace(
+            self,
+            mistakes=(*self.mistakes, f"{cause}{hint} (from {self.source(key)})"),
+            explicit=tuple(
+                msgspec.structs.replace(setting, refused=True) if setting is about else setting
+                for setting in self.explicit
+            ),
+        )
 
     def unknown_names(self, backend: BackendDeclaration) -> tuple[str, ...]:
         """Return a warning for each name that neither the server nor the engine can know."""
         return tuple(name.warning for name in self.unknown if not (backend.passes_options and name.kept))
+
+    def misspelt(self, backend: BackendDeclaration) -> tuple[str, ...]:
+        """Return a warning for each name that is passed on to the engine, but is near to one that is read here."""
+        if not backend.passes_options:
+            return ()
+        settings = (*self.explicit, *self.defaults)
+        read = [item.key for item in settings if {backend.name, SERVER} & {*item.read_by}]
+        known = [key for key in read if key.startswith("option.")]
+        near = {name: _nearest(name.key, known) for name in self.unknown if name.kept}
+        return tuple(
+            f"{name.key} is unknown here and passed on to {backend.name}; did you mean {key}? (from {name.source})"
+            for name, key in near.items()
+            if key
+        )
 
     def unread(self, backend: BackendDeclaration) -> tuple[str, ...]:
         """Return a warning for each option that is set but neither read by the backend nor passed on to its engine.
@@ -110,13 +147,14 @@ class LoadedProperties(msgspec.Struct, frozen=True, kw_only=True):
         batching = (
             f"{setting.key} has no effect: {ignored[setting.key]} (from {setting.source})"
             for setting in self.explicit
-            if setting.key in ignored and backend.name not in setting.read_by
+            if setting.key in ignored and backend.name not in setting.read_by and not setting.refused
         )
         unread = (
             f"{setting.key} has no effect on backend {backend.name}; it is only read by {', '.join(setting.read_by)} "
             f"(from {setting.source})"
             for setting in self.explicit
             if setting.read_by and not backend.passes_options and not {backend.name, SERVER} & {*setting.read_by}
+            if not setting.refused
         )
         return (*batching, *unread)
 
@@ -201,10 +239,9 @@ class _Loading:
         self.explicit: dict[str, Setting] = {}
         self.extra: dict[str, str] = {}
         self.deprecated: list[str] = []
-        self.comments: list[str] = []
         self.unknown: list[UnknownName] = []
         self.mistakes: list[str] = []
-        self.refused: list[str] = []
+        self.refused: dict[str, str] = {}
 
     def load(self, environ: Mapping[str, str], overrides: Mapping[str, str]) -> LoadedProperties:
         self._take(_entries((key, text, "the request that loaded the model") for key, text in overrides.items()))
@@ -218,7 +255,8 @@ class _Loading:
                     key=item.variable, value=value, source=_source(item.variable), note=item.note
                 )
         if not self._has_custom_code(environ):  # which may read options in its own way
-            self.mistakes += self.refused
+            self.mistakes += self.refused.values()
+            self._mark(*self.refused)
         self.mistakes += refused_variables(environ)
         self._follow_quantization()
         self._check_batching()
@@ -237,7 +275,6 @@ class _Loading:
             ),
             deprecated=tuple(self.deprecated),
             unknown=tuple(self.unknown),
-            comments=tuple(self.comments),
             mistakes=tuple(self.mistakes),
         )
 
@@ -306,19 +343,22 @@ class _Loading:
         if deprecated:
             self.deprecated.append(f"{entry.key} is deprecated: {deprecated} (from {entry.source})")
         value: Any = entry.text
-        comment = _comment(entry)
+        hint, is_wrong = _hint(entry), False
         try:
             value = self.values[declared.name] = declared.parse(entry.text)
         except InvalidValue as error:
-            hint = f"; {comment}" if comment else ""
-            self.mistakes.append(f"{entry.key} has value {entry.shown!r}: {error}{hint} (from {entry.source})")
-        else:
-            if comment:
-                self.comments.append(f"{entry.key} has value {entry.shown!r}: {comment} (from {entry.source})")
-        self._refuse(declared.key, entry)
+            is_wrong, cause = True, f"{error}; {hint}" if hint else str(error)
+            self.mistakes.append(f"{entry.key} has value {entry.shown!r}: {cause} (from {entry.source})")
         self.explicit[declared.key] = Setting(
-            key=declared.key, value=value, source=entry.source, given=entry.text, read_by=declared.read_by
+            key=declared.key,
+            value=value,
+            source=entry.source,
+            given=entry.text,
+            read_by=declared.read_by,
+            hint=hint,
+            refused=is_wrong,
         )
+        self._refuse(declared.key, entry)
 
     def _take_other(self, entry: _Entry) -> None:
         if entry.key in self.explicit:
@@ -326,7 +366,6 @@ class _Loading:
         given = entry.text
         if is_secret(entry.key, entry.text):
             entry, given = msgspec.structs.replace(entry, text=REDACTED), ""
-        self._refuse(entry.key, entry)
         if entry.key in NO_EFFECT:
             note = NO_EFFECT[entry.key]
         elif entry.key in OPTIONS_NOT_PROVIDED:
@@ -336,11 +375,23 @@ class _Loading:
         self.explicit[entry.key] = Setting(
             key=entry.key, value=entry.shown, source=entry.source, given=given, note=note
         )
+        self._refuse(entry.key, entry)
 
     def _refuse(self, key: str, entry: _Entry) -> None:
-        if reason := refused_option(key, entry.text):
-            refused = self.refused if key.startswith("option.") else self.mistakes
-            refused.append(f"{redacted(reason)} (from {entry.source})")
+        reason = refused_option(key, entry.text)
+        if reason is None:
+            return
+        sentence = f"{redacted(reason)} (from {entry.source})"
+        if key.startswith("option."):
+            self.refused[key] = sentence
+        else:
+            self.mistakes.append(sentence)
+            self._mark(key)
+
+    def _mark(self, *keys: str) -> None:
+        """Note that these settings are in a mistake."""
+        for key in keys:
+            self.explicit[key] = msgspec.structs.replace(self.explicit[key], refused=True)
 
     def _has_custom_code(self, environ: Mapping[str, str]) -> bool:
         entry_point, handler = self.values.get("entry_point"), self.values.get("handler", FUNCTION)
@@ -352,7 +403,7 @@ class _Loading:
 
     def _unknown(self, entry: _Entry) -> str:
         """Warn, and keep the text for a backend that may know the name. Returns the note for `lmi check`."""
-        nearest = _nearest(entry.key, self.keys)
+        nearest = _nearest(entry.key, (*NO_EFFECT, *OPTIONS_NOT_PROVIDED, *reversed(list(self.keys))))
         hint = f"; did you mean {nearest}?" if nearest else ""
         name = entry.key.removeprefix("option.")
         secret = entry.text == REDACTED
@@ -361,7 +412,8 @@ class _Loading:
         elif name != entry.key:
             self.extra[name] = entry.text
         warning = f"unknown option {entry.key}{hint} (from {entry.source})"
-        self.unknown.append(UnknownName(warning, kept=not secret and name != entry.key))
+        kept = not secret and name != entry.key
+        self.unknown.append(UnknownName(entry.key, entry.source, warning, kept))
         return f"unknown{hint}"
 
     def _follow_quantization(self) -> None:
@@ -453,6 +505,7 @@ class _Loading:
     def _conflict(self, one: Setting, other: Setting, why: str) -> None:
         for setting in (one, other):  # neither holds in what is checked next
             self.values.pop(self.keys[setting.key].name, None)
+            self._mark(setting.key)
         self.mistakes.append(
             f"{one.key}={one.text} conflicts with {other.key}={other.text}: {why} "
             f"(from {_sources(one.source, other.source)})"
@@ -500,20 +553,20 @@ def _sources(one: str, other: str) -> str:
     return one if one == other else f"{one} and {other}"
 
 
-def _nearest(key: str, keys: Iterable[str]) -> str:
-    """Return the known name closest to `key`, with or without the prefix `option.`. Returns "" if none is close."""
-    names = (*NO_EFFECT, *OPTIONS_NOT_PROVIDED, *reversed(list(keys)))
+def _nearest(key: str, names: Iterable[str]) -> str:
+    """Return the name closest to `key`, with or without the prefix `option.`. Returns "" if none is close."""
     known = {name.removeprefix("option.").lower(): name for name in names}
     close = difflib.get_close_matches(key.removeprefix("option.").lower(), known, n=1, cutoff=NEAR)
     return known[close[0]] if close else ""
 
 
-def _comment(entry: _Entry) -> str:
-    """Say how comments are written if the text ends in what looks like one, else return ""."""
-    if entry.source != FILE_NAME or not _COMMENT.search(entry.text):
-        return ""
-    return "a comment has a line of its own, and this is part of the value"
+def _hint(entry: _Entry) -> str:
+    """Say what of a text is probably not meant to be part of it: a comment in a file, or quotes. "" for any other text."""
+    if entry.source == FILE_NAME and _COMMENT.search(entry.text):
+        return "a comment has a line of its own, and this is part of the value"
+    return "the quotes are part of the value: leave them out" if _QUOTED.fullmatch(entry.text) else ""
 
 
 _COMMENT = re.compile(r"\s#")
+_QUOTED = re.compile(r"""(["']).*\1""")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")

@@ -59,6 +59,8 @@ def effect_of(setting: Setting, backend: BackendDeclaration, properties: Serving
     name = setting.key.removeprefix("option.")
     if backend.passes_options and name in backend.passed_on(properties):
         return f"passed on to {backend.name}"
+    if setting.refused:
+        return "refused"
     if not setting.read_by:
         return setting.note if setting.note.startswith("unknown") else f"accepted, no effect here: {setting.note}"
     if (reason := backend.without_effect.get(name)) is not None:

@@ -191,16 +191,16 @@ def _with_known_backend(loaded: LoadedProperties) -> LoadedProperties:
         if name != "auto":
             declaration(name)
     except ConfigError as error:
-        mistake = f"{error} (from {_asked_by(loaded)})"
         properties = msgspec.structs.replace(loaded.properties, rolling_batch="auto", backend="auto")
-        return msgspec.structs.replace(loaded, properties=properties, mistakes=(*loaded.mistakes, mistake))
+        loaded = loaded.with_mistake(_naming_option(loaded), str(error))
+        return msgspec.structs.replace(loaded, properties=properties)
     return loaded
 
 
-def _asked_by(loaded: LoadedProperties) -> str:
-    """Return the source of the option that names the backend."""
+def _naming_option(loaded: LoadedProperties) -> str:
+    """Return the option that names the backend."""
     batches = loaded.properties.rolling_batch not in ("auto", "disable")
-    return loaded.source("option.rolling_batch" if batches else "option.backend")
+    return "option.rolling_batch" if batches else "option.backend"
 
 
 def _with_engine(
@@ -208,7 +208,9 @@ def _with_engine(
 ) -> Configuration:
     """Return the configuration for a model that an engine serves. Raises `ConfigError`."""
     gguf_file = find_gguf(loaded.properties.model_id, settings.model_dir)
-    selection = select_backend(loaded.properties, gguf_file, config_file, asked_by=_asked_by(loaded))
+    selection = select_backend(
+        loaded.properties, gguf_file, config_file, asked_by=loaded.source(_naming_option(loaded))
+    )
     is_default_model = (
         declaration(selection.name).needs_model
         and loaded.properties.model_id is None

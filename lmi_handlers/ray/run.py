@@ -49,7 +49,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(arguments: Arguments, options: Options) -> None:
-    """Serve until SIGINT or SIGTERM, then let requests finish. Raises `ConfigError`.
+    """Serve until SIGINT or SIGTERM, then let requests finish. Raises `ConfigError`, with one mistake per line.
 
     If the application is on the cluster already, Ray replaces its replicas one after the other.
     """
@@ -62,7 +62,7 @@ def run(arguments: Arguments, options: Options) -> None:
         check_port(options.host, options.port)
         causes = mistakes(configuration, {**os.environ, **environ})
     if causes:
-        raise ConfigError("; ".join(causes))
+        raise ConfigError("\n".join(causes))
     context = _connect(options.address)
     for number in (signal.SIGINT, signal.SIGTERM):  # after Ray has installed handlers of its own
         signal.signal(number, _interrupt)

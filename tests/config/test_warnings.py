@@ -14,7 +14,7 @@ from backends.selection import check_installed
 from lmi_handlers.config.no_effect import NO_EFFECT
 from lmi_handlers.config.not_provided import OPTIONS_NOT_PROVIDED
 from lmi_handlers.config.options import ServingProperties
-from lmi_handlers.config.properties import load_properties
+from lmi_handlers.config.properties import examine_properties, load_properties
 from lmi_handlers.config.report import render_settings
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.core.redaction import is_secret, redacted
@@ -68,6 +68,48 @@ def test_engine_may_accept_options_that_are_unknown_here(model_dir: Path) -> Non
     ]
     assert "passed on to vllm" in render_settings(loaded, declaration("vllm"), show_all=False)
     assert "passed on to" not in render_settings(loaded, TRANSFORMERS, show_all=True)
+
+
+def test_option_for_the_engine_that_looks_misspelt_causes_a_warning(model_dir: Path) -> None:
+    vllm = declaration("vllm")
+    loaded = load(model_dir, "option.tensor_paralel_degree=2\noption.disable_custom_all_reduce=true\n")
+    assert loaded.unknown_names(vllm) == ()
+    assert loaded.warnings(vllm) == (
+        "option.tensor_paralel_degree is unknown here and passed on to vllm; did you mean option.tensor_parallel_degree? "
+        "(from serving.properties)",
+    )
+    assert loaded.misspelt(TRANSFORMERS) == ()
+
+
+def test_none_of_vllms_own_arguments_looks_misspelt(model_dir: Path) -> None:
+    """Some resemble options of TensorRT-LLM, or without the prefix."""
+    text = "".join(f"option.{name}=1\n" for name in ("ubatch_size", "decode_context_parallel_size", "max_logprobs"))
+    assert load(model_dir, text).warnings(declaration("vllm")) == ()
+
+
+def test_option_with_a_mistake_causes_no_warning(model_dir: Path) -> None:
+    (model_dir / "serving.properties").write_text("option.enforce_eager=many # x\noption.tokens_per_block=32\n")
+    loaded = examine_properties(model_dir, {}, registry())
+    [mistake], [warning] = loaded.mistakes, loaded.warnings(TRANSFORMERS)
+    assert mistake.startswith("option.enforce_eager has value 'many # x': ")
+    assert warning.startswith("option.tokens_per_block has no effect on backend transformers")
+    assert re.search(r"option\.enforce_eager .* refused$", render_settings(loaded, TRANSFORMERS, show_all=False), re.M)
+
+
+@pytest.mark.parametrize("text", ['"gpt2"', "'gpt2'"])
+def test_value_in_quotes_causes_a_warning(model_dir: Path, text: str) -> None:
+    sentence = f"option.model_id has value {text!r}: the quotes are part of the value: leave them out (from {{}})"
+    assert load(model_dir, f"option.model_id={text}").warnings(TRANSFORMERS) == (sentence.format("serving.properties"),)
+    variable = load(model_dir, OPTION_MODEL_ID=text)
+    assert variable.warnings(TRANSFORMERS) == (sentence.format("environment variable OPTION_MODEL_ID"),)
+    assert load(model_dir, 'option.model_id="a" b').warnings(TRANSFORMERS) == ()
+
+
+def test_unknown_task_is_refused_with_the_known_ones(model_dir: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^option.task=reranking is not supported: .*: auto, .*, text-ranking \(from"
+    ):
+        load(model_dir, "option.task=reranking")
 
 
 def test_file_with_known_options_causes_no_warnings(model_dir: Path) -> None:
@@ -191,6 +233,7 @@ def test_rolling_batch_may_be_a_boolean(model_dir: Path, text: str, value: str) 
         ("batch_size=2\nmax_batch_delay=5\n", []),
         ("option.enable_streaming=true\n", ["option.enable_streaming"]),
         ("option.rolling_batch=disable\noption.enable_streaming=true\n", []),
+        ("option.task=text-embedding\nbatch_size=32\nmax_batch_delay=10\n", ["batch_size", "max_batch_delay"]),
     ],
 )
 def test_what_the_batching_does_not_read(model_dir: Path, text: str, ignored: list[str]) -> None:

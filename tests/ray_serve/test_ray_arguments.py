@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
+from serving import ENVIRON, free_port
 
 from lmi_handlers.ray.commands import serve
 from lmi_handlers.ray.resources import Node, Resources, has_room
@@ -45,3 +50,14 @@ def test_a_mistake_is_one_line(given: list[str], cause: str) -> None:
     result = CliRunner().invoke(serve, ["--model-dir", "m", *given])
     assert result.exit_code != 0
     assert result.output == f"lmi: error: {cause}\n"
+
+
+def test_each_mistake_of_the_configuration_is_a_line(model_dir: Path) -> None:
+    (model_dir / "serving.properties").write_text("option.rolling_batch=nonsense\noption.dtype=f9\nbatch_size=0\n")
+    command = [sys.executable, "-m", "lmi_handlers.commands.cli", "ray", "serve", "--model-dir", str(model_dir)]
+    ended = subprocess.run(
+        [*command, "--port", str(free_port())], env=ENVIRON, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert ended.returncode == 1
+    errors = [line for line in ended.stderr.splitlines() if line.startswith("lmi: error: ")]
+    assert [line.split()[2] for line in errors[:3]] == ["option.dtype", "batch_size", "unknown"]
