@@ -207,26 +207,54 @@ def test_the_command(echo_server: Server, tmp_path: Path) -> None:
         assert f"lmi: error: {cause}" in refused.stderr
 
 
+@pytest.mark.filterwarnings("ignore")  # vLLM's own libraries
 @pytest.mark.needs("vllm")
-def test_the_figures_agree_with_vllms(start_server: StartServer, tiny_llama: Path, tmp_path: Path) -> None:
-    server = start_server("option.rolling_batch=echo\noption.echo_tokens_per_second=50\n")
-    script = (
-        "from vllm.benchmarks.serve import add_cli_args, main\n"
-        "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
-        "parser = FlexibleArgumentParser(); add_cli_args(parser); main(parser.parse_args())\n"
+def test_the_figures_agree_with_vllms() -> None:
+    """Both compute them from the same arrivals. The answers end with their last event, as those of vLLM do."""
+    from vllm.benchmarks.lib.endpoint_request_func import RequestFuncOutput
+    from vllm.benchmarks.serve import calculate_metrics
+
+    source = random.Random(0)
+    timings, theirs = [], []
+    for number in range(64):
+        started = source.uniform(0, 5)
+        arrivals = [started + source.random()]
+        gaps = [source.expovariate(20) for _ in range(source.randrange(32))]
+        for gap in gaps:
+            arrivals.append(arrivals[-1] + gap)
+        timings.append(Timing(started, arrivals[-1], arrivals, prompt_tokens=20, output_tokens=len(arrivals)))
+        theirs.append(
+            RequestFuncOutput(
+                success=True,
+                start_time=started,
+                ttft=arrivals[0] - started,
+                itl=gaps,
+                latency=arrivals[-1] - started,
+                prompt_len=20,
+                output_tokens=len(arrivals),
+            )
+        )
+        if number % 8 == 0:
+            timings[-1].error, theirs[-1].success, theirs[-1].error = "503", False, "503"
+    limits = {"ttft": 500.0, "tpot": 55.0}
+    ours = make_report(timings, 7.0, limits)
+    metrics, _ = calculate_metrics([], theirs, 7.0, None, [50, 75, 90, 95, 99], limits)
+    assert (ours.completed, ours.input_tokens, ours.output_tokens) == (
+        metrics.completed,
+        metrics.total_input,
+        metrics.total_output,
     )
-    sizes = ["--num-prompts=64", "--max-concurrency=8", "--random-input-len=20", "--random-output-len=32"]
-    where = [f"--base-url={server.url}", "--endpoint=/v1/completions", "--backend=openai", f"--model={server.name}"]
-    result = ["--save-result", f"--result-dir={tmp_path}", "--result-filename=theirs.json"]
-    tokens = [f"--tokenizer={tiny_llama}", "--dataset-name=random"]
-    subprocess.run(
-        [sys.executable, "-c", script, *where, *sizes, *tokens, *result], capture_output=True, env=ENVIRON, check=True
+    assert 0 < metrics.request_goodput < metrics.request_throughput
+    assert (
+        ours.requests_per_second,
+        ours.output_tokens_per_second,
+        ours.total_tokens_per_second,
+        ours.goodput_requests_per_second,
+    ) == pytest.approx(
+        (metrics.request_throughput, metrics.output_throughput, metrics.total_token_throughput, metrics.request_goodput)
     )
-    theirs = json.loads((tmp_path / "theirs.json").read_text())
-    items = random_items(Lengths("20"), Lengths("32"), random.Random(0), None)
-    ours = make_report(*run(server, "openai", items=items, concurrency=8, requests=64), {})
-    assert (ours.completed, ours.output_tokens) == (theirs["completed"], theirs["total_output_tokens"])
-    assert ours.tpot_ms is not None
-    assert ours.output_tokens_per_second == pytest.approx(theirs["output_throughput"], rel=0.05)
-    assert ours.tpot_ms.mean == pytest.approx(theirs["mean_tpot_ms"], rel=0.05)
-    assert ours.tpot_ms.percentiles["p50"] == pytest.approx(theirs["median_tpot_ms"], rel=0.05)
+    for figure in ("ttft", "tpot", "itl", "e2el"):
+        distribution = getattr(ours, f"{figure}_ms")
+        assert distribution.mean == pytest.approx(getattr(metrics, f"mean_{figure}_ms"))
+        percentiles = {f"p{percent}": value for percent, value in getattr(metrics, f"percentiles_{figure}_ms")}
+        assert distribution.percentiles == pytest.approx(percentiles)
