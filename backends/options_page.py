@@ -61,14 +61,6 @@ value that is not allowed, the server does not start. `true` and `false` may be 
 _VARIABLES = """\
 `HF_TOKEN` is not an option: the client of the Hugging Face hub reads it from the environment.
 
-`LOG_FORMAT` is `json` (one JSON object per line) or `text`. It defaults to `text` if standard error
-is a terminal, in colour unless `NO_COLOR` is set, and to `json` otherwise. Lines about the
-configuration, which begin with `lmi: `, are always text. `SAGEMAKER_CONTAINER_LOG_LEVEL`, or else
-`LOG_LEVEL`, is `INFO` (the default, also numeric: `20`), `WARNING` or `ERROR`.
-
-`LMI_CODE_VARIABLES` names credentials that a model's own code gets
-([custom-code.md](custom-code.md#environment-variables)).
-
 `API_KEY` is the key that clients must send: see [tgi.md](tgi.md#headers-keys-origins).
 Outside containers, the server listens on 127.0.0.1 only. In a container, which it knows by
 variables such as `KUBERNETES_SERVICE_HOST`, files such as `/.dockerenv` or `/opt/ml/model`, it

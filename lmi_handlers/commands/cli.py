@@ -73,7 +73,9 @@ def check_command(*, show_all: bool, no_code: bool, source: tuple[str, str] | No
         show(translate(*source), end="")
         return
     flags = [name for name, value in given.items() if value is not None]
-    check(_for_people(overridden(given)), flags, show_all=show_all, runs_code=not no_code)
+    environ = overridden(given)
+    _log_for_people()
+    check(environ, flags, show_all=show_all, runs_code=not no_code)
 
 
 @main.command("run")
@@ -99,13 +101,14 @@ def run_command(
     """
     from lmi_handlers.commands.run import run
 
-    run(_for_people(overridden(given)), content, content_type=content_type, headers=headers, include=include)
+    environ = overridden(given)
+    _log_for_people()
+    run(environ, content, content_type=content_type, headers=headers, include=include)
 
 
-def _for_people(environ: dict[str, str]) -> dict[str, str]:
+def _log_for_people() -> None:
     """Make what this process and its children log readable, unless `LOG_FORMAT` is set."""
     os.environ.setdefault("LOG_FORMAT", "text")
-    return {"LOG_FORMAT": "text"} | environ
 
 
 if __name__ == "__main__":

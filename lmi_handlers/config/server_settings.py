@@ -18,6 +18,7 @@ from lmi_handlers.config.container import in_container
 from lmi_handlers.config.environment import Variable, declared_variables, read_values
 from lmi_handlers.config.local_runtime import LocalRuntimeSettings
 from lmi_handlers.config.option import InvalidValue
+from lmi_handlers.config.process_settings import ProcessSettings
 from lmi_handlers.config.store_settings import StoreSettings
 from lmi_handlers.core.errors import ConfigError
 
@@ -107,6 +108,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = False
 
+    process: ProcessSettings = ProcessSettings()
+
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> ServerSettings:
         """Read the settings from environment variables. Raises `ConfigError`.
@@ -114,7 +117,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         Unless a host is given, only this machine can connect. A container listens on all interfaces, except with the local
         runtime, which is for one machine.
         """
-        values = read_values(cls, environ)
+        process = ProcessSettings(**read_values(ProcessSettings, environ))
+        values = read_values(cls, environ) | {"process": process}
         local_runtime = LocalRuntimeSettings.from_environ(environ)
         named, text = declared_variables(cls)["model_dir"].given(environ) or ("", None)
         model_dir = find_model_dir(text) if named == "LMI_MODEL_DIR" else find_model_dir(None, text)

@@ -170,9 +170,9 @@ def log_format(environ: Mapping[str, str], stream: TextIO) -> str:
 
     Raises `ConfigError` if `LOG_FORMAT` has any other value.
     """
-    given = environ.get("LOG_FORMAT", "").lower()
+    given = environ.get("LOG_FORMAT", "").strip().lower()
     if given and given not in _LOG_FORMATS:
-        raise ConfigError(f"LOG_FORMAT must be one of {', '.join(_LOG_FORMATS)}, got {environ['LOG_FORMAT']!r}")
+        raise ConfigError(f"LOG_FORMAT has value {given[:100]!r}: must be one of {', '.join(_LOG_FORMATS)}")
     return given or ("text" if stream.isatty() else "json")
 
 

@@ -37,8 +37,8 @@ def key_patterns(environ: Mapping[str, str]) -> re.Pattern[str] | None:
     if wrong or len(patterns) > _MAX_PATTERNS:
         shown = repr(wrong[0][:100]) if wrong else f"{len(patterns)} patterns"
         raise ConfigError(
-            f"{VARIABLE} must be at most {_MAX_PATTERNS} names, separated by commas, of letters, digits and _ . - * ?, "
-            f"got {shown}"
+            f"{VARIABLE} has value {shown}: must be at most {_MAX_PATTERNS} names, separated by commas, of letters, digits "
+            "and _ . - * ?"
         )
     return re.compile("|".join(map(translate, patterns)), re.IGNORECASE) if patterns else None
 

@@ -7,7 +7,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from lmi_handlers.config.environment import declared_variables
 from lmi_handlers.config.options import ServingProperties
+from lmi_handlers.config.process_settings import ProcessSettings
 from lmi_handlers.config.sizes import parse_bytes
 from lmi_handlers.core.files import own_temporary_folder
 from lmi_handlers.model_files.model_cache import ModelCache
@@ -25,8 +27,9 @@ def default_cache_dir(environ: Mapping[str, str]) -> Path:
     mounts /opt/ml/model read-only, and may run the container without a writable home directory. Raises `ConfigError` if
     that folder may hold somebody else's files.
     """
-    if named := environ.get("LMI_CACHE_DIR"):
-        return Path(named)
+    named: Path | None = declared_variables(ProcessSettings)["cache_dir"].value(environ)
+    if named is not None:
+        return named
     if home := environ.get("XDG_CACHE_HOME"):
         preferred = Path(home) / "lmi-handlers"
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
@@ -27,8 +26,6 @@ from lmi_handlers.config.store_settings import StoreSettings
 from lmi_handlers.config.tasks import find_task
 from lmi_handlers.config.variables import SM_VLLM, Given
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.core.log import log_format
-from lmi_handlers.core.redaction import key_patterns
 from lmi_handlers.engine.settings import EngineSettings
 from lmi_handlers.model_files.cache_dir import default_cache_dir
 from lmi_handlers.model_files.locate import (
@@ -126,8 +123,6 @@ _OF_ONE_MODEL = ("option.model_id", "option.model_name", "option.entryPoint", "o
 
 def read_store(environ: Mapping[str, str]) -> StoreConfiguration | None:
     """Return the configuration of a server with several models, or None if there is one. Raises `ConfigError`."""
-    log_format(environ, sys.stderr)
-    key_patterns(environ)
     settings = ServerSettings.from_environ(environ)
     if settings.store is None:
         return None
@@ -166,8 +161,6 @@ def examine_configuration(environ: Mapping[str, str], overrides: Mapping[str, st
     """
     loaded = None
     try:
-        log_format(environ, sys.stderr)
-        key_patterns(environ)
         settings = ServerSettings.from_environ(environ)
         loaded = examine_properties(settings.model_dir, environ, registry(), _given(environ), overrides)
         asked = loaded.properties
