@@ -9,14 +9,12 @@ import msgspec
 import pytest
 from lmi_command import lmi
 
-from lmi_handlers.config.environment import Variable, all_variables, read_values
-from lmi_handlers.config.server_settings import ServerSettings
+from backends.options_page import SETTINGS
+from lmi_handlers.config.environment import DeclaredVariable, Variable, all_variables, read_values
 from lmi_handlers.core import redaction
 from lmi_handlers.core.errors import ConfigError
-from lmi_handlers.model_files.secure_mode import SecureMode
 from lmi_handlers.preflight.checks import mistakes
 from lmi_handlers.preflight.configuration import read_configuration, read_store
-from lmi_handlers.telemetry.settings import TelemetrySettings
 
 SWITCHES = (
     "SAGEMAKER_SECURE_MODE",
@@ -113,9 +111,21 @@ def test_numbers(text: str) -> None:
         read(C=text)
 
 
+DECLARED = [item for struct in SETTINGS for item in all_variables(struct)]
+
+
 def test_all_switches_are_declared() -> None:
-    declared = (*all_variables(ServerSettings), *all_variables(TelemetrySettings), *all_variables(SecureMode))
-    assert {item.variable.name for item in declared if bool in item.types} == set(SWITCHES)
+    assert {item.variable.name for item in DECLARED if bool in item.types} == set(SWITCHES)
+
+
+@pytest.mark.parametrize("declared", DECLARED, ids=lambda item: item.variable.name)
+def test_declaration(declared: DeclaredVariable) -> None:
+    """The default is a valid value, and each variable sets one field."""
+    if declared.default_text:
+        assert declared.parse(declared.default_text) == declared.default
+    assert declared.variable.help.endswith(".")
+    for name in declared.variable.names:
+        assert [item for item in DECLARED if name in item.variable.names] == [declared]
 
 
 def test_a_store_of_sagemaker_is_checked(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def lmi(*arguments: str, cwd: Path, **environ: str) -> Completed:
     )
 
 
-CONFIGURATION = ("LMI_", "OPTION_", "SERVING_", "SAGEMAKER_", "HF_MODEL", "MODEL_")
+CONFIGURATION = ("LMI_", "OPTION_", "SERVING_", "SAGEMAKER_", "HF_MODEL", "MODEL_", "LOG_", "OTEL_")
 
 
 def write(directory: Path, properties: str) -> Path:
