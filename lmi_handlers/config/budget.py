@@ -57,13 +57,15 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         if images > self.max_image_bytes // 3 * 4 + _URL_HEADS:
             raise PayloadTooLarge(
                 f"the request body has {images} bytes of images in data: URLs; images may have at most "
-                f"{self.max_image_bytes} as files (option.max_image_bytes)"
+                f"{self.max_image_bytes} as files (option.max_image_bytes)",
+                code="images_too_large",
             )
         size = len(data) - images
         if size > self.max_text_bytes:
             raise PayloadTooLarge(
                 f"the request body has {size} bytes besides images; at most {self.max_text_bytes} are allowed "
-                "(option.max_text_bytes)"
+                "(option.max_text_bytes)",
+                code="text_too_large",
             )
 
     def check_json(self, data: bytes) -> None:
@@ -83,12 +85,14 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
             if containers > self.max_json_containers:
                 raise PayloadTooLarge(
                     f"the request body has more than {self.max_json_containers} JSON objects and arrays "
-                    "(option.max_json_containers)"
+                    "(option.max_json_containers)",
+                    code="too_many_values",
                 )
             if values > self.max_json_values:
                 raise PayloadTooLarge(
                     f"the request body has more than {self.max_json_values} JSON values and names "
-                    "(option.max_json_values)"
+                    "(option.max_json_values)",
+                    code="too_many_values",
                 )
             give_way()
 
@@ -99,7 +103,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
             lines += data.count(b"\n", start, start + _CHUNK)
             if lines > self.max_batch_records:
                 raise PayloadTooLarge(
-                    f"the request body has more than {self.max_batch_records} lines (option.max_batch_records)"
+                    f"the request body has more than {self.max_batch_records} lines (option.max_batch_records)",
+                    code="too_many_lines",
                 )
             give_way()
 

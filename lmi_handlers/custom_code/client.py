@@ -187,7 +187,7 @@ class CodeClient:
     def end_draining(self) -> None:
         """Fail the requests that are still in flight: the time to finish is over."""
         for invocation in list(self._in_flight):
-            invocation.end(EngineNotReady(NOT_FINISHED))
+            invocation.end(EngineNotReady(NOT_FINISHED, code="shutting_down"))
 
     def _watch(self, sock: socket.socket) -> bool:
         """Follow the pool's state until the connection ends."""

@@ -126,21 +126,23 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The answer is complete, or has failed for the reason `error`. `kind` is a class in `lmi_handlers.core.errors`."""
+    """The answer is complete, or has failed for the reason `error`. `kind` and `code` are the error's, as `told` has them."""
 
     index: int
     error: str | None = None
     kind: str = "RequestFailed"
+    code: str | None = None
 
 
 def failure_of(end: End) -> LMIError | None:
     """Return the error with which a request has ended, if it has failed."""
-    return None if end.error is None else error_of(end.kind, end.error)
+    return None if end.error is None else error_of(end.kind, end.error, code=end.code)
 
 
 def failed(number: int, error: LMIError) -> End:
     """Return the message that says why a request has failed."""
-    return End(number, str(error), told(error)[0])
+    kind, _, _, code = told(error)
+    return End(number, str(error), kind, code)
 
 
 # From the pool to a web worker

@@ -283,7 +283,7 @@ class EngineClient:
 
     def end_draining(self) -> None:
         """Fail the requests that are still in flight: the time to finish is over."""
-        self._fail_all(EngineNotReady(NOT_FINISHED))
+        self._fail_all(EngineNotReady(NOT_FINISHED, code="shutting_down"))
 
     def _change_adapter(self, message: LoadAdapter | UnloadAdapter, timeout: float) -> None:
         self.status.check()
@@ -339,7 +339,7 @@ class EngineClient:
         elif isinstance(message, Failed):
             failed = self._generations.get(message.number) or self._changes.get(message.number)
             if failed is not None:
-                failed.put(error_of(message.error, message.message, message.field))
+                failed.put(error_of(message.error, message.message, message.field, message.code))
         elif isinstance(message, AdapterChanged):
             if message.number in self._changes:
                 self._changes[message.number].put(None)

@@ -118,13 +118,14 @@ class Outputs(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The whole request has failed. `error` is the name of a class in `lmi_handlers.core.errors`.
 
-    For an `InvalidRequest`, `field` is the field of `SamplingParams` at fault, if known.
+    For an `InvalidRequest`, `field` is the field of `SamplingParams` at fault, if known. `code` is None for the class's own.
     """
 
     number: int
     error: str
     message: str
     field: str | None = None
+    code: str | None = None
 
 
 class AdapterChanged(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -103,7 +103,7 @@ class EngineStatus(Status):
         if not self._ready.is_set():
             raise EngineNotReady(not_ready(self._loading_phase()))
         if (stall := self.stall()) is not None:
-            raise EngineNotReady(stall)
+            raise EngineNotReady(stall, code="engine_stalled")
 
     def _loading_phase(self) -> str:
         """Return what the engine is doing. If it has ended, its heartbeat says why."""

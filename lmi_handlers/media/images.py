@@ -76,7 +76,7 @@ class ImageLoader:
                         f"has {width} x {height} pixels; one side may be at most {MAX_ASPECT_RATIO} times as long as the other"
                     )
             except InvalidRequest as error:
-                raise type(error)(error.message, field=source.field) from error
+                raise type(error)(error.message, field=source.field, code=error.code) from error
             max_bytes -= len(data)
             max_pixels -= width * height
             images.append(EncodedImage(data, width * height, source.field))

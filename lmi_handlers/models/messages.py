@@ -43,19 +43,20 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """It has not. `error` is the name of a class in `lmi_handlers.core.errors`."""
+    """The command has failed, with what `lmi_handlers.core.errors.told` returns."""
 
     error: str
     message: str
     field: str | None = None
+    code: str | None = None
 
     @classmethod
     def of(cls, error: LMIError) -> Refused:
         return cls(*told(error))
 
     def as_error(self) -> LMIError:
-        """Return the error of which this was made."""
-        return error_of(self.error, self.message, self.field)
+        """Rebuild the error that this message carries."""
+        return error_of(self.error, self.message, self.field, self.code)
 
 
 Command = Load | Unload | Wake | Scale

@@ -129,7 +129,7 @@ class Shelf:
         if entry.state not in (ModelState.SLEEPING, ModelState.WAKING):
             return self.find(name)
         if self._waiting >= self._most_waiting:
-            raise QueueFull(f"{self._waiting} requests wait for models to wake up")
+            raise QueueFull(f"{self._waiting} requests wait for models to wake up", code="too_many_wait_for_models")
         self._waiting += 1
         try:
             return self._awake(name, connected)
@@ -163,7 +163,7 @@ class Shelf:
         refusal: str | None = None
         while time.monotonic() < deadline and connected():
             if self._ends:
-                raise EngineNotReady("the server is shutting down")
+                raise EngineNotReady("the server is shutting down", code="shutting_down")
             if self._entry(name).state is ModelState.SLEEPING:  # perhaps again, because others needed its room
                 refusal = self._wake(name)
                 if refusal is not None:

@@ -90,7 +90,7 @@ class Slots:
             if before is not None and before.entry.state is not ModelState.FAILED:
                 raise ModelExists(f"Model {entry.name} is already registered.")
             if before is None and len(self._by_name) >= MAX_MODELS:
-                raise InsufficientMemory(f"a server has at most {MAX_MODELS} models")
+                raise InsufficientMemory(f"a server has at most {MAX_MODELS} models", code="too_many_models")
             self._by_name[entry.name] = slot
             self._publish()
         return slot, before

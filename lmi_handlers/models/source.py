@@ -74,11 +74,17 @@ def opened(url: str, store: StoreSettings, *, is_operators: bool) -> Iterator[Pa
     Raises `ModelNotFound`, `ConfigError` for a hostile archive, and `LoadFailed` if another try may help.
     """
     if len(url) > _LONGEST_URL or not url.isprintable():
-        raise ModelNotFound(f"Invalid model url: {url[:64]!r}: must be at most {_LONGEST_URL} printable characters")
+        raise ModelNotFound(
+            f"Invalid model url: {url[:64]!r}: must be at most {_LONGEST_URL} printable characters",
+            code="invalid_model_url",
+        )
     cache = model_cache(ServingProperties(), os.environ)
     if is_s3(url):
         if not is_operators and not str(parse_s3_url(url)).startswith(store.sources):
-            raise ModelNotFound(f"Invalid model url: {redacted(url)} is not in the model store or in LMI_MODEL_SOURCES")
+            raise ModelNotFound(
+                f"Invalid model url: {redacted(url)} is not in the model store or in LMI_MODEL_SOURCES",
+                code="invalid_model_url",
+            )
         with fetched(url, cache, report=_report, progress=lambda _done, _total: None) as path:
             yield path if path.is_dir() else path.parent
         return
@@ -87,7 +93,9 @@ def opened(url: str, store: StoreSettings, *, is_operators: bool) -> Iterator[Pa
         yield path
         return
     if not path.name.endswith(_ARCHIVE):
-        raise ModelNotFound(f"Invalid model url: {url} is neither a directory nor a {_ARCHIVE} file")
+        raise ModelNotFound(
+            f"Invalid model url: {url} is neither a directory nor a {_ARCHIVE} file", code="invalid_model_url"
+        )
     with unpacked(path, cache) as folder:
         yield folder
 
@@ -96,15 +104,15 @@ def _local_path(url: str, store: StoreSettings, *, is_operators: bool) -> Path:
     if "://" in url:
         parts = urlsplit(url)
         if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
-            raise ModelNotFound(f"Invalid model url: {url}: must be a path, file:// or s3://")
+            raise ModelNotFound(f"Invalid model url: {url}: must be a path, file:// or s3://", code="invalid_model_url")
         url = unquote(parts.path)
     root = Path(store.directory)
     try:
         path = (root / url).resolve(strict=True)
     except (OSError, RuntimeError, ValueError):
-        raise ModelNotFound(f"Invalid model url: {url}") from None
+        raise ModelNotFound(f"Invalid model url: {url}", code="invalid_model_url") from None
     if not (is_operators or path.is_relative_to(root)):
-        raise ModelNotFound(f"Invalid model url: {url} is not in the model store")
+        raise ModelNotFound(f"Invalid model url: {url} is not in the model store", code="invalid_model_url")
     return path
 
 

@@ -161,7 +161,7 @@ def _alternatives(top: Sequence[Sequence[object] | None] | None) -> int:
 def _unforeseen(error: Exception) -> RequestFailed:
     """Log a bug of ours or of a plug-in formatter. The client still gets a well-formed error."""
     logger.exception("internal error", exc_info=error)
-    return RequestFailed(f"internal error ({type(error).__name__}); the server's log says more")
+    return RequestFailed(f"internal error ({type(error).__name__}); the server's log says more", code="internal_error")
 
 
 _BYTES_PER_TOKEN = 128

@@ -36,14 +36,20 @@ def continue_conversation(parsed: Parsed, session: Session, max_messages: int) -
     request = parsed.request
     chat = request.prompts[0].content
     if len(request.prompts) != 1 or not isinstance(chat, ChatPrompt):
-        raise InvalidRequest("option.session_history keeps conversations only: send messages")
+        raise InvalidRequest(
+            "option.session_history keeps conversations only: send messages", code="session_keeps_chats"
+        )
     if request.sampling_params.n != 1 or request.beam_search is not None:
         raise InvalidRequest(
-            "a conversation that a session keeps is continued with one answer", field=parsed.alias("n")
+            "must be 1, without beam search, if the session keeps the conversation (option.session_history)",
+            field=parsed.alias("n"),
+            code="session_keeps_one_answer",
         )
     if chat.continue_final_message:
         raise InvalidRequest(
-            "a conversation that a session keeps has complete messages", field="continue_final_message"
+            "must be false if the session keeps the conversation (option.session_history)",
+            field="continue_final_message",
+            code="session_keeps_whole_messages",
         )
     kept = session.read(_FILE)
     before = Conversation() if kept is None else msgspec.json.decode(kept, type=Conversation)
@@ -51,7 +57,8 @@ def continue_conversation(parsed: Parsed, session: Session, max_messages: int) -
     if len(messages) > max_messages:
         raise InvalidRequest(
             f"the session's conversation would have {len(messages)} messages, of at most {max_messages} "
-            "(option.max_messages): begin another"
+            "(option.max_messages): begin another",
+            code="conversation_too_long",
         )
     _encode(Conversation(messages=messages, images=images))
     prompt = msgspec.structs.replace(
@@ -120,6 +127,7 @@ def _encode(conversation: Conversation) -> bytes:
     data = msgspec.json.encode(conversation)
     if len(data) > MAX_CONVERSATION_BYTES:
         raise InvalidRequest(
-            f"the session's conversation would have {len(data)} bytes, of at most {MAX_CONVERSATION_BYTES}: begin another"
+            f"the session's conversation would have {len(data)} bytes, of at most {MAX_CONVERSATION_BYTES}: begin another",
+            code="conversation_too_long",
         )
     return data

@@ -26,6 +26,8 @@ _MAX_SWEPT = 200
 class UnknownSession(InvalidRequest):
     """There is no such session, or it has expired."""
 
+    code = "unknown_session"
+
 
 class Session:
     """A session: an id that nobody can guess, and a folder with what is kept until `expires`, in seconds since 1970."""
@@ -125,7 +127,10 @@ class SessionStore:
                     shutil.rmtree(path, ignore_errors=True)
                     left -= 1
         if left >= self._limit:
-            raise QueueFull(f"there are {left} sessions already (option.max_sessions={self._limit}): close some")
+            raise QueueFull(
+                f"there are {left} sessions already (option.max_sessions={self._limit}): close some",
+                code="too_many_sessions",
+            )
 
 
 @contextlib.contextmanager
@@ -134,7 +139,7 @@ def _room() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise QueueFull(f"the session cannot be kept: {error.strerror}") from error
+        raise QueueFull(f"the session cannot be kept: {error.strerror}", code="session_not_kept") from error
 
 
 def _expires(path: Path) -> float:

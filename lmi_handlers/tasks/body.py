@@ -75,7 +75,7 @@ def _decode(request: Input, *, reads_files: bool) -> object:
 
 def _decode_json(data: bytes) -> object:
     if json_shape(data, enough=_MAX_VALUES).values > _MAX_VALUES:
-        raise PayloadTooLarge(f"the body has more than {_MAX_VALUES} JSON values")
+        raise PayloadTooLarge(f"the body has more than {_MAX_VALUES} JSON values", code="too_many_values")
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

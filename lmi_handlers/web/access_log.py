@@ -47,6 +47,7 @@ def log_request(
         fields["truncated"] = usage.truncated
     if error is not None:
         fields["error"] = f"{type(error).__name__}: {_message(error)}"
+        fields["error_code"] = error.code
     if trace_id is not None:
         fields["trace_id"] = trace_id
     logger.info("request", extra=fields)

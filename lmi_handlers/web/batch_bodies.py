@@ -71,7 +71,10 @@ class BatchBodies:
 
     def _start(self, exchange: Exchange, payload: Payload, usage: Usage, deadline: float) -> Answer:
         if time.monotonic() >= deadline:
-            raise DeadlineExceeded(f"the batch did not finish within {self._timeout} s (option.batch_timeout)")
+            raise DeadlineExceeded(
+                f"the batch did not finish within {self._timeout} s (option.batch_timeout)",
+                code="batch_deadline_exceeded",
+            )
         self._budget.check_json(payload.data)
         payload, dialect = self._dialects.choose(exchange, payload, usage)
         parsed = dialect.parse(payload)

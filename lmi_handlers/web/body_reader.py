@@ -38,7 +38,9 @@ class BodyReader:
         except ParseException as error:
             raise MalformedRequest(f"the chunked body is malformed: {error}") from error
         except NoMoreData as error:
-            raise MalformedRequest("the connection was closed before the whole body had arrived") from error
+            raise MalformedRequest(
+                "the connection was closed before the whole body had arrived", code="body_cut_off"
+            ) from error
         except TimeoutError as error:
             raise RequestTimeout("the body did not arrive in time (option.client_timeout)") from error
         except OSError as error:
@@ -48,7 +50,8 @@ class BodyReader:
         else:
             if len(data) < min(size, self._left):
                 raise MalformedRequest(
-                    f"the connection was closed with {self._left - len(data)} bytes of the body missing"
+                    f"the connection was closed with {self._left - len(data)} bytes of the body missing",
+                    code="body_cut_off",
                 )
             self._left -= len(data)
             self.complete = self._left == 0

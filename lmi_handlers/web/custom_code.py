@@ -137,13 +137,13 @@ def invoke_of(request_id: str, headers: Pairs, query: Pairs, data: bytes) -> Inv
 
 def _fields(data: bytes, mimetype: str, options: dict[str, str]) -> list[tuple[str, bytes]]:
     if mimetype == "application/x-www-form-urlencoded" and data.count(b"&") >= _MAX_FIELDS:
-        raise PayloadTooLarge(_TOO_MANY_FIELDS)
+        raise PayloadTooLarge(_TOO_MANY_FIELDS, code="too_many_values")
     try:
         _, fields, files = FormDataParser(silent=True, max_form_parts=_MAX_FIELDS).parse(
             io.BytesIO(data), mimetype, len(data), options
         )
     except RequestEntityTooLarge:
-        raise PayloadTooLarge(_TOO_MANY_FIELDS) from None
+        raise PayloadTooLarge(_TOO_MANY_FIELDS, code="too_many_values") from None
     parts = [(name, value.encode()) for name, value in fields.items(multi=True)]
     for name, file in files.items(multi=True):
         with contextlib.closing(file):

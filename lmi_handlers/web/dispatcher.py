@@ -144,7 +144,10 @@ class Dispatcher:
         if default is None and path in DOCUMENT_PATHS:
             return None  # the front application has a document of its own
         if default is None:
-            raise InvalidRequest(f"Parameter model_name is required: this server has {_listed(models) or 'no models'}")
+            raise InvalidRequest(
+                f"Parameter model_name is required: this server has {_listed(models) or 'no models'}",
+                code="model_name_required",
+            )
         return default
 
     def _read(self, environ: dict[str, Any], request: Any) -> bytes:

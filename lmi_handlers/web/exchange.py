@@ -330,7 +330,8 @@ class ArrivingBodies:
     def _check(self, size: int) -> None:
         if self._held > self._limit and size > (2 * self._limit - self._held) / self._bodies:
             raise QueueFull(
-                f"no room for a large request body: {self._bodies} bodies with {self._held >> 20} MiB are arriving"
+                f"no room for a large request body: {self._bodies} bodies with {self._held >> 20} MiB are arriving",
+                code="large_bodies_arriving",
             )
 
 

@@ -102,7 +102,9 @@ class Sessions:
 
     def _check_enabled(self) -> None:
         if not self._enabled:
-            raise UnsupportedFeature("there are no sessions here: option.enable_stateful_sessions is false")
+            raise UnsupportedFeature(
+                "sessions are disabled (option.enable_stateful_sessions=false)", code="sessions_disabled"
+            )
 
 
 def refuse_session(why: str) -> None:

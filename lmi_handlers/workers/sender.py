@@ -52,7 +52,8 @@ class Sender(Generic[Sent]):
             if self._frames and self._size + len(frame) > self._max_bytes:
                 raise EngineNotReady(
                     f"{self._receiver} does not read its messages: "
-                    f"{len(self._frames)} with {self._size} bytes are waiting"
+                    f"{len(self._frames)} with {self._size} bytes are waiting",
+                    code="messages_not_read",
                 )
             self._put(object() if key is None else key, frame)
 

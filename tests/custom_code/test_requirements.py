@@ -22,9 +22,9 @@ from djl_python import Output
 def handle(inputs):
     if inputs.is_empty():
         return None
-    ours = max(index for index, path in enumerate(sys.path) if path.endswith("djl_python") or "custom_code/compat" in path)
     packages = sys.path.index(colours.__file__.rpartition("/")[0])
-    in_order = ours < packages < len(sys.path) - 1
+    ours = max(index for index, path in enumerate(sys.path) if path.endswith("-packages") and index != packages)
+    in_order = ours < packages < sys.path.index(__file__.rpartition("/")[0])
     return Output().add_as_json([colours.NAME, colours.__file__, in_order])
 """
 OPTION = "option.install_requirements=true\n"

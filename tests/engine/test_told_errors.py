@@ -34,6 +34,17 @@ def test_class_message_and_field_arrive(kind: type[LMIError]) -> None:
     assert (type(arrived), vars(arrived), str(arrived)) == (kind, vars(error), str(error))
 
 
+@pytest.mark.parametrize("kind", [InvalidRequest, QueueFull])
+def test_the_code_of_a_cause_arrives(kind: type[LMIError]) -> None:
+    for arrived in (
+        error_of(*told(kind("too large", code="a_cause"))),
+        failure_of(failed(0, kind("x", code="a_cause"))),
+    ):
+        assert isinstance(arrived, kind)
+        assert arrived.code == "a_cause"
+    assert error_of(*told(kind("too large"))).code == kind.code
+
+
 def test_an_error_of_another_distribution_arrives_as_ours() -> None:
     arrived = error_of(*told(OfAnotherDistribution("not here", field="top_k")))
     assert (type(arrived), str(arrived)) == (UnsupportedFeature, "top_k: not here")

@@ -116,7 +116,7 @@ class FormatterClient:
     def scripts(self, patience: float) -> dict[str, Script]:
         """Return what the files format, by adapter. Raises `EngineNotReady` unless it is known within so many seconds."""
         if not self._ready.is_set() and not self._ready.wait(patience):
-            raise EngineNotReady(NOT_READY)
+            raise EngineNotReady(NOT_READY, code="formatters_not_ready")
         return self._scripts
 
     def begin(self, calls: Calls) -> int:
@@ -133,12 +133,12 @@ class FormatterClient:
         """Send a message soon. Raises `EngineNotReady` or `InvalidRequest` if that is not possible."""
         sender = self._sender
         if sender is None:
-            raise EngineNotReady(NOT_READY)
+            raise EngineNotReady(NOT_READY, code="formatters_not_ready")
         sender.send(message)
 
     def end_draining(self) -> None:
         """Fail the requests that are still in flight: the time to finish is over."""
-        self._end_all(EngineNotReady(NOT_FINISHED))
+        self._end_all(EngineNotReady(NOT_FINISHED, code="shutting_down"))
 
     def _end_all(self, error: LMIError) -> None:
         for calls in list(self._calls.values()):
@@ -178,4 +178,4 @@ class FormatterClient:
 
 
 def _error_of(message: Failed) -> RequestFailed:
-    return RequestFailed(f"the model's formatter failed: {message.error}")
+    return RequestFailed(f"the model's formatter failed: {message.error}", code="formatter_failed")
