@@ -15,6 +15,7 @@ from lmi_handlers.apis.decoding import decode_typed
 from lmi_handlers.apis.lmi.dialect import REQUEST_FORMATTERS, LmiDialect
 from lmi_handlers.apis.lmi.dynamic import LmiDynamicDialect
 from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.deadline import Deadline
 from lmi_handlers.core.errors import InvalidRequest, LMIError
 from lmi_handlers.core.request import GenerationRequest, RenderedPrompt
 from lmi_handlers.core.usage import Usage
@@ -60,9 +61,9 @@ class Formatting:
         """Return the dialect of one request. Its answers pass through the output formatter, if there is one."""
         return FormattedDialect(dialect, self, new_calls)
 
-    def calls(self, deadline: float, connected: Callable[[], bool]) -> Calls:
-        """Return the calls for one request, which end at the monotonic time `deadline`."""
-        return Calls(self._client, deadline, connected)
+    def calls(self, deadline: Deadline) -> Calls:
+        """Return the calls for one request."""
+        return Calls(self._client, deadline)
 
     def format_output(
         self, parsed: Parsed, payload: Payload, dialect: Dialect, new_calls: Callable[[], Calls]

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
+from lmi_handlers.core.deadline import Deadline
 from lmi_handlers.core.errors import (
-    ClientDisconnected,
     DeadlineExceeded,
     EngineDead,
     EngineNotReady,
@@ -47,7 +47,6 @@ logger = logging.getLogger(__name__)
 _LOOK_INTERVAL = 0.1
 _READ_SIZE = 1 << 16
 _GONE = "the process that starts the model's code has ended and is being restarted"
-
 _SHORTEST = 0.001
 
 _decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
@@ -61,11 +60,10 @@ class Invocation:
     the request.
     """
 
-    def __init__(self, sock: socket.socket, deadline: float, connected: Callable[[], bool]) -> None:
+    def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
         self.deadline = deadline
         self.failure: LMIError | None = None
         self._socket = sock
-        self._connected = connected
         self._buffer = bytearray()
         self._ended_by: LMIError | None = None
         self.on_close: Callable[[Invocation], object] = lambda _: None
@@ -76,7 +74,7 @@ class Invocation:
             message = frame(invoke)
         except MessageTooLong as error:
             raise InvalidRequest(f"the request is too long: {error}") from error
-        self._socket.settimeout(max(_SHORTEST, self.deadline - time.monotonic()))
+        self._socket.settimeout(max(_SHORTEST, self.deadline.left))
         try:
             self._socket.sendall(message)
         except TimeoutError as error:
@@ -115,16 +113,17 @@ class Invocation:
                 return message
             if self._ended_by is not None:
                 raise self._ended_by
-            if time.monotonic() >= self.deadline:
+            if self.deadline.left <= 0:
                 raise DeadlineExceeded
             try:
                 data = self._socket.recv(_READ_SIZE)
             except TimeoutError:
-                if not self._connected():
-                    raise ClientDisconnected from None
-                continue
+                data = None
             except OSError:
                 data = b""
+            if data is None:
+                self.deadline.check(time.monotonic())
+                continue
             if not data:
                 raise EngineDead(f"{_GONE}; it worked on this request")
             self._buffer += data
@@ -164,8 +163,8 @@ class CodeClient:
         """Disconnect from the pool, and end the thread."""
         self._link.close()
 
-    def invoke(self, invoke: Invoke | ChangeAdapter, deadline: float, connected: Callable[[], bool]) -> Invocation:
-        """Send a request, and return it once its answer begins. It ends at the monotonic time `deadline`.
+    def invoke(self, invoke: Invoke | ChangeAdapter, deadline: Deadline) -> Invocation:
+        """Send a request, and return it once its answer begins. It ends at the `deadline`.
 
         Raises `EngineNotReady` if no requests are accepted, and any other error with which the request ends.
         """
@@ -174,7 +173,7 @@ class CodeClient:
             sock = connect(self._socket_path)
         except OSError as error:
             raise EngineNotReady(_GONE) from error
-        invocation = Invocation(sock, deadline, connected)
+        invocation = Invocation(sock, deadline)
         self._in_flight.add(invocation)
         invocation.on_close = self._in_flight.discard
         try:

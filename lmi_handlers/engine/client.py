@@ -16,10 +16,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
 
+from lmi_handlers.core.deadline import Deadline
 from lmi_handlers.core.errors import (
-    ClientDisconnected,
     DeadlineExceeded,
     EngineDead,
     EngineNotReady,
@@ -28,9 +27,7 @@ from lmi_handlers.core.errors import (
     error_of,
 )
 from lmi_handlers.core.outputs import FinishReason, TokenOutput
-from lmi_handlers.core.pooling_params import PoolingParams
-from lmi_handlers.core.request import EncodedPrompt
-from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.core.request import EncodedPrompt, GenerationRequest
 from lmi_handlers.engine.adapter_registry import Registered
 from lmi_handlers.engine.arrivals import Arrivals
 from lmi_handlers.engine.heartbeat import HeartbeatReader
@@ -60,13 +57,6 @@ logger = logging.getLogger(__name__)
 _WATCH_INTERVAL = 0.1
 
 
-class Cutoff(NamedTuple):
-    """The monotonic `time` at which an answer ends with the text that it has, because `option` says so."""
-
-    time: float
-    option: str
-
-
 class Generation:
     """The outputs of one submitted request, as they arrive.
 
@@ -74,7 +64,7 @@ class Generation:
     sequence of the request has finished or has been aborted. It raises the error that ended the request: the engine's,
     `DeadlineExceeded` or `ClientDisconnected`. Leaving the `with` block early aborts the sequences still running.
 
-    At its `cutoff`, sequences that are still running end with `FinishReason.LENGTH`, and `truncated` names the option. If
+    At its deadline's cutoff, sequences that still run end with `FinishReason.LENGTH`, and `truncated` names the option. If
     nothing has been generated, or what is generated is no text, that raises `TextDeadline`.
 
     `failure` is the error with which the watcher thread has ended the request. It is set even if nobody iterates, and
@@ -88,15 +78,11 @@ class Generation:
         client: EngineClient,
         sender: EngineSender,
         submit: Submit,
-        deadline: float,
-        connected: Callable[[], bool],
-        cutoff: Cutoff | None,
+        deadline: Deadline,
     ) -> None:
         self.number = submit.number
         self.deadline = deadline
-        self.cutoff = cutoff
         self.truncated: str | None = None
-        self.connected = connected
         self.failure: LMIError | None = None
         self.silent_at = math.inf
         self._woken_at = math.inf  # only the watcher thread writes it
@@ -155,8 +141,14 @@ class Generation:
             self._sender.abort(Abort(self.number))
         self._arrivals.put(failure)
 
-    def wake(self, now: float) -> None:
-        """Let the iteration yield if it has been silent for too long at the monotonic time `now`. Called by the watcher."""
+    def watch(self, now: float) -> None:
+        """End the request if its deadline has been reached at the monotonic time `now`. Called by the watcher.
+
+        If not, let the iteration yield if it has been silent for too long.
+        """
+        if (error := self.deadline.reached(now)) is not None:
+            self.end(error)
+            return
         silent_at = self.silent_at
         if now >= silent_at != self._woken_at:
             self._woken_at = silent_at
@@ -227,21 +219,8 @@ class EngineClient:
         own = sum(generation.running for generation in list(self._generations.values()))
         return max(own, self._heartbeat.running)
 
-    def submit(
-        self,
-        prompts: list[EncodedPrompt],
-        sampling_params: SamplingParams,
-        *,
-        request_id: str,
-        timeout: float,
-        connected: Callable[[], bool],
-        priority: int = 0,
-        pooling_params: PoolingParams | None = None,
-        cutoff: Cutoff | None = None,
-    ) -> Generation:
-        """Start a request. It fails after `timeout` seconds, and is aborted as soon as `connected()` returns false.
-
-        Its text ends at the `cutoff`.
+    def submit(self, prompts: list[EncodedPrompt], request: GenerationRequest, deadline: Deadline) -> Generation:
+        """Start a request, whose prompts have been encoded. It is aborted at the `deadline`.
 
         Raises `EngineNotReady` if no engine accepts requests, `InvalidRequest` if the request is too large to send.
         """
@@ -249,8 +228,15 @@ class EngineClient:
         sender = self._sender
         if sender is None:  # the connection has just ended
             raise EngineNotReady(not_ready(self.status.phase))
-        submit = Submit(next(self._numbers), request_id, prompts, sampling_params, priority, pooling_params)
-        generation = Generation(self, sender, submit, time.monotonic() + timeout, connected, cutoff)
+        submit = Submit(
+            next(self._numbers),
+            request.request_id,
+            prompts,
+            request.sampling_params,
+            request.priority,
+            request.pooling_params,
+        )
+        generation = Generation(self, sender, submit, deadline)
         self._generations[submit.number] = generation
         try:
             sender.submit(submit)
@@ -364,11 +350,4 @@ class EngineClient:
             time.sleep(_WATCH_INTERVAL)
             now = time.monotonic()
             for generation in list(self._generations.values()):
-                if not generation.connected():
-                    generation.end(ClientDisconnected())
-                elif (cutoff := generation.cutoff) is not None and now >= cutoff.time:
-                    generation.end(TextDeadline(cutoff.option))
-                elif now >= generation.deadline:
-                    generation.end(DeadlineExceeded())
-                else:
-                    generation.wake(now)
+                generation.watch(now)

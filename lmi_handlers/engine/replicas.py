@@ -9,12 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lmi_handlers.core.affinity import choose
+from lmi_handlers.core.deadline import Deadline
 from lmi_handlers.core.errors import AdapterExists, DeadlineExceeded, EngineError, LMIError, RequestError
-from lmi_handlers.core.pooling_params import PoolingParams
-from lmi_handlers.core.request import EncodedPrompt
-from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.core.request import EncodedPrompt, GenerationRequest
 from lmi_handlers.engine.adapter_registry import Registered, read_registry
-from lmi_handlers.engine.client import Cutoff, EngineClient, Generation
+from lmi_handlers.engine.client import EngineClient, Generation
 from lmi_handlers.engine.messages import Loading, Ready
 from lmi_handlers.engine.status import EngineState, EngineStatus, Status
 
@@ -56,29 +55,9 @@ class Replicas:
         """The state of the model."""
         return self.status.state
 
-    def submit(
-        self,
-        prompts: list[EncodedPrompt],
-        sampling_params: SamplingParams,
-        *,
-        request_id: str,
-        timeout: float,
-        connected: Callable[[], bool],
-        priority: int = 0,
-        pooling_params: PoolingParams | None = None,
-        cutoff: Cutoff | None = None,
-    ) -> Generation:
+    def submit(self, prompts: list[EncodedPrompt], request: GenerationRequest, deadline: Deadline) -> Generation:
         """Start a request like `EngineClient.submit`, which says what is raised."""
-        return self.choose(prompts[0]).submit(
-            prompts,
-            sampling_params,
-            request_id=request_id,
-            timeout=timeout,
-            connected=connected,
-            priority=priority,
-            pooling_params=pooling_params,
-            cutoff=cutoff,
-        )
+        return self.choose(prompts[0]).submit(prompts, request, deadline)
 
     def load_adapter(
         self, name: str, source: str, *, timeout: float, pinned: bool = False, replace: bool = False

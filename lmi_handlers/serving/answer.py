@@ -44,7 +44,7 @@ class Answer:
         self.content_type = formatter.content_type
         self.streams = formatter.streams
         self.failure: LMIError | None = None
-        self.deadline = generation.deadline
+        self.deadline = generation.deadline.time
         self._formatter = formatter
         self._generation = generation
         self._texts = texts

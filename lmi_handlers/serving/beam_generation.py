@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 
 import msgspec
 
 from lmi_handlers.core.capabilities import Capabilities
+from lmi_handlers.core.deadline import Deadline
 from lmi_handlers.core.errors import (
-    ClientDisconnected,
-    DeadlineExceeded,
     EngineDead,
     EngineNotReady,
     LMIError,
@@ -27,7 +26,7 @@ from lmi_handlers.core.errors import (
 from lmi_handlers.core.outputs import TokenOutput
 from lmi_handlers.core.request import BeamSearchParams, EncodedPrompt, GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams
-from lmi_handlers.engine.client import Cutoff, EngineClient, Generation
+from lmi_handlers.engine.client import EngineClient, Generation
 from lmi_handlers.engine.messages import SequenceOutput
 from lmi_handlers.engine.replicas import Replicas
 from lmi_handlers.engine.status import EngineState
@@ -56,21 +55,17 @@ class BeamGeneration:
         *,
         capabilities: Capabilities,
         tokenizer: Tokenizer,
-        timeout: float,
-        connected: Callable[[], bool],
-        cutoff: Cutoff | None,
+        deadline: Deadline,
     ) -> None:
         """Raises `EngineNotReady`. Call `check_beam_search` first."""
         self._client = client
         self._prompts = prompts
         self._request = request
         self._step_params = step_params(request.sampling_params, params, tokenizer)
-        self.deadline = time.monotonic() + timeout
+        self.deadline = deadline
         self.truncated: str | None = None
         self.silent_at = math.inf
         """Not heeded: nothing is yielded before the end."""
-        self._cutoff = cutoff
-        self._connected = connected
         rules = TextRules(tokenizer, request.sampling_params)
         self._searches = [
             begin_search(prompt.token_ids, request.sampling_params, params, capabilities.max_model_len, rules)
@@ -122,15 +117,8 @@ class BeamGeneration:
             for prompt, search in zip(self._prompts, self._searches, strict=True)
             for beam in search.running
         ]
-        return self._client.submit(
-            beams,
-            sampling_params,
-            request_id=self._request.request_id,
-            timeout=self.deadline - time.monotonic(),
-            connected=self._connected,
-            priority=self._request.priority,
-            cutoff=self._cutoff,
-        )
+        step = msgspec.structs.replace(self._request, sampling_params=sampling_params)
+        return self._client.submit(beams, step, self.deadline)
 
     def _outputs(self) -> list[SequenceOutput]:
         """The next token of each beam in the current step, in beam order."""
@@ -146,13 +134,7 @@ class BeamGeneration:
         """Run a later step. A full queue or a stalled engine is retried: it must not fail a request already begun."""
         while True:
             # A step can finish before the engine client has checked the connection and deadline even once.
-            if not self._connected():
-                raise ClientDisconnected
-            now = time.monotonic()
-            if self._cutoff is not None and now >= self._cutoff.time:
-                raise TextDeadline(self._cutoff.option)
-            if now >= self.deadline:
-                raise DeadlineExceeded
+            self.deadline.check(time.monotonic())
             try:
                 self._step = self._submit(sampling_params)
                 return self._outputs()

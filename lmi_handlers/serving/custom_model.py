@@ -10,6 +10,7 @@ from typing import Any
 
 from lmi_handlers.config.custom_code import REGISTER, UNREGISTER, UPDATE
 from lmi_handlers.config.properties import ServingProperties
+from lmi_handlers.core.deadline import Deadline
 from lmi_handlers.core.errors import RefusedByCode
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.custom_code.client import CodeClient, Invocation
@@ -57,8 +58,7 @@ class CustomModel(Served):
 
     def _change(self, change: ChangeAdapter) -> None:
         self._client.status.wait_ready(PATIENCE)
-        deadline = time.monotonic() + self.predict_timeout
-        invocation = self._client.invoke(change, deadline, connected=lambda: True)
+        invocation = self._client.invoke(change, Deadline(time.monotonic() + self.predict_timeout))
         try:
             reason = b"".join(invocation).decode()
         finally:
@@ -69,6 +69,6 @@ class CustomModel(Served):
     def invoke(self, invoke: Invoke, usage: Usage, connected: Callable[[], bool]) -> Invocation:
         """Start a request and wait until its answer begins. Raises the error with which it ends before that."""
         self._client.status.wait_ready(PATIENCE)
-        invocation = self._client.invoke(invoke, usage.started + self.predict_timeout, connected)
+        invocation = self._client.invoke(invoke, self.deadline(usage.started, connected))
         usage.first_token_time = time.monotonic() - usage.started
         return invocation

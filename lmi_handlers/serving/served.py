@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.beside import RunBeside, at_once
 from lmi_handlers.core.custom_attributes import list_keys
+from lmi_handlers.core.deadline import Cutoff, Deadline
 from lmi_handlers.engine.settings import metrics_dir, recent_dir
 from lmi_handlers.engine.status import EngineState, Status
 from lmi_handlers.metrics.requests import RequestMetrics
@@ -54,6 +55,10 @@ class Served(ABC):
         self.metrics.close()
         if self.recent is not None:
             self.recent.close()
+
+    def deadline(self, started: float, connected: Callable[[], bool], cutoff: Cutoff | None = None) -> Deadline:
+        """Return the deadline of a request that arrived at the monotonic time `started`."""
+        return Deadline(started + self.predict_timeout, connected, cutoff)
 
     @property
     def state(self) -> EngineState:

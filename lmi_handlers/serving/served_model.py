@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,13 @@ from lmi_handlers.core.capabilities import (
     check_sampling_params,
     check_task,
 )
+from lmi_handlers.core.deadline import Cutoff, Deadline
 from lmi_handlers.core.errors import DeadlineExceeded, EngineNotReady, aliased
 from lmi_handlers.core.request import EncodedPrompt, GenerationRequest, RenderedPrompt
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.custom_code.formatting.client import NOT_READY, FormatterClient
 from lmi_handlers.engine.adapter_registry import Registered, read_registry
-from lmi_handlers.engine.client import Cutoff, Generation
+from lmi_handlers.engine.client import Generation
 from lmi_handlers.engine.messages import Loading, Ready
 from lmi_handlers.engine.replicas import Replicas
 from lmi_handlers.engine.status import EngineState, Status, not_ready
@@ -146,9 +147,7 @@ class ServedModel(Served):
         seconds = self._deadlines[option]
         return None if seconds is None else Cutoff(started + seconds, option)
 
-    def start_generation(
-        self, parsed: Parsed, usage: Usage, connected: Callable[[], bool], cutoff: Cutoff | None = None
-    ) -> Answer:
+    def start_generation(self, parsed: Parsed, usage: Usage, deadline: Deadline) -> Answer:
         """Validate against the engine's limits, tokenise and submit.
 
         Raises `InvalidRequest` if the prompt or a parameter exceeds the model's limits, and `EngineNotReady`.
@@ -160,7 +159,6 @@ class ServedModel(Served):
         loaded = self.loaded
         _check_limits(parsed, loaded.capabilities)
         run = self.run_beside if takes_long(request) else at_once
-        deadline = usage.started + self.predict_timeout
         tokenized, rules = run(_tokenize, parsed, loaded, self._budget, deadline)
         if request.beam_search is not None:
             check_beam_search(request, request.beam_search, loaded.capabilities, loaded.tokenizer, parsed.alias)
@@ -168,13 +166,12 @@ class ServedModel(Served):
         usage.prompt_tokens = sum(prompt.num_tokens for prompt in rendered)
         prompts = encode_prompts(request, tokenized, self._images)
         usage.validation_time = time.monotonic() - usage.started
-        timeout = deadline - time.monotonic()  # images may have been fetched
         current = self.loaded
         if current is not loaded and _without_adapters(current) != _without_adapters(
             loaded
         ):  # it was checked for another engine
             raise EngineNotReady("the engine was restarted while the request was being prepared")
-        generation = self._generate(loaded, request, prompts, timeout, connected, cutoff)
+        generation = self._generate(loaded, request, prompts, deadline)
         formatter = parsed.formatter(request, rendered)
         texts: Sequence[SequenceText | PooledPrompt]
         if request.pooling_params is not None:
@@ -210,21 +207,10 @@ class ServedModel(Served):
         loaded: LoadedText,
         request: GenerationRequest,
         prompts: list[EncodedPrompt],
-        timeout: float,
-        connected: Callable[[], bool],
-        cutoff: Cutoff | None,
+        deadline: Deadline,
     ) -> Generation | BeamGeneration:
         if request.beam_search is None:
-            return self._client.submit(
-                prompts,
-                request.sampling_params,
-                request_id=request.request_id,
-                timeout=timeout,
-                connected=connected,
-                priority=request.priority,
-                pooling_params=request.pooling_params,
-                cutoff=cutoff,
-            )
+            return self._client.submit(prompts, request, deadline)
         return BeamGeneration(
             self._client,
             prompts,
@@ -232,9 +218,7 @@ class ServedModel(Served):
             request.beam_search,
             capabilities=loaded.capabilities,
             tokenizer=loaded.tokenizer,
-            timeout=timeout,
-            connected=connected,
-            cutoff=cutoff,
+            deadline=deadline,
         )
 
     @property
@@ -261,13 +245,13 @@ def _without_adapters(loaded: LoadedText) -> Capabilities:
 
 
 def _tokenize(
-    parsed: Parsed, loaded: LoadedText, budget: Budget, deadline: float
+    parsed: Parsed, loaded: LoadedText, budget: Budget, deadline: Deadline
 ) -> tuple[list[TokenizedPrompt], TextRules]:
     """Return the tokenised prompts, and the text rules of their answers.
 
     All work that `takes_long` estimates happens here.
     """
-    if time.monotonic() >= deadline:  # it may have waited for a thread
+    if deadline.left <= 0:  # it may have waited for a thread
         raise DeadlineExceeded
     tokenized, params = tokenize_prompts(parsed, loaded), parsed.request.sampling_params
     if params.prompt_logprobs is not None:

@@ -80,7 +80,8 @@ class BatchBodies:
         parsed = dialect.parse(payload)
         if parsed.request.stream:
             raise InvalidRequest("is not supported in a batch: each record is answered on one line", field="stream")
-        return self._model.start_generation(parsed, usage, exchange.connected)
+        within = self._model.deadline(usage.started, exchange.connected)
+        return self._model.start_generation(parsed, usage, within)
 
     def _line(self, exchange: Exchange, record: _Record) -> bytes:
         body, failure = self._finish(exchange, record)

@@ -24,7 +24,6 @@ class BodyDialects:
         self._model = model
         self._endpoint = endpoint
         self._budget = Budget.of(properties)
-        self._timeout = model.predict_timeout
         self._formatting = (
             None if model.formatters is None else Formatting(model.formatters, properties, lambda: model.facts)
         )
@@ -39,7 +38,7 @@ class BodyDialects:
         if self._formatting is None:
             return payload, self._endpoint.of(payload)
         _ = self._model.loaded  # formatters may use its tokenizer; raises `EngineNotReady`
-        new_calls = partial(self._formatting.calls, usage.started + self._timeout, exchange.connected)
+        new_calls = partial(self._formatting.calls, self._model.deadline(usage.started, exchange.connected))
         asked = Request(exchange.environ)  # Flask's is gone once the answer to JSON lines has begun
         invoke = invoke_of(payload.request_id, headers_for_code(asked), asked.args.items(multi=True), payload.data)
         formatted = self._formatting.format_input(payload, invoke, new_calls)

@@ -91,7 +91,7 @@ class _StreamedAnswer:
     """A stream whose first chunk has been taken. If it fails, a last record says why, as in LMI's streams."""
 
     def __init__(self, invocation: Invocation, chunks: Iterator[bytes], content_type: str | None) -> None:
-        self.deadline = invocation.deadline
+        self.deadline = invocation.deadline.time
         self.failure: LMIError | None = ClientDisconnected()
         self.rest = self._run(chunks)
         self._invocation = invocation

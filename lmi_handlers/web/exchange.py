@@ -116,7 +116,8 @@ class Exchange:
         self._request = parsed.request
         self.name_ignored(parsed.request.ignored_parameters)
         cutoff = model.cutoff(self.usage.started, stream=parsed.request.stream) if self.hurries else None
-        answer = model.start_generation(parsed, self.usage, self.connected, cutoff)
+        deadline = model.deadline(self.usage.started, self.connected, cutoff)
+        answer = model.start_generation(parsed, self.usage, deadline)
         self.usage.device = model.loaded.capabilities.device
         chunks = iter(answer)
         try:

@@ -14,6 +14,7 @@ from channels import accepted
 from engine_thread import Engine, assert_engine_is_free, submit, texts_of
 from waiting import wait_until
 
+from lmi_handlers.core.deadline import Deadline
 from lmi_handlers.core.errors import (
     ClientDisconnected,
     DeadlineExceeded,
@@ -101,7 +102,7 @@ def test_generation_that_finished_in_time_can_be_read_after_its_deadline(client:
     """Records of a batch are read late: they wait for the records before them."""
     generation = submit(client, b"abc")
     assert_engine_is_free(client)  # its last prompt waits for the place of that request
-    generation.deadline = time.monotonic()
+    generation.deadline = Deadline(time.monotonic())
     wait_until(lambda: generation.failure is not None)
     assert texts_of(generation) == [b"abc"]
 
@@ -116,7 +117,7 @@ def test_generation_that_is_not_read_fails_once_and_frees_its_places(
     generation = submit(client, *prompts, ignore_eos=True, max_tokens=None)
     sequences = engine.backend._sequences
     wait_until(lambda: [sequence.produced for sequence in list(sequences.values())] == [1299] * 2)
-    generation.deadline = time.monotonic() + 0.3  # by then nearly all outputs have arrived
+    generation.deadline = Deadline(time.monotonic() + 0.3)  # by then nearly all outputs have arrived
     wait_until(lambda: generation.failure is not None)
     assert_engine_is_free(client)
     failure = generation.failure

@@ -20,7 +20,8 @@ from prompts import encoded
 from serving import Server, StartServer
 from waiting import wait_until
 
-from lmi_handlers.core.sampling_params import SamplingParams
+from lmi_handlers.core.deadline import Deadline
+from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.engine.client import EngineClient, Generation
 from lmi_handlers.engine.heartbeat import HeartbeatReader
 from lmi_handlers.engine.messages import Loading
@@ -103,7 +104,8 @@ def pair(tmp_path: Path) -> Iterator[tuple[list[Engine], Replicas]]:
 
 
 def submit(replicas: Replicas, prompt: bytes) -> Generation:
-    return replicas.submit(encoded(prompt), SamplingParams(), request_id="r", timeout=60, connected=lambda: True)
+    request = GenerationRequest(request_id="r", prompts=())
+    return replicas.submit(encoded(prompt), request, Deadline(time.monotonic() + 60))
 
 
 def test_requests_are_spread_over_the_engines(pair: tuple[list[Engine], Replicas]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from prompts import encoded
 from raw_http import connect, request
 from serving import Server, StartServer
 
+from lmi_handlers.core.deadline import Deadline
 from lmi_handlers.core.request import BeamSearchParams, GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.client import EngineClient
@@ -193,9 +195,7 @@ def test_every_beam_has_the_prompt_logprobs_of_the_first_step(client: EngineClie
         BeamSearchParams(num_beams=2),
         capabilities=Engine.ready.capabilities,
         tokenizer=Tokenizer(tmp_path, build_byte_bundle(tmp_path)),
-        timeout=60,
-        connected=lambda: True,
-        cutoff=None,
+        deadline=Deadline(time.monotonic() + 60),
     )
     with generation:
         [outputs] = generation

@@ -13,6 +13,7 @@ from waiting import wait_until
 from formatters.lmi.rolling import JsonFormatter
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.capabilities import Capabilities
+from lmi_handlers.core.deadline import Deadline
 from lmi_handlers.core.errors import EngineNotReady, InvalidRequest
 from lmi_handlers.core.request import GenerationRequest, Prompt
 from lmi_handlers.core.sampling_params import SamplingParams
@@ -42,7 +43,7 @@ def start(engine: Engine, ready: Ready) -> ServedModel:
 def submit(model: ServedModel, prompt: Prompt, check: LengthCheck) -> None:
     request = GenerationRequest(request_id="r", prompts=(prompt,), sampling_params=SamplingParams())
     parsed = Parsed(request, JsonFormatter, str, check)
-    model.start_generation(parsed, Usage(started=time.monotonic()), lambda: True)
+    model.start_generation(parsed, Usage(started=time.monotonic()), Deadline(time.monotonic() + 60))
 
 
 def test_tokenizer_is_loaded_while_the_engine_loads_and_once_while_it_stays_the_same(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import queue
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from prompts import encoded
 
 from backends.base import ModelFiles
 from backends.echo.backend import EchoBackend
+from lmi_handlers.core.deadline import Deadline
+from lmi_handlers.core.request import GenerationRequest
 from lmi_handlers.core.sampling_params import SamplingParams
 from lmi_handlers.engine.admission import RollingBatch
 from lmi_handlers.engine.client import EngineClient, Generation
@@ -56,13 +59,8 @@ def submit(
     connected: Callable[[], bool] = lambda: True,
     **params: Any,
 ) -> Generation:
-    return client.submit(
-        encoded(*prompts),
-        SamplingParams(**params),
-        request_id="r",
-        timeout=timeout,
-        connected=connected,
-    )
+    request = GenerationRequest(request_id="r", prompts=(), sampling_params=SamplingParams(**params))
+    return client.submit(encoded(*prompts), request, Deadline(time.monotonic() + timeout, connected))
 
 
 def texts_of(generation: Generation, count: int = 1) -> list[bytes]:

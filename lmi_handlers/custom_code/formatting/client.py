@@ -12,14 +12,12 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from lmi_handlers.core.deadline import Deadline
 from lmi_handlers.core.errors import (
-    ClientDisconnected,
-    DeadlineExceeded,
     EngineNotReady,
     LMIError,
     RequestFailed,
@@ -47,11 +45,10 @@ NOT_READY = "the model's formatters are being started"
 
 
 class Calls:
-    """The calls of one request. They end at the monotonic time `deadline`, or once `connected()` returns false."""
+    """The calls of one request, which end at its `deadline`."""
 
-    def __init__(self, client: FormatterClient, deadline: float, connected: Callable[[], bool]) -> None:
+    def __init__(self, client: FormatterClient, deadline: Deadline) -> None:
         self.deadline = deadline
-        self.connected = connected
         self.waits = False
         self._client = client
         self._failure: LMIError | None = None
@@ -78,6 +75,11 @@ class Calls:
         if isinstance(reply, LMIError):
             self._failure = reply
         self._replies.put(reply)
+
+    def watch(self, now: float) -> None:
+        """End them if they wait for a reply although the deadline has been reached. Called by one of these threads."""
+        if self.waits and (error := self.deadline.reached(now)) is not None:
+            self.put(error)
 
     def close(self, *, forget: bool) -> None:
         """Wait for no replies any more. `forget` tells the process that an answer that has begun will not end."""
@@ -171,10 +173,7 @@ class FormatterClient:
             time.sleep(_WATCH_INTERVAL)
             now = time.monotonic()
             for calls in list(self._calls.values()):
-                if calls.waits and not calls.connected():
-                    calls.put(ClientDisconnected())
-                elif calls.waits and now >= calls.deadline:
-                    calls.put(DeadlineExceeded())
+                calls.watch(now)
 
 
 def _error_of(message: Failed) -> RequestFailed:
