@@ -1,14 +1,14 @@
-"""What the management routes of DJL's front end have in common: the format of errors, and how parameters are read."""
+"""What the management routes of DJL's front end share: errors, parameters, paging, and documents as it writes them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
 from lmi_handlers.apis.base import Dialect, Payload, Reply, front_end_json
-from lmi_handlers.apis.routes import FrontEndError
+from lmi_handlers.apis.routes import JSON, READING, Action, Contents, FrontEndError, Parameter
 from lmi_handlers.core.errors import (
     AdapterExists,
     AdapterNotFound,
@@ -32,6 +32,13 @@ from lmi_handlers.core.errors import (
 from lmi_handlers.serving.parsed import Parsed
 
 T = TypeVar("T")
+
+Path = Mapping[str, str]
+Fields = Mapping[str, Any]
+Act = Callable[[Any, Path, Fields], Reply]
+
+PAGE = 100
+"""How many entries a page has by default."""
 
 _STATUSES: Mapping[type[LMIError], tuple[int, str]] = {
     ModelNotFound: (404, "ModelNotFoundException"),
@@ -75,7 +82,53 @@ class ManagementDialect(Dialect):
         return Reply(status, front_end_json({"code": status, "type": kind, "message": str(error)}))
 
 
-def read_fields(fields: Mapping[str, Any], kind: type[T]) -> T:
+class Paging(msgspec.Struct):
+    """Query parameters that choose a page."""
+
+    limit: int = PAGE
+    next_page_token: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+    def of(self, entries: Sequence[T]) -> tuple[list[T], str | None]:
+        """Return the page, and the token of the next one if there is one."""
+        stop = self.next_page_token + self.limit
+        return list(entries[self.next_page_token : stop]), str(stop) if stop < len(entries) else None
+
+
+def paging(entries: str) -> tuple[Parameter, Parameter]:
+    """Describe the query parameters of a list of `entries`."""
+    return (
+        Parameter(name="limit", place="query", type="integer", description=f"The most {entries} per page."),
+        Parameter(
+            name="next_page_token", place="query", type="integer", description="`nextPageToken` of the last page."
+        ),
+    )
+
+
+def action(
+    act: Act,
+    answers: Contents,
+    body: type | None = None,
+    *errors: type[LMIError],
+    dialect: Dialect | None = None,
+    examples: Mapping[str, object] = {},
+) -> Action:
+    """Return a management action. `errors` are those that it may raise beside the errors of all of them."""
+    return Action(
+        act=act,
+        dialects=(dialect or ManagementDialect(),),
+        answers=answers,
+        bodies={} if body is None else {JSON: (body,)},
+        examples=examples,
+        errors=(*READING, ModelNotFound, *errors),
+    )
+
+
+def document(value: object, status: int = 200) -> Reply:
+    """Answer with a document as DJL's front end writes it."""
+    return Reply(status, front_end_json(msgspec.to_builtins(value)))
+
+
+def read_fields(fields: Fields, kind: type[T]) -> T:
     """Return the fields as a struct. Those of a query are text. Raises `InvalidBody`."""
     try:
         return msgspec.convert(fields, kind, strict=False)

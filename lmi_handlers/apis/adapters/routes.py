@@ -6,17 +6,17 @@ Sources: DJL's AdapterManagementRequestHandler, AWS's model-hosting-container-st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Protocol
 
 import msgspec
 
 from lmi_handlers.apis.adapters.dialect import VllmAdapterDialect
 from lmi_handlers.apis.api import Api, Context
-from lmi_handlers.apis.base import Dialect, Reply, front_end_json
+from lmi_handlers.apis.base import Reply
 from lmi_handlers.apis.documentation import Documentation
-from lmi_handlers.apis.management import ManagementDialect, read_fields
-from lmi_handlers.apis.routes import JSON, READING, TEXT, Action, Kinds, Parameter, Route
+from lmi_handlers.apis.management import PAGE, Act, Fields, Paging, Path, action, document, paging, read_fields
+from lmi_handlers.apis.routes import JSON, TEXT, Action, Contents, Kinds, Parameter, Route
 from lmi_handlers.config.properties import ServingProperties
 from lmi_handlers.core.errors import (
     AdapterExists,
@@ -29,10 +29,7 @@ from lmi_handlers.core.errors import (
 from lmi_handlers.engine.adapter_registry import Registered
 
 TAG = "Adapters"
-_PAGE = 100
 
-Path = Mapping[str, str]
-Fields = Mapping[str, Any]
 NonEmpty = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -91,9 +88,8 @@ class AdapterPage(msgspec.Struct, rename="camel"):
     next_page_token: str | None = None
 
 
-class _Paging(msgspec.Struct):
-    limit: Annotated[int, msgspec.Meta(ge=1)] = _PAGE
-    next_page_token: Annotated[int, msgspec.Meta(ge=0)] = 0
+class _Paging(Paging):
+    limit: Annotated[int, msgspec.Meta(ge=1)] = PAGE
 
 
 _EXAMPLE = AdapterBody("my-adapter", "/opt/ml/model/adapters/my-adapter")
@@ -137,21 +133,17 @@ def management_routes(properties: ServingProperties, *errors: type[LMIError]) ->
 def _managing(path: str, prefix: str, parameters: tuple[Parameter, ...], errors: Kinds) -> Sequence[Route]:
     """Return DJL's routes below `path`. `prefix` distinguishes their operation ids."""
     named = (*parameters, Parameter(name="adapter", place="path", description="The adapter's name."))
-    dialect, text, body = ManagementDialect(), {TEXT: (str,)}, {JSON: (AdapterBody,)}
-    register = _action(_register, dialect, text, body, AdapterExists, *errors)
-    update = _action(_update, dialect, text, {JSON: (AdapterUpdate,)}, AdapterNotFound, *errors)
-    unregister = _action(_unregister, dialect, text, {}, AdapterNotFound, *errors)
-    describe = _action(_describe, dialect, {JSON: (AdapterBody,)}, {}, AdapterNotFound)
-    listed = _action(_list, dialect, {JSON: (AdapterPage,)}, {})
-    paging = (
-        Parameter(name="limit", place="query", type="integer", description="The most adapters per page."),
-        Parameter(
-            name="next_page_token", place="query", type="integer", description="`nextPageToken` of the last page."
-        ),
-    )
+    text = {TEXT: (str,)}
+    register = _action(_register, text, AdapterBody, AdapterExists, *errors)
+    update = _action(_update, text, AdapterUpdate, AdapterNotFound, *errors)
+    unregister = _action(_unregister, text, None, AdapterNotFound, *errors)
+    describe = _action(_describe, {JSON: (AdapterBody,)}, None, AdapterNotFound)
+    listed = _action(_list, {JSON: (AdapterPage,)})
     one = f"{path}/{{adapter}}"
     return (
-        Route("GET", path, f"list_{prefix}adapters", TAG, "List the adapters.", listed, (*parameters, *paging)),
+        Route(
+            "GET", path, f"list_{prefix}adapters", TAG, "List the adapters.", listed, (*parameters, *paging("adapters"))
+        ),
         Route("POST", path, f"register_{prefix}adapter", TAG, "Load an adapter.", register, parameters),
         Route("GET", one, f"describe_{prefix}adapter", TAG, "Tell where an adapter came from.", describe, named),
         Route("PUT", one, f"replace_{prefix}adapter", TAG, "Replace an adapter.", update, named),
@@ -162,20 +154,18 @@ def _managing(path: str, prefix: str, parameters: tuple[Parameter, ...], errors:
 
 def _vllm_routes() -> Sequence[Route]:
     dialect, text = VllmAdapterDialect(), {TEXT: (str,)}
-    load = _action(_load_lora, dialect, text, {JSON: (LoadLoraBody,)}, AdapterExists, AdapterNotFound)
-    unload = _action(_unload_lora, dialect, text, {JSON: (UnloadLoraBody,)}, AdapterNotFound)
+    load = _action(_load_lora, text, LoadLoraBody, AdapterExists, AdapterNotFound, dialect=dialect)
+    unload = _action(_unload_lora, text, UnloadLoraBody, AdapterNotFound, dialect=dialect)
     return (
         Route("POST", "/v1/load_lora_adapter", "load_lora_adapter", TAG, "Load an adapter.", load),
         Route("POST", "/v1/unload_lora_adapter", "unload_lora_adapter", TAG, "Unload an adapter.", unload),
     )
 
 
-def _action(
-    act: Callable[[Managed, Path, Fields], Reply], dialect: Dialect, answers: Any, bodies: Any, *errors: Any
-) -> Action:
-    errors = (*READING, ModelNotFound, DeadlineExceeded, RequestFailed, *errors)
+def _action(act: Act, answers: Contents, body: type | None = None, *errors: type[LMIError], **options: Any) -> Action:
     examples = {TEXT: "Adapter my-adapter registered"} if TEXT in answers else {}
-    return Action(act=act, dialects=(dialect,), answers=answers, bodies=bodies, examples=examples, errors=errors)
+    errors = (DeadlineExceeded, RequestFailed, *errors)
+    return action(act, answers, body, *errors, examples=examples, **options)
 
 
 def _register(model: Managed, path: Path, fields: Fields) -> Reply:
@@ -201,16 +191,13 @@ def _unregister(model: Managed, path: Path, _: Fields) -> Reply:
 
 def _describe(model: Managed, path: Path, _: Fields) -> Reply:
     known = _known(model, path)
-    return Reply(200, front_end_json(msgspec.to_builtins(AdapterBody(path["adapter"], known.source, known.pinned))))
+    return document(AdapterBody(path["adapter"], known.source, known.pinned))
 
 
 def _list(model: Managed, path: Path, fields: Fields) -> Reply:
     _check_model(model, path)
-    paging = read_fields(fields, _Paging)
-    stop = paging.next_page_token + paging.limit
     adapters = [AdapterBody(name, known.source, known.pinned) for name, known in model.adapters.items()]
-    page = AdapterPage(adapters[paging.next_page_token : stop], str(stop) if stop < len(adapters) else None)
-    return Reply(200, front_end_json(msgspec.to_builtins(page)))
+    return document(AdapterPage(*read_fields(fields, _Paging).of(adapters)))
 
 
 def _load_lora(model: Managed, _: Path, fields: Fields) -> Reply:

@@ -7,16 +7,17 @@ SageMaker's developer guide.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
-from lmi_handlers.apis.base import Reply, front_end_json
+from lmi_handlers.apis.base import Reply
 from lmi_handlers.apis.documentation import Documentation
-from lmi_handlers.apis.management import ManagementDialect, read_fields
-from lmi_handlers.apis.routes import JSON, READING, Action, Failure, Parameter, Route
+from lmi_handlers.apis.management import PAGE, Fields, Paging, action, document, paging, read_fields
+from lmi_handlers.apis.management import Path as PathParameters
+from lmi_handlers.apis.routes import JSON, Failure, Parameter, Route
 from lmi_handlers.core.errors import (
     EngineNotReady,
     InsufficientMemory,
@@ -32,10 +33,7 @@ from lmi_handlers.models.shelf import Shelf
 from lmi_handlers.models.source import name_of
 
 TAG = "Models"
-_PAGE = 100
 
-Fields = Mapping[str, Any]
-PathParameters = Mapping[str, str]
 Workers = Annotated[int, msgspec.Meta(ge=-1, le=256)]
 
 _STATUSES = {
@@ -112,11 +110,6 @@ DOCUMENTATION = Documentation(
 )
 
 
-class _Paging(msgspec.Struct):
-    limit: int = _PAGE
-    next_page_token: Annotated[int, msgspec.Meta(ge=0)] = 0
-
-
 class _Scaling(msgspec.Struct):
     min_worker: Workers = -1
     max_worker: Workers = -1
@@ -126,12 +119,6 @@ def management_routes(*, multi_model: bool) -> Sequence[Route]:
     """Return the routes. With `multi_model`, they answer as SageMaker asks where that differs."""
     model = Parameter(name="model", place="path", description="The model's name.")
     version = Parameter(name="version", place="path", description="Ignored: there is only one version.")
-    paging = (
-        Parameter(name="limit", place="query", type="integer", description="The most models per page."),
-        Parameter(
-            name="next_page_token", place="query", type="integer", description="`nextPageToken` of the last page."
-        ),
-    )
     engines = (
         Parameter(name="min_worker", place="query", type="integer", description="Engines. 0 puts the model to sleep."),
         Parameter(name="max_worker", place="query", type="integer", description="As `min_worker`, or not at all."),
@@ -142,18 +129,23 @@ def management_routes(*, multi_model: bool) -> Sequence[Route]:
         content=(ModelStatus,),
         examples=(ModelStatus('Model "my-model" registration scheduled.'),),
     )
-    load = _action(_load, ModelStatus, LoadBody, ModelExists, InsufficientMemory, LoadFailed)
-    listed = _action(_list, ModelPage)
+    done = {JSON: (ModelStatus,)}
+    load = action(_load, done, LoadBody, ModelExists, InsufficientMemory, LoadFailed)
+    listed = action(_list, {JSON: (ModelPage,)})
     if multi_model:
-        one = _action(_describe_short, object, examples={JSON: {"modelName": "my-model", "modelUrl": "my-model"}})
+        one = action(
+            _describe_short, {JSON: (object,)}, examples={JSON: {"modelName": "my-model", "modelUrl": "my-model"}}
+        )
     else:
         model_of = msgspec.to_builtins(_ITEM) | {"status": "Healthy", "loadedAtStartup": True, "workerGroups": []}
-        one = _action(_describe, object, examples={JSON: [{"workflowName": "my-model", "models": [model_of]}]})
-    scale = _action(_scale, ModelStatus, None, EngineNotReady, InsufficientMemory, LoadFailed)
-    unload = _action(_unload, ModelStatus)
+        one = action(
+            _describe, {JSON: (object,)}, examples={JSON: [{"workflowName": "my-model", "models": [model_of]}]}
+        )
+    scale = action(_scale, done, None, EngineNotReady, InsufficientMemory, LoadFailed)
+    unload = action(_unload, done)
     routes = [
         Route("POST", "/models", "register_model", TAG, "Load a model.", load, failures=(scheduled,)),
-        Route("GET", "/models", "list_models", TAG, "List the models.", listed, paging),
+        Route("GET", "/models", "list_models", TAG, "List the models.", listed, paging("models")),
     ]
     for path, suffix, parameters in (
         ("/models/{model}", "", (model,)),
@@ -173,17 +165,6 @@ def management_routes(*, multi_model: bool) -> Sequence[Route]:
             Route("DELETE", path, f"unregister_model{suffix}", TAG, "Unload a model.", unload, parameters),
         )
     return routes
-
-
-def _action(act: Any, answer: Any, body: Any = None, *errors: Any, examples: Any = None) -> Action:
-    return Action(
-        act=act,
-        dialects=(ManagementDialect(),),
-        answers={JSON: (answer,)},
-        bodies={} if body is None else {JSON: (body,)},
-        examples=examples or {},
-        errors=(*READING, ModelNotFound, *errors),
-    )
 
 
 def _load(shelf: Shelf, _: PathParameters, fields: Fields) -> Reply:
@@ -218,12 +199,12 @@ def _scale(shelf: Shelf, path: PathParameters, fields: Fields) -> Reply:
 
 
 def _list(shelf: Shelf, _: PathParameters, fields: Fields) -> Reply:
-    paging = read_fields(fields, _Paging)
-    limit = paging.limit if 0 < paging.limit <= _PAGE else _PAGE
-    models, stop = sorted((shelf.models or {}).items()), paging.next_page_token + limit
-    items = [_item(entry) for _, entry in models[paging.next_page_token : stop]]
-    page = {"nextPageToken": str(stop)} if stop < len(models) else {}
-    return _document(page | {"models": items})
+    asked = read_fields(fields, Paging)
+    if not 0 < asked.limit <= PAGE:
+        asked.limit = PAGE
+    models, next_page = asked.of(sorted((shelf.models or {}).items()))
+    page: dict[str, object] = {} if next_page is None else {"nextPageToken": next_page}
+    return document(page | {"models": [_item(entry) for _, entry in models]})
 
 
 def _describe(shelf: Shelf, path: PathParameters, _: Fields) -> Reply:
@@ -247,7 +228,7 @@ def _describe(shelf: Shelf, path: PathParameters, _: Fields) -> Reply:
         }
     if entry.cause:
         model["cause"] = entry.cause
-    return _document([{"workflowName": entry.name, "models": [model]}])
+    return document([{"workflowName": entry.name, "models": [model]}])
 
 
 def _group(held: OnShelf, entry: Registered) -> dict[str, object]:
@@ -263,7 +244,7 @@ def _group(held: OnShelf, entry: Registered) -> dict[str, object]:
 def _describe_short(shelf: Shelf, path: PathParameters, _: Fields) -> Reply:
     """Return what SageMaker asks for."""
     item = _item(_known(shelf, path))
-    return _document({"modelName": item["modelName"], "modelUrl": item["modelUrl"]})
+    return document({"modelName": item["modelName"], "modelUrl": item["modelUrl"]})
 
 
 def _known(shelf: Shelf, path: PathParameters) -> Registered:
@@ -284,8 +265,4 @@ def _options(body: LoadBody | _Scaling) -> dict[str, str]:
 
 
 def _status(message: str, status: int = 200) -> Reply:
-    return Reply(status, front_end_json({"status": message}))
-
-
-def _document(value: object) -> Reply:
-    return Reply(200, front_end_json(value))
+    return document({"status": message}, status)
