@@ -39,6 +39,7 @@ from lmi_handlers.preflight.checks import (
     warnings,
 )
 from lmi_handlers.preflight.configuration import AnsweredBy, examine_configuration, model_environ, read_store
+from lmi_handlers.preflight.pages import shown_pages
 
 
 def check(environ: Mapping[str, str], flags: Collection[str], *, show_all: bool, runs_code: bool) -> None:
@@ -102,6 +103,7 @@ def _check_model(environ: Mapping[str, str], server: str, *, show_all: bool, run
     download, certain = "", True
     try:
         if not causes:
+            shown_pages(configuration.settings, configuration.properties, environ)
             download, certain = preview_download(configuration, environ)
     except ConfigError as error:
         causes.append(str(error))

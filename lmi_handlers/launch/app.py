@@ -28,11 +28,6 @@ from lmi_handlers.core.beside import RunBeside
 from lmi_handlers.core.errors import ConfigError
 from lmi_handlers.custom_code.formatting.client import FormatterClient
 from lmi_handlers.engine.settings import SOCKET_VARIABLE, formatter_socket_path, recent_dir
-from lmi_handlers.laptop.console.configuration import ConfigurationView, configuration_view
-from lmi_handlers.laptop.console.routes import add_console, is_for_console, is_on
-from lmi_handlers.laptop.console.state import Watched
-from lmi_handlers.laptop.sagemaker_runtime.routes import local_runtime
-from lmi_handlers.laptop.swagger_ui.routes import add_docs, is_for_docs
 from lmi_handlers.models.registry import RUNTIME_VARIABLE, Registered
 from lmi_handlers.models.shelf import Shelf
 from lmi_handlers.openapi.document import openapi_document
@@ -44,6 +39,7 @@ from lmi_handlers.preflight.configuration import (
     read_configuration,
     read_store,
 )
+from lmi_handlers.preflight.pages import PageContext, shown_pages, why_no_pages
 from lmi_handlers.serving.custom_model import CustomModel
 from lmi_handlers.serving.served import Served
 from lmi_handlers.serving.served_model import ServedModel
@@ -96,8 +92,7 @@ def create_app() -> ModelApp | Dispatcher:
     bodies = ArrivingBodies.of(configuration.properties.max_request_size)
     app = model_app(configuration, [Path(path) for path in os.environ[SOCKET_VARIABLE].split(os.pathsep)], bodies)
     app.wsgi_app = PathReader(app.wsgi_app)  # type: ignore[method-assign]  # Flask's place for WSGI middleware
-    if _has_console(configuration.settings, configuration.properties):
-        _add_console(app, configuration)
+    _add_pages(app, configuration)
     return app
 
 
@@ -106,20 +101,21 @@ def _not_started(variable: str) -> str:
     return f"{variable} is not set: run gunicorn with -c python:lmi_handlers.gunicorn_conf and without --preload"
 
 
-def _add_console(app: ModelApp, configuration: Configuration) -> None:
-    """Serve the console of a server with one model."""
+def _add_pages(app: ModelApp, configuration: Configuration) -> None:
+    """Add the pages of a server with one model."""
     settings, properties, model = configuration.settings, configuration.properties, app.model
-    model.keep_recent()
-    watched = Watched(
-        models=lambda: [model],
+    if not why_no_pages(properties.console, settings.host, os.environ):
+        model.keep_recent()
+    context = PageContext(
+        settings=settings,
+        properties=properties,
+        workers=_workers(settings, properties),
         runtime_dir=model.runtime_dir,
-        workers=settings.workers or properties.web_workers or default_workers(),
-        dialect=properties.dialect,
-        keeps_prompts=properties.console_prompts,
+        models=lambda: [model],
+        configuration=lambda _: configuration,
     )
-    view = cache(lambda: configuration_view(configuration))
-    add_console(app, watched.snapshot, lambda _: view())
-    add_docs(app)
+    for page in shown_pages(settings, properties, os.environ):
+        page.add(app, context)
 
 
 class FrontRoutes(NamedTuple):
@@ -153,7 +149,7 @@ def model_app(
     app.config["MAX_CONTENT_LENGTH"] = properties.max_request_size + 1
     app.extensions["lmi_bodies"] = bodies
     access = _access(settings, properties)
-    workers = settings.workers or properties.web_workers or default_workers()
+    workers = _workers(settings, properties)
     model: Served
     own: Sequence[Route]
     documentation: Sequence[Documentation] = ()
@@ -199,8 +195,6 @@ def model_app(
         add_start_page(app, model)
     app.register_error_handler(HTTPException, FrontEndErrors(served_apis, absent).answer)
     access.install(app)
-    if settings.local_runtime.enabled:
-        app.register_blueprint(local_runtime(settings.local_runtime, workers=workers))
     model.start()
     return app
 
@@ -215,7 +209,7 @@ def store_app(configuration: StoreConfiguration) -> Dispatcher:
     settings, store, properties = configuration.settings, configuration.store, configuration.properties
     limit = properties.max_request_size
     bodies = ArrivingBodies.of(limit)
-    has_console = _has_console(settings, properties)
+    has_console = not why_no_pages(properties.console, settings.host, os.environ)
     access = _access(settings, properties)
 
     def may_manage() -> bool:
@@ -247,28 +241,26 @@ def store_app(configuration: StoreConfiguration) -> Dispatcher:
     front = front_app(shelf, access, apis, bodies, limit)
     add_front_routes(front, routes.always, shelf, properties)
     add_front_routes(front, routes.management, shelf, properties, may_manage)
-    dispatcher = Dispatcher(front, shelf, access, limit, *([_is_for_page] if has_console else []))
-    workers = settings.workers or properties.web_workers or default_workers()
+    pages = shown_pages(settings, properties, os.environ)
+    dispatcher = Dispatcher(
+        front, shelf, access, limit, lambda path, environ: any(page.is_for(path, environ) for page in pages)
+    )
     if has_console:
         shelf.recent = RecentRequests(recent_dir(shelf.runtime_dir))
-        watched = Watched(
-            models=lambda: [held.app.model for held in shelf.held],
-            runtime_dir=shelf.runtime_dir,
-            workers=workers,
-            dialect=properties.dialect,
-            keeps_prompts=properties.console_prompts,
-            shelf=shelf,
-        )
-        add_console(front, watched.snapshot, partial(_view_of, shelf), may_manage)
-        add_docs(front)
-    if settings.local_runtime.enabled:
-        front.register_blueprint(local_runtime(settings.local_runtime, workers=workers))
+    context = PageContext(
+        settings=settings,
+        properties=properties,
+        workers=_workers(settings, properties),
+        runtime_dir=shelf.runtime_dir,
+        models=lambda: [held.app.model for held in shelf.held],
+        configuration=partial(_configuration_on, shelf),
+        may_manage=may_manage,
+        shelf=shelf,
+    )
+    for page in pages:
+        page.add(front, context)
     shelf.start()
     return dispatcher
-
-
-def _is_for_page(path: str, environ: Mapping[str, Any]) -> bool:
-    return is_for_console(path, environ) or is_for_docs(path, environ)
 
 
 def _app_of(
@@ -287,14 +279,14 @@ def _configuration_of(entry: Registered) -> Configuration:
     return read_configuration(environ, {"option.model_name": entry.name} | entry.options)
 
 
-def _view_of(shelf: Shelf, name: str | None) -> ConfigurationView:
+def _configuration_on(shelf: Shelf, name: str | None) -> Configuration:
     """Return the configuration of one of several models. Raises `KeyError`."""
     held = {each.entry.name: each.entry for each in shelf.held}
-    return configuration_view(_configuration_of(held[name or shelf.default or ""]))
+    return _configuration_of(held[name or shelf.default or ""])
 
 
-def _has_console(settings: ServerSettings, properties: ServingProperties) -> bool:
-    return is_on(properties.console, on_loopback=is_loopback(settings.host), has_key=bool(os.environ.get("API_KEY")))
+def _workers(settings: ServerSettings, properties: ServingProperties) -> int:
+    return settings.workers or properties.web_workers or default_workers()
 
 
 def _access(settings: ServerSettings, properties: ServingProperties) -> AccessControl:

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from gunicorn.glogging import Logger
 from gunicorn.http.body import Body
 from gunicorn.systemd import listen_fds
@@ -46,6 +47,7 @@ from lmi_handlers.preflight.checks import (
     warnings,
 )
 from lmi_handlers.preflight.configuration import Configuration, StoreConfiguration, examine_configuration, read_store
+from lmi_handlers.preflight.pages import shown_pages, why_no_pages
 from lmi_handlers.telemetry.tracing import worker_traces
 from lmi_handlers.web import gevent_worker  # noqa: F401  before Flask, which the checks may import: see there
 from lmi_handlers.web.body_reader import BodyReader
@@ -158,6 +160,9 @@ def on_starting(server: Any) -> None:
         check_temporary_directory(SOCKET_OF_MANY_MODELS if has_many else SOCKET)
         for address in _own_addresses(server):
             check_port(*address)
+        bound = [address if isinstance(address, tuple) else None for address in server.cfg.address]
+        settings = msgspec.structs.replace(_settings, host=host_of(bound))
+        shown_pages(settings, _properties, os.environ)  # imported here once, before web workers are forked
     except ConfigError as error:
         fail(str(error))
     if SOCKET_VARIABLE in os.environ and isinstance(_configuration, Configuration):
@@ -240,13 +245,10 @@ def _addresses(server: Any) -> list[Address]:
 
 def _tell_host(addresses: list[Address]) -> None:
     """Pass the listening host to the workers, which are forked later, and log who can connect."""
-    from lmi_handlers.laptop.console.routes import is_on  # imports Flask: see `_preload`
-
     os.environ["LMI_HOST"] = host = host_of(addresses)
     has_key = bool(os.environ.get("API_KEY"))
-    has_console = is_on(_properties.console, on_loopback=is_loopback(host), has_key=has_key)
-    told = who_can_connect(addresses, has_key=has_key, has_console=has_console, console=_properties.console)
-    logger.info(told)
+    no_console = why_no_pages(_properties.console, host, os.environ)
+    logger.info(who_can_connect(addresses, has_key=has_key, no_console=no_console))
     runtime = _settings.local_runtime
     if runtime.enabled and runtime.keys_file is None and not is_loopback(host) and not has_key:
         tell(

@@ -17,8 +17,8 @@ def host_of(addresses: Sequence[Address]) -> str:
     return ALL_INTERFACES
 
 
-def who_can_connect(addresses: Sequence[Address], *, has_key: bool, has_console: bool, console: bool | None) -> str:
-    """Return one line. `console` is `option.console`, `has_console` what follows from it."""
+def who_can_connect(addresses: Sequence[Address], *, has_key: bool, no_console: str) -> str:
+    """Return one line. `no_console` says why there is no console, "" if there is."""
     own = [address for address in addresses if address is not None]
     if not own:
         reach = "whoever may open the Unix socket can connect"
@@ -29,17 +29,14 @@ def who_can_connect(addresses: Sequence[Address], *, has_key: bool, has_console:
     else:
         reach = "other machines can connect"
     key = "with the API_KEY" if has_key else "without a key (API_KEY is not set)"
-    return f"{reach}, {key}; {_where(own, has_console=has_console, console=console, has_key=has_key)}"
+    return f"{reach}, {key}; {_where(own, no_console)}"
 
 
-def _where(addresses: Sequence[tuple[str, int]], *, has_console: bool, console: bool | None, has_key: bool) -> str:
-    if has_console and addresses:
+def _where(addresses: Sequence[tuple[str, int]], no_console: str) -> str:
+    if no_console:
+        return f"no console, {no_console}"
+    if addresses:
         host, port = addresses[0]
         name = {ALL_INTERFACES: LOOPBACK, "::": "::1"}.get(host, host)
         return f"console: http://{netloc(name, port)}/"
-    if has_console:
-        return "console: / of the socket"
-    if console is False:
-        return "no console, because of option.console=false"
-    cause = "an API_KEY is set" if has_key else "others than this machine can connect"
-    return f"no console, because {cause} (option.console=true)"
+    return "console: / of the socket"

@@ -43,6 +43,7 @@ from lmi_handlers.model_files.pickled import check_weights
 from lmi_handlers.model_files.s3_url import is_s3
 from lmi_handlers.model_files.secure_mode import SecureMode
 from lmi_handlers.preflight.configuration import AnsweredBy, Configuration, local_model, unreadable
+from lmi_handlers.preflight.pages import local_runtime_page
 from lmi_handlers.telemetry.settings import TelemetrySettings
 from lmi_handlers.text.bundle import build_gguf_bundle, build_text_bundle, read_chat_template
 from lmi_handlers.text.chat_template import syntax_error
@@ -296,11 +297,9 @@ def _check_origins(configuration: Configuration, environ: Mapping[str, str]) -> 
 
 
 def _check_local_runtime(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001
-    if (settings := configuration.settings.local_runtime).enabled:
+    if configuration.settings.local_runtime.enabled:
         # Flask brings a log handler, which the arbiter must not have before gevent (see web/gevent_worker.py).
-        from lmi_handlers.laptop.sagemaker_runtime.routes import check_local_runtime
-
-        check_local_runtime(settings)
+        local_runtime_page().check(configuration.settings)
 
 
 def _check_telemetry(configuration: Configuration, environ: Mapping[str, str]) -> None:  # noqa: ARG001

@@ -16,9 +16,10 @@ from waiting import wait_until
 
 from lmi_handlers.core.usage import Usage
 from lmi_handlers.laptop.console import routes
-from lmi_handlers.laptop.console.routes import is_on, static_files
+from lmi_handlers.laptop.console.routes import static_files
 from lmi_handlers.laptop.console.state import ServerView, Snapshot, State
 from lmi_handlers.metrics.requests import RequestMetrics
+from lmi_handlers.preflight.pages import why_no_pages
 from lmi_handlers.telemetry.recent import KEPT, RecentReader, RecentRequest, RecentRequests
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
@@ -103,17 +104,17 @@ def test_where_it_is_off(start_server: StartServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "on_loopback", "has_key", "on"),
+    ("option", "host", "environ", "on"),
     [
-        (None, True, False, True),
-        (None, True, True, False),
-        (None, False, False, False),
-        (True, False, True, True),
-        (False, True, False, False),
+        (None, "127.0.0.1", {}, True),
+        (None, "127.0.0.1", {"API_KEY": "k"}, False),
+        (None, "0.0.0.0", {}, False),
+        (True, "0.0.0.0", {"API_KEY": "k"}, True),
+        (False, "127.0.0.1", {}, False),
     ],
 )
-def test_default(option: bool | None, on_loopback: bool, has_key: bool, on: bool) -> None:
-    assert is_on(option, on_loopback=on_loopback, has_key=has_key) is on
+def test_default(option: bool | None, host: str, environ: dict[str, str], on: bool) -> None:
+    assert (why_no_pages(option, host, environ) == "") is on
 
 
 def test_a_key_turns_it_off_unless_it_was_asked_for(guarded_server: Server, guarded: Server) -> None:

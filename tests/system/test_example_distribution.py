@@ -156,6 +156,12 @@ def test_unsupported_field_is_refused_by_name(server: Server) -> None:
     assert "shout" in answer.text
 
 
+def test_its_page(server: Server) -> None:
+    answer = requests.get(f"{server.url}/shout", headers={"Accept": "text/html"}, timeout=60)
+    assert (answer.status_code, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert "example SHOUTS!" in answer.text
+
+
 @pytest.mark.parametrize("body", [{"text": 1}, {"text": "hi", "max_tokens": 0}, {"text": "hi", "loud": True}])
 def test_its_own_errors(server: Server, body: dict[str, Any]) -> None:
     answer = server.invoke(body, path="/shout")

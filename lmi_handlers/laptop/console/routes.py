@@ -29,11 +29,6 @@ MAX_AGE = 1.0
 """Seconds for which a worker answers with the same state, so that many open pages cost little more than one."""
 
 
-def is_on(option: bool | None, *, on_loopback: bool, has_key: bool) -> bool:
-    """Tell whether the console is served. `option` is `option.console`."""
-    return option if option is not None else on_loopback and not has_key
-
-
 def is_for_console(path: str, environ: Mapping[str, Any]) -> bool:
     """Tell whether a request is for the page or for what belongs to it."""
     return path.startswith(FOLDER) or (path == "/" and wants_page(environ))
